@@ -1,0 +1,241 @@
+"""The pytest plugin: the ``devices`` fixture, on real GPUs or on simulated ones.
+
+Everything pytest sees is here: the options, the marker, the fixture, the header line. What a kind
+of device is to a session is a :class:`Pool` (three short methods); another way of sharing GPUs,
+such as one group per xdist worker, is another pool and one more line in :func:`choose_pool`.
+
+The plugin is loaded in every pytest session of an environment that has simgpu installed, so it
+imports torch only when a test (or an option naming real GPUs) needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_COUNT = 8
+MAX_COUNT = 64
+
+# Where an NVIDIA or AMD driver shows itself: lets the header answer without importing torch.
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", r"C:\Windows\System32\nvcuda.dll")
+
+
+class Pool(Protocol):
+    """The devices of a session, and how one test borrows some of them."""
+
+    count: int
+    distinct: bool
+
+    def describe(self) -> str:
+        """Return the words of the header line."""
+
+    def lend(self, count: int) -> contextlib.AbstractContextManager[list[torch.device]]:
+        """Give `count` devices in a fresh state for the length of one test."""
+
+
+class SimulatedPool:
+    """`count` simulated GPUs, made anew for each test."""
+
+    distinct = True
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def describe(self) -> str:
+        return f"{_plural(self.count, 'simulated GPU')} (simgpu)"
+
+    @contextlib.contextmanager
+    def lend(self, count: int) -> Iterator[list[torch.device]]:
+        import torch
+
+        import simgpu
+
+        with simgpu.devices(count) as devices:
+            torch.manual_seed(0)
+            yield list(devices)
+
+
+class CudaPool:
+    """Real GPUs by ordinal; the same ordinal several times means an oversubscribed GPU."""
+
+    def __init__(self, ordinals: Sequence[int]) -> None:
+        self.ordinals = tuple(ordinals)
+        self.count = len(self.ordinals)
+        self.distinct = len(set(self.ordinals)) == self.count
+
+    def describe(self) -> str:
+        if self.distinct:
+            return f"{_plural(self.count, 'real GPU')} (cuda)"
+        return (
+            f"{_plural(self.count, 'slot')} on cuda:{self.ordinals[0]} (oversubscribed: real "
+            "kernels, streams and reductions, but no copies between GPUs)"
+        )
+
+    @contextlib.contextmanager
+    def lend(self, count: int) -> Iterator[list[torch.device]]:
+        import torch
+
+        devices = [torch.device("cuda", ordinal) for ordinal in self.ordinals[:count]]
+        torch.cuda.set_device(devices[0])
+        torch.manual_seed(0)
+        for device in set(devices):
+            torch.cuda.reset_peak_memory_stats(device)
+        try:
+            yield devices
+        finally:
+            for device in set(devices):
+                torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+
+
+def gpu_count() -> int:
+    """Return the number of real GPUs that torch can use here."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose_pool(kind: str, count: int | None, oversubscribe: bool) -> Pool:
+    """Return the pool that the options ask for.
+
+    Raises ``pytest.UsageError`` where they cannot be met, saying what there is.
+    """
+    if oversubscribe:
+        if kind == "simgpu":
+            raise pytest.UsageError(
+                "--oversubscribe puts several slots on one real GPU: it cannot be combined with "
+                "--devices simgpu, which has as many devices as --device-count asks for"
+            )
+        if gpu_count() == 0:
+            raise pytest.UsageError("--oversubscribe needs a real GPU, and torch finds none here")
+        return CudaPool([0] * (count or DEFAULT_COUNT))
+    if kind == "simgpu":
+        return SimulatedPool(count or DEFAULT_COUNT)
+    here = gpu_count()
+    if kind == "auto" and here < 2:
+        return SimulatedPool(count or DEFAULT_COUNT)
+    if here == 0:
+        raise pytest.UsageError(
+            "--devices cuda needs a real GPU, and torch finds none here; "
+            "--devices simgpu runs the same tests on simulated ones"
+        )
+    if kind == "cuda" and count is not None and count > here:
+        raise pytest.UsageError(
+            f"--device-count {count} asks for more than the {_plural(here, 'GPU')} here; "
+            "--oversubscribe puts any number of slots on cuda:0"
+        )
+    return CudaPool(range(min(count or DEFAULT_COUNT, here)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("simgpu", "devices of the `devices` fixture")
+    group.addoption(
+        "--devices",
+        choices=("auto", "simgpu", "cuda"),
+        default="auto",
+        help="real GPUs, simulated ones, or (auto, the default) real ones where there are two",
+    )
+    group.addoption(
+        "--device-count",
+        type=int,
+        metavar="N",
+        help=f"how many devices a test can have (default: {DEFAULT_COUNT}, or the GPUs here)",
+    )
+    group.addoption(
+        "--oversubscribe",
+        action="store_true",
+        help="N slots that all name cuda:0, so that one real GPU runs multi-device tests",
+    )
+
+
+_POOL = pytest.StashKey[Pool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "devices(count, distinct=False): the test has exactly `count` devices; distinct=True when "
+        "they must be different GPUs, which an oversubscribed GPU cannot be.",
+    )
+    if hasattr(config, "workerinput"):
+        _use_one_thread()
+    kind, count, oversubscribe = _options(config)
+    if count is not None and not 1 <= count <= MAX_COUNT:
+        raise pytest.UsageError(f"--device-count must be from 1 to {MAX_COUNT}, not {count}")
+    # `auto` waits for the first test that needs it, because only torch can count the GPUs.
+    if kind != "auto" or oversubscribe:
+        config.stash[_POOL] = choose_pool(kind, count, oversubscribe)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    simulated = SimulatedPool(config.getoption("--device-count") or DEFAULT_COUNT)
+    if _POOL in config.stash or "torch" in sys.modules:
+        return f"devices: {_pool(config).describe()}"
+    if any(map(os.path.exists, _DRIVER_FILES)):
+        return f"devices: real GPUs if torch finds two or more, else {simulated.describe()}"
+    return f"devices: {simulated.describe()}"
+
+
+@pytest.fixture
+def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
+    """The devices of this test, as a list of ``torch.device``.
+
+    As many as ``--device-count`` says, or exactly `n` under ``@pytest.mark.devices(n)``. Seeds,
+    current device, memory counters and trace start afresh for each test.
+
+    Under hypothesis the list is made once per test and shared by its examples; let each example
+    draw its own subset or order of it. Hypothesis warns about any fixture that is shared so, and
+    the warning has to be silenced: ``@settings(suppress_health_check=
+    [HealthCheck.function_scoped_fixture])``, once in a profile. What an example must not do is
+    rely on the state that a former example left on a device.
+    """
+    pool = _pool(request.config)
+    count, distinct = pool.count, False
+    marker = request.node.get_closest_marker("devices")
+    if marker is not None:
+        count, distinct = _wanted(*marker.args, **marker.kwargs)
+    if count > pool.count:
+        pytest.skip(f"needs {_plural(count, 'device')}, this session has {pool.count}")
+    if distinct and not pool.distinct:
+        pytest.skip(f"needs {count} distinct devices, this session has {pool.describe()}")
+    with pool.lend(count) as lent:
+        yield lent
+
+
+def _wanted(count: int, *, distinct: bool = False) -> tuple[int, bool]:
+    return count, distinct
+
+
+def _pool(config: pytest.Config) -> Pool:
+    if _POOL not in config.stash:
+        config.stash[_POOL] = choose_pool(*_options(config))
+    return config.stash[_POOL]
+
+
+def _options(config: pytest.Config) -> tuple[str, int | None, bool]:
+    return (
+        config.getoption("--devices"),
+        config.getoption("--device-count"),
+        config.getoption("--oversubscribe"),
+    )
+
+
+def _use_one_thread() -> None:
+    # xdist already runs one worker per core: more threads in each would only queue for the cores.
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
