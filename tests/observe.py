@@ -1,0 +1,223 @@
+"""One case, run on any list of devices, told as plain data.
+
+A property judges what `observe` returns; a recording is what it returned on hardware. Whatever is
+observed is therefore made of numbers, strings, lists and dicts, and a device is named by its slot:
+its place in the list that the test was given (-1 is the CPU).
+
+To observe something new, add a function to `_OPS`.
+"""
+
+import dataclasses
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+import dataparallel
+from dataparallel import comm
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is to be run: plain data, so that it can stand in a recording."""
+
+    op: str
+    slots: tuple[int, ...]
+    """The devices taking part, in order; those that a machine lacks are left out there."""
+    shape: tuple[int, ...]
+    dim: int = 0
+    dtype: str = "float32"
+    layout: str = "contiguous"
+    seed: int = 0
+    source: int = -1
+    """The slot on which the input starts."""
+    target: int = 0
+    """The slot on which a result is wanted."""
+
+
+def observe(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+    """Run `case` on `devices` and say what was seen."""
+    return _OPS[case.op](case, devices)
+
+
+def chosen(slots: tuple[int, ...], devices: list[torch.device]) -> list[torch.device]:
+    """Return the devices in `slots`, as far as this session has them, and at least one."""
+    return [devices[slot] for slot in slots if slot < len(devices)] or [devices[0]]
+
+
+def place(slot: int, devices: list[torch.device]) -> torch.device:
+    if slot < 0:
+        return torch.device("cpu")
+    return devices[slot] if slot < len(devices) else devices[0]
+
+
+def slot_of(device: torch.device, devices: list[torch.device]) -> int:
+    return -1 if device.type == "cpu" else devices.index(device)
+
+
+def values(
+    shape: tuple[int, ...], dtype: str | torch.dtype, seed: int = 0, span: int = 251
+) -> torch.Tensor:
+    """Return a CPU tensor of integers, the same on every machine, that no dtype has to round.
+
+    At most `span` of them (251 fits in a signed byte and in bfloat16), around zero if the dtype
+    has a sign, and no two neighbouring rows alike.
+    """
+    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    count = torch.Size(shape).numel()
+    index = torch.arange(count, dtype=torch.int64) + 1 + seed
+    mixed = (index * index * 31 + index * 17 + seed) % span
+    if kind.is_complex:
+        parts = torch.stack([mixed - span // 2, (mixed * 7 + 3) % span - span // 2], dim=-1)
+        whole = torch.view_as_complex(parts.to(torch.float64)).to(kind)
+    elif kind == torch.bool:
+        whole = mixed > span // 2
+    elif kind.is_signed:
+        whole = (mixed - span // 2).to(kind)
+    else:
+        whole = mixed.to(kind)
+    return whole.reshape(shape)
+
+
+def input_of(case: Case, devices: list[torch.device]) -> torch.Tensor:
+    """Return the input tensor of `case` on its source device, in its layout."""
+    shape = case.shape
+    source = place(case.source, devices)
+    if case.layout == "transposed":
+        return (
+            values(shape[::-1], case.dtype, case.seed)
+            .to(source)
+            .permute(*reversed(range(len(shape))))
+        )
+    if case.layout == "strided":
+        wide = values((*shape[:-1], shape[-1] * 2), case.dtype, case.seed).to(source)
+        return wide[..., ::2]
+    return values(shape, case.dtype, case.seed).to(source)
+
+
+def plain(tensor: torch.Tensor) -> list[Any]:
+    return tensor.detach().cpu().tolist()  # type: ignore[no-any-return]
+
+
+def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether a write to `one` shows in `other` (what addresses say may be hearsay)."""
+    if not one.numel() or not other.numel():
+        return False
+    with torch.no_grad():
+        before = plain(other)
+        kept = one.detach().clone()
+        one.detach().copy_(~kept if kept.dtype == torch.bool else kept + 1)
+        shows = plain(other) != before
+        one.detach().copy_(kept)
+    return shows
+
+
+def _scatter(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+    x = input_of(case, devices)
+    chunks = dataparallel.scatter(x, chosen(case.slots, devices), case.dim)
+    return {
+        "sizes": [chunk.size(case.dim) for chunk in chunks],
+        "shapes": [list(chunk.shape) for chunk in chunks],
+        "slots": [slot_of(chunk.device, devices) for chunk in chunks],
+        "dtypes": [str(chunk.dtype) for chunk in chunks],
+        "values": [plain(chunk) for chunk in chunks],
+        "views": [same_memory(chunk, x) for chunk in chunks],
+    }
+
+
+def _gather(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+    x = input_of(case, devices)
+    chunks = dataparallel.scatter(x, chosen(case.slots, devices), case.dim)
+    whole = dataparallel.gather(chunks, place(case.target, devices), case.dim)
+    return {
+        "shape": list(whole.shape),
+        "slot": slot_of(whole.device, devices),
+        "dtype": str(whole.dtype),
+        "values": plain(whole),
+        "views": [same_memory(chunk, whole) for chunk in chunks if len(chunks) > 1],
+    }
+
+
+def _broadcast(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+    targets = chosen(case.slots, devices)
+    x = values(case.shape, case.dtype, case.seed).to(targets[0])
+    copies = comm.broadcast(x, targets)
+    return {
+        "slots": [slot_of(copy.device, devices) for copy in copies],
+        "values": [plain(copy) for copy in copies],
+        "views": [same_memory(copy, x) for copy in copies],
+    }
+
+
+def _reduce_add(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+    targets = chosen(case.slots, devices)
+    parts = [
+        values(case.shape, case.dtype, case.seed + k, span=9).to(target)
+        for k, target in enumerate(targets)
+    ]
+    before = [plain(part) for part in parts]
+    total = comm.reduce_add(parts, place(case.target, devices))
+    return {
+        "slot": slot_of(total.device, devices),
+        "dtype": str(total.dtype),
+        "values": plain(total),
+        "parts": before,
+        "parts_after": [plain(part) for part in parts],
+    }
+
+
+class ExactNet(nn.Module):
+    """A small network that computes with integers only, and keeps a diary of its calls."""
+
+    def __init__(self, features: int, dtype: str, seed: int = 0) -> None:
+        super().__init__()
+        kind = getattr(torch, dtype)
+        self.first = nn.Linear(features, 4, dtype=kind)
+        self.second = nn.Linear(4, 2, dtype=kind)
+        self.diary: list[tuple[int, list[int], list[int], torch.device]] = []
+        self.lock = threading.Lock()
+        with torch.no_grad():
+            for k, parameter in enumerate(self.parameters()):
+                parameter.copy_(values(tuple(parameter.shape), kind, seed + k, span=3))
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.relu(self.first(x)))
+        first_row = int(row[0]) if row is not None and len(row) else 0
+        with self.lock:
+            self.diary.append((first_row, list(x.shape), list(out.shape), x.device))
+        return out
+
+
+def _step(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+    """One forward and backward of a DataParallel module; the loss is linear in the output."""
+    targets = chosen(case.slots, devices)
+    net = ExactNet(case.shape[-1], case.dtype, case.seed).to(targets[0])
+    parallel = dataparallel.DataParallel(net, device_ids=targets)
+    source = place(case.source, devices)
+    x = values(case.shape, case.dtype, case.seed + 7, span=3).to(source).requires_grad_()
+    out = parallel(x, row=torch.arange(len(x), device=source))
+    weight = values(tuple(out.shape), case.dtype, case.seed + 11, span=3).to(out.device)
+    (out * weight).sum().backward()
+    calls = sorted(net.diary, key=lambda call: call[0])
+    assert x.grad is not None
+    return {
+        "sizes": [call[1][0] for call in calls],
+        "inputs": [call[1] for call in calls],
+        "outputs": [call[2] for call in calls],
+        "slots": [slot_of(call[3], devices) for call in calls],
+        "gathered": list(out.shape),
+        "slot": slot_of(out.device, devices),
+        "values": plain(out),
+        "gradients": {name: plain(p.grad) for name, p in net.named_parameters()},
+        "input_gradient": plain(x.grad),
+    }
+
+
+_OPS = {
+    "scatter": _scatter,
+    "gather": _gather,
+    "broadcast": _broadcast,
+    "reduce_add": _reduce_add,
+    "step": _step,
+}
