@@ -1,0 +1,56 @@
+"""simgpu: N simulated GPUs on the CPU, for testing multi-GPU PyTorch code without GPUs.
+
+    with simgpu.devices(4) as devices:
+        x = torch.randn(8, 2, device="simgpu:1")
+
+How the package is laid out, from the bottom up:
+
+    errors          every error raised here
+    _relabel        the one place where memory crosses a device label
+    _world          which devices exist; what each owns; the current device
+    _random, _streams
+    _launch         the one function that every kernel and copy passes; observers
+    _memory         ownership of results, and the ledger
+    _arguments, _kernels, _copies, _resize, _dropout      kernels
+    _register       which operator gets which kernel
+    _autograd, _data                                   what torch must do differently
+    _backend        registering all of it with torch, once
+    device_module   torch.simgpu
+    _api, _trace    what users call
+    pytest_plugin, __main__, _autoload                    ways in
+
+Importing this package does not import torch; the first use of a public name does. It never
+imports dataparallel.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simgpu import errors
+    from simgpu._api import devices
+    from simgpu._launch import Record
+    from simgpu._trace import Trace, trace
+
+__all__ = ["Record", "Trace", "devices", "errors", "trace"]
+
+_HOME = {
+    "Record": "simgpu._launch",
+    "Trace": "simgpu._trace",
+    "devices": "simgpu._api",
+    "trace": "simgpu._trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("simgpu.errors")
+    if name not in _HOME:
+        raise AttributeError(f"module 'simgpu' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,61 @@
+"""Making "simgpu" a device type that PyTorch knows, once per process."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch.utils import backend_registration
+
+from simgpu._relabel import DEVICE_TYPE
+from simgpu.errors import BackendSlotTakenError
+
+_lock = threading.Lock()
+_libraries: list[torch.library.Library] = []
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    """Answers PyTorch's questions about the backend as a whole."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _DeviceGuard(torch._C._acc.DeviceGuard):
+    """Names the device type; current devices and streams are kept in `_world` and `_streams`."""
+
+    def type_(self) -> object:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def install() -> None:
+    """Register the device type, its module `torch.simgpu` and its kernels; later calls do nothing.
+
+    Raises BackendSlotTakenError where another package has the slot.
+    """
+    with _lock:
+        if _libraries:
+            return
+        taken = torch._C._get_privateuse1_backend_name()
+        if taken != "privateuseone":
+            raise BackendSlotTakenError(
+                f"PyTorch has one slot for outside devices, and this process uses it for {taken!r}:"
+                f" {DEVICE_TYPE} devices need a process of their own"
+            )
+        from simgpu import _autograd, _data, _register, device_module
+
+        backend_registration._setup_privateuseone_for_python_backend(
+            rename=DEVICE_TYPE,
+            backend_module=device_module,
+            hook=_Hooks(),
+            device_guard=_DeviceGuard(),
+        )
+        _libraries.extend(_register.register())
+        _autograd.install()
+        _data.install()

@@ -1,0 +1,52 @@
+"""`tensor.data = other`, and with it `Module.to`, between the CPU and a simulated device.
+
+A module moves by giving each Parameter object other data, so that an optimizer built before the
+move keeps training the same objects. PyTorch allows that only between device types that it knows
+to be alike. Here the Parameter object is given another tensor implementation instead, which works
+between any two; it is the same assignment as far as Python can tell.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from simgpu._relabel import DEVICE_TYPE
+
+_CROSSING = {"cpu", DEVICE_TYPE}
+_data = torch.Tensor.data
+_known_to_be_alike = torch._has_compatible_shallow_copy_type
+
+
+def _crosses(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return {tensor.device.type, other.device.type} == _CROSSING
+
+
+def _may_exchange_data(*pair: torch.Tensor) -> bool:
+    """Whether `pair[0].data = pair[1]` is possible; `Module._apply` asks this."""
+    return _known_to_be_alike(*pair) or _crosses(*pair)
+
+
+def _get_data(self: torch.Tensor) -> torch.Tensor:
+    return _data.__get__(self)  # type: ignore[no-any-return,attr-defined]
+
+
+def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
+    if not (isinstance(other, torch.Tensor) and _crosses(self, other)):
+        _data.__set__(self, other)  # type: ignore[attr-defined]
+        return
+    hooks, gradient = self._backward_hooks, self.grad
+    incoming = other.detach().requires_grad_(self.requires_grad and self.is_leaf)
+    torch._C._swap_tensor_impl(self, incoming)  # type: ignore[attr-defined]
+    if hooks is not None:
+        self._backward_hooks = hooks
+    if gradient is not None:
+        # The same gradient object, moved along: a gradient elsewhere than its parameter is refused.
+        with torch.no_grad():
+            gradient.data = gradient.to(self.device)
+        self.grad = gradient
+
+
+def install() -> None:
+    """Let every tensor and module move this way."""
+    torch.Tensor.data = property(_get_data, _set_data)  # type: ignore[assignment,misc]
+    torch._has_compatible_shallow_copy_type = _may_exchange_data  # type: ignore[assignment]

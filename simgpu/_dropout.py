@@ -1,0 +1,55 @@
+"""Dropout, drawn from the device's own random stream.
+
+The host's kernel takes no generator and would consume the default CPU one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu import _world
+from simgpu._launch import Kernel, launch
+from simgpu._memory import adopt
+from simgpu._relabel import HOST, relabel
+
+_aten = torch.ops.aten
+_empty_like = _aten.empty_like.default._handle.redispatch_boxed
+_bernoulli = _aten.bernoulli_.float._handle.redispatch_boxed
+_mul = _aten.mul.Tensor._handle.redispatch_boxed
+_mul_ = _aten.mul_.Scalar._handle.redispatch_boxed
+
+
+def _host_dropout(
+    keys: torch._C.DispatchKeySet,
+    tensor: torch.Tensor,
+    p: float,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = _empty_like(keys, tensor, dtype=torch.bool)
+    _bernoulli(keys, mask, 1 - p, generator=generator)
+    kept = _mul(keys, tensor, mask)
+    return _mul_(keys, kept, 0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _host_identity(
+    keys: torch._C.DispatchKeySet, tensor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = _empty_like(keys, tensor, dtype=torch.bool).fill_(True)
+    return tensor.clone(), mask
+
+
+_DROPOUT = Kernel(_aten.native_dropout.default, _host_dropout)
+_IDENTITY = Kernel(_aten.native_dropout.default, _host_identity)
+
+
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Zero elements with probability `p` and scale the rest; the mask is the second result."""
+    index = input.get_device()
+    host = relabel(input, HOST)
+    if train is False or p == 0:
+        result = launch(_IDENTITY, index, (host,), {})
+    else:
+        result = launch(_DROPOUT, index, (host, p, _world.device(index).generator), {})
+    return tuple(adopt(tensor, index) for tensor in result)

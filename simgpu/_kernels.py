@@ -1,0 +1,245 @@
+"""Device kernels out of host kernels: take host aliases, compute, hand the results over.
+
+`device_kernel` looks at an operator's schema and picks the shape of its kernel. One- and
+two-tensor operators have kernels of their own, because nearly every step of a program is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simgpu import _world
+from simgpu._arguments import Arguments
+from simgpu._launch import Kernel, launch, launch_copy
+from simgpu._memory import adopt, adopt_all
+from simgpu._random import check_generator
+from simgpu._relabel import DEVICE_TYPE, HOST, relabel
+from simgpu._resize import replace_memory
+
+Tensor = torch.Tensor
+PythonKernel = Callable[..., Any]
+_CPU = torch.device("cpu")
+_NUMBERS = (int, float, complex)
+
+
+def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
+    """The Python kernel that computes `op` on a simulated device."""
+    schema = op._schema
+    arguments = schema.arguments
+    kernel, reader = Kernel(op), Arguments(op)
+    names = {argument.name for argument in arguments}
+    if any(a.alias_info and a.alias_info.is_write and a.kwarg_only for a in arguments):
+        return _out(kernel, reader)
+    if "generator" in names:
+        return _random(kernel, reader)
+    if "device" in names:
+        return _factory(kernel, reader)
+    if any(a.alias_info and a.alias_info.is_write for a in arguments):
+        return _mutating(kernel, reader)
+    if len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor":
+        lazy = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Conjugate")
+        positions = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+        required = all(str(arguments[i].type) == "Tensor" for i in positions)
+        if required and not lazy and positions == [0]:
+            return _unary(kernel)
+        if required and not lazy and positions == [0, 1]:
+            return _binary(kernel, reader)
+    return _functional(kernel, reader)
+
+
+def _unary(kernel: Kernel) -> PythonKernel:
+    def run(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        index = self.get_device()
+        return adopt(launch(kernel, index, (relabel(self, HOST), *args), kwargs), index)
+
+    return run
+
+
+def _binary(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    with_number = _number_kernel(kernel)
+
+    def run(self: Tensor, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(other, Tensor):
+            index = self.get_device()
+            if other.get_device() == index:
+                host = (relabel(self, HOST), relabel(other, HOST), *args)
+                return adopt(launch(kernel, index, host, kwargs), index)
+        elif with_number is not None:
+            index = self.get_device()
+            host = (relabel(self, HOST), other, *args)
+            return adopt(launch(with_number, index, host, kwargs), index)
+        index = reader.device((self, other), kwargs)
+        host_args, host_kwargs = reader.to_host((self, other, *args), kwargs)
+        return adopt(launch(kernel, index, host_args, host_kwargs), index)
+
+    return run
+
+
+def _number_kernel(kernel: Kernel) -> Kernel | None:
+    """The overload of a two-tensor operator that takes a number in place of the second tensor.
+
+    `x + 1` reaches `add.Tensor` with the plain number 1; only `add.Scalar` takes it as such.
+    """
+    if [str(a.type) for a in kernel.op._schema.arguments[:2]] != ["Tensor", "Tensor"]:
+        return None
+    packet = kernel.op.overloadpacket
+    overload = kernel.op._overloadname
+    head, found, tail = overload.rpartition("Tensor")
+    candidates = [f"{head}Scalar{tail}", f"{overload}_Scalar"] if found else ["Scalar"]
+    for sibling in candidates:
+        if sibling in packet.overloads():
+            return Kernel(getattr(packet, sibling))
+    return None
+
+
+def _functional(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        index = reader.device(args, kwargs)
+        host_args, host_kwargs = reader.to_host(args, kwargs)
+        return adopt_all(launch(kernel, index, host_args, host_kwargs), index)
+
+    return run
+
+
+def _mutating(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """In-place operators: a result that aliases an argument is that argument itself."""
+    pick = _result_picker(kernel.op)
+    with_number = _number_kernel(kernel)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        index = reader.device(args, kwargs)
+        if with_number is not None and len(args) > 1 and isinstance(args[1], _NUMBERS):
+            launch(with_number, index, (relabel(args[0], HOST), *args[1:]), kwargs)
+            return args[0]
+        host_args, host_kwargs = reader.to_host(args, kwargs)
+        return pick(launch(kernel, index, host_args, host_kwargs), args, kwargs, index)
+
+    return run
+
+
+def _random(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Operators that draw from a generator: the device's own unless the caller gives one."""
+    pick = _result_picker(kernel.op)
+    names = [argument.name for argument in kernel.op._schema.arguments]
+    position = names.index("generator")
+
+    def run(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args, generator = args[:position], args[position]
+        index = reader.device(args, kwargs)
+        if generator is None:
+            generator = _world.device(index).generator
+        else:
+            check_generator(generator, index)
+        host_args, host_kwargs = reader.to_host(args, kwargs)
+        host_kwargs["generator"] = generator
+        return pick(launch(kernel, index, host_args, host_kwargs), args, kwargs, index)
+
+    return run
+
+
+def _factory(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Operators with a `device` argument: the result lies there, or where the input lies."""
+
+    def run(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
+        source = reader.device(args, kwargs)
+        host_args, host_kwargs = reader.to_host(args, kwargs)
+        host_kwargs.pop("pin_memory", None)
+        if device is not None and device.type == "cpu":
+            return launch_copy(kernel, source, None, host_args, {**host_kwargs, "device": _CPU})
+        index = source if device is None and source >= 0 else _world.resolve(device)
+        _world.device(index)
+        return adopt(launch(kernel, index, host_args, {**host_kwargs, "device": _CPU}), index)
+
+    return run
+
+
+def _out(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """`out=` operators: results are written into the given tensors, which may have to grow."""
+    arguments = kernel.op._schema.arguments
+    out_names = [
+        a.name for a in arguments if a.kwarg_only and a.alias_info and a.alias_info.is_write
+    ]
+    draws = any(a.name == "generator" for a in arguments)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        index = reader.device(args, kwargs)
+        host_args, host_kwargs = reader.to_host(args, kwargs)
+        if draws and host_kwargs.get("generator") is None:
+            host_kwargs["generator"] = _world.device(index).generator
+        outs = {name: kwargs[name] for name in out_names}
+        compute_out(kernel, index, host_args, host_kwargs, outs)
+        results = tuple(outs.values())
+        return results[0] if len(results) == 1 else results
+
+    return run
+
+
+def compute_out(
+    kernel: Kernel,
+    index: int,
+    host_args: list[Any],
+    host_kwargs: dict[str, Any],
+    outs: dict[str, Any],
+) -> None:
+    """Run an `out=` kernel on host aliases and give `outs` the shapes it decided on.
+
+    Memory under an alias cannot grow. An output without elements, or one that turns out too
+    small, gets fresh memory instead.
+    """
+    flat = [out for value in outs.values() for out in _as_list(value)]
+    if not any(out.numel() == 0 for out in flat):
+        try:
+            launch(kernel, index, host_args, host_kwargs)
+        except RuntimeError as error:
+            if "not resizable" not in str(error):
+                raise
+        else:
+            hosts = [host for name in outs for host in _as_list(host_kwargs[name])]
+            for out, host in zip(flat, hosts, strict=True):
+                if out.shape != host.shape or out.stride() != host.stride():
+                    replace_memory(out, out.untyped_storage(), out.storage_offset(), host)
+            return
+    for name, value in outs.items():
+        fresh = [torch.empty(0, dtype=out.dtype) for out in _as_list(value)]
+        host_kwargs[name] = fresh if isinstance(value, (list, tuple)) else fresh[0]
+    launch(kernel, index, host_args, host_kwargs)
+    hosts = [host for name in outs for host in _as_list(host_kwargs[name])]
+    for out, host in zip(flat, hosts, strict=True):
+        replace_memory(out, adopt(host, index).untyped_storage(), 0, host)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _result_picker(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """For every result of `op`: the argument that it aliases, or a fresh tensor to adopt."""
+    schema = op._schema
+    where: list[str | None] = []
+    for returned in schema.returns:
+        aliased = returned.alias_info.before_set if returned.alias_info else None
+        names = [
+            a.name for a in schema.arguments if a.alias_info and aliased == a.alias_info.before_set
+        ]
+        where.append(names[0] if names else None)
+    positions = {argument.name: position for position, argument in enumerate(schema.arguments)}
+
+    def argument(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return kwargs[name] if name in kwargs else args[positions[name]]
+
+    def pick(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> Any:
+        if not where:
+            return None
+        if len(where) == 1:
+            name = where[0]
+            return adopt_all(result, index) if name is None else argument(name, args, kwargs)
+        return tuple(
+            adopt_all(value, index) if name is None else argument(name, args, kwargs)
+            for name, value in zip(where, result, strict=True)
+        )
+
+    return pick

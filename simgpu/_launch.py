@@ -1,0 +1,132 @@
+"""The choke point: every kernel and every copy on a simulated device passes `launch`.
+
+Observers hang here: the trace first; whatever wants to see, forbid or delay device work later.
+Without an observer, `launch` only runs the kernel.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from simgpu import _streams
+from simgpu._relabel import DEVICE_TYPE
+
+_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_CPU = torch.device("cpu")
+
+
+class Kernel:
+    """An operator together with the host code that computes it."""
+
+    __slots__ = ("name", "op", "run")
+
+    def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
+        self.op = op
+        self.name = str(op).removeprefix("aten.").removesuffix(".default")
+        # Straight to the CPU kernel: modes and functions that users installed do not see it.
+        self.run: Callable[..., Any] = run or op._handle.redispatch_boxed
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kernel or copy, as observers see it.
+
+    `nbytes` are the bytes written: of a kernel's outputs, or of what a copy moved. `source` and
+    `target` differ only for copies between devices, or between a device and the host.
+    """
+
+    kind: str
+    op: str
+    device: torch.device
+    stream: int
+    source: torch.device
+    target: torch.device
+    nbytes: int
+    shapes: tuple[tuple[int, ...], ...]
+    thread: str
+
+
+class Observer(Protocol):
+    """What can watch launches; called in the launching thread, after the kernel ran."""
+
+    def __call__(self, record: Record, /) -> None:
+        """See one launch."""
+
+
+_observers: tuple[Observer, ...] = ()
+_observers_lock = threading.Lock()
+
+
+def add_observer(observer: Observer) -> None:
+    """Let `observer` see every launch from now on, of every thread."""
+    global _observers
+    with _observers_lock:
+        _observers = (*_observers, observer)
+
+
+def remove_observer(observer: Observer) -> None:
+    """Take `observer` away again."""
+    global _observers
+    with _observers_lock:
+        _observers = tuple(other for other in _observers if other is not observer)
+
+
+def launch(kernel: Kernel, index: int, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    """Run `kernel` for device `index` on host arguments and return its host results."""
+    result = kernel.run(_HOST_KEYS, *args, **kwargs)
+    if _observers:
+        here = torch.device(DEVICE_TYPE, index)
+        _notify("kernel", kernel, index, here, here, result)
+    return result
+
+
+def launch_copy(
+    kernel: Kernel,
+    source: int | None,
+    target: int | None,
+    args: Iterable[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """`launch` for a copy from device `source` to device `target`, where None is the host.
+
+    As on CUDA, the copy is queued on the device it reads from, or on the one it writes to when it
+    reads from the host.
+    """
+    result = kernel.run(_HOST_KEYS, *args, **kwargs)
+    if _observers:
+        index = target if source is None else source
+        assert index is not None, "a copy from host to host is no device work"
+        from_ = _CPU if source is None else torch.device(DEVICE_TYPE, source)
+        to = _CPU if target is None else torch.device(DEVICE_TYPE, target)
+        _notify("copy", kernel, index, from_, to, result)
+    return result
+
+
+def _notify(
+    kind: str,
+    kernel: Kernel,
+    index: int,
+    source: torch.device,
+    target: torch.device,
+    result: Any,
+) -> None:
+    outputs = result if isinstance(result, (tuple, list)) else (result,)
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    record = Record(
+        kind=kind,
+        op=kernel.name,
+        device=torch.device(DEVICE_TYPE, index),
+        stream=_streams.current_stream_id(index),
+        source=source,
+        target=target,
+        nbytes=sum(tensor.nbytes for tensor in tensors),
+        shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+        thread=threading.current_thread().name,
+    )
+    for observer in _observers:
+        observer(record)

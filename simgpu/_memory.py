@@ -1,0 +1,39 @@
+"""From host memory to device memory: where a simulated device takes ownership of a result.
+
+Ownership is a label (`_relabel`) plus an entry in the device's ledger that ends with the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu import _world
+from simgpu._relabel import LABELS, relabel
+
+_BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
+
+
+def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
+    """Turn a host tensor that owns fresh memory into a tensor of device `index`.
+
+    The caller must not use `host` afterwards: it has no memory of its own any more.
+    """
+    try:
+        device = _world.active[index]
+    except IndexError:
+        device = _world.device(index)  # raises, and says what there is
+    host._simgpu_allocation = _world.Allocation(  # type: ignore[attr-defined]
+        device, (host.untyped_storage().nbytes() + _BLOCK - 1) & -_BLOCK
+    )
+    return relabel(host, LABELS[index])
+
+
+def adopt_all(results: Any, index: int) -> Any:
+    """`adopt` every tensor of a kernel's results; numbers and undefined tensors pass through."""
+    if isinstance(results, torch.Tensor):
+        return adopt(results, index)
+    if isinstance(results, (tuple, list)):
+        return [adopt_all(result, index) for result in results]
+    return results

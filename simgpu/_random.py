@@ -1,0 +1,68 @@
+"""Random numbers: every simulated device has a stream of its own.
+
+PyTorch cannot make a generator for a device type that lives in Python, so a simulated device's
+generator is a CPU generator that knows its device. It is never the default CPU generator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu._relabel import DEVICE_TYPE
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds of neighbouring devices lie far apart
+
+
+class Generator(torch.Generator):
+    """The random number generator of one simulated device.
+
+    The same seed gives different numbers on different devices (on CUDA it gives the same), so
+    that replicas do not drop out the same units.
+    """
+
+    _index: int
+    _seed: int
+
+    def __new__(cls, index: int) -> Generator:
+        self = super().__new__(cls, device="cpu")
+        self._index = index
+        return self
+
+    def __init__(self, index: int) -> None:
+        """Nothing: torch.Generator is complete after __new__."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(DEVICE_TYPE, self._index)
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Restart the stream from `seed`."""
+        super().manual_seed((seed + self._index * _GOLDEN) & 0xFFFF_FFFF_FFFF_FFFF)
+        self._seed = seed
+        return self
+
+    def initial_seed(self) -> int:
+        """The seed that was last set, as the caller gave it."""
+        return self._seed
+
+    def seed(self) -> int:
+        """Restart the stream from a seed drawn from the operating system, and return the seed."""
+        seed = super().seed()
+        self.manual_seed(seed)
+        return seed
+
+
+def check_generator(generator: Any, index: int) -> torch.Generator:
+    """Return `generator` if a kernel on device `index` may draw from it; raise as CUDA does."""
+    if not isinstance(generator, Generator):
+        raise RuntimeError(
+            f"Expected a '{DEVICE_TYPE}' device type for generator but found "
+            f"'{generator.device.type}'"
+        )
+    if generator.device.index != index:
+        raise RuntimeError(
+            f"Expected a generator of {DEVICE_TYPE}:{index} but found one of {generator.device}"
+        )
+    return generator

@@ -1,0 +1,124 @@
+"""Which operator gets which kernel: the table that is registered with PyTorch's dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from simgpu import _copies, _dropout, _resize
+from simgpu._kernels import PythonKernel, device_kernel
+
+_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_KEY = "PrivateUse1"
+
+# These change how a tensor looks at its storage and never read the memory. The stock CPU kernel
+# runs on the simulated tensor itself, so storage sharing, version counters and autograd's
+# bookkeeping of views are PyTorch's own.
+_METADATA_ONLY = (
+    "_nested_view_from_buffer",
+    "_reshape_alias",
+    "as_strided",
+    "set_",
+    "set_.source_Storage",
+    "set_.source_Storage_storage_offset",
+    "set_.source_Tensor",
+    "unfold",
+    "view",
+    "view_as_complex",
+    "view_as_real",
+)
+
+# Kernels written by hand, where a host kernel on aliases would do something else.
+_BY_HAND: dict[str, PythonKernel] = {
+    "_copy_from": _copies.copy_from,
+    "_copy_from_and_resize": _copies.copy_from_and_resize,
+    "_local_scalar_dense": _copies.item,
+    "_to_copy": _copies.to_copy,
+    "copy_": _copies.copy_,
+    "native_dropout": _dropout.native_dropout,
+    "record_stream": _resize.record_stream,
+    "resize_": _resize.resize_,
+}
+
+# PyTorch composes these of operators that see the device's tensors one by one; the host's whole
+# kernel would return views of one fresh storage, or not know the device's random stream.
+_LEFT_TO_PYTORCH = (
+    "_unsafe_view",
+    "unsafe_split.Tensor",
+    "unsafe_split_with_sizes",
+    "_pin_memory",
+    "is_pinned",
+)
+
+
+def _aten_names(key: str) -> Iterator[str]:
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
+        namespace, _, rest = name.partition("::")
+        if namespace == "aten":
+            yield rest
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    packet, _, overload = name.partition(".")
+    op: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return op
+
+
+def _composition_is_as_good(op: torch._ops.OpOverload) -> bool:
+    """Whether PyTorch's composite of an operator should run instead of a kernel of ours."""
+    arguments = op._schema.arguments
+    names = {argument.name for argument in arguments}
+    views = any(a.alias_info and not a.alias_info.is_write for a in arguments)
+    seeded = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in names
+    computes = any("Tensor" in str(a.type) for a in arguments)
+    makes = "device" in names
+    return views or seeded or torch.Tag.inplace_view in op.tags or not (computes or makes)
+
+
+def _metadata_kernel(op: torch._ops.OpOverload) -> PythonKernel:
+    run: Callable[..., Any] = op._handle.redispatch_boxed
+
+    def metadata(*args: Any, **kwargs: Any) -> Any:
+        return run(_HOST_KEYS, *args, **kwargs)
+
+    return metadata
+
+
+def kernels() -> Iterator[tuple[str, PythonKernel]]:
+    """Every aten operator that runs on a simulated device, with its kernel."""
+    yield from _BY_HAND.items()
+    for name in _METADATA_ONLY:
+        yield name, _metadata_kernel(_overload(name))
+    done = {*_BY_HAND, *_METADATA_ONLY, *_LEFT_TO_PYTORCH}
+    for name in _aten_names("CPU"):
+        if name not in done:
+            done.add(name)
+            yield name, device_kernel(_overload(name))
+    for name in _aten_names("CompositeExplicitAutograd"):
+        if name not in done and not name.endswith("out"):
+            op = _overload(name)
+            if not _composition_is_as_good(op):
+                yield name, device_kernel(op)
+
+
+def register() -> list[torch.library.Library]:
+    """Register everything; the registrations last as long as the returned libraries."""
+    library = torch.library.Library("aten", "IMPL", _KEY)
+    for name, kernel in kernels():
+        library.m.impl(name, _KEY, kernel, False)
+    anything = torch.library.Library("_", "IMPL")
+    anything.fallback(_fallback, _KEY)
+    return [library, anything]
+
+
+_fallback_kernels: dict[torch._ops.OpOverload, PythonKernel] = {}
+
+
+def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Operators without a registration, such as those of other libraries: the host's kernel."""
+    kernel = _fallback_kernels.get(op)
+    if kernel is None:
+        kernel = _fallback_kernels[op] = device_kernel(op)
+    return kernel(*args, **kwargs)

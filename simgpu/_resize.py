@@ -1,0 +1,58 @@
+"""Changing what memory a simulated tensor stands on: `set_`, `resize_`, growing outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu._memory import adopt
+from simgpu._relabel import host_alias
+
+_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_resize = torch.ops.aten.resize_.default._handle.redispatch_boxed
+_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
+_copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
+
+
+def replace_memory(
+    tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, like: torch.Tensor
+) -> None:
+    """Put `tensor` on `storage`, with the shape and strides of `like`."""
+    _set_storage(_HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
+
+
+def resize_(
+    self: torch.Tensor, size: list[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """`Tensor.resize_`: keeps the elements, in the order of the memory.
+
+    Where the storage is too small the tensor moves to a larger one; unlike on CUDA, other tensors
+    over the old storage stay there.
+    """
+    options: dict[str, Any] = {} if memory_format is None else {"memory_format": memory_format}
+    wanted = _empty(_HOST_KEYS, size, dtype=self.dtype, device=torch.device("meta"), **options)
+    needed = (wanted.untyped_storage().nbytes()) + self.storage_offset() * self.itemsize
+    if needed > self.untyped_storage().nbytes():
+        _grow(self, needed)
+    return _resize(_HOST_KEYS, self, size, **options)  # type: ignore[no-any-return]
+
+
+def _grow(tensor: torch.Tensor, nbytes: int) -> None:
+    """Give `tensor` a storage of `nbytes` bytes that begins with the bytes of the old one."""
+    length = -(-nbytes // tensor.itemsize)
+    host = torch.empty(length, dtype=tensor.dtype)
+    old = tensor.untyped_storage()
+    kept = old.nbytes() // tensor.itemsize
+    if kept:
+        whole = tensor.detach()
+        _set_storage(_HOST_KEYS, whole, old, 0, (kept,), (1,))
+        _copy(_HOST_KEYS, host[:kept], host_alias(whole))
+    shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+    fresh = adopt(host, tensor.get_device())
+    _set_storage(_HOST_KEYS, tensor, fresh.untyped_storage(), offset, shape, stride)
+
+
+def record_stream(self: torch.Tensor, s: torch.Stream) -> None:
+    """`Tensor.record_stream`: memory is never reused early here, so there is nothing to note."""

@@ -1,0 +1,167 @@
+"""Streams and events of simulated devices.
+
+A simulated device does its work while it is being asked for, so a stream has nothing to wait for:
+what remains of it is its identity, the device it belongs to, and which stream is current in a
+thread. Shapes follow `torch.cuda.Stream` and `torch.cuda.Event`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from simgpu import _world
+from simgpu._relabel import DEVICE_TYPE
+
+_DEVICE_TYPE_NUMBER = 20  # c10::DeviceType::PrivateUse1
+
+
+class Stream(torch.Stream):
+    """A queue of work on one simulated device (torch.cuda.Stream).
+
+    Args: `device` as a torch.device, index or None for the current device; `priority` is accepted
+    and kept, and has no effect.
+    """
+
+    priority: int
+
+    def __new__(
+        cls,
+        device: torch.device | str | int | None = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        **_: Any,
+    ) -> Stream:
+        owner = _world.device(_world.resolve(device))
+        number = next(owner.stream_ids) if stream_id is None else stream_id
+        self: Stream = super().__new__(
+            cls, stream_id=number, device_index=owner.index, device_type=_DEVICE_TYPE_NUMBER
+        )
+        return self
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.priority = priority
+        self._outer: list[tuple[int, Stream]] = []
+
+    def wait_event(self, event: Event) -> None:
+        """Let later work wait for `event`: nothing to do, it has happened."""
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        """Let later work wait for `stream`: nothing to do, its work is done."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Mark this point of the queue."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether all work asked for is done: always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until all work asked for is done: it is."""
+
+    def __enter__(self) -> Stream:
+        self._outer.append((_world.current_device(), current_stream(self.device)))
+        _world.set_current_device(self.device_index)
+        set_stream(self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        device, stream = self._outer.pop()
+        set_stream(stream)
+        _world.set_current_device(device)
+
+    def __repr__(self) -> str:
+        return f"<simgpu.Stream device={self.device} id={self.stream_id}>"
+
+
+class Event:
+    """A mark in a stream (torch.cuda.Event); it has happened as soon as it is recorded."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        self.enable_timing = enable_timing
+        self._recorded_at: float | None = None
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        """Put the mark into `stream`, or into the current one."""
+        self._recorded_at = time.perf_counter()
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        """Let `stream` wait for the mark: nothing to do."""
+
+    def query(self) -> bool:
+        """Whether the mark has been passed: always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the mark has been passed: it has."""
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds of host time between two recorded events made with `enable_timing`."""
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._recorded_at is None or end_event._recorded_at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (end_event._recorded_at - self._recorded_at) * 1e3
+
+
+class _PerThread(threading.local):
+    """Which stream is current on each device, for one thread and one world."""
+
+    world: object = None
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+
+
+_per_thread = _PerThread()
+
+
+def _current() -> dict[int, Stream]:
+    world = _world.current_world()
+    if _per_thread.world is not world:
+        _per_thread.world = world
+        _per_thread.streams = {}
+    return _per_thread.streams
+
+
+def current_stream_id(index: int) -> int:
+    """Number of the calling thread's current stream on device `index`; 0 is the default stream."""
+    stream = _current().get(index)
+    return 0 if stream is None else stream.stream_id
+
+
+def current_stream(device: torch.device | str | int | None = None) -> Stream:
+    """The calling thread's current stream on `device` (default: the current device)."""
+    index = _world.resolve(device)
+    return _current().get(index) or default_stream(index)
+
+
+def default_stream(device: torch.device | str | int | None = None) -> Stream:
+    """The stream that is current on `device` unless another is set."""
+    return Stream(_world.resolve(device), stream_id=0)
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Make `stream` current on its device, in the calling thread; None changes nothing."""
+    if stream is None:
+        return
+    if stream.device.type != DEVICE_TYPE:
+        raise ValueError(f"expected a stream of a {DEVICE_TYPE} device, got one of {stream.device}")
+    if not isinstance(stream, Stream):
+        stream = Stream(stream.device_index, stream_id=stream.stream_id)
+    _current()[stream.device_index] = stream

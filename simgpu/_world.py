@@ -1,0 +1,155 @@
+"""The simulated devices that exist now: how many, and what each of them owns.
+
+One `World` at a time; entering `simgpu.devices(n)` makes a fresh one. The current device is a
+property of each thread, as on CUDA. Nothing here touches tensors or kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import torch
+
+from simgpu._random import Generator
+from simgpu._relabel import DEVICE_TYPE, MAX_DEVICES
+from simgpu.errors import DevicesActiveError, InvalidDeviceError, NoDevicesError
+
+
+class Device:
+    """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
+
+    __slots__ = ("allocated", "generator", "index", "peak", "stream_ids", "torch_device")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.torch_device = torch.device(DEVICE_TYPE, index)
+        self.allocated = 0
+        self.peak = 0
+        self.stream_ids = itertools.count(1)
+        # As on CUDA, where a seed set before the devices wake up reaches them when they do.
+        self.generator = Generator(index).manual_seed(torch.initial_seed())
+
+
+class Allocation:
+    """Bytes of a device that are taken for as long as this object lives.
+
+    It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
+    last tensor, view or autograd node over that memory does.
+    """
+
+    __slots__ = ("device", "nbytes")
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        # No lock: with the GIL, nothing can run between reading and writing `allocated` here,
+        # since no Python function is called in between; and __del__ may run inside any lock.
+        self.device = device
+        self.nbytes = nbytes
+        device.allocated = allocated = device.allocated + nbytes
+        if allocated > device.peak:
+            device.peak = allocated
+
+    def __del__(self) -> None:
+        self.device.allocated -= self.nbytes
+
+
+class _PerThread(threading.local):
+    """What each thread has of its own: a current device, reset when the world changes."""
+
+    world: World | None = None
+    current_device: int = 0
+
+
+class World:
+    """A set of simulated devices."""
+
+    def __init__(self, count: int) -> None:
+        self.devices = [Device(index) for index in range(count)]
+
+
+_per_thread = _PerThread()
+_world: World | None = None
+
+# The devices of the world that exists now, by index; the same list object for the whole process,
+# so that hot paths can hold on to it.
+active: list[Device] = []
+
+
+def enter(count: int) -> World:
+    """Make `count` fresh devices; raises if there are some already."""
+    global _world
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
+    if not 1 <= count <= MAX_DEVICES:
+        raise ValueError(f"device count must be from 1 to {MAX_DEVICES}, got {count}")
+    if _world is not None:
+        raise DevicesActiveError(
+            f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
+            "be made: leave the `with simgpu.devices(...)` block first, or unset "
+            "SIMGPU_DEVICE_COUNT if that made them"
+        )
+    _world = World(count)
+    active[:] = _world.devices
+    return _world
+
+
+def leave(world: World) -> None:
+    """End `world`; its tensors keep their values but no new work can be put on its devices."""
+    global _world
+    if _world is world:
+        _world = None
+        active.clear()
+
+
+def device_count() -> int:
+    """How many simulated devices exist now (0 outside `simgpu.devices`)."""
+    return len(active)
+
+
+def device(index: int) -> Device:
+    """The device with this index, or the error that CUDA calls "invalid device ordinal"."""
+    if _world is None:
+        raise NoDevicesError(
+            f"{DEVICE_TYPE}:{index} was used, but there are no simulated devices: enter "
+            "`with simgpu.devices(n)`, set SIMGPU_DEVICE_COUNT, or start the script by "
+            "`python -m simgpu run --devices N`"
+        )
+    if not 0 <= index < len(_world.devices):
+        raise InvalidDeviceError(
+            f"{DEVICE_TYPE} error: invalid device ordinal: {DEVICE_TYPE}:{index} was asked for, "
+            f"but there are {len(_world.devices)} simulated devices, "
+            f"{DEVICE_TYPE}:0 to {DEVICE_TYPE}:{len(_world.devices) - 1}"
+        )
+    return _world.devices[index]
+
+
+def current_world() -> World | None:
+    """The world that exists now; a new object for every `enter`."""
+    return _world
+
+
+def current_device() -> int:
+    """Index of the calling thread's current device."""
+    if _per_thread.world is not _world:
+        _per_thread.world = _world
+        _per_thread.current_device = 0
+    return _per_thread.current_device
+
+
+def set_current_device(index: int) -> None:
+    """Set the calling thread's current device; raises for an index that names none."""
+    device(index)
+    current_device()
+    _per_thread.current_device = index
+
+
+def resolve(device_: torch.device | str | int | None) -> int:
+    """Index of the device that a caller means: None and a bare "simgpu" are the current one."""
+    if device_ is None:
+        return current_device()
+    if isinstance(device_, int):
+        return current_device() if device_ < 0 else device_
+    wanted = torch.device(device_)
+    if wanted.type != DEVICE_TYPE:
+        raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
+    return current_device() if wanted.index is None else wanted.index

@@ -1,0 +1,269 @@
+"""`torch.simgpu`: the device module, name for name as in `torch.cuda`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+from simgpu import _world
+from simgpu._relabel import DEVICE_TYPE
+from simgpu._streams import Event, Stream, current_stream, default_stream, set_stream
+
+_Device = torch.device | str | int | None
+
+__all__ = [
+    "DeviceProperties",
+    "Event",
+    "Stream",
+    "StreamContext",
+    "can_device_access_peer",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+TOTAL_MEMORY = 16 * 2**30  # bytes that every simulated device says it has
+
+
+class DeviceProperties(NamedTuple):
+    """What a device says of itself (torch.cuda.get_device_properties); memory in bytes."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+
+
+def init() -> None:
+    """Wake the devices up: they are."""
+
+
+def is_available() -> bool:
+    """Whether there are simulated devices."""
+    return _world.device_count() > 0
+
+
+def is_initialized() -> bool:
+    """Whether the devices are awake: always."""
+    return True
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def device_count() -> int:
+    """How many simulated devices there are."""
+    return _world.device_count()
+
+
+def current_device() -> int:
+    """Index of the calling thread's current device."""
+    return _world.current_device()
+
+
+def set_device(device: _Device) -> None:
+    """Make `device` current in the calling thread; a negative index changes nothing."""
+    index = _world.resolve(device)
+    _world.set_current_device(index)
+
+
+class device:
+    """Context manager: `device` is current within (torch.cuda.device); None changes nothing."""
+
+    def __init__(self, device: _Device) -> None:
+        self._index = _world.resolve(device)
+        self._outer = -1
+
+    def __enter__(self) -> None:
+        self._outer = _world.current_device()
+        _world.set_current_device(self._index)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _world.set_current_device(self._outer)
+
+
+class device_of(device):
+    """Context manager: the device of a tensor is current within; others change nothing."""
+
+    def __init__(self, obj: torch.Tensor) -> None:
+        super().__init__(obj.get_device() if obj.device.type == DEVICE_TYPE else None)
+
+
+class StreamContext:
+    """Context manager: `stream` and its device are current within; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._stream is not None:
+            self._stream.__exit__(exc_type, exc, traceback)
+
+
+def stream(stream: Stream | None) -> StreamContext:
+    """Context manager: `stream` and its device are current within."""
+    return StreamContext(stream)
+
+
+def synchronize(device: _Device = None) -> None:
+    """Wait for all work on `device`: it is done, since every call works at once."""
+    _world.device(_world.resolve(device))
+
+
+def get_device_properties(device: _Device = None) -> DeviceProperties:
+    """Name, capability, memory in bytes and multiprocessors of `device`."""
+    _world.device(_world.resolve(device))
+    return DeviceProperties("Simulated GPU", 9, 0, TOTAL_MEMORY, 1)
+
+
+def get_device_name(device: _Device = None) -> str:
+    """Name of `device`."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: _Device = None) -> tuple[int, int]:
+    """Compute capability (major, minor) of `device`."""
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
+
+
+def can_device_access_peer(device: _Device, peer_device: _Device) -> bool:
+    """Whether two different devices can copy to each other directly: any two can."""
+    first = _world.device(_world.resolve(device))
+    return first is not _world.device(_world.resolve(peer_device))
+
+
+def memory_allocated(device: _Device = None) -> int:
+    """Bytes of `device` taken by live tensors, each allocation rounded up to 512."""
+    return _world.device(_world.resolve(device)).allocated
+
+
+def max_memory_allocated(device: _Device = None) -> int:
+    """The most bytes that were taken at once, since the start or the last reset."""
+    return _world.device(_world.resolve(device)).peak
+
+
+def reset_peak_memory_stats(device: _Device = None) -> None:
+    """Let `max_memory_allocated` begin again at what is taken now."""
+    state = _world.device(_world.resolve(device))
+    state.peak = state.allocated
+
+
+def memory_reserved(device: _Device = None) -> int:
+    """Bytes kept from the device; nothing is cached here, so those of live tensors."""
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device: _Device = None) -> int:
+    """The most bytes that were kept at once."""
+    return max_memory_allocated(device)
+
+
+def mem_get_info(device: _Device = None) -> tuple[int, int]:
+    """Free and total bytes of `device`."""
+    return TOTAL_MEMORY - memory_allocated(device), TOTAL_MEMORY
+
+
+def empty_cache() -> None:
+    """Give cached memory back: there is none."""
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the current device's random stream; the other devices' are untouched."""
+    _world.device(_world.current_device()).generator.manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed every device's random stream."""
+    for state in _world.active:
+        state.generator.manual_seed(int(seed))
+
+
+def seed() -> None:
+    """Seed the current device's random stream from the operating system."""
+    _world.device(_world.current_device()).generator.seed()
+
+
+def seed_all() -> None:
+    """Seed every device's random stream with one seed from the operating system."""
+    manual_seed_all(torch.Generator().seed())
+
+
+def initial_seed() -> int:
+    """The seed of the current device's random stream."""
+    return _world.device(_world.current_device()).generator.initial_seed()
+
+
+def get_rng_state(device: _Device = None) -> torch.Tensor:
+    """State of the random stream of `device`: a CPU uint8 tensor for `set_rng_state`."""
+    return _world.device(_world.resolve(device)).generator.get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: _Device = None) -> None:
+    """Put the random stream of `device` into a state that `get_rng_state` gave."""
+    _world.device(_world.resolve(device)).generator.set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """States of all devices' random streams."""
+    return [state.generator.get_state() for state in _world.active]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    """Put all devices' random streams into the given states, in the order of the devices."""
+    for state, new_state in zip(_world.active, new_states, strict=True):
+        state.generator.set_state(new_state)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"torch.{DEVICE_TYPE} has no attribute {name!r}: it mirrors torch.cuda as far as "
+        "simulated devices have the thing"
+    )

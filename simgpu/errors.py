@@ -1,0 +1,47 @@
+"""Every error that simgpu itself raises, under one root.
+
+Each class also derives from the built-in (or torch) type that the same mistake raises on real
+GPUs, so that code written for CUDA catches it without knowing about simgpu.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class SimGPUError(Exception):
+    """Root of all errors raised by simgpu."""
+
+
+class InvalidDeviceError(SimGPUError, torch.AcceleratorError):
+    """A device index names no simulated device.
+
+    Likely causes: an ordinal past ``simgpu.devices(n)``, or a tensor kept from an earlier,
+    larger set of devices.
+    """
+
+
+class NoDevicesError(SimGPUError, RuntimeError):
+    """A simulated device was used while none exist.
+
+    Likely cause: code ran outside ``with simgpu.devices(n)`` and without ``SIMGPU_DEVICE_COUNT``.
+    """
+
+
+class DevicesActiveError(SimGPUError, RuntimeError):
+    """Simulated devices were asked for while another set of them is active."""
+
+
+class DeviceMismatchError(SimGPUError, RuntimeError):
+    """Tensors of one operation lie on different devices.
+
+    The wording is CUDA's. The way out is CUDA's too: move the arguments with ``.to(device)``.
+    """
+
+
+class BackendSlotTakenError(SimGPUError, RuntimeError):
+    """Another package already uses PyTorch's one slot for outside devices (PrivateUse1)."""
+
+
+class UnsupportedError(SimGPUError, NotImplementedError):
+    """Something that a simulated device cannot do; the text says what to do instead."""
