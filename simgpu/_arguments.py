@@ -46,7 +46,7 @@ class Arguments:
         }
         self._pointwise = torch.Tag.pointwise in op.tags
         # Where the conjugate fallback is skipped, a kernel sees lazily conjugated tensors.
-        lazy = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Conjugate")
+        lazy = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, "Conjugate")
         self._alias = host_alias if lazy else _plain_alias
 
     def device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -36,4 +36,5 @@ class _Engine:
 
 def install() -> None:
     """Put the stand-in where every call of `backward` and `grad` finds it."""
-    Variable._execution_engine = _Engine(Variable._execution_engine)
+    engine: Any = _Engine(Variable._execution_engine)
+    Variable._execution_engine = engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 from torch.utils import backend_registration
@@ -30,7 +31,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 class _DeviceGuard(torch._C._acc.DeviceGuard):
     """Names the device type; current devices and streams are kept in `_world` and `_streams`."""
 
-    def type_(self) -> object:
+    def type_(self) -> Any:
         return torch._C._autograd.DeviceType.PrivateUse1
 
 

@@ -8,13 +8,16 @@ between any two; it is the same assignment as far as Python can tell.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from simgpu._relabel import DEVICE_TYPE
 
 _CROSSING = {"cpu", DEVICE_TYPE}
-_data = torch.Tensor.data
-_known_to_be_alike = torch._has_compatible_shallow_copy_type
+_data: Any = torch.Tensor.data
+_known_to_be_alike: Callable[..., bool] = torch._has_compatible_shallow_copy_type
 
 
 def _crosses(tensor: torch.Tensor, other: torch.Tensor) -> bool:
@@ -27,12 +30,12 @@ def _may_exchange_data(*pair: torch.Tensor) -> bool:
 
 
 def _get_data(self: torch.Tensor) -> torch.Tensor:
-    return _data.__get__(self)  # type: ignore[no-any-return,attr-defined]
+    return _data.__get__(self)  # type: ignore[no-any-return]
 
 
 def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
     if not (isinstance(other, torch.Tensor) and _crosses(self, other)):
-        _data.__set__(self, other)  # type: ignore[attr-defined]
+        _data.__set__(self, other)
         return
     hooks, gradient = self._backward_hooks, self.grad
     incoming = other.detach().requires_grad_(self.requires_grad and self.is_leaf)
@@ -48,5 +51,5 @@ def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
 
 def install() -> None:
     """Let every tensor and module move this way."""
-    torch.Tensor.data = property(_get_data, _set_data)  # type: ignore[assignment,misc]
+    torch.Tensor.data = property(_get_data, _set_data)  # type: ignore[assignment]
     torch._has_compatible_shallow_copy_type = _may_exchange_data  # type: ignore[assignment]

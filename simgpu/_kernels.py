@@ -16,7 +16,7 @@ from simgpu._arguments import Arguments
 from simgpu._launch import Kernel, launch, launch_copy
 from simgpu._memory import adopt, adopt_all
 from simgpu._random import check_generator
-from simgpu._relabel import DEVICE_TYPE, HOST, relabel
+from simgpu._relabel import HOST, relabel
 from simgpu._resize import replace_memory
 
 Tensor = torch.Tensor
@@ -40,7 +40,7 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     if any(a.alias_info and a.alias_info.is_write for a in arguments):
         return _mutating(kernel, reader)
     if len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor":
-        lazy = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "Conjugate")
+        lazy = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, "Conjugate")
         positions = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
         required = all(str(arguments[i].type) == "Tensor" for i in positions)
         if required and not lazy and positions == [0]:

@@ -26,7 +26,7 @@ class Generator(torch.Generator):
     _seed: int
 
     def __new__(cls, index: int) -> Generator:
-        self = super().__new__(cls, device="cpu")
+        self = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
         self._index = index
         return self
 

@@ -105,11 +105,12 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
 
 def register() -> list[torch.library.Library]:
     """Register everything; the registrations last as long as the returned libraries."""
-    library = torch.library.Library("aten", "IMPL", _KEY)
+    library = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+    assert library.m is not None, "a library that was just made is open"
     for name, kernel in kernels():
         library.m.impl(name, _KEY, kernel, False)
-    anything = torch.library.Library("_", "IMPL")
-    anything.fallback(_fallback, _KEY)
+    anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    anything.fallback(_fallback, _KEY)  # type: ignore[no-untyped-call]
     return [library, anything]
 
 

@@ -56,7 +56,7 @@ def _relabel_by_layout(tensor: torch.Tensor, label: int) -> torch.Tensor:
 
 
 def _capsules_hold_their_pointer_in_the_third_word() -> bool:
-    """Whether a PyCapsule is {refcount, type, pointer, ...}, as in CPython without free threading."""
+    """Whether a PyCapsule is {refcount, type, pointer, ...}, as in CPython with the GIL."""
     if object.__basicsize__ != 16:
         return False
     capsule = _export(torch.empty(1))

@@ -48,15 +48,15 @@ class Stream(torch.Stream):
         self.priority = priority
         self._outer: list[tuple[int, Stream]] = []
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: torch.Event) -> None:
         """Let later work wait for `event`: nothing to do, it has happened."""
 
     def wait_stream(self, stream: torch.Stream) -> None:
         """Let later work wait for `stream`: nothing to do, its work is done."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
         """Mark this point of the queue."""
-        event = event or Event()
+        event = Event() if event is None else event
         event.record(self)
         return event
 
@@ -87,14 +87,24 @@ class Stream(torch.Stream):
         return f"<simgpu.Stream device={self.device} id={self.stream_id}>"
 
 
-class Event:
+class Event(torch.Event):
     """A mark in a stream (torch.cuda.Event); it has happened as soon as it is recorded."""
+
+    enable_timing: bool
+    _recorded_at: float | None
+
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Event:
+        self: Event = super().__new__(cls, device=DEVICE_TYPE, enable_timing=enable_timing)
+        self.enable_timing = enable_timing
+        self._recorded_at = None
+        return self
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> None:
-        self.enable_timing = enable_timing
-        self._recorded_at: float | None = None
+        """Nothing: an event is complete after __new__."""
 
     def record(self, stream: torch.Stream | None = None) -> None:
         """Put the mark into `stream`, or into the current one."""
@@ -110,8 +120,10 @@ class Event:
     def synchronize(self) -> None:
         """Wait until the mark has been passed: it has."""
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: torch.Event) -> float:
         """Milliseconds of host time between two recorded events made with `enable_timing`."""
+        if not isinstance(end_event, Event):
+            raise TypeError(f"end_event must be a simgpu Event, got {end_event!r}")
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded_at is None or end_event._recorded_at is None:

@@ -1,0 +1,184 @@
+"""What a simulated GPU costs: ratios to the plain CPU, measured in one run.
+
+    python benchmarks/overhead.py [--quick]
+
+Every pair is timed in turns, best of several rounds, so that a busy machine disturbs both sides
+alike. One intra-op thread. The limits are those that the project holds itself to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import timeit
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import simgpu
+
+Step = Callable[[], Any]
+
+
+class Wrapper(torch.Tensor):
+    """The usual alternative to a backend: a tensor subclass that catches every operator."""
+
+    inner: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        self = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), dtype=inner.dtype, device=inner.device
+        )
+        self.inner = inner
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        unwrapped = [arg.inner if isinstance(arg, cls) else arg for arg in args]
+        return cls(func(*unwrapped, **(kwargs or {})))
+
+
+class TreeMapWrapper(Wrapper):
+    """The same as tutorials write it: any nesting of arguments and results is mapped."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        tree_map_only = torch.utils._pytree.tree_map_only
+        args, kwargs = tree_map_only(cls, lambda tensor: tensor.inner, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
+
+
+def best(steps: dict[str, Step], number: int, rounds: int) -> dict[str, float]:
+    """Seconds per call of each step: the best of `rounds` rounds, taken in turns."""
+    for step in steps.values():
+        step()
+    times = {name: float("inf") for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            seconds = timeit.timeit(step, number=number) / number
+            times[name] = min(times[name], seconds)
+    return times
+
+
+def training_step(model: nn.Module, batch: torch.Tensor, target: torch.Tensor) -> Step:
+    """One step of training by Adam."""
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(batch), target).backward()
+        optimizer.step()
+
+    return step
+
+
+def small_cnn() -> nn.Module:
+    """Convolution, batch norm, dropout, linear: all overhead, next to no arithmetic."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(8 * 8 * 8, 10),
+    )
+
+
+class Block(nn.Module):
+    """A residual block of two 3x3 convolutions."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        self.skip = (
+            nn.Identity()
+            if stride == 1 and channels_in == channels
+            else nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.body(x) + self.skip(x))
+
+
+def resnet18() -> nn.Module:
+    """As many layers and parameters as ResNet-18 (11 million)."""
+    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1)]
+    widths += [(128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1)]
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        *(Block(*width) for width in widths),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
+
+
+def on_both(make: Callable[[], nn.Module], batch: torch.Tensor, classes: int) -> dict[str, Step]:
+    """The same training step on the CPU and on a simulated GPU."""
+    steps = {}
+    for device in ("cpu", "simgpu:1"):
+        torch.manual_seed(0)
+        target = torch.arange(batch.shape[0]) % classes
+        steps[device] = training_step(make().to(device), batch.to(device), target.to(device))
+    return steps
+
+
+def main() -> int:
+    """Print the ratios; the exit status says whether all limits held."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    rounds = 3 if quick else 15
+    rows: list[tuple[str, float, float | None]] = []
+    with simgpu.devices(2):
+        x = torch.randn(8, 8)
+        on_device = x.to("simgpu:1")
+        wrapped, mapped = Wrapper(x), TreeMapWrapper(x)
+        add = best(
+            {
+                "cpu": lambda: x + x,
+                "simgpu": lambda: on_device + on_device,
+                "wrapper": lambda: wrapped + wrapped,
+                "tree_map wrapper": lambda: mapped + mapped,
+            },
+            number=2_000,
+            rounds=3 * rounds,
+        )
+        for name, seconds in add.items():
+            print(f"add of two 8x8 tensors, {name}: {seconds * 1e6:.2f} us")
+        rows.append(("add 8x8: simgpu / CPU", add["simgpu"] / add["cpu"], 10.0))
+        rows.append(("add 8x8: simgpu / minimal wrapper", add["simgpu"] / add["wrapper"], None))
+        rows.append(
+            ("add 8x8: simgpu / tree_map wrapper", add["simgpu"] / add["tree_map wrapper"], 0.7)
+        )
+        cnn = best(on_both(small_cnn, torch.randn(5, 3, 8, 8), 10), number=20, rounds=2 * rounds)
+        rows.append(("small CNN training step: simgpu / CPU", cnn["simgpu:1"] / cnn["cpu"], 2.6))
+        big = best(on_both(resnet18, torch.randn(16, 3, 64, 64), 10), number=1, rounds=rounds)
+        rows.append(
+            ("ResNet-18-sized training step: simgpu / CPU", big["simgpu:1"] / big["cpu"], 1.10)
+        )
+    for name, ratio, limit in rows:
+        held = "held" if limit is None or ratio <= limit else "MISSED"
+        print(f"{name}: {ratio:.2f}" + ("" if limit is None else f"  (limit {limit:g}: {held})"))
+    return int(any(limit is not None and ratio > limit for _, ratio, limit in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
