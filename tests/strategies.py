@@ -28,11 +28,14 @@ def device_slots(draw: DrawFn, min_size: int = 1, max_size: int = MAX_DEVICES) -
     return tuple(order[:count])
 
 
-def device_lists(devices: Sequence[torch.device]) -> SearchStrategy[list[torch.device]]:
+def device_lists(
+    devices: Sequence[torch.device], min_size: int = 1
+) -> SearchStrategy[list[torch.device]]:
     """Different devices out of `devices`, at least one, in any order."""
-    return st.lists(
-        st.sampled_from(range(len(devices))), min_size=1, max_size=len(devices), unique=True
-    ).map(lambda slots: [devices[slot] for slot in slots])
+    slots = st.sampled_from(range(len(devices)))
+    return st.lists(slots, min_size=min_size, max_size=len(devices), unique=True).map(
+        lambda chosen: [devices[slot] for slot in chosen]
+    )
 
 
 def batches(devices: int, max_size: int = MAX_BATCH, min_size: int = 0) -> SearchStrategy[int]:

@@ -33,7 +33,7 @@ def test_the_whole_is_a_copy(devices, case):
 
 @given(case=strategies.cases("gather"))
 def test_order_survives_what_devices_compute(devices, case):
-    """Each device changes its chunk in a way of its own; the changes come back where they belong."""
+    """Each device changes its chunk in its own way; the changes come back where they belong."""
     targets = chosen(case.slots, devices)
     x = values(case.shape, "float32", case.seed)
     pieces = x.tensor_split(len(targets), case.dim)

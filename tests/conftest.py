@@ -1,0 +1,39 @@
+"""Fixtures for the tests of the tools themselves; `devices` comes from the plugin."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def simulated():
+    """Simulated devices whatever the session runs on: for what only a simulator can show."""
+    import simgpu
+
+    with simgpu.devices(8) as devices:
+        yield devices
+
+
+@pytest.fixture
+def python():
+    """Run a fresh interpreter in the root folder: `python("-m", "simgpu", ...)`."""
+
+    def run(*args, **variables):
+        environment = {**os.environ, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
+        environment.pop("SIMGPU_DEVICE_COUNT", None)
+        return subprocess.run(
+            [sys.executable, *map(str, args)],
+            cwd=ROOT,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,77 @@
+"""Who may import whom: the simulator and the library under test know nothing of each other."""
+
+import pytest
+
+ROOTS = ("simgpu", "dataparallel")
+
+# Imports every module of one package in a fresh interpreter, where the other cannot be imported.
+LOAD = """
+import importlib, pkgutil, sys
+
+package, forbidden = sys.argv[1:]
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == forbidden:
+            raise ImportError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refuse())
+root = importlib.import_module(package)
+for module in pkgutil.walk_packages(root.__path__, package + "."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+CPU_STEP = """
+import sys, torch
+sys.modules["simgpu"] = None
+import dataparallel
+net = torch.nn.Linear(3, 2)
+model = dataparallel.DataParallel(net)
+model(torch.ones(4, 3)).sum().backward()
+print(tuple(net.weight.grad.shape))
+"""
+
+
+@pytest.mark.parametrize(("package", "forbidden"), [ROOTS, ROOTS[::-1]])
+def test_neither_imports_the_other(python, package, forbidden):
+    done = python("-c", LOAD, package, forbidden)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("package", "forbidden"), [ROOTS, ROOTS[::-1]])
+def test_an_import_of_the_other_would_be_noticed(python, package, forbidden, tmp_path):
+    """The test above can fail: here is a package that does what it forbids."""
+    folder = tmp_path / package
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "_inner.py").write_text(f"def late(): pass\nimport {forbidden}.errors\n")
+    done = python("-c", LOAD, package, forbidden, PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert f"{forbidden}" in done.stderr
+    assert "was imported" in done.stderr
+
+
+def test_dataparallel_works_without_simgpu(python):
+    """On a machine without devices, and without simgpu installed, the module is called."""
+    done = python("-c", CPU_STEP)
+    assert (done.returncode, done.stdout) == (0, "(2, 3)\n"), done.stderr
+
+
+@pytest.mark.parametrize("module", ["simgpu", "simgpu.pytest_plugin"])
+def test_the_way_in_does_not_import_torch(python, module):
+    done = python("-c", f"import sys, {module}; print('torch' in sys.modules)")
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_simgpu_names_what_it_has(python):
+    done = python(
+        "-c",
+        "import simgpu\n"
+        "for name in simgpu.__all__: getattr(simgpu, name)\n"
+        "print(set(simgpu.__all__) <= set(dir(simgpu)))\n"
+        "simgpu.nothing",
+    )
+    assert done.stdout == "True\n"
+    assert "AttributeError" in done.stderr
+    assert "nothing" in done.stderr
