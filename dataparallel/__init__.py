@@ -1,0 +1,39 @@
+"""Data parallelism in one process: a module on several devices, on CUDA and any torch backend.
+
+    model = DataParallel(model.to("cuda:0"))
+    loss = criterion(model(batch), target)
+
+How the package is laid out, from the bottom up:
+
+    _devices        what a device id means
+    _nccl           the one transport that has a name
+    _buckets        many tensors laid out as few
+    comm            broadcast, reduce, scatter and gather of tensors
+    functions       the same for autograd
+    _tree, _packed  structures of tensors
+    scatter_gather  scatter, scatter_kwargs, gather
+    _plan           what a module consists of and how a replica is built
+    replicate
+    _state, _workers
+    parallel_apply
+    data_parallel   DataParallel, data_parallel
+
+It imports torch and nothing else.
+"""
+
+from dataparallel import comm
+from dataparallel.data_parallel import DataParallel, data_parallel
+from dataparallel.parallel_apply import parallel_apply
+from dataparallel.replicate import replicate
+from dataparallel.scatter_gather import gather, scatter, scatter_kwargs
+
+__all__ = [
+    "DataParallel",
+    "comm",
+    "data_parallel",
+    "gather",
+    "parallel_apply",
+    "replicate",
+    "scatter",
+    "scatter_kwargs",
+]

@@ -1,0 +1,144 @@
+"""Which device an id means, and the device module that serves it.
+
+The only file that turns what callers write (`0`, `"cuda:1"`, `torch.device("cuda", 1)`) into full
+`torch.device` objects; everything else in this package carries those. A CPU device is always the
+plain `torch.device("cpu")`: it has no index, no streams and nothing to be made current.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+DeviceLike = int | str | torch.device
+
+CPU = torch.device("cpu")
+
+# Copies from pageable or pinned host memory go through these, one for each device, so that they
+# can overlap with what the device is already doing.
+_copy_streams: dict[torch.device, Any] = {}
+_copy_streams_lock = threading.Lock()
+
+
+@functools.cache
+def device_module(device_type: str) -> Any:
+    """The module that serves a device type, such as `torch.cuda`."""
+    return torch.get_device_module(device_type)
+
+
+def available_type() -> str | None:
+    """Type of the accelerator whose devices can be used now, or None if there is none.
+
+    The accelerator torch was built or extended for comes first; a registered backend without
+    devices leaves the place to CUDA.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    for device_type in (accelerator.type if accelerator is not None else "cuda", "cuda"):
+        module = device_module(device_type)
+        if module.is_available() and module.device_count() > 0:
+            return device_type
+    return None
+
+
+def type_of(tensors: Iterable[torch.Tensor]) -> str:
+    """The device type that integer ids mean next to `tensors`.
+
+    It is the type of the first of them that is not on the CPU, else the available accelerator.
+
+    Raises:
+        RuntimeError: all of them are on the CPU and there is no accelerator.
+    """
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            return tensor.device.type
+    device_type = available_type()
+    if device_type is None:
+        raise RuntimeError(
+            "an integer device id was given, but there is no accelerator whose devices it could "
+            "number; pass torch.device objects instead"
+        )
+    return device_type
+
+
+def resolve(device: DeviceLike, device_type: str) -> torch.device:
+    """The full device that `device` names; integers count the devices of `device_type`.
+
+    Raises:
+        ValueError: a negative index.
+        TypeError: something that names no device.
+    """
+    if isinstance(device, int) and not isinstance(device, bool):
+        if device < 0:
+            raise ValueError(f"expected a non-negative device index, but got {device}")
+        return CPU if device_type == "cpu" else torch.device(device_type, device)
+    if isinstance(device, str):
+        device = torch.device(device)
+    if not isinstance(device, torch.device):
+        raise TypeError(
+            f"expected a device as torch.device, str or int, but got {device!r} "
+            f"of type {type(device).__name__}"
+        )
+    if device.type == "cpu":
+        return CPU
+    if device.index is None:
+        return torch.device(device.type, device_module(device.type).current_device())
+    return device
+
+
+def resolve_all(
+    devices: Sequence[DeviceLike], tensors: Iterable[torch.Tensor] = ()
+) -> list[torch.device]:
+    """The full devices that `devices` name, next to `tensors` (see `type_of`)."""
+    if isinstance(devices, (str, torch.device, int)):
+        raise TypeError(f"expected a sequence of devices, but got a single one: {devices!r}")
+    devices = list(devices)
+    numbered = any(isinstance(device, int) for device in devices)
+    device_type = type_of(tensors) if numbered else ""
+    return [resolve(device, device_type) for device in devices]
+
+
+def current_device(device_type: str) -> torch.device:
+    """The calling thread's current device of a type."""
+    if device_type == "cpu":
+        return CPU
+    return torch.device(device_type, device_module(device_type).current_device())
+
+
+def current_stream(device: torch.device) -> Any:
+    """The calling thread's current stream on `device`, or None for the CPU."""
+    if device.type == "cpu":
+        return None
+    return device_module(device.type).current_stream(device)
+
+
+def on_device(device: torch.device) -> Any:
+    """Context in which `device` is current."""
+    if device.type == "cpu":
+        return contextlib.nullcontext()
+    return device_module(device.type).device(device.index)
+
+
+def on_stream(stream: Any) -> Any:
+    """Context in which `stream` and its device are current; None changes nothing."""
+    if stream is None:
+        return contextlib.nullcontext()
+    return device_module(stream.device.type).stream(stream)
+
+
+def copy_stream(device: torch.device) -> Any:
+    """The background stream on which chunks from the CPU reach `device`, or None for the CPU."""
+    if device.type == "cpu":
+        return None
+    stream = _copy_streams.get(device)
+    if stream is None:
+        with _copy_streams_lock:
+            stream = _copy_streams.get(device)
+            if stream is None:
+                stream = device_module(device.type).Stream(device=device)
+                _copy_streams[device] = stream
+    return stream

@@ -1,0 +1,64 @@
+"""Whether NCCL can carry a transfer, and the two collectives that this package asks of it.
+
+The one place that knows a transport by name. Everything else is written for any device type and
+falls back to peer copies and an ordered sum whenever `usable` says no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def usable(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether NCCL takes these tensors: on distinct CUDA devices, dense and contiguous.
+
+    Source: torch/cuda/nccl.py, is_available.
+    """
+    if len(tensors) < 2 or not all(tensor.is_cuda for tensor in tensors):
+        return False
+    if not hasattr(torch._C, "_nccl_all_reduce"):
+        return False
+    if len({tensor.device for tensor in tensors}) < len(tensors):
+        return False
+    return all(_fit(tensor) for tensor in tensors)
+
+
+def reaches(tensor: torch.Tensor, devices: Sequence[torch.device]) -> bool:
+    """Whether NCCL can copy `tensor` from `devices[0]` to the others."""
+    return (
+        tensor.is_cuda
+        and len(set(devices)) == len(devices) > 1
+        and devices[0] == tensor.device
+        and all(device.type == "cuda" for device in devices)
+        and hasattr(torch._C, "_nccl_all_reduce")
+        and _fit(tensor)
+    )
+
+
+def _fit(tensor: torch.Tensor) -> bool:
+    # A conjugate or negative bit is a promise that only ATen kernels keep.
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and tensor.numel() > 0
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    # NCCL has no complex types; a sum of complex numbers is the sum of both parts.
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def broadcast(tensors: Sequence[torch.Tensor]) -> None:
+    """Copy the first tensor into all others."""
+    torch.cuda.nccl.broadcast([_as_real(tensor.detach()) for tensor in tensors])
+
+
+def reduce(tensors: Sequence[torch.Tensor], root: int) -> torch.Tensor:
+    """The sum of the tensors, on the device of `tensors[root]`; the order is NCCL's."""
+    output = torch.empty_like(tensors[root])
+    torch.cuda.nccl.reduce([_as_real(t.detach()) for t in tensors], _as_real(output), root)
+    return output

@@ -1,0 +1,159 @@
+"""Nested inputs and outputs: taking a structure apart and building it again, type for type.
+
+A node is a namedtuple, tuple, list, dict, deque, dataclass, or any subclass of these, or a type
+registered with torch.utils._pytree; everything else is a leaf. A rebuilt node has the type of the
+one taken apart and keeps what else it carries (a defaultdict's factory, a subclass's attributes,
+fields that are no init arguments), without its constructor being run again where that can be
+avoided.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import SUPPORTED_NODES
+
+# Containers of the standard library are registered with torch too; they are rebuilt here.
+_OURS = ("builtins", "collections")
+
+
+class Node(NamedTuple):
+    """A structure without its leaves; a leaf is None in `children`."""
+
+    example: Any
+    rebuild: Callable[[Any, list[Any]], Any]
+    keys: Sequence[Any]  # how each child is reached: an index, a key, or ".name"
+    children: list[Node | None]
+
+
+def is_namedtuple(obj: Any) -> bool:
+    """Whether `obj` is an instance of a class made by collections.namedtuple or the like."""
+    return isinstance(obj, tuple) and hasattr(obj, "_fields") and hasattr(obj, "_make")
+
+
+def children_of(
+    obj: Any,
+) -> tuple[Callable[[Any, list[Any]], Any], Sequence[Any], Sequence[Any]] | None:
+    """How to rebuild a node, the keys of its children and the children; None for a leaf."""
+    kind = type(obj)
+    if kind is tuple:
+        return _rebuild_plain_tuple, range(len(obj)), obj
+    if kind is list:
+        return _rebuild_plain_list, range(len(obj)), obj
+    if kind is dict:
+        return _rebuild_mapping, list(obj), list(obj.values())
+    if kind is PackedSequence or isinstance(obj, (torch.Tensor, torch.nn.Module, str, bytes)):
+        return None
+    if kind in SUPPORTED_NODES and kind.__module__ not in _OURS:
+        values, _ = SUPPORTED_NODES[kind].flatten_fn(obj)
+        return _rebuild_registered, range(len(values)), values
+    if is_namedtuple(obj):
+        return _rebuild_namedtuple, [f".{name}" for name in obj._fields], list(obj)
+    if isinstance(obj, dict):
+        return _rebuild_mapping, list(obj), list(obj.values())
+    if isinstance(obj, tuple):
+        return _rebuild_tuple, range(len(obj)), list(obj)
+    if isinstance(obj, list):
+        return _rebuild_list, range(len(obj)), list(obj)
+    if isinstance(obj, deque):
+        return _rebuild_deque, range(len(obj)), list(obj)
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        names = [field.name for field in dataclasses.fields(obj) if hasattr(obj, field.name)]
+        values = [getattr(obj, name) for name in names]
+        return _rebuild_dataclass, [f".{name}" for name in names], values
+    return None
+
+
+def _rebuild_plain_tuple(example: Any, values: list[Any]) -> Any:
+    return tuple(values)
+
+
+def _rebuild_plain_list(example: Any, values: list[Any]) -> Any:
+    return values
+
+
+def _rebuild_mapping(example: Any, values: list[Any]) -> Any:
+    if type(example) is dict:
+        return dict(zip(example, values, strict=True))
+    result = copy.copy(example)
+    for key, value in zip(example, values, strict=True):
+        result[key] = value
+    return result
+
+
+def _rebuild_namedtuple(example: Any, values: list[Any]) -> Any:
+    return _with_attributes(type(example)._make(values), example)
+
+
+def _rebuild_tuple(example: Any, values: list[Any]) -> Any:
+    kind = type(example)
+    if kind is torch.Size or hasattr(kind, "n_sequence_fields"):  # also torch.return_types
+        return kind(values)
+    return _with_attributes(tuple.__new__(kind, values), example)
+
+
+def _rebuild_list(example: Any, values: list[Any]) -> Any:
+    result = copy.copy(example)
+    result[:] = values
+    return result
+
+
+def _rebuild_deque(example: Any, values: list[Any]) -> Any:
+    result = copy.copy(example)
+    result.clear()
+    result.extend(values)
+    return result
+
+
+def _rebuild_registered(example: Any, values: list[Any]) -> Any:
+    node = SUPPORTED_NODES[type(example)]
+    _, context = node.flatten_fn(example)
+    return node.unflatten_fn(values, context)
+
+
+def _rebuild_dataclass(example: Any, values: list[Any]) -> Any:
+    result = copy.copy(example)
+    names = [field.name for field in dataclasses.fields(example) if hasattr(example, field.name)]
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(result, name, value)
+    return result
+
+
+def _with_attributes(result: Any, example: Any) -> Any:
+    if getattr(example, "__dict__", None):
+        result.__dict__.update(example.__dict__)
+    return result
+
+
+def take_apart(obj: Any, leaves: list[Any]) -> Node | None:
+    """Append the leaves of `obj` to `leaves` and return what is left of it."""
+    parts = children_of(obj)
+    # An empty container is handed on as it is, like any other object without tensors.
+    if parts is None or len(parts[1]) == 0:
+        leaves.append(obj)
+        return None
+    rebuild, keys, values = parts
+    return Node(obj, rebuild, keys, [take_apart(value, leaves) for value in values])
+
+
+def put_together(node: Node | None, leaves: Iterator[Any]) -> Any:
+    """Build a structure again from its leaves, in the order in which they were taken."""
+    if node is None:
+        return next(leaves)
+    return node.rebuild(node.example, [put_together(child, leaves) for child in node.children])
+
+
+def paths(node: Node | None, prefix: str) -> Iterator[str]:
+    """Where each leaf was, such as `inputs[0]['mask']`, in the order in which they were taken."""
+    if node is None:
+        yield prefix
+        return
+    for key, child in zip(node.keys, node.children, strict=True):
+        named = isinstance(key, str) and key.startswith(".")
+        yield from paths(child, f"{prefix}{key if named else f'[{key!r}]'}")

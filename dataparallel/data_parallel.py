@@ -1,0 +1,262 @@
+"""DataParallel: a module that runs its wrapped module on several devices at once.
+
+Scatter, replicate, parallel_apply, gather, in this order; each is a method that a subclass may
+replace. This file resolves devices, checks the module and keeps the replication plan between calls.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+from torch.nn import Module
+
+from dataparallel._devices import (
+    CPU,
+    DeviceLike,
+    available_type,
+    device_module,
+    resolve,
+    resolve_all,
+)
+from dataparallel._plan import Plan
+from dataparallel.parallel_apply import parallel_apply
+from dataparallel.scatter_gather import Chunking, chunk_sizes, gather, scatter_kwargs
+
+__all__ = ["DataParallel", "data_parallel"]
+
+T = TypeVar("T", bound=Module)
+
+
+class DataParallel(Module, Generic[T]):
+    """Run a module on several devices, each on its part of the batch.
+
+    Args:
+        module: the module to run; its parameters and buffers are on `device_ids[0]` at each call.
+        device_ids: devices to run on (default: all of their type). Integers count the devices of
+            the type the module's parameters are on, or of the available accelerator while they are
+            on the CPU. A device may be named several times.
+        output_device: where outputs go, the CPU included (default: `device_ids[0]`).
+        dim: dimension along which inputs are cut and outputs concatenated.
+        chunking: "torch" cuts batches as `Tensor.chunk` does; with "balanced" chunk sizes differ
+            by at most one and no device is idle while rows last.
+
+    Calling it scatters the arguments, makes one replica of the module for each chunk, calls the
+    replicas at the same time and gathers their outputs. Backward sums the replicas' gradients in
+    the module's parameters. Replicas live for one call: what a forward sets on itself is lost,
+    except in-place changes of parameters and buffers by the first replica. With one device the
+    module is called on it directly, with none it is called where it is.
+
+    Methods bound to the module before, and plain Python lists of its submodules, still lead to the
+    original from inside a replica; register submodules in a ModuleList instead.
+
+    Raises (when called):
+        RuntimeError: parameters or buffers that are not on `device_ids[0]`.
+        ValueError: arguments that yield different numbers of chunks.
+        Exception: what a replica raised (see `parallel_apply`).
+
+    Source: torch/nn/parallel/data_parallel.py.
+    """
+
+    device_ids: list[int]
+    output_device: int | torch.device | None
+    dim: int
+    chunking: Chunking
+
+    def __init__(
+        self,
+        module: T,
+        device_ids: Sequence[DeviceLike] | None = None,
+        output_device: DeviceLike | None = None,
+        dim: int = 0,
+        *,
+        chunking: Chunking = "torch",
+    ) -> None:
+        super().__init__()
+        chunk_sizes(0, 1, chunking)  # refuse an unknown one here and not in the first forward
+        self.module = module
+        self.dim = dim
+        self.chunking = chunking
+        self._plan: Plan | None = None
+        devices, target = _resolve_devices(module, device_ids, output_device)
+        self.device_type = devices[0].type if devices else None
+        self.device_ids = [device.index or 0 for device in devices]
+        self.output_device = target.index if target and target.type == self.device_type else target
+        if not devices:
+            return
+        self.src_device_obj = devices[0]
+        _check_balance(devices)
+        if len(devices) == 1:
+            self.module.to(devices[0])
+
+    @property
+    def module(self) -> T:
+        """The wrapped module."""
+        # A property and not left to Module.__getattr__: a subclass that forwards unknown attributes
+        # with `getattr(self.module, name)` must not be asked for "module" itself.
+        module = self._modules.get("module") if "_modules" in self.__dict__ else None
+        if module is None:
+            raise RuntimeError("DataParallel holds no module yet; call super().__init__(module)")
+        return cast(T, module)
+
+    @module.setter
+    def module(self, value: T) -> None:
+        # Reached only for what is no Module: those are taken by Module.__setattr__.
+        raise TypeError(f"module must be a torch.nn.Module, but got {type(value).__name__}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on its devices (see the class)."""
+        if not self.device_ids:
+            return self.module(*inputs, **kwargs)
+        plan = self._current_plan(self.module)
+        source = self._devices(self.device_ids[:1])[0]
+        _check_placement(plan, source)
+        args, keywords = self.scatter(inputs, kwargs, self.device_ids)
+        if not args and not keywords:
+            # Nothing to cut: one call, on the first device.
+            args, keywords = ((),), ({},)
+        if len(self.device_ids) == 1:
+            return self.module(*args[0], **keywords[0])
+        replicas = self.replicate(self.module, self.device_ids[: len(args)])
+        outputs = self.parallel_apply(replicas, args, keywords)
+        output_device = self.device_ids[0] if self.output_device is None else self.output_device
+        return self.gather(outputs, output_device)
+
+    def replicate(self, module: T, device_ids: Sequence[DeviceLike]) -> list[T]:
+        """A replica of `module` for each device."""
+        plan = self._current_plan(module)
+        devices = self._devices(device_ids)
+        return cast(list[T], plan.replicas(devices, not torch.is_grad_enabled()))
+
+    def scatter(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]
+    ) -> Any:
+        """The positional and the keyword arguments of each replica."""
+        devices = self._devices(device_ids)
+        return scatter_kwargs(inputs, kwargs, devices, self.dim, chunking=self.chunking)
+
+    def parallel_apply(
+        self, replicas: Sequence[T], inputs: Sequence[Any], kwargs: Any
+    ) -> list[Any]:
+        """The replicas' outputs."""
+        devices = self._devices(self.device_ids[: len(replicas)])
+        return parallel_apply(replicas, inputs, kwargs, devices)
+
+    def gather(self, outputs: Any, output_device: DeviceLike) -> Any:
+        """The outputs together on one device."""
+        return gather(outputs, self._devices([output_device])[0], self.dim)
+
+    def _devices(self, device_ids: Sequence[DeviceLike]) -> list[torch.device]:
+        return [resolve(device, self.device_type or "cpu") for device in device_ids]
+
+    def _current_plan(self, module: Module) -> Plan:
+        plan = self._plan
+        if plan is None or not plan.fits(module):
+            plan = self._plan = Plan(module)
+        return plan
+
+
+def data_parallel(
+    module: Module,
+    inputs: Any,
+    device_ids: Sequence[DeviceLike] | None = None,
+    output_device: DeviceLike | None = None,
+    dim: int = 0,
+    module_kwargs: dict[str, Any] | None = None,
+    *,
+    chunking: Chunking = "torch",
+) -> Any:
+    """Run a module once on several devices: DataParallel as a function.
+
+    Args:
+        module: its parameters and buffers are on `device_ids[0]`.
+        inputs: a tuple of positional arguments, one other object as the only argument, or None.
+        module_kwargs: keyword arguments.
+
+    The other arguments, the result and what is raised are those of `DataParallel`.
+
+    Source: torch/nn/parallel/data_parallel.py, data_parallel.
+    """
+    if not isinstance(inputs, tuple):
+        inputs = (inputs,) if inputs is not None else ()
+    devices, target = _resolve_devices(module, device_ids, output_device)
+    if not devices or target is None:
+        return module(*inputs, **(module_kwargs or {}))
+    plan = Plan(module)
+    _check_placement(plan, devices[0])
+    args, keywords = scatter_kwargs(inputs, module_kwargs, devices, dim, chunking=chunking)
+    if not args and not keywords:
+        args, keywords = ((),), ({},)
+    if len(devices) == 1:
+        return module(*args[0], **keywords[0])
+    used = devices[: len(args)]
+    replicas = plan.replicas(used, not torch.is_grad_enabled())
+    return gather(parallel_apply(replicas, args, keywords, used), target, dim)
+
+
+def _resolve_devices(
+    module: Module, device_ids: Sequence[DeviceLike] | None, output_device: DeviceLike | None
+) -> tuple[list[torch.device], torch.device | None]:
+    """The devices to run on and the one for outputs; none where there is no accelerator."""
+    device_type = next(
+        (p.device.type for p in module.parameters() if p.device.type not in ("cpu", "meta")), None
+    )
+    device_type = device_type or available_type()
+    if device_ids is None:
+        if device_type is None:
+            return [], None
+        device_ids = range(device_module(device_type).device_count())
+    if device_type is None:
+        devices = resolve_all(device_ids)
+    else:
+        devices = [resolve(device, device_type) for device in device_ids]
+    if not devices:
+        return [], None
+    if len({device.type for device in devices}) > 1:
+        raise ValueError(f"device_ids must be of one type, but got {list(map(str, devices))}")
+    if output_device is None:
+        return devices, devices[0]
+    if type(output_device) is int and output_device == -1:
+        warnings.warn(
+            'output_device=-1 for the CPU is deprecated; pass "cpu" instead',
+            FutureWarning,
+            stacklevel=3,
+        )
+        return devices, CPU
+    return devices, resolve(output_device, devices[0].type)
+
+
+def _check_placement(plan: Plan, source: torch.device) -> None:
+    for tensor in plan.tensors:
+        if tensor.device != source:
+            raise RuntimeError(
+                "module must have its parameters and buffers "
+                f"on device {source} (device_ids[0]) but found one of them on device: "
+                f"{tensor.device}"
+            )
+
+
+def _check_balance(devices: Sequence[torch.device]) -> None:
+    """Warn if a device has less than 75 % of another's memory or multiprocessors."""
+    if devices[0].type == "cpu":
+        return
+    module = device_module(devices[0].type)
+    properties = [module.get_device_properties(device.index) for device in devices]
+    for name in ("total_memory", "multi_processor_count"):
+        amounts = [getattr(each, name) for each in properties]
+        least, most = min(amounts), max(amounts)
+        if least < 0.75 * most:
+            weak, strong = devices[amounts.index(least)], devices[amounts.index(most)]
+            warnings.warn(
+                f"There is an imbalance between your GPUs: {weak} has less than 75% of the memory "
+                f"or cores of {strong} ({name} {least} against {most}). Leave it out with the "
+                "device_ids argument of DataParallel",
+                UserWarning,
+                stacklevel=3,
+            )
+            return

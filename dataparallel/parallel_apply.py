@@ -1,0 +1,193 @@
+"""Replicas called at the same time, each in a thread of its own.
+
+This file decides what a replica's call looks like and what becomes of failures; `_workers` owns the
+threads and `_state` what they take over from the caller.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from dataparallel._devices import DeviceLike, current_stream, on_stream, resolve, type_of
+from dataparallel._state import ThreadState, thread_is_fresh
+from dataparallel._tree import take_apart
+from dataparallel._workers import run_all
+
+__all__ = ["parallel_apply"]
+
+
+def parallel_apply(
+    modules: Sequence[Module],
+    inputs: Sequence[Any],
+    kwargs_tup: Sequence[dict[str, Any]] | None = None,
+    devices: Sequence[DeviceLike | None] | None = None,
+) -> list[Any]:
+    """Call each module with its inputs on its device, all at the same time.
+
+    Args:
+        modules: the replicas. A single one runs in the caller's thread.
+        inputs: for each module a tuple or list of positional arguments, or one other object as the
+            only argument.
+        kwargs_tup: keyword arguments for each module.
+        devices: for each module the device to make current, or None for that of its first tensor
+            argument.
+
+    Returns:
+        The outputs, in the order of the modules.
+
+    Raises:
+        ValueError: lists of different lengths.
+        Exception: what a module raised: the failure of the lowest index, as its own type where
+            that takes a message, with the replica, the device and the traceback in its text, the
+            original as `__cause__`, and every other replica's failure as a note (in the text
+            before Python 3.11). KeyboardInterrupt and SystemExit pass through unchanged.
+
+    Source: torch/nn/parallel/parallel_apply.py.
+    """
+    count = len(modules)
+    for name, given in (("inputs", inputs), ("kwargs_tup", kwargs_tup), ("devices", devices)):
+        if given is not None and len(given) != count:
+            raise ValueError(
+                f"{name} must have one entry for each of the {count} modules, but has {len(given)}"
+            )
+    if count == 0:
+        return []
+    calls = []
+    for index, (module, arguments) in enumerate(zip(modules, inputs, strict=True)):
+        kwargs = {} if kwargs_tup is None else kwargs_tup[index]
+        wanted = None if devices is None else devices[index]
+        device = _device_of(index, module, arguments, kwargs, wanted)
+        calls.append(_Call(module, arguments, kwargs, device))
+    if count == 1:
+        calls[0].run()
+    else:
+        types = {call.device.type for call in calls}
+        state = ThreadState(types)
+        run_all([_job(call, state, contextvars.copy_context(), types) for call in calls])
+    try:
+        _raise_failures(calls)
+        return [call.output for call in calls]
+    finally:
+        # A traceback holds this frame, and through it whatever the calls still hold.
+        del calls
+
+
+def _device_of(
+    index: int, module: Module, arguments: Any, kwargs: Any, device: DeviceLike | None
+) -> torch.device:
+    if isinstance(device, torch.device) and (device.index is not None or device.type == "cpu"):
+        return device
+    if device is not None:
+        return resolve(device, type_of(_tensors(module, arguments, kwargs)))
+    for tensor in _tensors(None, arguments, kwargs):
+        return tensor.device
+    raise RuntimeError(
+        f"in replica {index}, no device was given and there is no tensor among the inputs to take "
+        "it from; pass devices="
+    )
+
+
+def _tensors(module: Module | None, *trees: Any) -> Iterator[torch.Tensor]:
+    if module is not None:
+        yield from module.parameters()
+    leaves: list[Any] = []
+    for tree in trees:
+        take_apart(tree, leaves)
+    yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+class _Call:
+    """One replica's call and what became of it."""
+
+    __slots__ = ("arguments", "device", "failure", "kwargs", "module", "output", "stream")
+
+    def __init__(
+        self, module: Module, arguments: Any, kwargs: dict[str, Any], device: torch.device
+    ) -> None:
+        self.module = module
+        # A tensor is one argument, not a sequence of rows.
+        self.arguments = arguments if isinstance(arguments, (list, tuple)) else (arguments,)
+        self.kwargs = kwargs
+        self.device = device
+        self.stream = current_stream(device)
+        self.output: Any = None
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            # A stream brings its device along.
+            with on_stream(self.stream):
+                self.output = self.module(*self.arguments, **self.kwargs)
+        except BaseException as failure:
+            # Without this frame, whose `self` holds the failure: that would be a cycle.
+            here = failure.__traceback__
+            self.failure = failure.with_traceback(here.tb_next if here is not None else None)
+
+
+def _job(call: _Call, state: ThreadState, context: contextvars.Context, types: set[str]) -> Any:
+    def job() -> bool:
+        try:
+            state.run(context, call.run)
+        except BaseException as failure:
+            call.failure = call.failure or failure.with_traceback(None)
+            return False
+        return thread_is_fresh(types)
+
+    return job
+
+
+def _raise_failures(calls: Sequence[_Call]) -> None:
+    failed = [(i, call.device, call.failure) for i, call in enumerate(calls) if call.failure]
+    if not failed:
+        return
+    for call in calls:
+        call.failure = None
+    try:
+        for _, _, failure in failed:
+            if isinstance(failure, (KeyboardInterrupt, SystemExit)):
+                raise failure
+        texts = [_text(*each) for each in failed]
+        raise _like(failed[0][2], texts[0], texts[1:]) from failed[0][2]
+    finally:
+        # The traceback being raised holds this frame: nothing in it may hold the failures.
+        failed.clear()
+        del failure
+
+
+def _text(index: int, device: torch.device, failure: BaseException) -> str:
+    trace = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
+    return (
+        f"Caught {type(failure).__name__} in replica {index} on device {device}.\nOriginal {trace}"
+    )
+
+
+class _Verbatim(str):
+    """A message that a KeyError prints as it is, lines and all."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _like(original: BaseException, text: str, others: Sequence[str]) -> BaseException:
+    """An exception of the original's type with another text; RuntimeError if it takes none."""
+    add_note: Any = getattr(BaseException, "add_note", None)
+    message = _Verbatim(text if add_note else "\n".join([text, *others]))
+    try:
+        failure = type(original)(message)
+        fitting = type(failure) is type(original) and message in str(failure)
+    except Exception:
+        fitting = False
+    if not fitting:
+        failure = RuntimeError(str(message))
+    if add_note:
+        for other in others:
+            add_note(failure, other)
+    return failure
