@@ -30,6 +30,15 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
+def sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
+    """Whether `op` is handed conjugated, negated and zero tensors as they are.
+
+    For all other operators, PyTorch materialises them first.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(op._name, key) for key in ("Conjugate", "Negative", "ZeroTensor"))
+
+
 class Arguments:
     """How one operator's arguments are read: which are written to, and how mistakes are named."""
 
@@ -45,9 +54,7 @@ class Arguments:
             argument.name for argument in arguments if str(argument.type) in _TENSOR_TYPES
         }
         self._pointwise = torch.Tag.pointwise in op.tags
-        # Where the conjugate fallback is skipped, a kernel sees lazily conjugated tensors.
-        lazy = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, "Conjugate")
-        self._alias = host_alias if lazy else _plain_alias
+        self._alias = host_alias if sees_lazy_tensors(op) else _plain_alias
 
     def device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Index of the one device of all tensors; raises if they do not agree."""

@@ -37,11 +37,14 @@ def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
     if not (isinstance(other, torch.Tensor) and _crosses(self, other)):
         _data.__set__(self, other)
         return
-    hooks, gradient = self._backward_hooks, self.grad
+    hooks, after_hooks = self._backward_hooks, self._post_accumulate_grad_hooks
+    gradient = self.grad
     incoming = other.detach().requires_grad_(self.requires_grad and self.is_leaf)
-    torch._C._swap_tensor_impl(self, incoming)  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(self, incoming)
     if hooks is not None:
         self._backward_hooks = hooks
+    if after_hooks is not None:
+        self._post_accumulate_grad_hooks = after_hooks
     if gradient is not None:
         # The same gradient object, moved along: a gradient elsewhere than its parameter is refused.
         with torch.no_grad():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from simgpu import _world
-from simgpu._arguments import Arguments
+from simgpu._arguments import Arguments, sees_lazy_tensors
 from simgpu._launch import Kernel, launch, launch_copy
 from simgpu._memory import adopt, adopt_all
 from simgpu._random import check_generator
@@ -40,7 +40,7 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     if any(a.alias_info and a.alias_info.is_write for a in arguments):
         return _mutating(kernel, reader)
     if len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor":
-        lazy = torch._C._dispatch_has_kernel_for_dispatch_key(op._name, "Conjugate")
+        lazy = sees_lazy_tensors(op)
         positions = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
         required = all(str(arguments[i].type) == "Tensor" for i in positions)
         if required and not lazy and positions == [0]:

@@ -27,7 +27,12 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     host._simgpu_allocation = _world.Allocation(  # type: ignore[attr-defined]
         device, (host.untyped_storage().nbytes() + _BLOCK - 1) & -_BLOCK
     )
-    return relabel(host, LABELS[index])
+    owned = relabel(host, LABELS[index])
+    if host.is_conj():
+        owned = torch._conj(owned)
+    if host.is_neg():
+        owned = torch._neg_view(owned)
+    return owned
 
 
 def adopt_all(results: Any, index: int) -> Any:

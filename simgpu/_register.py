@@ -34,6 +34,8 @@ _METADATA_ONLY = (
 _BY_HAND: dict[str, PythonKernel] = {
     "_copy_from": _copies.copy_from,
     "_copy_from_and_resize": _copies.copy_from_and_resize,
+    # Zeros without memory cannot cross a label: here they have memory.
+    "_efficientzerotensor": device_kernel(torch.ops.aten.zeros.default),
     "_local_scalar_dense": _copies.item,
     "_to_copy": _copies.to_copy,
     "copy_": _copies.copy_,
@@ -45,6 +47,7 @@ _BY_HAND: dict[str, PythonKernel] = {
 # PyTorch composes these of operators that see the device's tensors one by one; the host's whole
 # kernel would return views of one fresh storage, or not know the device's random stream.
 _LEFT_TO_PYTORCH = (
+    "_pack_padded_sequence",  # its lengths and batch sizes stay on the host
     "_unsafe_view",
     "unsafe_split.Tensor",
     "unsafe_split_with_sizes",
@@ -74,7 +77,8 @@ def _composition_is_as_good(op: torch._ops.OpOverload) -> bool:
     seeded = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in names
     computes = any("Tensor" in str(a.type) for a in arguments)
     makes = "device" in names
-    return views or seeded or torch.Tag.inplace_view in op.tags or not (computes or makes)
+    draws = "generator" in names and makes  # made first, then filled in place
+    return views or seeded or draws or torch.Tag.inplace_view in op.tags or not (computes or makes)
 
 
 def _metadata_kernel(op: torch._ops.OpOverload) -> PythonKernel:
