@@ -179,7 +179,7 @@ def _custom_shell(skeleton: _Skeleton, row: Row) -> Module:
         for name, index in [*skeleton.params, *skeleton.buffers]:
             if index >= 0:
                 setattr(shell, name, row[index])
-        return shell  # type: ignore[no-any-return]
+        return shell
     # Set as plain attributes first, so that a module which keeps lists of its weights hears of it
     # (torch.nn.RNNBase); then put where parameters() and buffers() look.
     shell._parameters = {}
@@ -190,7 +190,7 @@ def _custom_shell(skeleton: _Skeleton, row: Row) -> Module:
             shell.__dict__.pop(name, None)
     shell._parameters = {name: row[index] for name, index in skeleton.params}
     shell._buffers = {name: row[index] for name, index in skeleton.buffers}
-    return shell
+    return shell  # type: ignore[no-any-return]
 
 
 def _adopt(skeleton: _Skeleton, shell: Module, shells: Sequence[Module]) -> None:

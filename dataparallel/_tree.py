@@ -50,6 +50,8 @@ def children_of(
         return _rebuild_mapping, list(obj), list(obj.values())
     if kind is PackedSequence or isinstance(obj, (torch.Tensor, torch.nn.Module, str, bytes)):
         return None
+    if kind is torch.Size:  # registered with torch, yet unflattened as a tuple
+        return _rebuild_size, range(len(obj)), list(obj)
     if kind in SUPPORTED_NODES and kind.__module__ not in _OURS:
         values, _ = SUPPORTED_NODES[kind].flatten_fn(obj)
         return _rebuild_registered, range(len(values)), values
@@ -92,10 +94,14 @@ def _rebuild_namedtuple(example: Any, values: list[Any]) -> Any:
 
 
 def _rebuild_tuple(example: Any, values: list[Any]) -> Any:
-    kind = type(example)
-    if kind is torch.Size or hasattr(kind, "n_sequence_fields"):  # also torch.return_types
+    kind: Any = type(example)
+    if hasattr(kind, "n_sequence_fields"):  # a struct sequence, such as os.stat_result
         return kind(values)
     return _with_attributes(tuple.__new__(kind, values), example)
+
+
+def _rebuild_size(example: Any, values: list[Any]) -> Any:
+    return torch.Size(values)
 
 
 def _rebuild_list(example: Any, values: list[Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import traceback
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -125,9 +126,13 @@ class _Call:
             with on_stream(self.stream):
                 self.output = self.module(*self.arguments, **self.kwargs)
         except BaseException as failure:
-            # Without this frame, whose `self` holds the failure: that would be a cycle.
-            here = failure.__traceback__
-            self.failure = failure.with_traceback(here.tb_next if here is not None else None)
+            self.failure = failure.with_traceback(_trace_below(failure))
+
+
+def _trace_below(failure: BaseException) -> TracebackType | None:
+    """A failure's traceback without its first frame, whose `self` holds the failure: a cycle."""
+    here = failure.__traceback__
+    return here and here.tb_next
 
 
 def _job(call: _Call, state: ThreadState, context: contextvars.Context, types: set[str]) -> Any:

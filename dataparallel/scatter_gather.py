@@ -329,7 +329,7 @@ def _warn_of_scalars() -> None:
         "each replica, so its length depends on the number of chunks. Reduce it (for example with "
         ".mean()) or return one value for each row",
         UserWarning,
-        stacklevel=level - 1,
+        stacklevel=level,
     )
 
 
