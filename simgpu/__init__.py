@@ -11,9 +11,9 @@ How the package is laid out, from the bottom up:
     _random, _streams
     _launch         the one function that every kernel and copy passes; observers
     _memory         ownership of results, and the ledger
-    _arguments, _kernels, _copies, _resize, _dropout      kernels
+    _arguments, _kernels, _copies, _resize, _dropout, _recurrent, _composite     kernels
     _register       which operator gets which kernel
-    _autograd, _data                                   what torch must do differently
+    _autograd, _data      what torch must do differently
     _backend        registering all of it with torch, once
     device_module   torch.simgpu
     _api, _trace    what users call

@@ -40,7 +40,7 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     if any(a.alias_info and a.alias_info.is_write for a in arguments):
         return _mutating(kernel, reader)
     if len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor":
-        lazy = sees_lazy_tensors(op)
+        lazy = sees_lazy_tensors(op) or "nested" in op._name
         positions = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
         required = all(str(arguments[i].type) == "Tensor" for i in positions)
         if required and not lazy and positions == [0]:
@@ -48,6 +48,17 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
         if required and not lazy and positions == [0, 1]:
             return _binary(kernel, reader)
     return _functional(kernel, reader)
+
+
+def computed_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]) -> PythonKernel:
+    """A kernel for an operator that the host lacks, computed by `host_function` of CPU tensors."""
+
+    def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        # The function is ours: torch-function modes of the user must not see how it computes.
+        with torch._C.DisableTorchFunction():
+            return host_function(*args, **kwargs)
+
+    return _functional(Kernel(op, run), Arguments(op))
 
 
 def _unary(kernel: Kernel) -> PythonKernel:

@@ -24,8 +24,12 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
         device = _world.active[index]
     except IndexError:
         device = _world.device(index)  # raises, and says what there is
+    try:
+        nbytes = host.untyped_storage().nbytes()
+    except NotImplementedError:  # sparse: asking first would cost every dense result
+        return adopt_composite(host, index)
     host._simgpu_allocation = _world.Allocation(  # type: ignore[attr-defined]
-        device, (host.untyped_storage().nbytes() + _BLOCK - 1) & -_BLOCK
+        device, (nbytes + _BLOCK - 1) & -_BLOCK
     )
     owned = relabel(host, LABELS[index])
     if host.is_conj():
@@ -35,10 +39,22 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     return owned
 
 
+def adopt_composite(host: torch.Tensor, index: int) -> torch.Tensor:
+    """`adopt` for a sparse or nested tensor, part by part."""
+    from simgpu._composite import to_device  # which is built on this file
+
+    return to_device(host, index)
+
+
+def is_composite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is made of other tensors (sparse, nested) and has no memory of its own."""
+    return tensor.layout is not torch.strided or tensor.is_nested
+
+
 def adopt_all(results: Any, index: int) -> Any:
     """`adopt` every tensor of a kernel's results; numbers and undefined tensors pass through."""
     if isinstance(results, torch.Tensor):
-        return adopt(results, index)
+        return adopt_composite(results, index) if results.is_nested else adopt(results, index)
     if isinstance(results, (tuple, list)):
         return [adopt_all(result, index) for result in results]
     return results

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from simgpu import _copies, _dropout, _resize
+from simgpu import _composite, _copies, _dropout, _recurrent, _resize
 from simgpu._kernels import PythonKernel, device_kernel
 
 _HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -42,12 +42,14 @@ _BY_HAND: dict[str, PythonKernel] = {
     "native_dropout": _dropout.native_dropout,
     "record_stream": _resize.record_stream,
     "resize_": _resize.resize_,
+    **_recurrent.kernels(),
 }
 
 # PyTorch composes these of operators that see the device's tensors one by one; the host's whole
 # kernel would return views of one fresh storage, or not know the device's random stream.
 _LEFT_TO_PYTORCH = (
     "_pack_padded_sequence",  # its lengths and batch sizes stay on the host
+    "_nested_tensor_from_tensor_list",
     "_unsafe_view",
     "unsafe_split.Tensor",
     "unsafe_split_with_sizes",
@@ -107,15 +109,36 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
                 yield name, device_kernel(op)
 
 
+def _composite_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
+    """Every aten operator that PyTorch has for this kind of composite on the CPU, with ours."""
+    yield "_to_copy", _composite.to_copy
+    yield "copy_", _composite.copy_
+    done = {"_to_copy", "copy_"}
+    for name in _composite.DESCRIPTIVE[key]:
+        done.add(name)
+        yield name, _composite.describing_kernel(key, _overload(name))
+    for name in _aten_names(key.replace("PrivateUse1", "CPU")):
+        if name not in done:
+            yield name, _composite.computing_kernel(_overload(name))
+
+
 def register() -> list[torch.library.Library]:
     """Register everything; the registrations last as long as the returned libraries."""
-    library = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
-    assert library.m is not None, "a library that was just made is open"
-    for name, kernel in kernels():
-        library.m.impl(name, _KEY, kernel, False)
     anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     anything.fallback(_fallback, _KEY)  # type: ignore[no-untyped-call]
-    return [library, anything]
+    return [
+        _library(_KEY, kernels()),
+        *(_library(key, _composite_kernels(key)) for key in _composite.KEYS),
+        anything,
+    ]
+
+
+def _library(key: str, kernels: Iterable[tuple[str, PythonKernel]]) -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
+    assert library.m is not None, "a library that was just made is open"
+    for name, kernel in kernels:
+        library.m.impl(name, key, kernel, False)
+    return library
 
 
 _fallback_kernels: dict[torch._ops.OpOverload, PythonKernel] = {}

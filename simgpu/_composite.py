@@ -1,0 +1,235 @@
+"""Tensors made of other tensors: sparse (COO, CSR, CSC, BSR, BSC) and nested ones.
+
+They have no memory of their own to relabel, so they cross part by part: the dense tensors inside
+are relabelled, and a tensor of the same kind is put together of them on the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simgpu import _world
+from simgpu._launch import Kernel, launch, launch_copy
+from simgpu._memory import adopt, is_composite
+from simgpu._relabel import DEVICE_TYPE, host_alias
+
+Tensor = torch.Tensor
+_Key = torch._C.DispatchKey
+_aten = torch.ops.aten
+
+# For each kind of composite: the key of simulated devices, and the one whose kernels work on
+# the description of a tensor (indices, sizes) whatever device its parts are on.
+KEYS = {
+    "SparsePrivateUse1": torch._C.DispatchKeySet(_Key.SparseCPU),
+    "SparseCsrPrivateUse1": torch._C.DispatchKeySet(_Key.SparseCsrCPU),
+    "NestedTensorPrivateUse1": torch._C.DispatchKeySet(_Key.NestedTensorCPU),
+}
+
+# Operators that read or write the description alone, and never the parts' memory.
+DESCRIPTIVE = {
+    "SparsePrivateUse1": (
+        "_coalesced_",
+        "_dimI",
+        "_dimV",
+        "_indices",
+        "_nnz",
+        "_sparse_coo_tensor_with_dims",
+        "_sparse_coo_tensor_with_dims_and_tensors",
+        "_values",
+        "dense_dim",
+        "indices",
+        "is_coalesced",
+        "sparse_dim",
+        "values",
+    ),
+    "SparseCsrPrivateUse1": (
+        "_nnz",
+        "ccol_indices",
+        "col_indices",
+        "crow_indices",
+        "dense_dim",
+        "row_indices",
+        "sparse_dim",
+        "values",
+    ),
+    "NestedTensorPrivateUse1": (
+        "_nested_tensor_size",
+        "_nested_tensor_storage_offsets",
+        "_nested_tensor_strides",
+        "values",
+    ),
+}
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The same tensor over the same memory, with parts on the CPU."""
+    return _rebuild(tensor, host_alias, None) if is_composite(tensor) else host_alias(tensor)
+
+
+def to_device(host: Tensor, index: int) -> Tensor:
+    """The same tensor with its parts owned by device `index`; `host` is used up."""
+    if not is_composite(host):
+        return adopt(host, index)
+    return _rebuild(host, lambda part: adopt(part, index), index)
+
+
+def _rebuild(tensor: Tensor, move: Callable[[Tensor], Tensor], index: int | None) -> Tensor:
+    """Put a tensor like `tensor` together of its parts, each moved by `move`."""
+    if tensor.is_nested:
+        sizes = (
+            tensor._nested_tensor_size(),
+            tensor._nested_tensor_strides(),
+            tensor._nested_tensor_storage_offsets(),
+        )
+        return _aten._nested_view_from_buffer(move(tensor.values().detach()), *sizes)  # type: ignore[no-any-return]
+    if tensor.layout == torch.sparse_coo:
+        return make_on(
+            index,
+            lambda: torch.sparse_coo_tensor(
+                move(tensor._indices()),
+                move(tensor._values()),
+                tensor.shape,
+                is_coalesced=tensor.is_coalesced(),
+                check_invariants=False,
+            ),
+        )
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    compressed = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    plain = tensor.col_indices() if by_row else tensor.row_indices()
+    return make_on(
+        index,
+        lambda: torch.sparse_compressed_tensor(
+            move(compressed),
+            move(plain),
+            move(tensor.values()),
+            tensor.shape,
+            layout=tensor.layout,
+            check_invariants=False,
+        ),
+    )
+
+
+def make_on(index: int | None, make: Callable[[], Tensor]) -> Tensor:
+    """Call `make` with device `index` current: where PyTorch asks for "simgpu" without an index."""
+    if index is None:
+        return make()
+    outer = _world.current_device()
+    _world.set_current_device(index)
+    try:
+        return make()
+    finally:
+        _world.set_current_device(outer)
+
+
+def _index_of(values: Any) -> int | None:
+    """Device of the first simulated tensor among (nested) arguments."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.device.type == DEVICE_TYPE:
+                return value.device.index
+        elif isinstance(value, torch.device) and value.type == DEVICE_TYPE:
+            return _world.resolve(value)
+        elif isinstance(value, (tuple, list)):
+            found = _index_of(value)
+            if found is not None:
+                return found
+    return None
+
+
+def computing_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A kernel that lets the host compute `op` on composites and brings the results back."""
+
+    def on_host(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return op(*args, **kwargs)
+
+    kernel = Kernel(op, on_host)
+    names = [argument.name for argument in op._schema.arguments]
+    written = {a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = _index_of((*args, *kwargs.values()))
+        index = _world.current_device() if found is None else found
+        host_args = [_argument_to_host(value) for value in args]
+        host_kwargs = {name: _argument_to_host(value) for name, value in kwargs.items()}
+        result = launch(kernel, index, host_args, host_kwargs)
+        arguments = [*zip(names, args, host_args, strict=False)]
+        arguments += [(name, kwargs[name], host_kwargs[name]) for name in kwargs]
+        for name, value, host in arguments:
+            if name in written and isinstance(value, Tensor) and is_composite(value):
+                _write_back(value, host, index)
+
+        def bring_back(output: Any) -> Any:
+            for _, value, host in arguments:
+                if output is host:
+                    return value
+            return to_device(output, index) if isinstance(output, Tensor) else output
+
+        if isinstance(result, (tuple, list)):
+            return [bring_back(output) for output in result]
+        return bring_back(result)
+
+    return run
+
+
+def _argument_to_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return to_host(value)
+    if isinstance(value, (tuple, list)):
+        return [to_host(item) if isinstance(item, Tensor) else item for item in value]
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _write_back(target: Tensor, host: Tensor, index: int) -> None:
+    """Let `target` be what an in-place operator made of its host counterpart."""
+    if target.layout == torch.sparse_coo:
+        fresh = to_device(host.clone(), index)
+        copy = _aten.copy_sparse_to_sparse_.default._handle.redispatch_boxed
+        make_on(index, lambda: copy(KEYS["SparsePrivateUse1"], target, fresh, False))
+
+
+def describing_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A kernel that runs PyTorch's own code on the description of a simulated composite."""
+    run_stock = op._handle.redispatch_boxed
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        index = _index_of((*args, *kwargs.values()))
+        return make_on(index, lambda: run_stock(KEYS[key], *args, **kwargs))
+
+    return run
+
+
+_COPY = Kernel(_aten.clone.default, lambda _, tensor: tensor.clone())
+
+
+def to_copy(self: Tensor, *, device: torch.device | None = None, **options: Any) -> Tensor:
+    """`self.to(...)` for a composite."""
+    source = self.device.index
+    target = source if device is None else device
+    to = None if isinstance(target, torch.device) and target.type == "cpu" else target
+    place = None if to is None else _world.resolve(to)
+    host = to_host(self)
+    dtype = options.get("dtype")
+    if place == source:
+        copy = launch(_COPY, source, (host,), {})
+    else:
+        copy = launch_copy(_COPY, source, place, (host,), {})
+    copy = copy if dtype is None else copy.to(dtype)
+    return copy if place is None else to_device(copy, place)
+
+
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """`self.copy_(src)` where one of them is a composite."""
+    source = None if src.is_cpu else src.device.index
+    target = None if self.is_cpu else self.device.index
+    if target is None:
+        return self.copy_(launch_copy(_COPY, source, None, (to_host(src),), {}))
+    host = launch_copy(_COPY, source, target, (to_host(src),), {})
+    destination = to_host(self)
+    destination.copy_(host)
+    if is_composite(self):
+        _write_back(self, destination, target)
+    return self
