@@ -34,7 +34,7 @@ def add_prefix(state_dict: Mapping[str, Any], prefix: str = PREFIX) -> dict[str,
 
 
 def _renamed(state_dict: Mapping[str, Any], rename: Any, prefix: str) -> dict[str, Any]:
-    result: dict[str, Any] = copy.copy(state_dict)  # type: ignore[assignment]
+    result: Any = copy.copy(state_dict)
     result.clear()
     for name, value in state_dict.items():
         if rename(name) in result:
@@ -49,5 +49,5 @@ def _renamed(state_dict: Mapping[str, Any], rename: Any, prefix: str) -> dict[st
             # The module itself is named by the prefix without its dot, or by nothing.
             new = rename(name + ".")[:-1]
             own[new] = value
-        result._metadata = own  # type: ignore[attr-defined]
-    return result
+        result._metadata = own
+    return result  # type: ignore[no-any-return]
