@@ -28,14 +28,13 @@ def device_slots(draw: DrawFn, min_size: int = 1, max_size: int = MAX_DEVICES) -
     return tuple(order[:count])
 
 
+@st.composite
 def device_lists(
-    devices: Sequence[torch.device], min_size: int = 1
-) -> SearchStrategy[list[torch.device]]:
-    """Different devices out of `devices`, at least one, in any order."""
-    slots = st.sampled_from(range(len(devices)))
-    return st.lists(slots, min_size=min_size, max_size=len(devices), unique=True).map(
-        lambda chosen: [devices[slot] for slot in chosen]
-    )
+    draw: DrawFn, devices: Sequence[torch.device], min_size: int = 1
+) -> list[torch.device]:
+    """Different devices out of `devices`, at least `min_size`, in any order."""
+    slots = draw(device_slots(min_size, len(devices)))
+    return [devices[slot] for slot in slots]
 
 
 def batches(devices: int, max_size: int = MAX_BATCH, min_size: int = 0) -> SearchStrategy[int]:
@@ -144,8 +143,14 @@ def nested(leaves: SearchStrategy[Any] = rows | constants) -> SearchStrategy[Any
             | st.builds(Pair, inner, inner)
         )
 
-    tree = st.recursive(leaves, containers, max_leaves=6)
-    return st.tuples(rows, tree).map(list) | st.tuples(tree, rows) | rows
+    tree = st.recursive(leaves, containers, max_leaves=4)
+    return (
+        rows
+        | st.tuples(rows, tree)
+        | st.tuples(tree, rows).map(list)
+        | st.fixed_dictionaries({"first": rows, "then": tree})
+        | st.builds(Pair, tree, rows)
+    )
 
 
 def built(tree: Any, batch: int) -> Any:

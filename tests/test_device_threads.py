@@ -60,7 +60,10 @@ def test_blocks_put_the_device_back(devices, data):
             raise KeyError("the innermost block fails")
         with module.device(rest[0]):
             assert module.current_device() == rest[0].index
-            deeper(rest[1:])
+            try:
+                deeper(rest[1:])
+            finally:
+                assert module.current_device() == rest[0].index
 
     with pytest.raises(KeyError):
         deeper(path)

@@ -1,5 +1,6 @@
 """No reference cycles: replicas, activations and graphs go when the last name goes."""
 
+import contextlib
 import gc
 import weakref
 
@@ -71,12 +72,14 @@ def test_nothing_to_collect_after_a_failed_step(devices, no_collector):
 
     class Broken(Watched):
         def forward(self, x, row=None):
-            super().forward(x, row)
-            raise KeyError("broken on purpose")
+            out = super().forward(x, row)
+            raise KeyError(f"broken on purpose after {len(out)} rows")
 
     net = Broken(3).to(devices[0])
     model = dataparallel.DataParallel(net, device_ids=devices)
     for _ in range(2):
-        with pytest.raises(KeyError, match="broken on purpose"):
+        gc.collect()
+        with contextlib.suppress(KeyError):
             model(values((8, 3), "float32"))
+        assert gc.collect() == 0
     assert [ref() for ref in net.computed] == [None] * 8

@@ -148,11 +148,39 @@ def test_channels_last_only_if_all_agree(devices, data, agree):
     assert plain(whole) == plain(torch.cat([output.cpu() for output in outputs]))
 
 
+@pytest.mark.filterwarnings("ignore:every replica returned a 0-dimensional tensor")
 @given(data=st.data())
 def test_scalars_become_a_vector(devices, data):
-    """A loss without dimensions cannot be joined along one: the user is told, and gets them all."""
+    """A loss without dimensions cannot be joined along one: the user gets one for each replica."""
     targets = data.draw(strategies.device_lists(devices))
     losses = [torch.tensor(float(k), device=target) for k, target in enumerate(targets)]
-    with pytest.warns(UserWarning, match="scalar"):
-        whole = dataparallel.gather(losses, targets[0])
-    assert plain(whole) == [float(k) for k in range(len(targets))]
+    assert plain(dataparallel.gather(losses, targets[0])) == [float(k) for k in range(len(targets))]
+
+
+def test_a_vector_of_scalars_is_told_once(devices):
+    losses = [torch.tensor(1.0, device=device) for device in devices]
+    with pytest.warns(UserWarning, match="0-dimensional") as told:
+        wholes = [dataparallel.gather(losses, devices[0]) for _ in range(3)]
+    assert len(told) == 1
+    assert [len(whole) for whole in wholes] == [len(devices)] * 3
+
+
+@given(
+    data=st.data(),
+    last=st.booleans(),
+    dim=st.integers(0, 3),
+    to_cpu=st.booleans(),
+)
+def test_large_outputs(devices, data, last, dim, to_cpu):
+    """Outputs of megabytes travel another way than small ones; what arrives is the same."""
+    targets = data.draw(strategies.device_lists(devices))
+    layout = torch.channels_last if last else torch.contiguous_format
+    outputs = [
+        values((4, 8, 64, 128), "float32", k).contiguous(memory_format=layout).to(target)
+        for k, target in enumerate(targets)
+    ]
+    wanted = torch.device("cpu") if to_cpu else targets[-1]
+    whole = dataparallel.gather(outputs, wanted, dim)
+    assert whole.device == wanted
+    assert whole.is_contiguous(memory_format=layout)
+    assert torch.equal(whole.cpu(), torch.cat([output.cpu() for output in outputs], dim))

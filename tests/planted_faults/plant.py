@@ -1,0 +1,120 @@
+"""How a fault is planted: a function of the library is replaced by its own text with an edit.
+
+The function object stays the same and gets the edited code, so everyone who imported it before
+has the fault too. An edit whose text is not found says so: the table has to follow the library.
+"""
+
+import __future__
+
+import ast
+import contextlib
+import importlib
+import inspect
+import operator
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+
+
+@dataclass(frozen=True)
+class Edit:
+    """In the function `where` ("module:name.name"), put `new` in the place of `old`."""
+
+    where: str
+    old: str
+    new: str
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        function = self.function()
+        sound = function.__code__
+        function.__code__ = self.edited(function)
+        try:
+            yield
+        finally:
+            function.__code__ = sound
+
+    def function(self) -> Any:
+        module, _, name = self.where.partition(":")
+        found = operator.attrgetter(name)(importlib.import_module(module))
+        return inspect.unwrap(found.fget if isinstance(found, property) else found)
+
+    def edited(self, function: Any) -> Any:
+        text = textwrap.dedent(inspect.getsource(function))
+        if text.count(self.old) != 1:
+            raise LookupError(
+                f"{self.old!r} stands {text.count(self.old)} times in {self.where}, and it has to "
+                f"stand there once for the fault to be planted:\n{text}"
+            )
+        tree = ast.parse(text.replace(self.old, self.new))
+        definition = tree.body[0]
+        assert isinstance(definition, ast.FunctionDef)
+        definition.decorator_list = []
+        code = compile(
+            tree,
+            f"<fault in {self.where}>",
+            "exec",
+            flags=__future__.annotations.compiler_flag,
+            dont_inherit=True,
+        )
+        made: dict[str, Any] = {}
+        exec(code, function.__globals__, made)
+        return made[definition.name].__code__
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A mistake, and the test that has to fail while it is there."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    caught_by: Callable[..., None]
+    raises: tuple[type[BaseException], ...]
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for edit in self.edits:
+                stack.enter_context(edit.planted())
+            yield
+
+
+def fault(
+    name: str,
+    where: str,
+    old: str,
+    new: str,
+    caught_by: Callable[..., None],
+    *more: Edit,
+    raises: type[BaseException] | None = None,
+) -> Fault:
+    """Make a line of the table; `raises` if the fault shows as another error than a failed test."""
+    errors = (AssertionError, pytest.fail.Exception) if raises is None else (raises,)
+    return Fault(name, (Edit(where, old, new), *more), caught_by, errors)
+
+
+def run(test: Callable[..., None], examples: int | None = None, **arguments: Any) -> None:
+    """Run a test function; a property without shrinking, since only its verdict is wanted."""
+    handle = getattr(test, "hypothesis", None)
+    if handle is None:
+        test(**arguments)
+        return
+    quick = settings(
+        phases=(Phase.explicit, Phase.generate),
+        report_multiple_bugs=False,
+        database=None,
+        max_examples=examples or settings.default.max_examples,
+    )
+    quick(given(**handle._given_kwargs)(handle.inner_test))(**arguments)
+
+
+def devices_wanted(test: Callable[..., None]) -> int | None:
+    """Return how many devices the `devices` marker of `test` asks for, if it has one."""
+    for mark in getattr(test, "pytestmark", []):
+        if mark.name == "devices":
+            return int(mark.args[0])
+    return None

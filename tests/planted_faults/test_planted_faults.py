@@ -1,0 +1,63 @@
+"""Every planted fault is caught by the property that is about it."""
+
+import functools
+import inspect
+
+import pytest
+
+from tests.planted_faults.faults import FAULTS
+from tests.planted_faults.plant import Edit, devices_wanted, run
+
+# What a property needs to be run a first time, and holds without a fault: few examples do.
+PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.values())
+
+
+def name_of(test):
+    if isinstance(test, functools.partial):
+        return "-".join([test.func.__name__, *test.keywords.values()])
+    return test.__name__
+
+
+def run_on(test, devices, examples=None):
+    """Run `test` with the arguments that its signature asks for."""
+    bound = {}
+    if isinstance(test, functools.partial):
+        test, bound = test.func, test.keywords
+    if "no_collector" in inspect.signature(test).parameters:
+        bound = {**bound, "no_collector": None}
+    run(test, examples, devices=devices[: devices_wanted(test)], **bound)
+
+
+@pytest.mark.devices(8, distinct=True)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_property_catches_it(devices, fault, monkeypatch):
+    with fault.planted(), pytest.raises(fault.raises):
+        run_on(fault.caught_by, devices)
+
+
+@pytest.mark.devices(8, distinct=True)
+@pytest.mark.parametrize("test", PROPERTIES, ids=name_of)
+def test_without_a_fault_it_holds(devices, test):
+    """Run in the same way as above: what fails there fails because of the fault."""
+    run_on(test, devices, examples=3)
+
+
+def double(number):
+    return number * 2
+
+
+def test_a_fault_is_planted_and_taken_out_again():
+    edit = Edit(f"{__name__}:double", "* 2", "* 3")
+    with edit.planted():
+        assert double(5) == 15
+    assert double(5) == 10
+
+
+def test_a_fault_that_no_longer_fits_says_so():
+    edit = Edit(f"{__name__}:double", "number + 2", "number + 3")
+    with pytest.raises(LookupError, match=r"stands 0 times in .*double"), edit.planted():
+        pass
+
+
+def test_names_are_different():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
