@@ -31,12 +31,12 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
 
 
 def sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
-    """Whether `op` is handed conjugated, negated and zero tensors as they are.
+    """Whether `op` is handed lazily conjugated and negated tensors as they are.
 
     For all other operators, PyTorch materialises them first.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has_kernel(op._name, key) for key in ("Conjugate", "Negative", "ZeroTensor"))
+    return any(has_kernel(op._name, key) for key in ("Conjugate", "Negative"))
 
 
 class Arguments:

@@ -63,6 +63,9 @@ DESCRIPTIVE = {
     ),
 }
 
+# The host has these, CUDA has not, and neither have simulated devices.
+HOST_ONLY = ("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward")
+
 
 def to_host(tensor: Tensor) -> Tensor:
     """The same tensor over the same memory, with parts on the CPU."""

@@ -14,7 +14,7 @@ import torch
 from simgpu import _world
 from simgpu._arguments import Arguments, sees_lazy_tensors
 from simgpu._launch import Kernel, launch, launch_copy
-from simgpu._memory import adopt, adopt_all
+from simgpu._memory import adopt, adopt_all, make_sure_of_room
 from simgpu._random import check_generator
 from simgpu._relabel import HOST, relabel
 from simgpu._resize import replace_memory
@@ -162,7 +162,8 @@ def _factory(kernel: Kernel, reader: Arguments) -> PythonKernel:
         if device is not None and device.type == "cpu":
             return launch_copy(kernel, source, None, host_args, {**host_kwargs, "device": _CPU})
         index = source if device is None and source >= 0 else _world.resolve(device)
-        _world.device(index)
+        if args and isinstance(args[0], (list, tuple)):
+            make_sure_of_room(index, args[0], kwargs.get("dtype"))
         return adopt(launch(kernel, index, host_args, {**host_kwargs, "device": _CPU}), index)
 
     return run

@@ -5,12 +5,15 @@ Ownership is a label (`_relabel`) plus an entry in the device's ledger that ends
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 
 from simgpu import _world
-from simgpu._relabel import LABELS, relabel
+from simgpu._memory_functions import format_bytes
+from simgpu._relabel import DEVICE_TYPE, LABELS, relabel
 
 _BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
 
@@ -28,9 +31,10 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
         nbytes = host.untyped_storage().nbytes()
     except NotImplementedError:  # sparse: asking first would cost every dense result
         return adopt_composite(host, index)
-    host._simgpu_allocation = _world.Allocation(  # type: ignore[attr-defined]
-        device, (nbytes + _BLOCK - 1) & -_BLOCK
-    )
+    nbytes = (nbytes + _BLOCK - 1) & -_BLOCK
+    if device.allocated + nbytes > device.limit:
+        raise_out_of_memory(device, nbytes)
+    host._simgpu_allocation = _world.Allocation(device, nbytes)  # type: ignore[attr-defined]
     owned = relabel(host, LABELS[index])
     if host.is_conj():
         owned = torch._conj(owned)
@@ -44,6 +48,26 @@ def adopt_composite(host: torch.Tensor, index: int) -> torch.Tensor:
     from simgpu._composite import to_device  # which is built on this file
 
     return to_device(host, index)
+
+
+def make_sure_of_room(index: int, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
+    """Raise if device `index` has no room for a tensor, before the host makes one."""
+    device = _world.device(index)
+    nbytes = math.prod(shape) * (torch.get_default_dtype() if dtype is None else dtype).itemsize
+    if nbytes > device.limit - device.allocated:
+        raise_out_of_memory(device, nbytes)
+
+
+def raise_out_of_memory(device: _world.Device, nbytes: int) -> NoReturn:
+    """Raise what CUDA raises when `device` has no room for `nbytes` more."""
+    device.out_of_memory_count += 1
+    room = device.limit - device.allocated
+    raise torch.OutOfMemoryError(
+        f"{DEVICE_TYPE} out of memory. Tried to allocate {format_bytes(nbytes)}. GPU "
+        f"{device.index} has a total capacity of {format_bytes(device.capacity)} of which "
+        f"{format_bytes(room)} is free. Of the allocated memory {format_bytes(device.allocated)} "
+        "is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+    )
 
 
 def is_composite(tensor: torch.Tensor) -> bool:

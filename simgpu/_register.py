@@ -113,7 +113,7 @@ def _composite_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
     """Every aten operator that PyTorch has for this kind of composite on the CPU, with ours."""
     yield "_to_copy", _composite.to_copy
     yield "copy_", _composite.copy_
-    done = {"_to_copy", "copy_"}
+    done = {"_to_copy", "copy_", *_composite.HOST_ONLY}
     for name in _composite.DESCRIPTIVE[key]:
         done.add(name)
         yield name, _composite.describing_kernel(key, _overload(name))

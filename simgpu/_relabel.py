@@ -71,14 +71,9 @@ relabel: Callable[[torch.Tensor, int], torch.Tensor] = (
 
 
 def host_alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the memory of `tensor` that keeps what is lazy about it.
-
-    That is a conjugate or negative bit; and a tensor of zeros for autograd's zeros without memory.
-    """
+    """A CPU tensor over the memory of `tensor` that keeps its conjugate and negative bits."""
     if tensor.is_cpu:
         return tensor
-    if tensor._is_zerotensor():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
     alias = relabel(tensor, HOST)
     if tensor.is_conj():
         alias = torch._conj(alias)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -15,17 +16,38 @@ from simgpu._random import Generator
 from simgpu._relabel import DEVICE_TYPE, MAX_DEVICES
 from simgpu.errors import DevicesActiveError, InvalidDeviceError, NoDevicesError
 
+DEFAULT_MEMORY = 80 * 2**30  # bytes
+
 
 class Device:
     """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
 
-    __slots__ = ("allocated", "generator", "index", "peak", "stream_ids", "torch_device")
+    __slots__ = (
+        "allocated",
+        "capacity",
+        "count",
+        "generator",
+        "index",
+        "limit",
+        "out_of_memory_count",
+        "peak",
+        "peak_count",
+        "stream_ids",
+        "torch_device",
+        "total",
+        "total_before",
+        "total_count",
+        "total_count_before",
+    )
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, capacity: int) -> None:
         self.index = index
         self.torch_device = torch.device(DEVICE_TYPE, index)
-        self.allocated = 0
-        self.peak = 0
+        # The ledger, in bytes and in numbers of allocations: now, at most, in total.
+        self.capacity = self.limit = capacity
+        self.allocated = self.peak = self.total = self.total_before = 0
+        self.count = self.peak_count = self.total_count = self.total_count_before = 0
+        self.out_of_memory_count = 0
         self.stream_ids = itertools.count(1)
         # As on CUDA, where a seed set before the devices wake up reaches them when they do.
         self.generator = Generator(index).manual_seed(torch.initial_seed())
@@ -46,11 +68,18 @@ class Allocation:
         self.device = device
         self.nbytes = nbytes
         device.allocated = allocated = device.allocated + nbytes
+        device.count = count = device.count + 1
+        device.total += nbytes
+        device.total_count += 1
         if allocated > device.peak:
             device.peak = allocated
+        if count > device.peak_count:
+            device.peak_count = count
 
     def __del__(self) -> None:
-        self.device.allocated -= self.nbytes
+        device = self.device
+        device.allocated -= self.nbytes
+        device.count -= 1
 
 
 class _PerThread(threading.local):
@@ -63,8 +92,8 @@ class _PerThread(threading.local):
 class World:
     """A set of simulated devices."""
 
-    def __init__(self, count: int) -> None:
-        self.devices = [Device(index) for index in range(count)]
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self.devices = [Device(index, capacity) for index, capacity in enumerate(capacities)]
 
 
 _per_thread = _PerThread()
@@ -75,8 +104,8 @@ _world: World | None = None
 active: list[Device] = []
 
 
-def enter(count: int) -> World:
-    """Make `count` fresh devices; raises if there are some already."""
+def enter(count: int, memory: Sequence[int] | None = None) -> World:
+    """Make `count` fresh devices with `memory` bytes each; raises if there are some already."""
     global _world
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
@@ -88,7 +117,7 @@ def enter(count: int) -> World:
             "be made: leave the `with simgpu.devices(...)` block first, or unset "
             "SIMGPU_DEVICE_COUNT if that made them"
         )
-    _world = World(count)
+    _world = World([DEFAULT_MEMORY] * count if memory is None else memory)
     active[:] = _world.devices
     return _world
 

@@ -8,6 +8,19 @@ from typing import Any, NamedTuple
 import torch
 
 from simgpu import _world
+from simgpu._memory_functions import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+    set_per_process_memory_fraction,
+)
 from simgpu._relabel import DEVICE_TYPE
 from simgpu._streams import Event, Stream, current_stream, default_stream, set_stream
 
@@ -26,6 +39,7 @@ __all__ = [
     "device_count",
     "device_of",
     "empty_cache",
+    "get_amp_supported_dtype",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
@@ -42,18 +56,20 @@ __all__ = [
     "mem_get_info",
     "memory_allocated",
     "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",
     "set_device",
+    "set_per_process_memory_fraction",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
     "stream",
     "synchronize",
 ]
-
-TOTAL_MEMORY = 16 * 2**30  # bytes that every simulated device says it has
 
 
 class DeviceProperties(NamedTuple):
@@ -159,8 +175,8 @@ def synchronize(device: _Device = None) -> None:
 
 def get_device_properties(device: _Device = None) -> DeviceProperties:
     """Name, capability, memory in bytes and multiprocessors of `device`."""
-    _world.device(_world.resolve(device))
-    return DeviceProperties("Simulated GPU", 9, 0, TOTAL_MEMORY, 1)
+    state = _world.device(_world.resolve(device))
+    return DeviceProperties("Simulated GPU", 9, 0, state.capacity, 1)
 
 
 def get_device_name(device: _Device = None) -> str:
@@ -174,45 +190,15 @@ def get_device_capability(device: _Device = None) -> tuple[int, int]:
     return properties.major, properties.minor
 
 
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that `torch.autocast("simgpu")` may cast to; PyTorch asks for them."""
+    return [torch.float16, torch.bfloat16]
+
+
 def can_device_access_peer(device: _Device, peer_device: _Device) -> bool:
     """Whether two different devices can copy to each other directly: any two can."""
     first = _world.device(_world.resolve(device))
     return first is not _world.device(_world.resolve(peer_device))
-
-
-def memory_allocated(device: _Device = None) -> int:
-    """Bytes of `device` taken by live tensors, each allocation rounded up to 512."""
-    return _world.device(_world.resolve(device)).allocated
-
-
-def max_memory_allocated(device: _Device = None) -> int:
-    """The most bytes that were taken at once, since the start or the last reset."""
-    return _world.device(_world.resolve(device)).peak
-
-
-def reset_peak_memory_stats(device: _Device = None) -> None:
-    """Let `max_memory_allocated` begin again at what is taken now."""
-    state = _world.device(_world.resolve(device))
-    state.peak = state.allocated
-
-
-def memory_reserved(device: _Device = None) -> int:
-    """Bytes kept from the device; nothing is cached here, so those of live tensors."""
-    return memory_allocated(device)
-
-
-def max_memory_reserved(device: _Device = None) -> int:
-    """The most bytes that were kept at once."""
-    return max_memory_allocated(device)
-
-
-def mem_get_info(device: _Device = None) -> tuple[int, int]:
-    """Free and total bytes of `device`."""
-    return TOTAL_MEMORY - memory_allocated(device), TOTAL_MEMORY
-
-
-def empty_cache() -> None:
-    """Give cached memory back: there is none."""
 
 
 def manual_seed(seed: int) -> None:

@@ -1,0 +1,128 @@
+"""The memory functions of `torch.simgpu`, as in `torch.cuda.memory`; all numbers are bytes.
+
+The ledger rounds every allocation up to 512 bytes, as CUDA's caching allocator does. It differs
+where that allocator holds on to freed memory: nothing is cached here, so reserved and allocated
+memory are the same, freeing gives memory back at once, and nothing is ever fragmented.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu import _world
+from simgpu._world import Device
+
+_KINDS = ("current", "peak", "allocated", "freed")
+_Device = torch.device | str | int | None
+
+
+def _state(device: _Device) -> Device:
+    return _world.device(_world.resolve(device))
+
+
+def memory_allocated(device: _Device = None) -> int:
+    """Bytes of `device` taken by live tensors."""
+    return _state(device).allocated
+
+
+def max_memory_allocated(device: _Device = None) -> int:
+    """The most bytes that were taken at once, since the start or the last reset."""
+    return _state(device).peak
+
+
+def reset_peak_memory_stats(device: _Device = None) -> None:
+    """Let `max_memory_allocated` begin again at what is taken now."""
+    state = _state(device)
+    state.peak = state.allocated
+    state.peak_count = state.count
+
+
+def reset_accumulated_memory_stats(device: _Device = None) -> None:
+    """Let the totals of `memory_stats` (allocated, freed, num_ooms) begin again at zero."""
+    state = _state(device)
+    state.total = state.total_count = state.out_of_memory_count = 0
+    state.total_before = state.allocated
+    state.total_count_before = state.count
+
+
+def memory_reserved(device: _Device = None) -> int:
+    """Bytes kept from the device: those of live tensors."""
+    return memory_allocated(device)
+
+
+def max_memory_reserved(device: _Device = None) -> int:
+    """The most bytes that were kept at once."""
+    return max_memory_allocated(device)
+
+
+def mem_get_info(device: _Device = None) -> tuple[int, int]:
+    """Free and total bytes of `device`."""
+    state = _state(device)
+    return state.capacity - state.allocated, state.capacity
+
+
+def empty_cache() -> None:
+    """Give cached memory back: there is none."""
+
+
+def memory_stats(device: _Device = None) -> dict[str, Any]:
+    """Current, peak, allocated and freed amounts, by the names of torch.cuda.memory_stats."""
+    state = _state(device)
+    amounts = {
+        "allocation": (
+            state.count,
+            state.peak_count,
+            state.total_count,
+            state.total_count + state.total_count_before - state.count,
+        ),
+        "allocated_bytes": (
+            state.allocated,
+            state.peak,
+            state.total,
+            state.total + state.total_before - state.allocated,
+        ),
+    }
+    amounts["active"] = amounts["segment"] = amounts["allocation"]
+    amounts["active_bytes"] = amounts["reserved_bytes"] = amounts["allocated_bytes"]
+    stats: dict[str, Any] = {
+        f"{name}.all.{kind}": amount
+        for name, numbers in amounts.items()
+        for kind, amount in zip(_KINDS, numbers, strict=True)
+    }
+    stats["num_ooms"] = state.out_of_memory_count
+    stats["num_alloc_retries"] = 0
+    return dict(sorted(stats.items()))
+
+
+def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
+    """`memory_stats` as a table for people."""
+    state, stats = _state(device), memory_stats(device)
+    lines = [
+        f"simgpu:{state.index} memory, of {format_bytes(state.capacity)}",
+        f"{'':<18}{'current':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
+    ]
+    for name, show in (("allocated_bytes", format_bytes), ("allocation", str)):
+        row = [show(stats[f"{name}.all.{kind}"]) for kind in _KINDS]
+        lines.append(f"{name:<18}" + "".join(f"{cell:>14}" for cell in row))
+    lines.append(f"{'out of memory':<18}{stats['num_ooms']:>14}")
+    return "\n".join(lines)
+
+
+def set_per_process_memory_fraction(fraction: float, device: _Device = None) -> None:
+    """Let tensors take no more than this fraction (0 to 1) of the device's memory."""
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    state = _state(device)
+    state.limit = int(state.capacity * fraction)
+
+
+def format_bytes(number: int) -> str:
+    """Bytes as CUDA's messages write them: "20.00 MiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number} bytes"
