@@ -13,6 +13,7 @@ How the package is laid out, from the bottom up:
     _memory         ownership of results, and the ledger
     _arguments, _kernels, _copies, _resize, _dropout, _recurrent, _composite     kernels
     _register       which operator gets which kernel
+    _autocast_policy, _autocast    automatic mixed precision
     _autograd, _data      what torch must do differently
     _backend        registering all of it with torch, once
     device_module   torch.simgpu

@@ -49,7 +49,7 @@ def install() -> None:
                 f"PyTorch has one slot for outside devices, and this process uses it for {taken!r}:"
                 f" {DEVICE_TYPE} devices need a process of their own"
             )
-        from simgpu import _autograd, _data, _register, device_module
+        from simgpu import _autocast, _autograd, _data, _register, device_module
 
         backend_registration._setup_privateuseone_for_python_backend(
             rename=DEVICE_TYPE,
@@ -58,5 +58,6 @@ def install() -> None:
             device_guard=_DeviceGuard(),
         )
         _libraries.extend(_register.register())
+        _libraries.extend(_autocast.install())
         _autograd.install()
         _data.install()
