@@ -75,7 +75,7 @@ def cases(draw: DrawFn, op: str) -> Case:
         layout=draw(layouts()),
         seed=draw(st.integers(0, 1000)),
         source=draw(st.just(-1) | st.sampled_from(slots) | st.integers(0, MAX_DEVICES - 1)),
-        target=draw(st.sampled_from(slots) | st.integers(0, MAX_DEVICES - 1)),
+        target=draw(st.sampled_from(slots) | st.integers(-1, MAX_DEVICES - 1)),
     )
 
 
@@ -94,9 +94,16 @@ def collective_cases(draw: DrawFn, op: str, names: Sequence[str] = DTYPES) -> Ca
 
 
 @st.composite
-def step_cases(draw: DrawFn, min_batch: int = 0) -> Case:
-    """Cases of one training step in numbers that are exact in their dtype."""
-    slots = draw(device_slots())
+def step_cases(draw: DrawFn, min_batch: int = 0, repeats: bool = False) -> Case:
+    """Cases of one training step in numbers that are exact in their dtype.
+
+    With `repeats`, one device may stand in the list several times.
+    """
+    if repeats:
+        anywhere = st.integers(0, MAX_DEVICES - 1)
+        slots = tuple(draw(st.lists(anywhere, min_size=1, max_size=MAX_DEVICES)))
+    else:
+        slots = draw(device_slots())
     batch = draw(batches(len(slots), min_size=min_batch))
     return Case(
         op="step",

@@ -68,10 +68,23 @@ def test_output_is_that_of_one_device(devices, case):
     assert seen["slot"] == slot_of(chosen(case.slots, devices)[0], devices)
 
 
+@given(case=strategies.step_cases(repeats=True), steps=st.integers(1, 2))
+@example(case=Case("step", slots=(2, 2, 2, 2), shape=(9, 3)), steps=2)
+def test_a_device_may_be_named_several_times(devices, case, steps):
+    """As many replicas as names: this is how one GPU runs what is meant for many."""
+    targets = chosen(case.slots, devices)
+    alone = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
+    shared = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
+    parallel = dataparallel.DataParallel(shared, device_ids=targets)
+    assert trained(shared, parallel, case, steps) == trained(alone, alone, case, steps)
+    if case.shape[0]:
+        assert len(shared.diary) == steps * len(chunk_sizes(case.shape[0], len(targets)))
+
+
 @given(case=strategies.step_cases(), data=st.data())
 def test_output_device_is_obeyed(devices, case, data):
     targets = chosen(case.slots, devices)
-    wanted = data.draw(st.sampled_from(targets))
+    wanted = data.draw(st.sampled_from([*targets, torch.device("cpu")]))
     net = ExactNet(case.shape[-1], case.dtype).to(targets[0])
     model = dataparallel.DataParallel(net, device_ids=targets, output_device=wanted)
     out = model(values(case.shape, case.dtype, span=3))

@@ -31,7 +31,7 @@ MIXERS = {
 
 
 @pytest.mark.devices(4, distinct=True)
-@pytest.mark.parametrize("name", sorted(set(MIXERS) - {"foreach"}))
+@pytest.mark.parametrize("name", sorted(MIXERS))
 @given(pair=st.lists(st.integers(-1, 3), min_size=2, max_size=2, unique=True))
 def test_mixing_devices_raises(devices, name, pair):
     one, other = (values((2, 2), "float32").to(place(slot, devices)) for slot in pair)
@@ -92,6 +92,9 @@ def test_an_index_past_the_end_raises(devices, past, make):
 
 COPIES = {
     "to": lambda x, device: x.to(device),
+    "method": lambda x, device: getattr(x, device.type)(
+        *() if device.type == "cpu" else (device.index,)
+    ),
     "to_copy": lambda x, device: x.to(device, copy=True),
     "non_blocking": lambda x, device: x.to(device, non_blocking=True),
     "copy_": lambda x, device: torch.empty_like(x, device=device).copy_(x),

@@ -1,5 +1,6 @@
 """parallel_apply: each replica in its own thread, on its own device, in its caller's grad mode."""
 
+import contextlib
 import threading
 
 import pytest
@@ -64,6 +65,18 @@ def test_devices_default_to_where_the_inputs_are(devices, data):
     modules = [Call(lambda x: torch.zeros(1, device=kind)) for _ in targets]
     made = dataparallel.parallel_apply(modules, inputs)
     assert [out.device for out in made] == targets
+
+
+@given(data=st.data())
+def test_each_call_is_on_the_callers_stream_of_its_device(devices, data):
+    targets = data.draw(strategies.device_lists(devices))
+    module = device_module(targets[0])
+    streams = {target: module.Stream(target) for target in targets}
+    with contextlib.ExitStack() as stack:
+        for stream in streams.values():
+            stack.enter_context(module.stream(stream))
+        found = applied(lambda x: module.current_stream(x.device), targets)
+    assert found == [streams[target] for target in targets]
 
 
 @given(data=st.data())

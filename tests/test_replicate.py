@@ -155,6 +155,6 @@ def test_replicas_follow_the_mode_and_leave_the_module_as_it_was(devices, data, 
 @given(data=st.data())
 def test_a_detached_replica_asks_for_no_gradient(devices, data):
     targets = data.draw(strategies.device_lists(devices))
-    for replica in dataparallel.replicate(nn.Linear(2, 2).to(targets[0]), targets, detach=True):
-        assert replica.weight.grad_fn is None
-        assert not (replica.weight.requires_grad and replica.weight.grad_fn)
+    replicas = dataparallel.replicate(nn.Linear(2, 2).to(targets[0]), targets, detach=True)
+    assert [replica.weight.grad_fn for replica in replicas] == [None] * len(targets)
+    assert not any(replica.weight.requires_grad for replica in replicas[1:])

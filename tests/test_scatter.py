@@ -67,6 +67,20 @@ def test_only_a_chunk_that_stays_is_a_view(devices, case):
         assert view == (target == home and torch.Size(shape).numel() > 0)
 
 
+@given(slots=strategies.device_slots(), data=st.data())
+def test_balanced_chunks(devices, slots, data):
+    """Sizes that differ by at most one, the larger ones first, and no device without a row."""
+    targets = chosen(slots, devices)
+    batch = data.draw(strategies.batches(len(targets)))
+    x = values((batch, 2), "float32")
+    chunks = dataparallel.scatter(x, targets, chunking="balanced")
+    sizes = [len(chunk) for chunk in chunks]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+    assert len(chunks) == (min(batch, len(targets)) or len(targets))
+    assert plain(torch.cat([chunk.cpu() for chunk in chunks])) == plain(x)
+
+
 @given(
     slots=strategies.device_slots(min_size=2),
     batch=st.integers(2, 20),

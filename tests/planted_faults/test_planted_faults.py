@@ -1,4 +1,7 @@
-"""Every planted fault is caught by the property that is about it."""
+"""Every planted fault is caught by the property that is about it.
+
+Always on simulated devices: these tests judge the suite, not the hardware.
+"""
 
 import functools
 import inspect
@@ -8,7 +11,6 @@ import pytest
 from tests.planted_faults.faults import FAULTS
 from tests.planted_faults.plant import Edit, devices_wanted, run
 
-# What a property needs to be run a first time, and holds without a fault: few examples do.
 PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.values())
 
 
@@ -28,18 +30,16 @@ def run_on(test, devices, examples=None):
     run(test, examples, devices=devices[: devices_wanted(test)], **bound)
 
 
-@pytest.mark.devices(8, distinct=True)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_the_property_catches_it(devices, fault, monkeypatch):
+def test_the_property_catches_it(simulated, fault):
     with fault.planted(), pytest.raises(fault.raises):
-        run_on(fault.caught_by, devices)
+        run_on(fault.caught_by, simulated)
 
 
-@pytest.mark.devices(8, distinct=True)
 @pytest.mark.parametrize("test", PROPERTIES, ids=name_of)
-def test_without_a_fault_it_holds(devices, test):
+def test_without_a_fault_it_holds(simulated, test):
     """Run in the same way as above: what fails there fails because of the fault."""
-    run_on(test, devices, examples=3)
+    run_on(test, simulated, examples=3)
 
 
 def double(number):
