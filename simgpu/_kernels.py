@@ -37,15 +37,16 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
         return _random(kernel, reader)
     if "device" in names:
         return _factory(kernel, reader)
-    if any(a.alias_info and a.alias_info.is_write for a in arguments):
-        return _mutating(kernel, reader)
-    if len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor":
-        lazy = sees_lazy_tensors(op) or "nested" in op._name
-        positions = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
-        required = all(str(arguments[i].type) == "Tensor" for i in positions)
-        if required and not lazy and positions == [0]:
+    tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+    plain = not sees_lazy_tensors(op) and all(str(arguments[i].type) == "Tensor" for i in tensors)
+    written = [i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
+    if written:
+        in_place = plain and written == [0] and len(schema.returns) == 1
+        return (_binary_in_place if in_place and tensors == [0, 1] else _mutating)(kernel, reader)
+    if plain and [str(returned.type) for returned in schema.returns] == ["Tensor"]:
+        if tensors == [0] and "nested" not in op._name:
             return _unary(kernel)
-        if required and not lazy and positions == [0, 1]:
+        if tensors == [0, 1] and "nested" not in op._name:
             return _binary(kernel, reader)
     return _functional(kernel, reader)
 
@@ -72,13 +73,13 @@ def _unary(kernel: Kernel) -> PythonKernel:
 def _binary(kernel: Kernel, reader: Arguments) -> PythonKernel:
     with_number = _number_kernel(kernel)
 
-    def run(self: Tensor, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
-        if isinstance(other, Tensor):
+    def run(self: Tensor | complex, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(other, Tensor) and isinstance(self, Tensor):
             index = self.get_device()
             if other.get_device() == index:
                 host = (relabel(self, HOST), relabel(other, HOST), *args)
                 return adopt(launch(kernel, index, host, kwargs), index)
-        elif with_number is not None:
+        elif with_number is not None and isinstance(self, Tensor):
             index = self.get_device()
             host = (relabel(self, HOST), other, *args)
             return adopt(launch(with_number, index, host, kwargs), index)
@@ -118,15 +119,31 @@ def _functional(kernel: Kernel, reader: Arguments) -> PythonKernel:
 def _mutating(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """In-place operators: a result that aliases an argument is that argument itself."""
     pick = _result_picker(kernel.op)
-    with_number = _number_kernel(kernel)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         index = reader.device(args, kwargs)
-        if with_number is not None and len(args) > 1 and isinstance(args[1], _NUMBERS):
-            launch(with_number, index, (relabel(args[0], HOST), *args[1:]), kwargs)
-            return args[0]
         host_args, host_kwargs = reader.to_host(args, kwargs)
         return pick(launch(kernel, index, host_args, host_kwargs), args, kwargs, index)
+
+    return run
+
+
+def _binary_in_place(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    with_number = _number_kernel(kernel)
+
+    def run(self: Tensor, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
+        index = self.get_device()
+        if isinstance(other, Tensor):
+            if other.get_device() == index:
+                launch(kernel, index, (relabel(self, HOST), relabel(other, HOST), *args), kwargs)
+                return self
+        elif with_number is not None:
+            launch(with_number, index, (relabel(self, HOST), other, *args), kwargs)
+            return self
+        index = reader.device((self, other), kwargs)
+        host_args, host_kwargs = reader.to_host((self, other, *args), kwargs)
+        launch(kernel, index, host_args, host_kwargs)
+        return self
 
     return run
 

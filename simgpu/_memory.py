@@ -14,6 +14,7 @@ import torch
 from simgpu import _world
 from simgpu._memory_functions import format_bytes
 from simgpu._relabel import DEVICE_TYPE, LABELS, relabel
+from simgpu._world import Allocation, active
 
 _BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
 
@@ -24,7 +25,7 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     The caller must not use `host` afterwards: it has no memory of its own any more.
     """
     try:
-        device = _world.active[index]
+        device = active[index]
     except IndexError:
         device = _world.device(index)  # raises, and says what there is
     try:
@@ -34,8 +35,14 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     nbytes = (nbytes + _BLOCK - 1) & -_BLOCK
     if device.allocated + nbytes > device.limit:
         raise_out_of_memory(device, nbytes)
-    host._simgpu_allocation = _world.Allocation(device, nbytes)  # type: ignore[attr-defined]
-    owned = relabel(host, LABELS[index])
+    host._simgpu_allocation = Allocation(device, nbytes)  # type: ignore[attr-defined]
+    if host.is_complex():
+        return _with_bits_of(host, relabel(host, LABELS[index]))
+    return relabel(host, LABELS[index])
+
+
+def _with_bits_of(host: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
+    """`owned`, conjugated or negated lazily where `host` is."""
     if host.is_conj():
         owned = torch._conj(owned)
     if host.is_neg():

@@ -77,9 +77,8 @@ class Allocation:
             device.peak_count = count
 
     def __del__(self) -> None:
-        device = self.device
-        device.allocated -= self.nbytes
-        device.count -= 1
+        self.device.allocated -= self.nbytes
+        self.device.count -= 1
 
 
 class _PerThread(threading.local):
