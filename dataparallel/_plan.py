@@ -18,6 +18,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from dataparallel._buckets import lay_out
+from dataparallel._cache import ParameterCache, refreshed
 from dataparallel._transport import broadcast_laid_out
 from dataparallel.functions import Broadcast, Passengers, apply
 
@@ -76,6 +77,7 @@ class Plan:
         self.differentiable = sum(tensor.requires_grad for tensor in self.tensors)
         self.facts = [_facts(tensor) for tensor in self.tensors]
         self.layout = lay_out(self.tensors)
+        self.cache: ParameterCache | None = None
         self.gradient_layout = lay_out(self.tensors[: self.differentiable])
         places = {id(tensor): index for index, tensor in enumerate(self.tensors)}
         for skeleton in self.skeletons:
@@ -98,28 +100,47 @@ class Plan:
                 return False
         return [_facts(tensor) for tensor in self.tensors] == self.facts
 
-    def replicas(self, devices: Sequence[torch.device], detach: bool) -> list[Module]:
-        """A replica for each device; the first shares the original's memory."""
-        return [self.build(row) for row in self.rows(devices, detach)]
+    def replicas(
+        self, devices: Sequence[torch.device], detach: bool, cached: bool = False
+    ) -> list[Module]:
+        """A replica for each device; the first shares the original's memory.
 
-    def rows(self, devices: Sequence[torch.device], detach: bool) -> list[Row]:
-        """The tensors of each replica; with `detach` they are cut off from autograd."""
-        count = self.differentiable
-        if detach or not count or not torch.is_grad_enabled():
-            with torch.no_grad():
-                rows = broadcast_laid_out(list(self.tensors), devices, self.layout)
+        With `detach`, or without grad mode, they are cut off from autograd, and with `cached` only
+        what has changed since the last such call is sent.
+        """
+        if detach or not torch.is_grad_enabled():
+            rows = self._cached_rows(devices) if cached else self._detached_rows(devices)
         else:
-            passengers = Passengers(self.layout, self.tensors[count:])
-            copies = apply(
-                Broadcast, devices, passengers, self.gradient_layout, *self.tensors[:count]
-            )
-            rows = [
-                [*copies[replica * count : (replica + 1) * count], *others]
-                for replica, others in enumerate(passengers.copies)
-            ]
+            self.cache = None  # what training changes without a trace, see `_cache`
+            rows = self._rows(devices)
         for row in rows:
-            row.append(None)  # type: ignore[arg-type]
-        return rows
+            row.append(None)
+        return [self.build(row) for row in rows]
+
+    def _rows(self, devices: Sequence[torch.device]) -> list[Row]:
+        count = self.differentiable
+        if not count:
+            return self._detached_rows(devices)
+        passengers = Passengers(self.layout, self.tensors[count:])
+        copies = apply(Broadcast, devices, passengers, self.gradient_layout, *self.tensors[:count])
+        return [
+            [*copies[replica * count : (replica + 1) * count], *others]
+            for replica, others in enumerate(passengers.copies)
+        ]
+
+    def _detached_rows(self, devices: Sequence[torch.device]) -> list[Row]:
+        with torch.no_grad():
+            return broadcast_laid_out(list(self.tensors), devices, self.layout)
+
+    def _cached_rows(self, devices: Sequence[torch.device]) -> list[Row]:
+        groups = [
+            (skeleton.module.training, [index for _, index in skeleton.buffers if index >= 0])
+            for skeleton in self.skeletons
+            if skeleton.buffers
+        ]
+        cache = refreshed(self.cache, self.tensors, self.layout, devices, groups)
+        self.cache = cache
+        return [list(self.tensors), *(list(row) for row in cache.rows[1 : len(devices)])]
 
     def build(self, row: Row) -> Module:
         """One replica around its tensors."""

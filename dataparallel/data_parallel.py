@@ -42,6 +42,11 @@ class DataParallel(Module, Generic[T]):
         dim: dimension along which inputs are cut and outputs concatenated.
         chunking: "torch" cuts batches as `Tensor.chunk` does; with "balanced" chunk sizes differ
             by at most one and no device is idle while rows last.
+        cache_parameters: without grad mode, keep the copies of parameters and buffers on their
+            devices and send again only what has changed. Edits through `.data` cannot be seen, nor
+            can running statistics that a module without a batch counter collects in calls that go
+            past this object; everything else is. The copies take memory until the next call in grad
+            mode.
 
     Calling it scatters the arguments, makes one replica of the module for each chunk, calls the
     replicas at the same time and gathers their outputs. Backward sums the replicas' gradients in
@@ -64,6 +69,7 @@ class DataParallel(Module, Generic[T]):
     output_device: int | torch.device | None
     dim: int
     chunking: Chunking
+    cache_parameters: bool
 
     def __init__(
         self,
@@ -73,12 +79,14 @@ class DataParallel(Module, Generic[T]):
         dim: int = 0,
         *,
         chunking: Chunking = "torch",
+        cache_parameters: bool = False,
     ) -> None:
         super().__init__()
         chunk_sizes(0, 1, chunking)  # refuse an unknown one here and not in the first forward
         self.module = module
         self.dim = dim
         self.chunking = chunking
+        self.cache_parameters = cache_parameters
         self._plan: Plan | None = None
         devices, target = _resolve_devices(module, device_ids, output_device)
         self.device_type = devices[0].type if devices else None
@@ -131,7 +139,7 @@ class DataParallel(Module, Generic[T]):
         """A replica of `module` for each device."""
         plan = self._current_plan(module)
         devices = self._devices(device_ids)
-        return cast(list[T], plan.replicas(devices, not torch.is_grad_enabled()))
+        return cast(list[T], plan.replicas(devices, False, self.cache_parameters))
 
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]
@@ -195,7 +203,7 @@ def data_parallel(
     if len(devices) == 1:
         return module(*args[0], **keywords[0])
     used = devices[: len(args)]
-    replicas = plan.replicas(used, not torch.is_grad_enabled())
+    replicas = plan.replicas(used, detach=False)
     return gather(parallel_apply(replicas, args, keywords, used), target, dim)
 
 
