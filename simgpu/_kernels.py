@@ -13,11 +13,12 @@ import torch
 
 from simgpu import _world
 from simgpu._arguments import Arguments, sees_lazy_tensors
-from simgpu._launch import Kernel, launch, launch_copy
+from simgpu._launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._memory import adopt, adopt_all, make_sure_of_room
 from simgpu._random import check_generator
 from simgpu._relabel import HOST, relabel
 from simgpu._resize import replace_memory
+from simgpu.errors import DeviceMismatchError
 
 Tensor = torch.Tensor
 PythonKernel = Callable[..., Any]
@@ -40,6 +41,8 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
     plain = not sees_lazy_tensors(op) and all(str(arguments[i].type) == "Tensor" for i in tensors)
     written = [i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
+    if op._name.startswith("aten::_foreach_"):
+        return _foreach(kernel, (_mutating if written else _functional)(kernel, reader))
     if written:
         in_place = plain and written == [0] and len(schema.returns) == 1
         return (_binary_in_place if in_place and tensors == [0, 1] else _mutating)(kernel, reader)
@@ -144,6 +147,18 @@ def _binary_in_place(kernel: Kernel, reader: Arguments) -> PythonKernel:
         host_args, host_kwargs = reader.to_host((self, other, *args), kwargs)
         launch(kernel, index, host_args, host_kwargs)
         return self
+
+    return run
+
+
+def _foreach(kernel: Kernel, together: PythonKernel) -> PythonKernel:
+    """Operators on lists: one kernel if all tensors are on one device, else tensor by tensor."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return together(*args, **kwargs)
+        except DeviceMismatchError:
+            return kernel.run(HOST_KEYS, *args, **kwargs)  # a loop over the device's tensors
 
     return run
 

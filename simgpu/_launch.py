@@ -16,7 +16,8 @@ import torch
 from simgpu import _streams
 from simgpu._relabel import DEVICE_TYPE
 
-_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+# Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
+HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CPU = torch.device("cpu")
 
 
@@ -78,7 +79,7 @@ def remove_observer(observer: Observer) -> None:
 
 def launch(kernel: Kernel, index: int, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
     """Run `kernel` for device `index` on host arguments and return its host results."""
-    result = kernel.run(_HOST_KEYS, *args, **kwargs)
+    result = kernel.run(HOST_KEYS, *args, **kwargs)
     if _observers:
         here = torch.device(DEVICE_TYPE, index)
         _notify("kernel", kernel, index, here, here, result)
@@ -97,7 +98,7 @@ def launch_copy(
     As on CUDA, the copy is queued on the device it reads from, or on the one it writes to when it
     reads from the host.
     """
-    result = kernel.run(_HOST_KEYS, *args, **kwargs)
+    result = kernel.run(HOST_KEYS, *args, **kwargs)
     if _observers:
         index = target if source is None else source
         assert index is not None, "a copy from host to host is no device work"

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from simgpu import _composite, _copies, _dropout, _recurrent, _resize
+from simgpu import _composite, _copies, _dropout, _indexing, _recurrent, _resize
 from simgpu._kernels import PythonKernel, device_kernel
+from simgpu._launch import HOST_KEYS
 
-_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _KEY = "PrivateUse1"
 
 # These change how a tensor looks at its storage and never read the memory. The stock CPU kernel
@@ -42,6 +42,7 @@ _BY_HAND: dict[str, PythonKernel] = {
     "native_dropout": _dropout.native_dropout,
     "record_stream": _resize.record_stream,
     "resize_": _resize.resize_,
+    **_indexing.kernels(),
     **_recurrent.kernels(),
 }
 
@@ -87,7 +88,7 @@ def _metadata_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     run: Callable[..., Any] = op._handle.redispatch_boxed
 
     def metadata(*args: Any, **kwargs: Any) -> Any:
-        return run(_HOST_KEYS, *args, **kwargs)
+        return run(HOST_KEYS, *args, **kwargs)
 
     return metadata
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from simgpu._launch import HOST_KEYS
 from simgpu._memory import adopt
 from simgpu._relabel import host_alias
 
-_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _resize = torch.ops.aten.resize_.default._handle.redispatch_boxed
 _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
@@ -20,7 +20,7 @@ def replace_memory(
     tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, like: torch.Tensor
 ) -> None:
     """Put `tensor` on `storage`, with the shape and strides of `like`."""
-    _set_storage(_HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
+    _set_storage(HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
 
 
 def resize_(
@@ -32,11 +32,11 @@ def resize_(
     over the old storage stay there.
     """
     options: dict[str, Any] = {} if memory_format is None else {"memory_format": memory_format}
-    wanted = _empty(_HOST_KEYS, size, dtype=self.dtype, device=torch.device("meta"), **options)
+    wanted = _empty(HOST_KEYS, size, dtype=self.dtype, device=torch.device("meta"), **options)
     needed = (wanted.untyped_storage().nbytes()) + self.storage_offset() * self.itemsize
     if needed > self.untyped_storage().nbytes():
         _grow(self, needed)
-    return _resize(_HOST_KEYS, self, size, **options)  # type: ignore[no-any-return]
+    return _resize(HOST_KEYS, self, size, **options)  # type: ignore[no-any-return]
 
 
 def _grow(tensor: torch.Tensor, nbytes: int) -> None:
@@ -47,11 +47,11 @@ def _grow(tensor: torch.Tensor, nbytes: int) -> None:
     kept = old.nbytes() // tensor.itemsize
     if kept:
         whole = tensor.detach()
-        _set_storage(_HOST_KEYS, whole, old, 0, (kept,), (1,))
-        _copy(_HOST_KEYS, host[:kept], host_alias(whole))
+        _set_storage(HOST_KEYS, whole, old, 0, (kept,), (1,))
+        _copy(HOST_KEYS, host[:kept], host_alias(whole))
     shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
     fresh = adopt(host, tensor.get_device())
-    _set_storage(_HOST_KEYS, tensor, fresh.untyped_storage(), offset, shape, stride)
+    _set_storage(HOST_KEYS, tensor, fresh.untyped_storage(), offset, shape, stride)
 
 
 def record_stream(self: torch.Tensor, s: torch.Stream) -> None:
