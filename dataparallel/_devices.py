@@ -35,12 +35,13 @@ def available_type() -> str | None:
     """Type of the accelerator whose devices can be used now, or None if there is none.
 
     The accelerator torch was built or extended for comes first; a registered backend without
-    devices leaves the place to CUDA.
+    devices leaves the place to CUDA. One without streams (MPS) cannot run replicas side by side.
     """
     accelerator = torch.accelerator.current_accelerator()
     for device_type in (accelerator.type if accelerator is not None else "cuda", "cuda"):
         module = device_module(device_type)
-        if module.is_available() and module.device_count() > 0:
+        usable = module.is_available() and hasattr(module, "current_stream")
+        if usable and module.device_count() > 0:
             return device_type
     return None
 
@@ -72,6 +73,8 @@ def resolve(device: DeviceLike, device_type: str) -> torch.device:
         ValueError: a negative index.
         TypeError: something that names no device.
     """
+    if type(device) is torch.device and device.index is not None and device.type != "cpu":
+        return device
     if isinstance(device, int) and not isinstance(device, bool):
         if device < 0:
             raise ValueError(f"expected a non-negative device index, but got {device}")

@@ -5,7 +5,7 @@ forward builds its replicas from it: bare module objects around a copy of the or
 with the replica's own tensors and submodules put in. Objects are never reused, so nothing that a
 forward sets on a replica is seen by the next one, and replicas that are still alive, or belong to
 another thread, stay as they are. What may change here: what counts as a change of the module
-(`fits`), and how an object is built (`_shell`).
+(`fits`), and how an object is built (`build`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dataparallel._buckets import lay_out
 from dataparallel._cache import ParameterCache, refreshed
 from dataparallel._transport import broadcast_laid_out
 from dataparallel.functions import Broadcast, Passengers, apply
+
+_set = object.__setattr__  # Module's own looks for parameters in every value
 
 Row = list[Any]  # the tensors of one replica, in the plan's order, and a None at the end
 
@@ -49,7 +51,7 @@ def _contents(module: Module) -> list[Any]:
     found: list[Any] = []
     for registered in (module._parameters, module._buffers, module._modules):
         if registered:
-            found += registered
+            found += registered.keys()
             found += map(id, registered.values())
         found.append(None)
     return found
@@ -144,14 +146,27 @@ class Plan:
 
     def build(self, row: Row) -> Module:
         """One replica around its tensors."""
-        shells = [
-            _shell(skeleton, row) if skeleton.plain else _custom_shell(skeleton, row)
-            for skeleton in self.skeletons
-        ]
+        shells: list[Any] = []
+        # One loop without calls: it runs for every submodule of every replica in every forward.
+        for skeleton in self.skeletons:
+            if not skeleton.plain:
+                shells.append(_custom_shell(skeleton, row))
+                continue
+            kind: Any = skeleton.kind
+            shell = kind.__new__(kind)
+            state = skeleton.module.__dict__.copy()
+            params, buffers = skeleton.params, skeleton.buffers
+            state["_parameters"] = {name: row[index] for name, index in params} if params else {}
+            state["_buffers"] = {name: row[index] for name, index in buffers} if buffers else {}
+            state["_modules"] = {}
+            state["_is_replica"] = True
+            _set(shell, "__dict__", state)
+            shells.append(shell)
         for skeleton, shell in zip(self.skeletons, shells, strict=True):
             if skeleton.children:
                 _adopt(skeleton, shell, shells)
-        return shells[0]
+        replica: Module = shells[0]
+        return replica
 
 
 def _unique_tensors(network: Module) -> list[torch.Tensor]:
@@ -178,21 +193,6 @@ def _check_replicatable(network: Module) -> None:
         )
 
 
-_set = object.__setattr__  # Module's own looks for parameters in every value
-
-
-def _shell(skeleton: _Skeleton, row: Row) -> Module:
-    kind: Any = skeleton.kind
-    shell: Module = kind.__new__(kind)
-    state = skeleton.module.__dict__.copy()
-    state["_parameters"] = {name: row[index] for name, index in skeleton.params}
-    state["_buffers"] = {name: row[index] for name, index in skeleton.buffers}
-    state["_modules"] = {}
-    state["_is_replica"] = True
-    _set(shell, "__dict__", state)
-    return shell
-
-
 def _custom_shell(skeleton: _Skeleton, row: Row) -> Module:
     """A replica of a module that has its own way of being copied or of taking attributes."""
     shell = skeleton.module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
@@ -215,9 +215,13 @@ def _custom_shell(skeleton: _Skeleton, row: Row) -> Module:
 
 
 def _adopt(skeleton: _Skeleton, shell: Module, shells: Sequence[Module]) -> None:
+    if skeleton.plain:
+        shell._modules.update(
+            {name: None if index < 0 else shells[index] for name, index in skeleton.children}
+        )
+        return
     for name, index in skeleton.children:
-        child = None if index < 0 else shells[index]
-        if skeleton.plain or child is None:
-            shell._modules[name] = child
+        if index < 0:
+            shell._modules[name] = None
         else:
-            setattr(shell, name, child)
+            setattr(shell, name, shells[index])

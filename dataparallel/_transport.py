@@ -50,11 +50,16 @@ def broadcast_laid_out(
         return outputs
     for bucket in layout.buckets:
         flat = flatten(tensors, bucket)
-        for copy, output in zip(broadcast_to(flat, devices)[1:], outputs[1:], strict=True):
+        if len(bucket) > 1 and devices[0] in devices[1:]:
+            # Fresh memory on the first device serves its next replica as it is.
+            copies = broadcast_to(flat, devices[1:])
+        else:
+            copies = broadcast_to(flat, devices)[1:]
+        for copy, output in zip(copies, outputs[1:], strict=True):
             unflatten(copy, bucket, output)
     for index in layout.loose:
-        copies = broadcast_to(tensors[index], devices)
-        for copy, output in zip(copies[1:], outputs[1:], strict=True):
+        copies = broadcast_to(tensors[index], devices)[1:]
+        for copy, output in zip(copies, outputs[1:], strict=True):
             output[index] = copy.data
     return outputs
 

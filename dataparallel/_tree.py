@@ -22,6 +22,9 @@ from torch.utils._pytree import SUPPORTED_NODES
 # Containers of the standard library are registered with torch too; they are rebuilt here.
 _OURS = ("builtins", "collections")
 
+# A PackedSequence is a namedtuple to Python, and a size is a tuple of numbers that belong together.
+_LEAVES = (PackedSequence, torch.Size, str, bytes)
+
 
 class Node(NamedTuple):
     """A structure without its leaves; a leaf is None in `children`."""
@@ -48,10 +51,8 @@ def children_of(
         return _rebuild_plain_list, range(len(obj)), obj
     if kind is dict:
         return _rebuild_mapping, list(obj), list(obj.values())
-    if kind is PackedSequence or isinstance(obj, (torch.Tensor, torch.nn.Module, str, bytes)):
+    if kind in _LEAVES or isinstance(obj, (torch.Tensor, torch.nn.Module)):
         return None
-    if kind is torch.Size:  # registered with torch, yet unflattened as a tuple
-        return _rebuild_size, range(len(obj)), list(obj)
     if kind in SUPPORTED_NODES and kind.__module__ not in _OURS:
         values, _ = SUPPORTED_NODES[kind].flatten_fn(obj)
         return _rebuild_registered, range(len(values)), values
@@ -98,10 +99,6 @@ def _rebuild_tuple(example: Any, values: list[Any]) -> Any:
     if hasattr(kind, "n_sequence_fields"):  # a struct sequence, such as os.stat_result
         return kind(values)
     return _with_attributes(tuple.__new__(kind, values), example)
-
-
-def _rebuild_size(example: Any, values: list[Any]) -> Any:
-    return torch.Size(values)
 
 
 def _rebuild_list(example: Any, values: list[Any]) -> Any:

@@ -26,6 +26,7 @@ class _Batch:
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._waiting = list(reversed(jobs))
         self._left = len(jobs)
+        self._free: list[_Worker] = []
         self._lock = threading.Lock()
         self._done = threading.Lock()
         self._done.acquire()
@@ -39,10 +40,15 @@ class _Batch:
         _take().inbox.put((job, self))
         return True
 
-    def one_done(self) -> None:
+    def one_done(self, worker: _Worker | None) -> None:
+        """A job has ended; `worker` may be used again, once all have: no thread gets two jobs."""
         with self._lock:
+            if worker is not None:
+                self._free.append(worker)
             self._left -= 1
             if self._left == 0:
+                # Before the caller hears of it, so that its next call finds these threads.
+                _idle.extend(self._free)
                 self._done.release()
 
     def wait(self, seconds: float = -1) -> bool:
@@ -63,13 +69,10 @@ class _Worker(threading.Thread):
             try:
                 reusable = job()
             finally:
-                # Idle again before the caller hears of it, so that its next call finds this thread;
-                # and nothing of the job may stay alive in this frame while it waits.
+                # Nothing of the job may stay alive in this frame while it waits for another.
                 del job
                 batch.start_next()
-                if reusable:
-                    _idle.append(self)
-                batch.one_done()
+                batch.one_done(self if reusable else None)
                 del batch
 
 
@@ -106,6 +109,12 @@ def run_all(jobs: Sequence[Job]) -> None:
         batch.wait()
 
 
-# A forked child has none of its parent's threads.
+def _forget_threads() -> None:
+    """A forked child has none of its parent's threads, and may have copied a held lock."""
+    global _started_lock
+    _idle.clear()
+    _started_lock = threading.Lock()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)
+    os.register_at_fork(after_in_child=_forget_threads)

@@ -139,6 +139,7 @@ class DataParallel(Module, Generic[T]):
         """A replica of `module` for each device."""
         plan = self._current_plan(module)
         devices = self._devices(device_ids)
+        _check_placement(plan, devices[0])
         return cast(list[T], plan.replicas(devices, False, self.cache_parameters))
 
     def scatter(
