@@ -30,12 +30,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simgpu import errors
+    from simgpu import comm, errors
     from simgpu._api import devices
     from simgpu._launch import Record
     from simgpu._trace import Trace, trace
 
-__all__ = ["Record", "Trace", "devices", "errors", "trace"]
+__all__ = ["Record", "Trace", "comm", "devices", "errors", "trace"]
 
 _HOME = {
     "Record": "simgpu._launch",
@@ -46,8 +46,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("simgpu.errors")
+    if name in ("comm", "errors"):
+        return importlib.import_module(f"simgpu.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'simgpu' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -24,6 +24,7 @@ class Device:
 
     __slots__ = (
         "allocated",
+        "background_stream",
         "capacity",
         "count",
         "generator",
@@ -49,6 +50,7 @@ class Device:
         self.count = self.peak_count = self.total_count = self.total_count_before = 0
         self.out_of_memory_count = 0
         self.stream_ids = itertools.count(1)
+        self.background_stream: torch.Stream | None = None
         # As on CUDA, where a seed set before the devices wake up reaches them when they do.
         self.generator = Generator(index).manual_seed(torch.initial_seed())
 

@@ -1,0 +1,124 @@
+"""How hardware sums: models of the order in which a reduction adds the devices' tensors.
+
+Peer copies add in ascending order. NCCL promises no order; its ring and tree algorithms, and
+whatever a later release does, may round differently. Code that is right on hardware holds for all
+of them:
+
+    with simgpu.comm.reduction("ring"):
+        loss.backward()
+
+While a model other than "ordered" is on, `torch.cuda.nccl.is_available` says yes for tensors on
+distinct simulated devices, and `torch.cuda.nccl.reduce` adds as the model says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal as _Literal
+from typing import get_args
+
+import torch
+
+Reduction = _Literal["ordered", "ring", "tree", "random"]
+
+__all__ = ["Reduction", "reduce_add", "reduction"]
+
+_Add = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class _Model:
+    """The model in force, for all threads: hardware is the same for all of them too."""
+
+    name: Reduction = "ordered"
+    numbers = random.Random(0)
+
+
+@contextmanager
+def reduction(name: Reduction, seed: int = 0) -> Iterator[None]:
+    """Let reductions add in the given order within the block, in all threads.
+
+    Args:
+        name: "ordered" (from the destination's tensor on, then the others in ascending order),
+            "ring" (each segment of the data begins at another device), "tree" (pairs of pairs), or
+            "random" (another order at every call, from `seed`).
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in get_args(Reduction):
+        raise ValueError(f"reduction must be one of {get_args(Reduction)}, got {name!r}")
+    outer = _Model.name, _Model.numbers
+    _Model.name, _Model.numbers = name, random.Random(seed)
+    try:
+        yield
+    finally:
+        _Model.name, _Model.numbers = outer
+
+
+def is_ordered() -> bool:
+    """Whether reductions are by peer copies."""
+    return _Model.name == "ordered"
+
+
+def reduce_add(tensors: Sequence[torch.Tensor], root: int = 0) -> torch.Tensor:
+    """The sum of equally shaped tensors of several devices, on the device of `tensors[root]`.
+
+    Added in the order of the model in force, in the tensors' dtype. The tensors are unchanged.
+
+    Raises:
+        ValueError: no tensors, or different shapes or dtypes.
+    """
+    if not tensors:
+        raise ValueError("reduce_add needs at least one tensor, got none")
+    kinds = {(tuple(tensor.shape), tensor.dtype) for tensor in tensors}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"reduce_add needs tensors of one shape and dtype, got {sorted(map(str, kinds))}"
+        )
+    here = tensors[root].device
+    near = [tensor if tensor.device == here else tensor.to(here) for tensor in tensors]
+    return _SUMS[_Model.name](near, root)
+
+
+def _ordered(tensors: list[torch.Tensor], root: int) -> torch.Tensor:
+    others = [tensor for index, tensor in enumerate(tensors) if index != root]
+    return _in_turn([tensors[root], *others])
+
+
+def _in_turn(tensors: list[torch.Tensor]) -> torch.Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total
+
+
+def _ring(tensors: list[torch.Tensor], root: int) -> torch.Tensor:
+    count = len(tensors)
+    pieces = [tensor.reshape(-1).tensor_split(count) for tensor in tensors]
+    segments = [
+        _in_turn([pieces[(segment + step) % count][segment] for step in range(count)])
+        for segment in range(count)
+    ]
+    return torch.cat(segments).reshape(tensors[0].shape)
+
+
+def _tree(tensors: list[torch.Tensor], root: int) -> torch.Tensor:
+    level = list(tensors)
+    while len(level) > 1:
+        pairs = [level[i] + level[i + 1] for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0] if len(tensors) > 1 else level[0].clone()
+
+
+def _random(tensors: list[torch.Tensor], root: int) -> torch.Tensor:
+    return _in_turn(_Model.numbers.sample(tensors, len(tensors)))
+
+
+_SUMS: dict[Reduction, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
+    "ordered": _ordered,
+    "random": _random,
+    "ring": _ring,
+    "tree": _tree,
+}
