@@ -8,15 +8,17 @@ How the package is laid out, from the bottom up:
     _devices        what a device id means
     _nccl           the one transport that has a name
     _buckets        many tensors laid out as few
-    comm            broadcast, reduce, scatter and gather of tensors
+    _transport      moving tensors that are known to fit
+    comm            broadcast, reduce, scatter and gather of tensors (the last two in _cut_and_join)
     functions       the same for autograd
     _tree, _packed  structures of tensors
     scatter_gather  scatter, scatter_kwargs, gather
-    _plan           what a module consists of and how a replica is built
+    _plan, _cache   what a module consists of, how a replica is built, what need not be sent again
     replicate
     _state, _workers
     parallel_apply
     data_parallel   DataParallel, data_parallel
+    state_dicts     the prefix that wrapping puts before names
 
 It imports torch and nothing else.
 """
@@ -26,9 +28,11 @@ from dataparallel.data_parallel import DataParallel, data_parallel
 from dataparallel.parallel_apply import parallel_apply
 from dataparallel.replicate import replicate
 from dataparallel.scatter_gather import gather, scatter, scatter_kwargs
+from dataparallel.state_dicts import add_prefix, strip_prefix
 
 __all__ = [
     "DataParallel",
+    "add_prefix",
     "comm",
     "data_parallel",
     "gather",
@@ -36,4 +40,5 @@ __all__ = [
     "replicate",
     "scatter",
     "scatter_kwargs",
+    "strip_prefix",
 ]

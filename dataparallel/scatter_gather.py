@@ -7,7 +7,6 @@ and repeat the rest; `gather` follows the structure of the first output. What a 
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -16,10 +15,11 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from dataparallel import _packed
+from dataparallel._cut_and_join import check_gatherable
 from dataparallel._devices import CPU, DeviceLike, resolve, resolve_all, type_of
+from dataparallel._scalar_warning import warn_of_scalars
 from dataparallel._transport import gather_checked
 from dataparallel._tree import children_of, paths, put_together, take_apart
-from dataparallel.comm import check_gatherable
 from dataparallel.functions import Gather, Scatter, apply, scatter_split
 
 __all__ = ["Chunking", "gather", "scatter", "scatter_kwargs"]
@@ -301,37 +301,10 @@ def _gather_tensors(
 ) -> torch.Tensor:
     scalars = dim == 0 and all(tensor.dim() == 0 for tensor in tensors)
     if scalars:
-        _warn_of_scalars()
+        warn_of_scalars()
     else:
         check_gatherable(tensors, dim)
     if scalars or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         result: torch.Tensor = apply(Gather, device, dim, *tensors)
         return result
     return gather_checked(tensors, dim, device)
-
-
-_warned_places: set[tuple[str, int]] = set()
-
-
-def _warn_of_scalars() -> None:
-    """Warn at the first time that a line of the caller's makes a vector of 0-dim outputs."""
-    frame = sys._getframe(1)
-    level = 2
-    while frame.f_back is not None and _internal(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-        level += 1
-    place = (frame.f_code.co_filename, frame.f_lineno)
-    if place in _warned_places:
-        return
-    _warned_places.add(place)
-    warnings.warn(
-        "every replica returned a 0-dimensional tensor; the result is a vector of one element for "
-        "each replica, so its length depends on the number of chunks. Reduce it (for example with "
-        ".mean()) or return one value for each row",
-        UserWarning,
-        stacklevel=level,
-    )
-
-
-def _internal(name: str) -> bool:
-    return name.partition(".")[0] in ("dataparallel", "torch")
