@@ -10,7 +10,6 @@ the casts. Everything follows aten/src/ATen/autocast_mode.{h,cpp}.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,14 +32,14 @@ _Kernel = Callable[..., Any]
 class _PerThread(threading.local):
     """The casts of parameters that are kept until the thread leaves its outermost region.
 
-    By the id of the parameter: a weak reference, which tells a parameter from a later object at
-    the same address, and the cast. CUDA keeps one such table for all threads, which whichever
-    thread leaves first empties for the others; with a table for each, the number of casts that a
-    thread makes does not depend on timing.
+    By the id of the parameter: the parameter itself, so that no other object can get its id
+    meanwhile, and the cast, whose history holds the parameter anyway. CUDA keeps one such table
+    for all threads, which whichever thread leaves first empties for the others; with a table for
+    each, the number of casts that a thread makes does not depend on timing.
     """
 
     def __init__(self) -> None:
-        self.casts: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self.casts: dict[int, tuple[Tensor, Tensor]] = {}
 
 
 _per_thread = _PerThread()
@@ -61,7 +60,6 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         tensor.requires_grad
         and tensor.is_leaf
         and tensor.dtype is torch.float32
-        and dtype is torch.get_autocast_dtype(DEVICE_TYPE)
         and not tensor._is_view()
         and torch.is_autocast_cache_enabled()
         and not torch.is_inference_mode_enabled()
@@ -73,12 +71,13 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _cast_of_parameter(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     casts = _per_thread.casts
     known = casts.get(id(parameter))
-    if known is not None and known[0]() is parameter:
+    if known is not None:
+        # Even where an inner region asks for another dtype: so it is on CUDA.
         return known[1]
     # With its history even under `no_grad`: the next use of the parameter may need a gradient.
     with torch.enable_grad():
         cast = parameter.to(dtype)
-    casts[id(parameter)] = weakref.ref(parameter), cast
+    casts[id(parameter)] = parameter, cast
     return cast
 
 
@@ -113,19 +112,16 @@ def _widest(values: Iterable[Any], lower: torch.dtype) -> torch.dtype:
 
 
 def _casting_kernel(
-    op: torch._ops.OpOverload, choose: Callable[[list[Any]], torch.dtype]
+    op: torch._ops.OpOverload, choose: Callable[[tuple[Any, ...]], torch.dtype]
 ) -> _Kernel:
     """Run `op` on its arguments cast to the dtype that `choose` finds for them."""
     run: _Kernel = op._handle.redispatch_boxed
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         with _without_autocast(_AUTOCAST_ONLY):
-            # How arguments are cast is no business of the user's torch-function modes.
-            with torch._C.DisableTorchFunction():
-                dtype = choose([*args, *kwargs.values()])
-                args = (*_cast_all(args, dtype),)
-                kwargs = dict(zip(kwargs, _cast_all(kwargs.values(), dtype), strict=True))
-            return run(keys & _BELOW_AUTOCAST, *args, **kwargs)
+            # Tensors are never among the keyword arguments of these operators.
+            cast = _cast_all(args, choose(args))
+            return run(keys & _BELOW_AUTOCAST, *cast, **kwargs)
 
     return kernel
 
@@ -137,12 +133,9 @@ def _dtype_kernel(op: torch._ops.OpOverload) -> _Kernel:
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         with _without_autocast(_AUTOCAST_ONLY):
-            if _first_is_eligible(args):
-                if len(args) > position:
-                    if args[position] is None:
-                        args = (*args[:position], torch.float32, *args[position + 1 :])
-                elif kwargs.get("dtype") is None:
-                    kwargs["dtype"] = torch.float32
+            # PyTorch leaves a dtype out that is None.
+            if len(args) <= position and "dtype" not in kwargs and _eligible(args[0]):
+                kwargs["dtype"] = torch.float32
             return run(keys & _BELOW_AUTOCAST, *args, **kwargs)
 
     return kernel
@@ -157,15 +150,10 @@ def _overload_kernel(op: torch._ops.OpOverload, with_dtype: torch._ops.OpOverloa
         # The dtype comes last, so arguments that were left out as defaults are filled in.
         rest = [kwargs.pop(a.name, a.default_value) for a in arguments[len(args) :]]
         with _without_autocast(_AUTOCAST_ONLY):
-            dtype = torch.float32 if _first_is_eligible(args) else args[0].dtype
+            dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
             return run(keys & _BELOW_AUTOCAST, *args, *rest, dtype=dtype)
 
     return kernel
-
-
-def _first_is_eligible(args: tuple[Any, ...]) -> bool:
-    with torch._C.DisableTorchFunction():
-        return _eligible(args[0])
 
 
 def _banned_kernel(message: str) -> _Kernel:
@@ -175,15 +163,15 @@ def _banned_kernel(message: str) -> _Kernel:
     return kernel
 
 
-def _lower_precision(_: list[Any]) -> torch.dtype:
+def _lower_precision(_: tuple[Any, ...]) -> torch.dtype:
     return torch.get_autocast_dtype(DEVICE_TYPE)
 
 
-def _float32(_: list[Any]) -> torch.dtype:
+def _float32(_: tuple[Any, ...]) -> torch.dtype:
     return torch.float32
 
 
-def _widest_of(values: list[Any]) -> torch.dtype:
+def _widest_of(values: tuple[Any, ...]) -> torch.dtype:
     return _widest(values, torch.get_autocast_dtype(DEVICE_TYPE))
 
 

@@ -127,6 +127,13 @@ def test_autocast_leaves_the_cpu_alone(devices, name, data, lower):
     assert [plain(x) for x in got] == [plain(x) for x in expected]
 
 
+def test_a_number_on_the_cpu_does_not_count(devices):
+    """A CPU tensor without dimensions may take part: it is not cast and makes nothing wider."""
+    x = torch.ones(3, device=devices[0], dtype=torch.float16)
+    with torch.autocast(devices[0].type):
+        assert torch.atan2(x, torch.tensor(1.0)).dtype is torch.float16
+
+
 OTHERS = {
     "add": lambda x, y: x + y,
     "mul_": lambda x, y: x.mul_(y),

@@ -71,7 +71,10 @@ def test_a_parameter_is_cast_once_per_region(devices, data, uses):
     assert casts_of(weight, 1, cache_enabled=False) == 1
     assert casts_of(weight.detach(), uses) == uses
     assert casts_of(weight * 1, uses) == uses
-    assert casts_of(weight[:], uses) == uses
+    view = weight.detach()[:].requires_grad_()
+    assert casts_of(view, uses) == uses
+    half = weight.detach().bfloat16().requires_grad_()
+    assert casts_of(half, uses) == uses
 
 
 def test_without_the_cache_every_use_casts(devices):
@@ -83,10 +86,13 @@ def test_without_the_cache_every_use_casts(devices):
     assert casts.count == 3
 
 
-def test_a_region_sees_what_the_optimizer_wrote(devices):
-    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
+@pytest.mark.parametrize("where", ["device", "cpu"])
+def test_a_region_sees_what_the_optimizer_wrote(devices, where):
+    """On devices, and as ever on the CPU."""
+    device = torch.device("cpu") if where == "cpu" else devices[0]
+    weight = nn.Parameter(torch.ones(2, 2, device=device))
     for step in range(1, 4):
-        with torch.autocast(devices[0].type):
+        with torch.autocast(device.type):
             product = weight.detach() @ weight
         assert plain(product.detach()) == plain(torch.full((2, 2), 2.0 * step * step))
         with torch.no_grad():
@@ -102,6 +108,17 @@ def test_a_cast_made_without_gradients_still_has_one(devices):
         y = x @ weight
     y.sum().backward()
     assert plain(weight.grad) == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_a_cast_made_for_inference_is_not_used_in_training(devices):
+    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
+    x = torch.ones(2, 2, device=devices[0], requires_grad=True)
+    with torch.autocast(devices[0].type):
+        with torch.inference_mode():
+            x @ weight
+        y = x @ weight
+    y.sum().backward()
+    assert plain(x.grad) == plain(weight.grad) == [[2.0, 2.0], [2.0, 2.0]]
 
 
 def test_regions_keep_nothing_alive(devices):
@@ -243,9 +260,8 @@ def test_recurrent_modules(devices, make, data, lower):
     assert all(p.grad.dtype is torch.float32 for p in net.parameters())
 
 
-@pytest.mark.parametrize("train", [True, False])
-@given(lower=LOWER, half_input=st.booleans())
-def test_attention_is_cast_in_training_and_in_evaluation(devices, train, lower, half_input):
+@given(lower=LOWER, train=st.booleans(), half_input=st.booleans())
+def test_attention_is_cast_in_training_and_in_evaluation(devices, lower, train, half_input):
     """The fused paths of evaluation, which autocast cannot see into, are not taken."""
     device = devices[-1]
     attention = nn.MultiheadAttention(4, 2, batch_first=True).to(device).train(train)
