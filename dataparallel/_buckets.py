@@ -1,7 +1,9 @@
 """Many tensors as few: how tensors are laid out in flat buckets, and taken out again.
 
 A bucket holds tensors of one dtype one after the other, each in the order of its own memory, so
-that a channels-last weight keeps its strides at the other end. Tensors that have no strides to
+that a channels-last weight keeps its strides at the other end. Complex tensors travel as pairs of
+real numbers, ahead of the real ones of their bucket: a complex number may only begin at an even
+offset. Tensors that have no strides to
 speak of (sparse, quantised, nested) are left loose and travel one by one.
 """
 
@@ -21,8 +23,13 @@ class Slot(NamedTuple):
     number: int  # among the tensors that were laid out
     size: torch.Size
     stride: tuple[int, ...]
-    offset: int  # in elements
+    offset: int  # in elements of the bucket
     order: tuple[int, ...] | None  # its dimensions as they lie in memory; None if contiguous
+    paired: bool  # complex, and so two elements of the bucket for each of its own
+
+    def elements(self) -> int:
+        """How many elements of the bucket it takes."""
+        return self.size.numel() * (2 if self.paired else 1)
 
 
 class Layout(NamedTuple):
@@ -58,7 +65,11 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
     buckets: list[list[Slot]] = []
     loose: list[int] = []
     open_buckets: dict[torch.dtype, tuple[list[Slot], int]] = {}
-    for index, tensor in enumerate(tensors):
+    indices: Sequence[int] = range(len(tensors))
+    if any(tensor.is_complex() for tensor in tensors):
+        indices = sorted(indices, key=lambda index: not tensors[index].is_complex())
+    for index in indices:
+        tensor = tensors[index]
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             loose.append(index)
             continue
@@ -68,14 +79,17 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
             order = _memory_order(size, stride)
             if order is None:
                 stride = _contiguous_stride(size)
-        numel, itemsize = tensor.numel(), tensor.element_size()
-        slots, used = open_buckets.get(tensor.dtype, (None, 0))
-        if slots is None or (used and (used + numel) * itemsize > bucket_bytes):
+        paired, dtype, itemsize = tensor.is_complex(), tensor.dtype, tensor.element_size()
+        if paired:
+            dtype, itemsize = dtype.to_real(), itemsize // 2
+        slot = Slot(index, size, stride, 0, order, paired)
+        slots, used = open_buckets.get(dtype, (None, 0))
+        if slots is None or (used and (used + slot.elements()) * itemsize > bucket_bytes):
             slots, used = [], 0
             buckets.append(slots)
-        slots.append(Slot(index, size, stride, used, order))
-        open_buckets[tensor.dtype] = (slots, used + numel)
-    return Layout(len(tensors), buckets, loose)
+        slots.append(slot._replace(offset=used))
+        open_buckets[dtype] = (slots, used + slot.elements())
+    return Layout(len(tensors), buckets, sorted(loose))
 
 
 def subset(layout: Layout, indices: Sequence[int]) -> Layout:
@@ -88,7 +102,7 @@ def subset(layout: Layout, indices: Sequence[int]) -> Layout:
         for slot in bucket:
             if slot.number in wanted:
                 slots.append(slot._replace(offset=used))
-                used += slot.size.numel()
+                used += slot.elements()
         if slots:
             buckets.append(slots)
     return Layout(layout.total, buckets, [index for index in layout.loose if index in wanted])
@@ -97,18 +111,20 @@ def subset(layout: Layout, indices: Sequence[int]) -> Layout:
 def flatten(tensors: Sequence[torch.Tensor], bucket: list[Slot]) -> torch.Tensor:
     """One flat tensor that holds a bucket's tensors: a copy, or a view of a single one."""
     if len(bucket) == 1:
-        return _flat(tensors[bucket[0].number], bucket[0].order)
-    return torch.cat([_flat(tensors[slot.number], slot.order) for slot in bucket])
+        return _flat(tensors[bucket[0].number], bucket[0])
+    return torch.cat([_flat(tensors[slot.number], slot) for slot in bucket])
 
 
-def _flat(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    if order is not None:
-        tensor = tensor.permute(order)
+def _flat(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
+    if slot.order is not None:
+        tensor = tensor.permute(slot.order)
     # A flag that says "read me conjugated" would be lost with the strides.
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
+    if slot.paired:
+        tensor = torch.view_as_real(tensor)
     return tensor if tensor.dim() == 1 and tensor.is_contiguous() else tensor.reshape(-1)
 
 
@@ -120,4 +136,8 @@ def unflatten(flat: torch.Tensor, bucket: list[Slot], outputs: list[torch.Tensor
     """
     base = flat.storage_offset()
     for slot in bucket:
-        outputs[slot.number] = flat.as_strided(slot.size, slot.stride, base + slot.offset).data
+        size, stride = slot.size, slot.stride
+        if slot.paired:
+            size, stride = torch.Size((*size, 2)), (*(2 * step for step in stride), 1)
+        part = flat.as_strided(size, stride, base + slot.offset)
+        outputs[slot.number] = (torch.view_as_complex(part) if slot.paired else part).data
