@@ -1,0 +1,90 @@
+"""Faults planted in the rules of a simulated device."""
+
+from functools import partial
+
+from tests import test_device_memory as memory
+from tests import test_device_modules as modules
+from tests import test_device_random as random
+from tests import test_device_rules as rules
+from tests import test_device_threads as threads
+from tests.planted_faults.plant import fault
+
+SIMULATOR = [
+    fault(
+        "a copy between devices is an alias",
+        "simgpu._copies:to_copy",
+        "return adopt(launch_copy(_TO_COPY, source, target, arguments, options), target)",
+        "return adopt(host_alias(self), target)",
+        partial(rules.test_a_copy_never_aliases_its_source, way="to"),
+    ),
+    fault(
+        "results lie on the first device",
+        "simgpu._memory:adopt",
+        "return relabel(host, LABELS[index])",
+        "return relabel(host, LABELS[0])",
+        rules.test_a_default_device_is_obeyed_with_its_index,
+    ),
+    fault(
+        "mixed devices are computed",
+        "simgpu._arguments:Arguments._iterator_device",
+        "if tensor.device != common and not number:",
+        "if tensor.is_cpu and not number:",
+        partial(rules.test_mixing_devices_raises, name="add"),
+    ),
+    fault(
+        "an index past the end is the last device",
+        "simgpu._world:device",
+        "if not 0 <= index < len(_world.devices):",
+        "index = min(index, len(_world.devices) - 1)\n    if not 0 <= index < len(_world.devices):",
+        rules.test_an_index_past_the_end_raises,
+    ),
+    fault(
+        "seeding one device seeds them all",
+        "simgpu.device_module:manual_seed",
+        "_world.device(_world.current_device()).generator.manual_seed(int(seed))",
+        "manual_seed_all(seed)",
+        random.test_seeding_one_device_leaves_the_others_alone,
+    ),
+    fault(
+        "a state is put back on the wrong device",
+        "simgpu.device_module:set_rng_state",
+        "_world.resolve(device)",
+        "0",
+        random.test_a_seed_repeats_what_it_gave,
+    ),
+    fault(
+        "a new thread is not on the first device",
+        "simgpu._world:current_device",
+        "_per_thread.current_device = 0",
+        "_per_thread.current_device = len(active) - 1",
+        threads.test_the_current_device_is_the_threads_own,
+    ),
+    fault(
+        "leaving a block forgets the device before it",
+        "simgpu.device_module:device.__exit__",
+        "_world.set_current_device(self._outer)",
+        "_world.set_current_device(0)",
+        threads.test_blocks_put_the_device_back,
+    ),
+    fault(
+        "memory is never given back",
+        "simgpu._world:Allocation.__del__",
+        "self.device.allocated -= self.nbytes",
+        "pass",
+        memory.test_bytes_are_counted_where_they_are,
+    ),
+    fault(
+        "the peak is what there is now",
+        "simgpu.device_module:max_memory_allocated",
+        ".peak",
+        ".allocated",
+        memory.test_the_peak_is_the_most_there_was,
+    ),
+    fault(
+        "a moved module has other parameters",
+        "simgpu._data:_may_exchange_data",
+        "return _known_to_be_alike(*pair) or _crosses(*pair)",
+        "return _known_to_be_alike(*pair)",
+        modules.test_moving_a_module_keeps_its_parameters,
+    ),
+]
