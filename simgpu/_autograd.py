@@ -1,18 +1,51 @@
-"""Backward passes run in the thread that asked for them.
+"""Backward passes run in the thread that asked for them, and their errors come out of them.
 
 A device guard written in Python reports one device only, so PyTorch's engine has a worker thread
 for simgpu:0 and none for simgpu:1 and up. Without worker threads it needs none: for the length of
 every backward pass, autograd's multithreading is off in the calling thread.
+
+The guard is also asked for its type while the engine unwinds from an error that a hook raised. That
+error is then still pending in the interpreter, where calling any Python function fails, in a place
+in which C++ must not fail: the process would be aborted. `device_type` puts a pending error aside
+first, and `run_backward` raises it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from typing import Any
 
 import torch
 from torch.autograd.variable import Variable
 
 from simgpu import _world
+
+_PRIVATE_USE_1: Any = torch._C._autograd.DeviceType.PrivateUse1
+
+# A call through ctypes.pythonapi ends by raising the error that is pending, if there is one.
+_raise_pending_error = ctypes.pythonapi.PyErr_Occurred
+_raise_pending_error.restype = ctypes.c_void_p
+_raise_pending_error.argtypes = []
+
+
+class _PutAside(threading.local):
+    """Errors that were pending when the engine asked for the device type, oldest first."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+
+
+_put_aside = _PutAside()
+
+
+def device_type(_: object) -> Any:
+    """The device type that the guard stands for; `type_` of the guard."""
+    try:
+        _raise_pending_error()
+    except BaseException as error:
+        _put_aside.errors.append(error)
+    return _PRIVATE_USE_1
 
 
 class _Engine:
@@ -22,13 +55,23 @@ class _Engine:
         self._engine = engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if not _world.active or not torch._C._is_multithreading_enabled():
+        if not _world.active:
             return self._engine.run_backward(*args, **kwargs)
+        multithreading = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
         try:
             return self._engine.run_backward(*args, **kwargs)
+        except SystemError:  # "returned NULL without setting an exception": we have it
+            if not _put_aside.errors:
+                raise
+            error = _put_aside.errors[0]
         finally:
-            torch._C._set_multithreading_enabled(True)
+            torch._C._set_multithreading_enabled(multithreading)
+            _put_aside.errors.clear()
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import torch
 from torch.utils import backend_registration
 
+from simgpu._autograd import device_type
 from simgpu._relabel import DEVICE_TYPE
 from simgpu.errors import BackendSlotTakenError
 
@@ -31,8 +31,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 class _DeviceGuard(torch._C._acc.DeviceGuard):
     """Names the device type; current devices and streams are kept in `_world` and `_streams`."""
 
-    def type_(self) -> Any:
-        return torch._C._autograd.DeviceType.PrivateUse1
+    type_ = device_type
 
 
 def install() -> None:
@@ -49,7 +48,17 @@ def install() -> None:
                 f"PyTorch has one slot for outside devices, and this process uses it for {taken!r}:"
                 f" {DEVICE_TYPE} devices need a process of their own"
             )
-        from simgpu import _autocast, _autograd, _data, _register, device_module
+        from simgpu import (
+            _accelerator,
+            _autocast,
+            _autograd,
+            _collectives,
+            _data,
+            _pinned,
+            _register,
+            _storage,
+            device_module,
+        )
 
         backend_registration._setup_privateuseone_for_python_backend(
             rename=DEVICE_TYPE,
@@ -61,3 +70,7 @@ def install() -> None:
         _libraries.extend(_autocast.install())
         _autograd.install()
         _data.install()
+        _accelerator.install()
+        _collectives.install()
+        _pinned.install()
+        _storage.install()

@@ -48,7 +48,7 @@ def to_copy(
     **options: Any,
 ) -> torch.Tensor:
     """`self.to(...)` where something changes: a fresh tensor on `device`."""
-    source = self.get_device()
+    source = _index(self)
     options["device"] = _CPU
     arguments = (host_alias(self),)
     if device is not None and device.type == "cpu":

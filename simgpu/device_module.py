@@ -72,6 +72,9 @@ __all__ = [
 ]
 
 
+_initialized = True  # torch.utils.checkpoint asks before it keeps the random streams' states
+
+
 class DeviceProperties(NamedTuple):
     """What a device says of itself (torch.cuda.get_device_properties); memory in bytes."""
 

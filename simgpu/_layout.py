@@ -1,0 +1,107 @@
+"""Words inside PyTorch's own objects: the only file that writes where Python has no setter.
+
+Two things that a C++ backend sets directly have no name in Python: which memory a storage stands
+on, and which device a generator is of. Both are a few words of a C++ object whose address Python
+knows. Where those words are is never assumed: they are looked for among the first words of the
+object by what they must hold, and looked at again before each write. Where they cannot be found,
+as another PyTorch may lay its objects out otherwise, nothing is written and the caller is told.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from simgpu._relabel import DEVICE_TYPE, _words
+from simgpu.errors import UnsupportedError
+
+_SEARCHED = 16  # words; what is looked for lies within the first ten
+
+# What a device looks like: its type in one byte, its index in the next (-1 for the CPU).
+_DEVICE_BITS = 0xFFFF
+_PRIVATE_USE_1 = 20
+_NO_INDEX = 0xFF
+
+# A StorageImpl holds {data, owner, function that frees it, device, size in bytes}: five words.
+_DATA, _DEVICE, _SIZE, _MEMORY_WORDS = 0, 3, 4, 5
+
+
+def _device_bits(device: torch.device) -> int:
+    kind = 0 if device.type == "cpu" else _PRIVATE_USE_1
+    return kind | (_NO_INDEX if device.index is None else device.index) << 8
+
+
+def _holds_memory(at: int, storage: torch.UntypedStorage) -> bool:
+    """Whether the five words at `at` say what `storage` says of itself."""
+    return (
+        _words[at + _DATA] == storage.data_ptr()
+        and _words[at + _DEVICE] & _DEVICE_BITS == _device_bits(storage.device)
+        and _words[at + _SIZE] == storage.nbytes()
+    )
+
+
+@functools.cache
+def _memory_offset() -> int | None:
+    """How many words into a StorageImpl its memory is described, or None."""
+    found: set[int] = set()
+    for nbytes in (24, 40):
+        storage = torch.UntypedStorage(nbytes)
+        start = storage._cdata >> 3
+        fitting = {at for at in range(_SEARCHED) if _holds_memory(start + at, storage)}
+        found = fitting if not found else found & fitting
+    return found.pop() if len(found) == 1 else None
+
+
+def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Let two storages of one device change places: whoever stands on `one` sees the other's bytes.
+
+    Raises UnsupportedError, and changes nothing, where this PyTorch's storages are not understood.
+    """
+    offset = _memory_offset()
+    starts = [] if offset is None else [(s._cdata >> 3) + offset for s in (one, other)]
+    understood = [_holds_memory(start, s) for start, s in zip(starts, (one, other), strict=False)]
+    if understood != [True, True] or one.device != other.device:
+        raise UnsupportedError(
+            f"a {DEVICE_TYPE} storage cannot be resized with torch {torch.__version__}, whose "
+            "storages are laid out otherwise than simgpu knows: make a new tensor instead"
+        )
+    first, second = starts
+    for word in range(_MEMORY_WORDS):
+        at, to = first + word, second + word
+        _words[at], _words[to] = _words[to], _words[at]
+
+
+@functools.cache
+def _generator_offset() -> int | None:
+    """How many words into a generator its device is, or None."""
+    scratch = torch._C.Generator()
+    start = scratch._cdata >> 3
+    key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU).raw_repr()
+    for at in range(_SEARCHED):
+        word = _words[start + at]
+        here = word & _DEVICE_BITS == _NO_INDEX << 8 and _words[start + at + 1] == key_set
+        if here and _writes_device(scratch, start + at, word):
+            return at
+    return None
+
+
+def _writes_device(scratch: torch._C.Generator, at: int, word: int) -> bool:
+    wanted = torch.device(DEVICE_TYPE, 5)
+    _words[at] = word & ~_DEVICE_BITS | _device_bits(wanted)
+    written: bool = torch._C.Generator.device.__get__(scratch) == wanted  # type: ignore[attr-defined]
+    _words[at] = word
+    return written
+
+
+def label_generator(generator: torch._C.Generator, device: torch.device) -> bool:
+    """Let a CPU generator say that it is of `device`; the host's kernels then refuse it.
+
+    Returns whether that was possible; if not, nothing was changed.
+    """
+    offset = _generator_offset()
+    if offset is None:
+        return False
+    at = (generator._cdata >> 3) + offset
+    _words[at] = _words[at] & ~_DEVICE_BITS | _device_bits(device)
+    return True
