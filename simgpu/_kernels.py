@@ -16,8 +16,8 @@ from simgpu._arguments import Arguments, sees_lazy_tensors
 from simgpu._launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._memory import adopt, adopt_all, make_sure_of_room
 from simgpu._random import check_generator
-from simgpu._relabel import HOST, relabel
-from simgpu._resize import replace_memory
+from simgpu._relabel import HOST, host_alias, relabel
+from simgpu._resize import settle_output, stand_in
 from simgpu.errors import DeviceMismatchError
 
 Tensor = torch.Tensor
@@ -126,7 +126,16 @@ def _mutating(kernel: Kernel, reader: Arguments) -> PythonKernel:
     def run(*args: Any, **kwargs: Any) -> Any:
         index = reader.device(args, kwargs)
         host_args, host_kwargs = reader.to_host(args, kwargs)
-        return pick(launch(kernel, index, host_args, host_kwargs), args, kwargs, index)
+        try:
+            result = launch(kernel, index, host_args, host_kwargs)
+        except RuntimeError as error:
+            if "not resizable" not in str(error) or not isinstance(args[0], Tensor):
+                raise
+            # Some let their first argument grow (addbmm_): memory under an alias cannot.
+            host_args[0] = host_alias(args[0]).clone()
+            result = launch(kernel, index, host_args, host_kwargs)
+            settle_output(args[0], host_args[0])
+        return pick(result, args, kwargs, index)
 
     return run
 
@@ -231,29 +240,27 @@ def compute_out(
 ) -> None:
     """Run an `out=` kernel on host aliases and give `outs` the shapes it decided on.
 
-    Memory under an alias cannot grow. An output without elements, or one that turns out too
-    small, gets fresh memory instead.
+    Memory under an alias cannot grow. An output without elements, or all of them where one turns
+    out too small, are stood in for by host tensors of the same shape and strides that can.
     """
-    flat = [out for value in outs.values() for out in _as_list(value)]
-    if not any(out.numel() == 0 for out in flat):
-        try:
-            launch(kernel, index, host_args, host_kwargs)
-        except RuntimeError as error:
-            if "not resizable" not in str(error):
-                raise
-        else:
-            hosts = [host for name in outs for host in _as_list(host_kwargs[name])]
-            for out, host in zip(flat, hosts, strict=True):
-                if out.shape != host.shape or out.stride() != host.stride():
-                    replace_memory(out, out.untyped_storage(), out.storage_offset(), host)
-            return
+
+    def compute(host_output: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        hosts = {}
+        for name, value in outs.items():
+            several = isinstance(value, (list, tuple))
+            hosts[name] = [host_output(out) for out in value] if several else host_output(value)
+        launch(kernel, index, host_args, {**host_kwargs, **hosts})
+        return hosts
+
+    try:
+        hosts = compute(lambda out: host_alias(out) if out.numel() else stand_in(out))
+    except RuntimeError as error:
+        if "not resizable" not in str(error):
+            raise
+        hosts = compute(stand_in)
     for name, value in outs.items():
-        fresh = [torch.empty(0, dtype=out.dtype) for out in _as_list(value)]
-        host_kwargs[name] = fresh if isinstance(value, (list, tuple)) else fresh[0]
-    launch(kernel, index, host_args, host_kwargs)
-    hosts = [host for name in outs for host in _as_list(host_kwargs[name])]
-    for out, host in zip(flat, hosts, strict=True):
-        replace_memory(out, adopt(host, index).untyped_storage(), 0, host)
+        for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
+            settle_output(out, host)
 
 
 def _as_list(value: Any) -> list[Any]:

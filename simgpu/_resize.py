@@ -16,11 +16,30 @@ _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
 _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 
 
-def replace_memory(
-    tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, like: torch.Tensor
-) -> None:
-    """Put `tensor` on `storage`, with the shape and strides of `like`."""
-    _set_storage(HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
+def stand_in(out: torch.Tensor) -> torch.Tensor:
+    """A host tensor with the shape and strides of `out` whose memory can grow."""
+    return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype)
+
+
+def settle_output(out: torch.Tensor, host: torch.Tensor) -> None:
+    """Let `out` be what a kernel made of its host tensor: an alias of it, or a `stand_in`.
+
+    As on CUDA an output keeps its storage and its place in it, if there is room.
+    """
+    storage, offset = out.untyped_storage(), out.storage_offset()
+    is_stand_in = host.data_ptr() != out.data_ptr()
+    if out.shape != host.shape or out.stride() != host.stride():
+        if is_stand_in and storage.nbytes() == 0 and offset == 0:
+            storage = adopt(host, out.get_device()).untyped_storage()
+            _set_storage(HOST_KEYS, out, storage, 0, host.shape, host.stride())
+            return
+        needed = host.untyped_storage().nbytes() + offset * out.itemsize
+        if needed > storage.nbytes():
+            _grow(out, needed)
+            storage = out.untyped_storage()
+        _set_storage(HOST_KEYS, out, storage, offset, host.shape, host.stride())
+    if is_stand_in and host.numel():
+        _copy(HOST_KEYS, host_alias(out), host)
 
 
 def resize_(
