@@ -7,6 +7,7 @@ import threading
 import torch
 from torch.utils import backend_registration
 
+from simgpu import _world
 from simgpu._autograd import device_type
 from simgpu._relabel import DEVICE_TYPE
 from simgpu.errors import BackendSlotTakenError
@@ -19,7 +20,7 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
     """Answers PyTorch's questions about the backend as a whole."""
 
     def is_available(self) -> bool:
-        return True
+        return _world.device_count() > 0
 
     def has_primary_context(self, dev_id: int) -> bool:
         return True
@@ -54,8 +55,12 @@ def install() -> None:
             _autograd,
             _collectives,
             _data,
+            _generators,
+            _legacy,
+            _life,
             _pinned,
             _register,
+            _sending,
             _storage,
             device_module,
         )
@@ -74,3 +79,7 @@ def install() -> None:
         _collectives.install()
         _pinned.install()
         _storage.install()
+        _generators.install()
+        _legacy.install()
+        _life.install()
+        _sending.install()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from simgpu import _world
+from simgpu import _pinned, _world
 from simgpu._launch import Kernel, launch, launch_copy
 from simgpu._memory import adopt
 from simgpu._relabel import host_alias
@@ -47,15 +47,20 @@ def to_copy(
     pin_memory: bool | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """`self.to(...)` where something changes: a fresh tensor on `device`."""
+    """`self.to(...)` where something changes: a fresh tensor on `device`.
+
+    What comes to the host without blocking comes in pinned memory, as on CUDA.
+    """
     source = _index(self)
     options["device"] = _CPU
     arguments = (host_alias(self),)
     if device is not None and device.type == "cpu":
         result: torch.Tensor = launch_copy(_TO_COPY, source, None, arguments, options)
-        return result
-    target = source if device is None else _world.resolve(device)
+        pinned = pin_memory or options.get("non_blocking")
+        return _pinned.mark_result(result) if pinned else result
+    target = self.get_device() if device is None else _world.resolve(device)
     _world.device(target)
+    _pinned.check_not_wanted(pin_memory)
     if source == target:
         return adopt(launch(_TO_COPY, target, arguments, options), target)
     return adopt(launch_copy(_TO_COPY, source, target, arguments, options), target)

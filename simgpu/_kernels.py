@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu import _world
+from simgpu import _pinned, _world
 from simgpu._arguments import Arguments, sees_lazy_tensors
 from simgpu._launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._memory import adopt, adopt_all, make_sure_of_room
@@ -177,6 +177,7 @@ def _random(kernel: Kernel, reader: Arguments) -> PythonKernel:
     pick = _result_picker(kernel.op)
     names = [argument.name for argument in kernel.op._schema.arguments]
     position = names.index("generator")
+    exact = kernel.name.startswith("randperm")
 
     def run(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         if len(args) > position:
@@ -185,7 +186,7 @@ def _random(kernel: Kernel, reader: Arguments) -> PythonKernel:
         if generator is None:
             generator = _world.device(index).generator
         else:
-            check_generator(generator, index)
+            generator = check_generator(generator, index, exact=exact)
         host_args, host_kwargs = reader.to_host(args, kwargs)
         host_kwargs["generator"] = generator
         return pick(launch(kernel, index, host_args, host_kwargs), args, kwargs, index)
@@ -199,9 +200,11 @@ def _factory(kernel: Kernel, reader: Arguments) -> PythonKernel:
     def run(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
         source = reader.device(args, kwargs)
         host_args, host_kwargs = reader.to_host(args, kwargs)
-        host_kwargs.pop("pin_memory", None)
+        pin = host_kwargs.pop("pin_memory", None)
         if device is not None and device.type == "cpu":
-            return launch_copy(kernel, source, None, host_args, {**host_kwargs, "device": _CPU})
+            host = launch_copy(kernel, source, None, host_args, {**host_kwargs, "device": _CPU})
+            return _pinned.mark_result(host) if pin else host
+        _pinned.check_not_wanted(pin)
         index = source if device is None and source >= 0 else _world.resolve(device)
         if args and isinstance(args[0], (list, tuple)):
             make_sure_of_room(index, args[0], kwargs.get("dtype"))
@@ -221,8 +224,13 @@ def _out(kernel: Kernel, reader: Arguments) -> PythonKernel:
     def run(*args: Any, **kwargs: Any) -> Any:
         index = reader.device(args, kwargs)
         host_args, host_kwargs = reader.to_host(args, kwargs)
-        if draws and host_kwargs.get("generator") is None:
-            host_kwargs["generator"] = _world.device(index).generator
+        if draws:
+            given = host_kwargs.get("generator")
+            host_kwargs["generator"] = (
+                _world.device(index).generator
+                if given is None
+                else check_generator(given, index, exact=kernel.name.startswith("randperm"))
+            )
         outs = {name: kwargs[name] for name in out_names}
         compute_out(kernel, index, host_args, host_kwargs, outs)
         results = tuple(outs.values())

@@ -77,12 +77,35 @@ def remove_observer(observer: Observer) -> None:
         _observers = tuple(other for other in _observers if other is not observer)
 
 
+def _allow_all() -> None:
+    """Every launch is allowed."""
+
+
+def _see_nothing(_: Record) -> None:
+    """An observer that makes launches take the path on which they ask for permission."""
+
+
+_check_allowed: Callable[[], None] = _allow_all
+
+
+def forbid(check: Callable[[], None]) -> None:
+    """Call `check`, which may raise, before every launch, for the rest of the process.
+
+    Takes no lock: a forked child has one thread, and no hope for a lock that another one held.
+    """
+    global _check_allowed, _observers
+    _check_allowed = check
+    _observers = (*_observers, _see_nothing)
+
+
 def launch(kernel: Kernel, index: int, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
     """Run `kernel` for device `index` on host arguments and return its host results."""
+    if not _observers:
+        return kernel.run(HOST_KEYS, *args, **kwargs)
+    _check_allowed()
     result = kernel.run(HOST_KEYS, *args, **kwargs)
-    if _observers:
-        here = torch.device(DEVICE_TYPE, index)
-        _notify("kernel", kernel, index, here, here, result)
+    here = torch.device(DEVICE_TYPE, index)
+    _notify("kernel", kernel, index, here, here, result)
     return result
 
 
@@ -98,13 +121,15 @@ def launch_copy(
     As on CUDA, the copy is queued on the device it reads from, or on the one it writes to when it
     reads from the host.
     """
+    if not _observers:
+        return kernel.run(HOST_KEYS, *args, **kwargs)
+    _check_allowed()
     result = kernel.run(HOST_KEYS, *args, **kwargs)
-    if _observers:
-        index = target if source is None else source
-        assert index is not None, "a copy from host to host is no device work"
-        from_ = _CPU if source is None else torch.device(DEVICE_TYPE, source)
-        to = _CPU if target is None else torch.device(DEVICE_TYPE, target)
-        _notify("copy", kernel, index, from_, to, result)
+    index = target if source is None else source
+    assert index is not None, "a copy from host to host is no device work"
+    from_ = _CPU if source is None else torch.device(DEVICE_TYPE, source)
+    to = _CPU if target is None else torch.device(DEVICE_TYPE, target)
+    _notify("copy", kernel, index, from_, to, result)
     return result
 
 

@@ -10,12 +10,14 @@ as another PyTorch may lay its objects out otherwise, nothing is written and the
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
 from simgpu._relabel import DEVICE_TYPE, _words
 from simgpu.errors import UnsupportedError
 
+_StorageBase: Any = torch._C.StorageBase
 _SEARCHED = 16  # words; what is looked for lies within the first ten
 
 # What a device looks like: its type in one byte, its index in the next (-1 for the CPU).
@@ -46,7 +48,7 @@ def _memory_offset() -> int | None:
     """How many words into a StorageImpl its memory is described, or None."""
     found: set[int] = set()
     for nbytes in (24, 40):
-        storage = torch.UntypedStorage(nbytes)
+        storage: Any = _StorageBase.__new__(torch.UntypedStorage, nbytes)
         start = storage._cdata >> 3
         fitting = {at for at in range(_SEARCHED) if _holds_memory(start + at, storage)}
         found = fitting if not found else found & fitting
@@ -72,10 +74,21 @@ def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
         _words[at], _words[to] = _words[to], _words[at]
 
 
+def set_size(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Let a storage say that it has only the first `nbytes` of its bytes.
+
+    For storages that `swap_memory` has understood.
+    """
+    offset = _memory_offset()
+    if offset is None or not 0 <= nbytes <= storage.nbytes():
+        raise UnsupportedError(f"a storage of {storage.nbytes()} bytes cannot say it has {nbytes}")
+    _words[(storage._cdata >> 3) + offset + _SIZE] = nbytes
+
+
 @functools.cache
 def _generator_offset() -> int | None:
     """How many words into a generator its device is, or None."""
-    scratch = torch._C.Generator()
+    scratch: Any = torch._C.Generator()
     start = scratch._cdata >> 3
     key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU).raw_repr()
     for at in range(_SEARCHED):
@@ -86,15 +99,15 @@ def _generator_offset() -> int | None:
     return None
 
 
-def _writes_device(scratch: torch._C.Generator, at: int, word: int) -> bool:
+def _writes_device(scratch: Any, at: int, word: int) -> bool:
     wanted = torch.device(DEVICE_TYPE, 5)
     _words[at] = word & ~_DEVICE_BITS | _device_bits(wanted)
-    written: bool = torch._C.Generator.device.__get__(scratch) == wanted  # type: ignore[attr-defined]
+    written: bool = scratch.device == wanted
     _words[at] = word
     return written
 
 
-def label_generator(generator: torch._C.Generator, device: torch.device) -> bool:
+def label_generator(generator: Any, device: torch.device) -> bool:
     """Let a CPU generator say that it is of `device`; the host's kernels then refuse it.
 
     Returns whether that was possible; if not, nothing was changed.

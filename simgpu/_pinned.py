@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from simgpu import _world
+from simgpu._launch import HOST_KEYS
 
-_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 # Under a key that has no kernel of its own stands the one that PyTorch has for any backend.
 _STOCK_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
 _aten = torch.ops.aten
@@ -32,6 +32,18 @@ def mark(storage: torch.UntypedStorage) -> None:
     setattr(storage, _MARK, True)
 
 
+def mark_result(result: torch.Tensor) -> torch.Tensor:
+    """Call the memory of a fresh host tensor pinned."""
+    mark(result.untyped_storage())
+    return result
+
+
+def check_not_wanted(pin_memory: bool | None) -> None:
+    """Raise where pinned memory was asked of a device."""
+    if pin_memory:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+
+
 def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
     """`Tensor.is_pinned` of a CPU tensor."""
     if _world.device_count():
@@ -44,10 +56,9 @@ def pin_memory(self: torch.Tensor, device: torch.device | None = None) -> torch.
     if not _world.device_count():
         return _stock_pin(_STOCK_KEYS, self, device)  # type: ignore[no-any-return]
     options: dict[str, Any] = {"dtype": self.dtype, "device": torch.device("cpu")}
-    pinned: torch.Tensor = _empty_strided(_HOST_KEYS, self.shape, self.stride(), **options)
-    _copy(_HOST_KEYS, pinned, self)
-    mark(pinned.untyped_storage())
-    return pinned
+    pinned: torch.Tensor = _empty_strided(HOST_KEYS, self.shape, self.stride(), **options)
+    _copy(HOST_KEYS, pinned, self)
+    return mark_result(pinned)
 
 
 _libraries: list[torch.library.Library] = []

@@ -6,6 +6,7 @@ generator is a CPU generator that knows its device. It is never the default CPU 
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -54,15 +55,24 @@ class Generator(torch.Generator):
         return seed
 
 
-def check_generator(generator: Any, index: int) -> torch.Generator:
-    """Return `generator` if a kernel on device `index` may draw from it; raise as CUDA does."""
-    if not isinstance(generator, Generator):
+# Callers' generators (`_generators`) by the address of their C++ part: a kernel is handed that part
+# in a Python object of its own, not the object that the caller passed.
+made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def check_generator(generator: Any, index: int, *, exact: bool = False) -> torch.Generator:
+    """The host's generator to draw from for a kernel on device `index`; raises as CUDA does.
+
+    Of a caller's generator only the device type must be right, unless `exact`, as for randperm.
+    """
+    known = made.get(generator._cdata)
+    device = generator.device if known is None else known.device
+    if exact and device != torch.device(DEVICE_TYPE, index):
         raise RuntimeError(
-            f"Expected a '{DEVICE_TYPE}' device type for generator but found "
-            f"'{generator.device.type}'"
+            f"Expected a '{DEVICE_TYPE}:{index}' generator device but found '{device}'"
         )
-    if generator.device.index != index:
+    if device.type != DEVICE_TYPE:
         raise RuntimeError(
-            f"Expected a generator of {DEVICE_TYPE}:{index} but found one of {generator.device}"
+            f"Expected a '{DEVICE_TYPE}' device type for generator but found '{device.type}'"
         )
-    return generator
+    return generator if known is None else known.host  # type: ignore[no-any-return]

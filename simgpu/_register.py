@@ -20,9 +20,7 @@ _METADATA_ONLY = (
     "_nested_view_from_buffer",
     "_reshape_alias",
     "as_strided",
-    "set_",
     "set_.source_Storage",
-    "set_.source_Storage_storage_offset",
     "set_.source_Tensor",
     "unfold",
     "view",
@@ -42,6 +40,8 @@ _BY_HAND: dict[str, PythonKernel] = {
     "native_dropout": _dropout.native_dropout,
     "record_stream": _resize.record_stream,
     "resize_": _resize.resize_,
+    "set_": _resize.set_to_nothing,
+    "set_.source_Storage_storage_offset": _resize.set_to_storage,
     **_indexing.kernels(),
     **_recurrent.kernels(),
 }

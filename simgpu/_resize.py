@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from simgpu._growth import new_storage, resize_storage
 from simgpu._launch import HOST_KEYS
 from simgpu._memory import adopt
 from simgpu._relabel import host_alias
@@ -33,7 +36,7 @@ def settle_output(out: torch.Tensor, host: torch.Tensor) -> None:
             storage = adopt(host, out.get_device()).untyped_storage()
             _set_storage(HOST_KEYS, out, storage, 0, host.shape, host.stride())
             return
-        needed = host.untyped_storage().nbytes() + offset * out.itemsize
+        needed = int(host.untyped_storage().nbytes() + offset * out.itemsize)
         if needed > storage.nbytes():
             _grow(out, needed)
             storage = out.untyped_storage()
@@ -47,8 +50,7 @@ def resize_(
 ) -> torch.Tensor:
     """`Tensor.resize_`: keeps the elements, in the order of the memory.
 
-    Where the storage is too small the tensor moves to a larger one; unlike on CUDA, other tensors
-    over the old storage stay there.
+    Where the storage is too small it grows, for every tensor over it.
     """
     options: dict[str, Any] = {} if memory_format is None else {"memory_format": memory_format}
     wanted = _empty(HOST_KEYS, size, dtype=self.dtype, device=torch.device("meta"), **options)
@@ -59,18 +61,30 @@ def resize_(
 
 
 def _grow(tensor: torch.Tensor, nbytes: int) -> None:
-    """Give `tensor` a storage of `nbytes` bytes that begins with the bytes of the old one."""
-    length = -(-nbytes // tensor.itemsize)
-    host = torch.empty(length, dtype=tensor.dtype)
-    old = tensor.untyped_storage()
-    kept = old.nbytes() // tensor.itemsize
-    if kept:
-        whole = tensor.detach()
-        _set_storage(HOST_KEYS, whole, old, 0, (kept,), (1,))
-        _copy(HOST_KEYS, host[:kept], host_alias(whole))
-    shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
-    fresh = adopt(host, tensor.get_device())
-    _set_storage(HOST_KEYS, tensor, fresh.untyped_storage(), offset, shape, stride)
+    """Give the storage of `tensor`, and so all tensors over it, room for `nbytes` bytes."""
+    resize_storage(tensor.untyped_storage(), nbytes)
+
+
+def set_to_storage(
+    self: torch.Tensor,
+    source: torch.UntypedStorage,
+    storage_offset: int,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+) -> torch.Tensor:
+    """`self.set_(storage, offset, size, stride)`, which grows a storage that is too small."""
+    if source.device == self.device and all(size):
+        steps = zip(size, stride, strict=False) if stride else ()
+        last = sum((n - 1) * step for n, step in steps) if stride else math.prod(size) - 1
+        needed = (storage_offset + last + 1) * self.itemsize
+        if needed > source.nbytes():
+            resize_storage(source, needed)
+    return _set_storage(HOST_KEYS, self, source, storage_offset, size, stride)  # type: ignore[no-any-return]
+
+
+def set_to_nothing(self: torch.Tensor) -> torch.Tensor:
+    """`self.set_()`: no elements, on the same device, over a storage of its own."""
+    return set_to_storage(self, new_storage(0, self.get_device()), 0, (0,), (1,))
 
 
 def record_stream(self: torch.Tensor, s: torch.Stream) -> None:

@@ -14,57 +14,16 @@ import torch
 from torch.storage import UntypedStorage
 
 from simgpu import _pinned, _world
-from simgpu._kernels import device_kernel
-from simgpu._launch import Kernel, launch
-from simgpu._layout import swap_memory
-from simgpu._relabel import DEVICE_TYPE, host_alias
+from simgpu._growth import copy_to_host, new_storage, resize_storage
+from simgpu._relabel import DEVICE_TYPE
 from simgpu.errors import UnsupportedError
-
-_HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_aten = torch.ops.aten
-_empty = device_kernel(_aten.empty.memory_format)
-_set_storage = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
-_COPY = Kernel(_aten.copy_.default)
 
 _StorageBase: Any = torch._C.StorageBase
 _stock_new: Any = _StorageBase.new
 _stock_resize: Any = _StorageBase.resize_
 _stock_resizable: Any = _StorageBase.resizable
+_stock_cpu: Any = UntypedStorage.cpu
 _stock_to: Any = UntypedStorage.to
-
-
-def new_storage(nbytes: int, index: int) -> UntypedStorage:
-    """`nbytes` fresh bytes on device `index`, with any values."""
-    device = _world.device(index).torch_device
-    tensor: torch.Tensor = _empty([nbytes], dtype=torch.uint8, device=device)
-    return tensor.untyped_storage()
-
-
-def resize_storage(storage: UntypedStorage, nbytes: int) -> None:
-    """Give `storage` room for `nbytes` bytes; it keeps its first ones, and so does every view.
-
-    As on CUDA the old and the new memory are both taken for a moment, and shrinking to nothing
-    gives the memory back at once. Raises UnsupportedError where PyTorch's storages are not
-    understood (`_layout`).
-    """
-    old = storage.nbytes()
-    if nbytes == old:
-        return
-    index = storage.device.index
-    fresh = new_storage(nbytes, index)
-    kept = min(old, nbytes)
-    if kept:
-        source, target = (host_alias(_bytes_of(s, kept, index)) for s in (storage, fresh))
-        launch(_COPY, index, (target, source), {})
-    swap_memory(storage, fresh)
-
-
-def _bytes_of(storage: UntypedStorage, nbytes: int, index: int) -> torch.Tensor:
-    """The first `nbytes` bytes of `storage` as a tensor."""
-    device = _world.device(index).torch_device
-    tensor: torch.Tensor = _empty([0], dtype=torch.uint8, device=device)
-    _set_storage(_HOST_KEYS, tensor, storage, 0, (nbytes,), (1,))
-    return tensor
 
 
 def _is_simulated(storage: UntypedStorage) -> bool:
@@ -89,10 +48,10 @@ def _make(cls: type[UntypedStorage], *args: Any, **kwargs: Any) -> UntypedStorag
         )
     index = _world.resolve(device)
     rest = {name: value for name, value in kwargs.items() if name not in ("device", "allocator")}
-    # The CPU's constructor checks the other arguments; a size comes back as that many bytes.
-    size = args[0] if args else rest.get("size", 0)
-    if isinstance(size, int):
-        return new_storage(_StorageBase.__new__(cls, 0).nbytes() + _checked(size), index)
+    given = [*args, *rest.values()]
+    if len(given) == 1 and type(given[0]) is int:
+        return new_storage(_checked(given[0]), index)
+    # The host's constructor knows what else there may be, and says what there may not.
     values = _StorageBase.__new__(cls, *args, **rest)
     storage = new_storage(values.nbytes(), index)
     storage.copy_(values)
@@ -127,11 +86,16 @@ def _resizable(self: UntypedStorage) -> bool:
     return _is_simulated(self) or _stock_resizable(self)
 
 
+def _cpu(self: UntypedStorage) -> UntypedStorage:
+    """`storage.cpu()`, which works for memory whose devices are gone, too: it can be saved."""
+    return copy_to_host(self) if _is_simulated(self) else _stock_cpu(self)
+
+
 def _to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
     """`storage.to(device=...)`; what comes to the host without blocking comes pinned."""
     target = torch.device(device)
     if _is_simulated(self) and target.type == "cpu":
-        host = self.cpu()
+        host = copy_to_host(self)
         if non_blocking:
             _pinned.mark(host)
         return host
@@ -149,9 +113,11 @@ def _byteswap(self: UntypedStorage, element_size: int) -> None:
 
 def install() -> None:
     """Let storages of simulated devices be made and resized as any others."""
-    UntypedStorage.__new__ = staticmethod(_make)  # type: ignore[assignment]
-    UntypedStorage.new = _new  # type: ignore[method-assign]
-    UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
-    UntypedStorage.resizable = _resizable  # type: ignore[method-assign]
-    UntypedStorage.to = _to  # type: ignore[method-assign]
-    UntypedStorage._byteswap = _byteswap  # type: ignore[method-assign]
+    storage_type: Any = UntypedStorage
+    storage_type.__new__ = staticmethod(_make)
+    storage_type.new = _new
+    storage_type.resize_ = _resize
+    storage_type.resizable = _resizable
+    storage_type.cpu = _cpu
+    storage_type.to = _to
+    storage_type._byteswap = _byteswap

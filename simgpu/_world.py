@@ -14,7 +14,7 @@ import torch
 
 from simgpu._random import Generator
 from simgpu._relabel import DEVICE_TYPE, MAX_DEVICES
-from simgpu.errors import DevicesActiveError, InvalidDeviceError, NoDevicesError
+from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
 DEFAULT_MEMORY = 80 * 2**30  # bytes
 
@@ -95,6 +95,11 @@ class World:
 
     def __init__(self, capacities: Sequence[int]) -> None:
         self.devices = [Device(index, capacity) for index, capacity in enumerate(capacities)]
+        self.asked = False
+
+    def in_use(self) -> bool:
+        """Whether anything was done with the devices beyond counting them."""
+        return self.asked or any(device.total_count for device in self.devices)
 
 
 _per_thread = _PerThread()
@@ -104,10 +109,14 @@ _world: World | None = None
 # so that hot paths can hold on to it.
 active: list[Device] = []
 
+# Whether this process is a forked child whose parent was using its devices (`_fork`).
+_forked = False
+
 
 def enter(count: int, memory: Sequence[int] | None = None) -> World:
     """Make `count` fresh devices with `memory` bytes each; raises if there are some already."""
     global _world
+    check_fork()
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
     if not 1 <= count <= MAX_DEVICES:
@@ -131,19 +140,43 @@ def leave(world: World) -> None:
         active.clear()
 
 
+def lose_to_fork() -> None:
+    """In a forked child: give up the parent's devices, if it was using them."""
+    global _forked
+    if _world is not None and _world.in_use():
+        _forked = True
+        active.clear()
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that was using its devices."""
+    return _forked
+
+
+def check_fork() -> None:
+    """Raise if this process cannot have devices for the way it was started."""
+    if _forked:
+        raise ForkedError(
+            f"Cannot re-initialize {DEVICE_TYPE} in forked subprocess. To use {DEVICE_TYPE} with "
+            "multiprocessing, you must use the 'spawn' start method"
+        )
+
+
 def device_count() -> int:
     """How many simulated devices exist now (0 outside `simgpu.devices`)."""
-    return len(active)
+    return 0 if _world is None else len(_world.devices)
 
 
 def device(index: int) -> Device:
     """The device with this index, or the error that CUDA calls "invalid device ordinal"."""
+    check_fork()
     if _world is None:
         raise NoDevicesError(
             f"{DEVICE_TYPE}:{index} was used, but there are no simulated devices: enter "
             "`with simgpu.devices(n)`, set SIMGPU_DEVICE_COUNT, or start the script by "
             "`python -m simgpu run --devices N`"
         )
+    _world.asked = True
     if not 0 <= index < len(_world.devices):
         raise InvalidDeviceError(
             f"{DEVICE_TYPE} error: invalid device ordinal: {DEVICE_TYPE}:{index} was asked for, "

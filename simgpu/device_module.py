@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simgpu import _world
+from simgpu import _generators, _legacy, _world
 from simgpu._memory_functions import (
     empty_cache,
     max_memory_allocated,
@@ -86,7 +86,8 @@ class DeviceProperties(NamedTuple):
 
 
 def init() -> None:
-    """Wake the devices up: they are."""
+    """Wake the devices up: they are, unless the process was forked from one that used them."""
+    _world.check_fork()
 
 
 def is_available() -> bool:
@@ -100,7 +101,7 @@ def is_initialized() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    return False
+    return _world.is_in_bad_fork()
 
 
 def device_count() -> int:
@@ -252,6 +253,11 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "default_generators":
+        return _generators.default_generators()
+    found = _legacy.find(name)
+    if found is not None:
+        return found
     raise AttributeError(
         f"torch.{DEVICE_TYPE} has no attribute {name!r}: it mirrors torch.cuda as far as "
         "simulated devices have the thing"

@@ -43,5 +43,13 @@ class BackendSlotTakenError(SimGPUError, RuntimeError):
     """Another package already uses PyTorch's one slot for outside devices (PrivateUse1)."""
 
 
+class ForkedError(SimGPUError, RuntimeError):
+    """A forked child used simulated devices that its parent was using already.
+
+    The wording is CUDA's. The way out is CUDA's too: start the child by ``spawn``, and enter
+    ``simgpu.devices(n)`` in it or let SIMGPU_DEVICE_COUNT do so.
+    """
+
+
 class UnsupportedError(SimGPUError, NotImplementedError):
     """Something that a simulated device cannot do; the text says what to do instead."""

@@ -1,0 +1,115 @@
+"""What PyTorch decides by a list of the device types that it knows, extended by ours.
+
+Old ways to make tensors (`torch.simgpu.FloatTensor`, `Tensor.new`) and storages
+(`torch.simgpu.FloatStorage`), and the name of a tensor's device in DLPack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.storage import TypedStorage, _LegacyStorage
+from torch.utils import backend_registration
+from torch.utils.dlpack import DLDeviceType
+
+from simgpu import _world
+from simgpu._relabel import DEVICE_TYPE
+
+_stock_new: Any = torch.Tensor.new
+_stock_dlpack_device: Any = torch.Tensor.__dlpack_device__
+
+DTYPES = {
+    "BFloat16": torch.bfloat16,
+    "Bool": torch.bool,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "ComplexDouble": torch.complex128,
+    "ComplexFloat": torch.complex64,
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Short": torch.int16,
+}
+
+
+@contextlib.contextmanager
+def _current(index: int) -> Any:
+    outer = _world.current_device()
+    _world.set_current_device(index)
+    try:
+        yield
+    finally:
+        _world.set_current_device(outer)
+
+
+def _new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`tensor.new(...)`: on the tensor's own device."""
+    if self.device.type != DEVICE_TYPE:
+        return _stock_new(self, *args, **kwargs)
+    wanted = kwargs.get("device")
+    index = self.device.index if wanted is None else _world.resolve(wanted)
+    if (
+        len(args) == 1
+        and isinstance(args[0], (list, tuple))
+        and not isinstance(args[0], torch.Size)
+    ):
+        host = torch.empty(0, dtype=self.dtype, device="cpu").new(*args)
+        return host.to(_world.device(index).torch_device)
+    # PyTorch makes the tensor on the current device, after a guard that Python does not see.
+    with _current(index):
+        return _stock_new(self, *args, **kwargs)
+
+
+def _dlpack_device(self: torch.Tensor) -> Any:
+    """`tensor.__dlpack_device__()`: an extension device, and its index."""
+    if self.device.type != DEVICE_TYPE:
+        return _stock_dlpack_device(self)
+    return DLDeviceType.kDLExtDev, self.device.index
+
+
+class _TensorType(type):
+    """The type of `torch.simgpu.FloatTensor` and its like."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, device: Any = None) -> Any:
+        here = torch.device(DEVICE_TYPE) if device is None else torch.device(device)
+        return torch.empty(0, dtype=cls.dtype, device=here).new(*args)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return (
+            isinstance(instance, torch.Tensor)
+            and instance.device.type == DEVICE_TYPE
+            and instance.dtype == cls.dtype
+        )
+
+
+_types: dict[str, Any] = {}
+_storage_type: Any = type(_LegacyStorage)
+
+
+def find(name: str) -> Any:
+    """`torch.simgpu.<name>`, where that is an old type of tensors or storages, or None."""
+    prefix = name.removesuffix("Tensor").removesuffix("Storage")
+    if name not in _types and prefix != name and prefix in DTYPES:
+        module, dtype = f"torch.{DEVICE_TYPE}", DTYPES[prefix]
+        members = {"__module__": module, "__qualname__": name, "dtype": dtype, "_dtype": dtype}
+        if name.endswith("Tensor"):
+            # `tensor.type(torch.simgpu.LongTensor)` reads the whole path from the type's name.
+            _types[name] = _TensorType(f"{module}.{name}", (), members)
+        else:
+            _types[name] = _storage_type(name, (_LegacyStorage,), members)
+    return _types.get(name)
+
+
+def install() -> None:
+    """Let tensors and storages have the methods that they have for CUDA."""
+    tensor_type: Any = torch.Tensor
+    tensor_type.new = _new
+    tensor_type.__dlpack_device__ = _dlpack_device
+    if not hasattr(TypedStorage, DEVICE_TYPE):
+        backend_registration._generate_storage_methods_for_privateuse1_backend(DEVICE_TYPE, [])
