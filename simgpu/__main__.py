@@ -6,6 +6,7 @@ import argparse
 import os
 import runpy
 import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -31,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no such script: {options.script}")
     # As in a child process that the script starts: its workers have the devices too.
     os.environ["SIMGPU_DEVICE_COUNT"] = str(options.devices)
+    # PyTorch's own remark on an environment without NumPy: not about the script, which needs none.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     import torch  # noqa: F401  # makes the devices, by the variable
 
     from simgpu import _api

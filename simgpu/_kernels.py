@@ -6,7 +6,7 @@ two-tensor operators have kernels of their own, because nearly every step of a p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -196,19 +196,31 @@ def _random(kernel: Kernel, reader: Arguments) -> PythonKernel:
 
 def _factory(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """Operators with a `device` argument: the result lies there, or where the input lies."""
+    takes_tensors = any("Tensor" in str(a.type) for a in kernel.op._schema.arguments)
 
-    def run(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
-        source = reader.device(args, kwargs)
-        host_args, host_kwargs = reader.to_host(args, kwargs)
-        pin = host_kwargs.pop("pin_memory", None)
+    def run(
+        *args: Any,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if pin_memory:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        source = -1
+        host_args: Sequence[Any] = args
+        host_kwargs = kwargs
+        if takes_tensors:
+            source = reader.device(args, kwargs)
+            host_args, host_kwargs = reader.to_host(args, kwargs)
+        host_kwargs["device"] = _CPU
         if device is not None and device.type == "cpu":
-            host = launch_copy(kernel, source, None, host_args, {**host_kwargs, "device": _CPU})
-            return _pinned.mark_result(host) if pin else host
-        _pinned.check_not_wanted(pin)
+            host = launch_copy(kernel, source, None, host_args, host_kwargs)
+            return _pinned.mark_result(host) if pin_memory else host
+        _pinned.check_not_wanted(pin_memory)
         index = source if device is None and source >= 0 else _world.resolve(device)
         if args and isinstance(args[0], (list, tuple)):
             make_sure_of_room(index, args[0], kwargs.get("dtype"))
-        return adopt(launch(kernel, index, host_args, {**host_kwargs, "device": _CPU}), index)
+        return adopt(launch(kernel, index, host_args, host_kwargs), index)
 
     return run
 

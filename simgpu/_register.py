@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -85,12 +86,7 @@ def _composition_is_as_good(op: torch._ops.OpOverload) -> bool:
 
 
 def _metadata_kernel(op: torch._ops.OpOverload) -> PythonKernel:
-    run: Callable[..., Any] = op._handle.redispatch_boxed
-
-    def metadata(*args: Any, **kwargs: Any) -> Any:
-        return run(HOST_KEYS, *args, **kwargs)
-
-    return metadata
+    return functools.partial(op._handle.redispatch_boxed, HOST_KEYS)
 
 
 def kernels() -> Iterator[tuple[str, PythonKernel]]:
