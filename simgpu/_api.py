@@ -23,7 +23,7 @@ def devices(
     Args:
         count: 1 to 64.
         memory: what each device has: bytes, or a text such as "16GiB" or "512MiB"; a list gives
-            one per device. 80 GiB unless told. Past it, torch.OutOfMemoryError is raised.
+            one per device. 16 GiB unless told. Past it, torch.OutOfMemoryError is raised.
 
     Yields the devices, ``simgpu:0`` to ``simgpu:{count - 1}``. Current device, streams, memory
     ledgers and random streams begin anew at every entry; the random streams are seeded by

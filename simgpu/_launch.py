@@ -100,10 +100,14 @@ def forbid(check: Callable[[], None]) -> None:
 
 def launch(kernel: Kernel, index: int, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
     """Run `kernel` for device `index` on host arguments and return its host results."""
-    if not _observers:
-        return kernel.run(HOST_KEYS, *args, **kwargs)
-    _check_allowed()
-    result = kernel.run(HOST_KEYS, *args, **kwargs)
+    try:
+        if not _observers:
+            return kernel.run(HOST_KEYS, *args, **kwargs)
+        _check_allowed()
+        result = kernel.run(HOST_KEYS, *args, **kwargs)
+    except RuntimeError as error:
+        _raise_if_host_is_full(error, index)
+        raise
     here = torch.device(DEVICE_TYPE, index)
     _notify("kernel", kernel, index, here, here, result)
     return result
@@ -121,16 +125,29 @@ def launch_copy(
     As on CUDA, the copy is queued on the device it reads from, or on the one it writes to when it
     reads from the host.
     """
-    if not _observers:
-        return kernel.run(HOST_KEYS, *args, **kwargs)
-    _check_allowed()
-    result = kernel.run(HOST_KEYS, *args, **kwargs)
     index = target if source is None else source
     assert index is not None, "a copy from host to host is no device work"
+    try:
+        if not _observers:
+            return kernel.run(HOST_KEYS, *args, **kwargs)
+        _check_allowed()
+        result = kernel.run(HOST_KEYS, *args, **kwargs)
+    except RuntimeError as error:
+        _raise_if_host_is_full(error, index)
+        raise
     from_ = _CPU if source is None else torch.device(DEVICE_TYPE, source)
     to = _CPU if target is None else torch.device(DEVICE_TYPE, target)
     _notify("copy", kernel, index, from_, to, result)
     return result
+
+
+def _raise_if_host_is_full(error: RuntimeError, index: int) -> None:
+    """Raise what a full device raises, if the host could not allocate what the device holds."""
+    if "DefaultCPUAllocator" in str(error):
+        raise torch.OutOfMemoryError(
+            f"{DEVICE_TYPE} out of memory. GPU {index} is simulated in the memory of this machine, "
+            f"which has no room for it: {error}"
+        ) from None
 
 
 def _notify(

@@ -16,7 +16,7 @@ from simgpu._random import Generator
 from simgpu._relabel import DEVICE_TYPE, MAX_DEVICES
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
-DEFAULT_MEMORY = 80 * 2**30  # bytes
+DEFAULT_MEMORY = 16 * 2**30  # bytes
 
 
 class Device:
