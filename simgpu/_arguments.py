@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from simgpu._native_functions import native_function
-from simgpu._relabel import DEVICE_TYPE, HOST, host_alias, relabel
+from simgpu._relabel import DEVICE_TYPE, host_alias, relabel
 from simgpu.errors import DeviceMismatchError
 
 Tensor = torch.Tensor
@@ -37,7 +37,7 @@ def tensors_in(values: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-def sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
+def _sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
     """Whether `op` is handed lazily conjugated and negated tensors as they are.
 
     For all other operators, PyTorch materialises them first.
@@ -49,33 +49,67 @@ def sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
 class Arguments:
     """How one operator's arguments are read: which are written to, and how mistakes are named."""
 
-    __slots__ = ("_alias", "_names", "_numbers_may_be_tensors", "_op", "_written")
+    __slots__ = ("_names", "_op", "_tensor_names", "_tensor_positions", "_written", "alias")
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         arguments = op._schema.arguments
         self._op = op
+        # How a device's tensor becomes a host tensor.
+        self.alias = host_alias if _sees_lazy_tensors(op) else relabel
         self._names = [argument.name for argument in arguments]
         self._written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
-        # A wrapped number (the 2 of `torch.where(mask, x, 2)`) reaches Python as a plain number.
-        self._numbers_may_be_tensors = {
-            argument.name for argument in arguments if str(argument.type) in _TENSOR_TYPES
-        }
-        self._alias = host_alias if sees_lazy_tensors(op) else _plain_alias
+        tensors = [i for i, a in enumerate(arguments) if str(a.type) in _TENSOR_TYPES]
+        self._tensor_positions = tensors
+        self._tensor_names = {self._names[position] for position in tensors}
 
-    def device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Index of the one device of all tensors; raises if they do not agree.
+    def read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, list[Any], dict[str, Any]]:
+        """The one device of all tensors, and the arguments with host aliases in place of them.
 
-        -1 where there is none: for operators that make tensors.
+        The device is -1 where there is none: for operators that make tensors. Raises
+        DeviceMismatchError where the tensors do not agree.
         """
-        index, strangers = -1, False
-        for tensor in tensors_in((*args, *kwargs.values())):
-            found = tensor.get_device()
-            if index < 0:
-                index = found
-            strangers = strangers or found != index or found < 0
-        if strangers:
-            return self._device_among_strangers(args, kwargs)
-        return index
+        index, mixed, host_args = self._aliases(args)
+        host_kwargs = kwargs
+        if kwargs:
+            found, strange, aliases = self._aliases(kwargs.values())
+            mixed = mixed or strange or (found >= 0 and found != index >= 0)
+            index = found if index < 0 else index
+            host_kwargs = dict(zip(kwargs, aliases, strict=True))
+        if mixed:
+            index = self._device_among_strangers(args, kwargs)
+        # A wrapped number (the 2 of `torch.where(mask, x, 2)`) reaches Python as a plain number.
+        for position in self._tensor_positions:
+            if position < len(args) and isinstance(args[position], _NUMBERS):
+                host_args[position] = _number_as_tensor(args[position], host_args)
+        for name, value in kwargs.items():
+            if isinstance(value, _NUMBERS) and name in self._tensor_names:
+                host_kwargs[name] = _number_as_tensor(value, host_args)
+        return index, host_args, host_kwargs
+
+    def _aliases(self, values: Iterable[Any]) -> tuple[int, bool, list[Any]]:
+        """Device of the tensors, whether any lies elsewhere, and the values with host aliases."""
+        index, mixed, alias = -1, False, self.alias
+        aliases: list[Any] = []
+        for value in values:
+            if isinstance(value, Tensor):
+                found = value.get_device()
+                if found < 0:  # on the CPU
+                    mixed = True
+                    aliases.append(value)
+                    continue
+                mixed = mixed or found != index >= 0
+                index = found if index < 0 else index
+                aliases.append(alias(value))
+            elif isinstance(value, (tuple, list)):
+                found, strange, inner = self._aliases(value)
+                mixed = mixed or strange or (found >= 0 and found != index >= 0)
+                index = found if index < 0 else index
+                aliases.append(inner)
+            else:
+                aliases.append(value)
+        return index, mixed, aliases
 
     def _device_among_strangers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """`device` for tensors that are not all on the same simulated device."""
@@ -136,30 +170,6 @@ class Arguments:
                     f"devices, {common} and {tensor.device}!"
                 )
         return on_device[0].get_device()
-
-    def to_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-        """Host aliases in place of the device's tensors."""
-        host_args = [self._value(value) for value in args]
-        host_kwargs = {name: self._value(value) for name, value in kwargs.items()}
-        for position, (name, value) in enumerate(zip(self._names, args, strict=False)):
-            if isinstance(value, _NUMBERS) and name in self._numbers_may_be_tensors:
-                host_args[position] = _number_as_tensor(value, host_args)
-        for name, value in kwargs.items():
-            if isinstance(value, _NUMBERS) and name in self._numbers_may_be_tensors:
-                host_kwargs[name] = _number_as_tensor(value, host_args)
-        return host_args, host_kwargs
-
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._alias(value)
-        if isinstance(value, (tuple, list)):
-            alias = self._alias
-            return [alias(item) if isinstance(item, Tensor) else item for item in value]
-        return value
-
-
-def _plain_alias(tensor: Tensor) -> Tensor:
-    return tensor if tensor.is_cpu else relabel(tensor, HOST)
 
 
 def _number_as_tensor(number: complex, others: list[Any]) -> Tensor:

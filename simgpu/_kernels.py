@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from simgpu import _pinned, _world
-from simgpu._arguments import Arguments, sees_lazy_tensors
+from simgpu._arguments import Arguments
 from simgpu._launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._memory import adopt, adopt_all, make_sure_of_room
 from simgpu._random import check_generator
-from simgpu._relabel import HOST, host_alias, relabel
+from simgpu._relabel import host_alias
 from simgpu._resize import settle_output, stand_in
 from simgpu.errors import DeviceMismatchError
 
@@ -39,7 +39,7 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     if "device" in names:
         return _factory(kernel, reader)
     tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
-    plain = not sees_lazy_tensors(op) and all(str(arguments[i].type) == "Tensor" for i in tensors)
+    plain = all(str(arguments[i].type) == "Tensor" for i in tensors)
     written = [i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
     if op._name.startswith("aten::_foreach_"):
         return _foreach(kernel, (_mutating if written else _functional)(kernel, reader))
@@ -48,7 +48,7 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
         return (_binary_in_place if in_place and tensors == [0, 1] else _mutating)(kernel, reader)
     if plain and [str(returned.type) for returned in schema.returns] == ["Tensor"]:
         if tensors == [0] and "nested" not in op._name:
-            return _unary(kernel)
+            return _unary(kernel, reader)
         if tensors == [0, 1] and "nested" not in op._name:
             return _binary(kernel, reader)
     return _functional(kernel, reader)
@@ -65,29 +65,31 @@ def computed_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]
     return _functional(Kernel(op, run), Arguments(op))
 
 
-def _unary(kernel: Kernel) -> PythonKernel:
+def _unary(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    alias = reader.alias
+
     def run(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         index = self.get_device()
-        return adopt(launch(kernel, index, (relabel(self, HOST), *args), kwargs), index)
+        return adopt(launch(kernel, index, (alias(self), *args), kwargs), index)
 
     return run
 
 
 def _binary(kernel: Kernel, reader: Arguments) -> PythonKernel:
     with_number = _number_kernel(kernel)
+    alias = reader.alias
 
     def run(self: Tensor | complex, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(other, Tensor) and isinstance(self, Tensor):
             index = self.get_device()
             if other.get_device() == index:
-                host = (relabel(self, HOST), relabel(other, HOST), *args)
+                host = (alias(self), alias(other), *args)
                 return adopt(launch(kernel, index, host, kwargs), index)
         elif with_number is not None and isinstance(self, Tensor):
             index = self.get_device()
-            host = (relabel(self, HOST), other, *args)
+            host = (alias(self), other, *args)
             return adopt(launch(with_number, index, host, kwargs), index)
-        index = reader.device((self, other), kwargs)
-        host_args, host_kwargs = reader.to_host((self, other, *args), kwargs)
+        index, host_args, host_kwargs = reader.read((self, other, *args), kwargs)
         return adopt(launch(kernel, index, host_args, host_kwargs), index)
 
     return run
@@ -112,8 +114,7 @@ def _number_kernel(kernel: Kernel) -> Kernel | None:
 
 def _functional(kernel: Kernel, reader: Arguments) -> PythonKernel:
     def run(*args: Any, **kwargs: Any) -> Any:
-        index = reader.device(args, kwargs)
-        host_args, host_kwargs = reader.to_host(args, kwargs)
+        index, host_args, host_kwargs = reader.read(args, kwargs)
         return adopt_all(launch(kernel, index, host_args, host_kwargs), index)
 
     return run
@@ -124,8 +125,7 @@ def _mutating(kernel: Kernel, reader: Arguments) -> PythonKernel:
     pick = _result_picker(kernel.op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        index = reader.device(args, kwargs)
-        host_args, host_kwargs = reader.to_host(args, kwargs)
+        index, host_args, host_kwargs = reader.read(args, kwargs)
         try:
             result = launch(kernel, index, host_args, host_kwargs)
         except RuntimeError as error:
@@ -142,18 +142,18 @@ def _mutating(kernel: Kernel, reader: Arguments) -> PythonKernel:
 
 def _binary_in_place(kernel: Kernel, reader: Arguments) -> PythonKernel:
     with_number = _number_kernel(kernel)
+    alias = reader.alias
 
     def run(self: Tensor, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
         index = self.get_device()
         if isinstance(other, Tensor):
             if other.get_device() == index:
-                launch(kernel, index, (relabel(self, HOST), relabel(other, HOST), *args), kwargs)
+                launch(kernel, index, (alias(self), alias(other), *args), kwargs)
                 return self
         elif with_number is not None:
-            launch(with_number, index, (relabel(self, HOST), other, *args), kwargs)
+            launch(with_number, index, (alias(self), other, *args), kwargs)
             return self
-        index = reader.device((self, other), kwargs)
-        host_args, host_kwargs = reader.to_host((self, other, *args), kwargs)
+        index, host_args, host_kwargs = reader.read((self, other, *args), kwargs)
         launch(kernel, index, host_args, host_kwargs)
         return self
 
@@ -182,12 +182,11 @@ def _random(kernel: Kernel, reader: Arguments) -> PythonKernel:
     def run(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         if len(args) > position:
             args, generator = args[:position], args[position]
-        index = reader.device(args, kwargs)
+        index, host_args, host_kwargs = reader.read(args, kwargs)
         if generator is None:
             generator = _world.device(index).generator
         else:
             generator = check_generator(generator, index, exact=exact)
-        host_args, host_kwargs = reader.to_host(args, kwargs)
         host_kwargs["generator"] = generator
         return pick(launch(kernel, index, host_args, host_kwargs), args, kwargs, index)
 
@@ -210,8 +209,7 @@ def _factory(kernel: Kernel, reader: Arguments) -> PythonKernel:
         host_args: Sequence[Any] = args
         host_kwargs = kwargs
         if takes_tensors:
-            source = reader.device(args, kwargs)
-            host_args, host_kwargs = reader.to_host(args, kwargs)
+            source, host_args, host_kwargs = reader.read(args, kwargs)
         host_kwargs["device"] = _CPU
         if device is not None and device.type == "cpu":
             host = launch_copy(kernel, source, None, host_args, host_kwargs)
@@ -234,8 +232,7 @@ def _out(kernel: Kernel, reader: Arguments) -> PythonKernel:
     draws = any(a.name == "generator" for a in arguments)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        index = reader.device(args, kwargs)
-        host_args, host_kwargs = reader.to_host(args, kwargs)
+        index, host_args, host_kwargs = reader.read(args, kwargs)
         if draws:
             given = host_kwargs.get("generator")
             host_kwargs["generator"] = (

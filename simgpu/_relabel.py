@@ -36,14 +36,14 @@ _get_pointer.restype = ctypes.c_void_p
 _get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-def _relabel_by_capsule_api(tensor: torch.Tensor, label: int) -> torch.Tensor:
+def _relabel_by_capsule_api(tensor: torch.Tensor, label: int = HOST) -> torch.Tensor:
     """`relabel` by the documented C API, for interpreters whose capsules are laid out otherwise."""
     capsule = _export(tensor)
     _words[(_get_pointer(capsule, b"dltensor") >> 3) + 1] = label
     return _import(capsule)
 
 
-def _relabel_by_layout(tensor: torch.Tensor, label: int) -> torch.Tensor:
+def _relabel_by_layout(tensor: torch.Tensor, label: int = HOST) -> torch.Tensor:
     """Return a tensor over the same memory that claims to be on the device `label`.
 
     The result shares the memory but neither autograd history, version counter nor conjugate and
@@ -63,7 +63,7 @@ def _capsules_hold_their_pointer_in_the_third_word() -> bool:
     return bool(_words[(id(capsule) >> 3) + 2] == _get_pointer(capsule, b"dltensor"))
 
 
-relabel: Callable[[torch.Tensor, int], torch.Tensor] = (
+relabel = (
     _relabel_by_layout
     if _capsules_hold_their_pointer_in_the_third_word()
     else _relabel_by_capsule_api
