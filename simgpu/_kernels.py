@@ -203,8 +203,6 @@ def _factory(kernel: Kernel, reader: Arguments) -> PythonKernel:
         pin_memory: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        if pin_memory:
-            raise RuntimeError("Only dense CPU tensors can be pinned")
         source = -1
         host_args: Sequence[Any] = args
         host_kwargs = kwargs

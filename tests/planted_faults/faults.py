@@ -8,5 +8,17 @@ from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
+from tests.planted_faults.in_storage import GENERATORS, PINNING, STORAGE
 
-FAULTS = [*SCATTER, *GATHER, *GRADIENTS, *REPLICATE, *CALLS, *SIMULATOR, *AUTOCAST]
+FAULTS = [
+    *SCATTER,
+    *GATHER,
+    *GRADIENTS,
+    *REPLICATE,
+    *CALLS,
+    *SIMULATOR,
+    *AUTOCAST,
+    *STORAGE,
+    *PINNING,
+    *GENERATORS,
+]

@@ -1,0 +1,305 @@
+"""Processes with simulated devices: how they end, fork, spawn, and feed a DataLoader.
+
+Every test here starts interpreters, which must be silent and successful to the end.
+"""
+
+import pytest
+import torch
+
+ENTER = "import torch, simgpu, threading, queue\nentered = simgpu.devices(4); entered.__enter__()\n"
+
+ENDINGS = {
+    "tensors": 'x = torch.randn(4, device="simgpu:1"); view = x[1:]',
+    "a graph": """
+x = torch.randn(4, device="simgpu:1", requires_grad=True)
+y = (x * 2).sum()
+y.backward(retain_graph=True)
+""",
+    "a model that trains": """
+model = torch.nn.Linear(4, 4).to("simgpu:2")
+optimizer = torch.optim.Adam(model.parameters())
+loss = model(torch.ones(2, 4, device="simgpu:2")).sum()
+loss.backward()
+optimizer.step()
+""",
+    "storages": """
+storage = torch.UntypedStorage(9, device="simgpu:3")
+storage.resize_(3)
+grown = torch.ones(3, device="simgpu:0").resize_(99)
+pinned = torch.ones(3).pin_memory()
+generator = torch.Generator("simgpu:1")
+""",
+    "cycles": 'x = torch.ones(4, device="simgpu:1", requires_grad=True); x.me = [x, x * 2]',
+    "hidden places": """
+import atexit, builtins
+builtins.kept = torch.ones(4, device="simgpu:1")
+atexit.register(lambda: kept + 1)
+""",
+    "a trace": 'trace = simgpu.trace(); trace.__enter__(); x = torch.ones(4, device="simgpu:1")',
+    "a thread that waits": """
+jobs, done = queue.Queue(), queue.Queue()
+def work():
+    while True:
+        done.put(jobs.get() * 2)
+threading.Thread(target=work, daemon=True).start()
+jobs.put(torch.ones(3, device="simgpu:2"))
+done.get()
+""",
+    "a thread that computes": """
+started = threading.Event()
+def work():
+    x = torch.ones(8, device="simgpu:1", requires_grad=True)
+    started.set()
+    while True:
+        (x * 1.0).sum().backward()
+threading.Thread(target=work, daemon=True).start()
+started.wait()
+""",
+    "a thread that is not over": """
+x = torch.ones(8, device="simgpu:1")
+threading.Thread(target=lambda: [x.mul_(2) for _ in range(1000)]).start()
+""",
+}
+
+
+@pytest.fixture
+def check(python, tmp_path):
+    """Run a script to its silent end and return the lines that it printed."""
+
+    def run(text, **variables):
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        done = python(path, **variables)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("left", sorted(ENDINGS))
+def test_a_process_ends_in_silence_whatever_is_left(check, left):
+    assert check(f"{ENTER}{ENDINGS[left]}\nprint('over')") == ["over"]
+
+
+def test_what_outlives_its_devices_can_still_be_read_saved_and_left(check):
+    script = """
+import io, torch, simgpu
+with simgpu.devices(2):
+    x = torch.arange(3.0, device="simgpu:1", requires_grad=True)
+    y = x * 2
+file = io.BytesIO()
+torch.save(x, file)
+file.seek(0)
+print(y.tolist(), torch.load(file, map_location="cpu").tolist())
+for use in (lambda: y + 1, lambda: torch.UntypedStorage(3, device="simgpu:0"), lambda: x.clone()):
+    try:
+        use()
+    except simgpu.errors.NoDevicesError as error:
+        print(str(error)[:13])
+file.seek(0)
+try:
+    torch.load(file)
+except RuntimeError as error:
+    print("torch.simgpu.is_available() is False" in str(error))
+"""
+    assert check(script) == [
+        "[0.0, 2.0, 4.0] [0.0, 1.0, 2.0]",
+        "simgpu:1 was ",
+        "simgpu:0 was ",
+        "simgpu:1 was ",
+        "True",
+    ]
+
+
+FORKED = """
+import torch.multiprocessing as mp
+
+x = torch.ones(2, device="simgpu:1", requires_grad=True)
+y = torch.ones(2, device="simgpu:1")
+loss = (x * 2).sum()
+USES = [
+    lambda: torch.ones(2, device="simgpu:1"),
+    lambda: torch.ones(2).to("simgpu:0"),
+    lambda: torch.UntypedStorage(3, device="simgpu:0"),
+    lambda: torch.Generator("simgpu:0"),
+    lambda: y + 1,
+    lambda: y.add_(1),
+    lambda: y.cpu(),
+    lambda: y.tolist(),
+    lambda: y.untyped_storage().cpu(),
+    lambda: loss.backward(),
+    lambda: torch.simgpu.synchronize(),
+    lambda: torch.simgpu.init(),
+    lambda: torch.simgpu.set_device(1),
+    lambda: torch.simgpu.memory_allocated(),
+    lambda: simgpu.devices(2).__enter__(),
+]
+
+def text_of(use):
+    try:
+        use()
+    except RuntimeError as error:
+        return str(error)
+
+def child(answers):
+    answers.put({text_of(use) for use in USES})
+    torch.manual_seed(3)
+    weight = torch.ones(2, requires_grad=True)
+    (weight * torch.rand(2)).sum().backward()
+    torch.manual_seed(3)
+    answers.put(weight.grad.tolist() == torch.rand(2).tolist())
+    answers.put((torch.simgpu._is_in_bad_fork(), torch.simgpu.device_count(), y.shape[0]))
+
+context = mp.get_context("fork")
+answers = context.SimpleQueue()
+process = context.Process(target=child, args=(answers,))
+process.start()
+for _ in range(3):
+    print(answers.get())
+process.join()
+print(process.exitcode, torch.simgpu._is_in_bad_fork(), (y + 1).tolist())
+"""
+
+
+def test_a_forked_child_may_use_the_cpu_and_nothing_of_the_devices(check):
+    text = (
+        "Cannot re-initialize simgpu in forked subprocess. To use simgpu with multiprocessing, "
+        "you must use the 'spawn' start method"
+    )
+    assert check(ENTER + FORKED) == [
+        str({text}),
+        "True",
+        "(True, 4, 2)",
+        "0 False [2.0, 2.0]",
+    ]
+
+
+def test_a_child_forked_before_the_devices_are_used_may_use_them(check):
+    script = """
+import torch, simgpu
+import torch.multiprocessing as mp
+
+def child(answers):
+    answers.put((torch.simgpu.device_count(), torch.ones(2, device="simgpu:3").sum().item()))
+
+def child_of_its_own(answers):
+    with simgpu.devices(2):
+        answers.put(torch.ones(2, device="simgpu:1").sum().item())
+
+context = mp.get_context("fork")
+answers = context.SimpleQueue()
+with simgpu.devices(4):
+    first = context.Process(target=child, args=(answers,))
+    first.start()
+    print(answers.get(), torch.simgpu.device_count())
+    first.join()
+    torch.ones(1, device="simgpu:0")
+second = context.Process(target=child_of_its_own, args=(answers,))
+second.start()
+print(answers.get())
+second.join()
+print(first.exitcode, second.exitcode)
+"""
+    assert check(script) == ["(4, 2.0) 4", "2.0", "0 0"]
+
+
+SPAWNED = """
+import torch, simgpu
+import torch.multiprocessing as mp
+
+def child(answers, mine):
+    if mine:
+        with simgpu.devices(mine):
+            answers.put((torch.simgpu.device_count(), str(torch.ones(2, device="simgpu:0").device)))
+    else:
+        answers.put((torch.simgpu.device_count(), str(torch.ones(2, device="simgpu:2").device)))
+
+if __name__ == "__main__":
+    mine = 0 if torch._C._get_privateuse1_backend_name() == "simgpu" else 2
+    if mine:
+        entered = simgpu.devices(4)
+        entered.__enter__()
+    x = torch.ones(2, device="simgpu:1")
+    context = mp.get_context("spawn")
+    answers = context.SimpleQueue()
+    process = context.Process(target=child, args=(answers, mine))
+    process.start()
+    print(answers.get())
+    process.join()
+    print(process.exitcode)
+"""
+
+
+def test_a_spawned_child_has_devices_of_its_own(check):
+    assert check(SPAWNED) == ["(2, 'simgpu:0')", "0"]
+    assert check(SPAWNED, SIMGPU_DEVICE_COUNT="3") == ["(3, 'simgpu:2')", "0"]
+
+
+def test_tensors_of_a_device_are_not_sent_to_other_processes(simulated):
+    import torch.multiprocessing as mp
+
+    from simgpu.errors import UnsupportedError
+
+    queue = mp.get_context("spawn").SimpleQueue()
+    layer = torch.nn.Linear(2, 2).to(simulated[1])
+    for value in (
+        layer.weight,
+        {"a": [layer.weight.detach()]},
+        layer,
+        layer.bias.untyped_storage(),
+    ):
+        with pytest.raises(
+            UnsupportedError, match=r"simgpu:1 cannot be sent .*send tensor.cpu\(\)"
+        ):
+            queue.put(value)
+    queue.put(layer.cpu().weight)
+    assert queue.get().device.type == "cpu"
+
+
+LOADED = """
+import gc, torch, simgpu
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __init__(self, device):
+        self.device = device
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index), device=self.device)
+
+if __name__ == "__main__":
+    with simgpu.devices(4):
+        kept = torch.ones(2, device="simgpu:3")
+        for pin in (False, True):
+            loader = DataLoader(
+                Rows("cpu"), batch_size=4, num_workers=2, pin_memory=pin,
+                multiprocessing_context={method!r},
+            )
+            batches = list(loader)
+            print([batch.is_pinned() for batch in batches])
+            there = [batch.to("simgpu:1", non_blocking=True) for batch in batches]
+            print(torch.cat(there)[:, 0].tolist() == list(range(8)))
+            gc.collect()  # or the next worker inherits this loader, and complains at its end
+        broken = DataLoader(
+            Rows("simgpu:1"), num_workers=1, multiprocessing_context={method!r}
+        )
+        try:
+            list(broken)
+        except RuntimeError as error:
+            print({wanted!r} in str(error))
+        gc.collect()
+        unfinished = iter(loader)
+        next(unfinished)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted"),
+    [("fork", "Cannot re-initialize simgpu in forked subprocess"), ("spawn", "simgpu")],
+)
+def test_a_loader_has_workers_on_the_cpu(check, method, wanted):
+    lines = check(LOADED.format(method=method, wanted=wanted))
+    assert lines == ["[False, False]", "True", "[True, True]", "True", "True"]
