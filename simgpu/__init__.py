@@ -18,6 +18,7 @@ How the package is laid out, from the bottom up:
     _backend        registering all of it with torch, once
     device_module   torch.simgpu
     _api, _trace    what users call
+    _values, _network, _tried, strategies     inputs for tests, with hypothesis
     pytest_plugin, __main__, _autoload                    ways in
 
 Importing this package does not import torch; the first use of a public name does. It never
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simgpu import comm, errors
+    from simgpu import strategies as strategies  # needs hypothesis: a name, not in __all__
     from simgpu._api import devices
     from simgpu._launch import Record
     from simgpu._trace import Trace, trace
@@ -46,7 +48,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("comm", "errors"):
+    if name in ("comm", "errors", "strategies"):
         return importlib.import_module(f"simgpu.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'simgpu' has no attribute {name!r}")

@@ -16,6 +16,7 @@ from torch import nn
 
 import dataparallel
 from dataparallel import comm
+from simgpu.strategies import exact_values as values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,30 +55,6 @@ def place(slot: int, devices: list[torch.device]) -> torch.device:
 
 def slot_of(device: torch.device, devices: list[torch.device]) -> int:
     return -1 if device.type == "cpu" else devices.index(device)
-
-
-def values(
-    shape: tuple[int, ...], dtype: str | torch.dtype, seed: int = 0, span: int = 251
-) -> torch.Tensor:
-    """Return a CPU tensor of integers, the same on every machine, that no dtype has to round.
-
-    At most `span` of them (251 fits in a signed byte and in bfloat16), around zero if the dtype
-    has a sign, and no two neighbouring rows alike.
-    """
-    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    count = torch.Size(shape).numel()
-    index = torch.arange(count, dtype=torch.int64) + 1 + seed
-    mixed = (index * index * 31 + index * 17 + seed) % span
-    if kind.is_complex:
-        parts = torch.stack([mixed - span // 2, (mixed * 7 + 3) % span - span // 2], dim=-1)
-        whole = torch.view_as_complex(parts.to(torch.float64)).to(kind)
-    elif kind == torch.bool:
-        whole = mixed > span // 2
-    elif kind.is_signed:
-        whole = (mixed - span // 2).to(kind)
-    else:
-        whole = mixed.to(kind)
-    return whole.reshape(shape)
 
 
 def input_of(case: Case, devices: list[torch.device]) -> torch.Tensor:

@@ -1,0 +1,49 @@
+"""What the examples of a property tried: a tally that is kept only while something listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Listener = Callable[[int | None, int | None, float | None], None]
+
+_listener: Listener | None = None
+
+# The device counts that a fuzzing run is about; None outside of one.
+_device_range: tuple[int, int] | None = None
+
+
+def tried(
+    *, batch: int | None = None, devices: int | None = None, error: float | None = None
+) -> None:
+    """Tell `python -m simgpu fuzz` what this example is about; elsewhere, do nothing.
+
+    Args:
+        batch, devices: one combination, to be counted in the report's heat map. The strategy
+            `batches` says this by itself; call it where a test gets its batch in another way.
+        error: how far a sum was from its exact value, divided by the bound it has to keep: 1 is
+            just on the bound. The report shows the worst.
+
+    Needs neither hypothesis nor a running test.
+    """
+    if _listener is not None:
+        _listener(batch, devices, error)
+
+
+def listen(listener: Listener | None) -> None:
+    """Send what is tried in this process to `listener`, or to nobody."""
+    global _listener
+    _listener = listener
+
+
+def limit_devices(limits: tuple[int, int] | None) -> None:
+    """Let the strategies of device counts and lists stay within `limits`, where they can."""
+    global _device_range
+    _device_range = limits
+
+
+def within_limits(least: int, most: int) -> tuple[int, int]:
+    """Return the part of least..most that a fuzzing run is about; all of it where there is none."""
+    if _device_range is None:
+        return least, most
+    low, high = max(least, _device_range[0]), min(most, _device_range[1])
+    return (low, high) if low <= high else (least, most)

@@ -1,0 +1,299 @@
+"""Hypothesis strategies for multi-device tests, for this suite and for yours.
+
+    from hypothesis import given, strategies as st
+    from simgpu import strategies
+
+    @given(data=st.data())
+    def test_it(devices, data):
+        some = data.draw(strategies.device_lists(devices))
+        batch = data.draw(strategies.batches(len(some)))
+
+All of them shrink: to the fewest devices in their given order, the smallest batch, float32, the
+contiguous layout, the network of one layer. Nothing here makes a device or names a device type.
+Needs hypothesis (`pip install hypothesis`); importing simgpu does not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise ImportError(
+        "simgpu.strategies needs hypothesis, which is not installed: pip install hypothesis"
+    ) from error
+import torch
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from simgpu._network import ACTIVATIONS, Network
+from simgpu._tried import tried, within_limits
+from simgpu._values import exact_values, ordinary_values
+
+__all__ = [
+    "DTYPES",
+    "FLOATS",
+    "LAYOUTS",
+    "Network",
+    "Pair",
+    "batches",
+    "chunkings",
+    "device_counts",
+    "device_lists",
+    "dims",
+    "exact_values",
+    "laid_out",
+    "modules",
+    "nested",
+    "ordinary_values",
+    "tensors",
+    "tried",
+]
+
+T = TypeVar("T")
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+DTYPES = (*FLOATS, "int64", "int32", "uint8", "int8", "bool", "complex64", "complex128")
+LAYOUTS = ("contiguous", "transposed", "strided", "offset", "channels_last")
+
+# Above this, a batch size is drawn only where it is an edge.
+_DENSE = 1024
+
+
+def device_counts(min_value: int = 1, max_value: int = 8) -> SearchStrategy[int]:
+    """Numbers of devices from `min_value` to `max_value`; shrinks to the fewest.
+
+    `python -m simgpu fuzz --devices 2..4` narrows the range where it can.
+    """
+    if not 0 <= min_value <= max_value:
+        raise ValueError(f"device counts from {min_value} to {max_value}: there are none")
+    return st.integers(*within_limits(min_value, max_value))
+
+
+@st.composite
+def _lists(draw: DrawFn, devices: Sequence[T], least: int, most: int, repeats: bool) -> list[T]:
+    count = draw(device_counts(least, most))
+    if repeats:
+        places = draw(st.lists(st.integers(0, len(devices) - 1), min_size=count, max_size=count))
+    else:
+        everything = range(len(devices))
+        # Half of the lists in order: most code only ever sees those.
+        places = list(draw(st.permutations(everything) | st.just(everything)))[:count]
+    return [devices[place] for place in places]
+
+
+def device_lists(
+    devices: Sequence[T],
+    min_size: int = 1,
+    max_size: int | None = None,
+    *,
+    repeats: bool = False,
+) -> SearchStrategy[list[T]]:
+    """Lists of some of `devices` (or slots, or ordinals), in any order.
+
+    Args:
+        devices: what to choose from; any sequence.
+        min_size, max_size: how many (by default from 1 to all).
+        repeats: whether one device may stand in the list several times; then there may be more of
+            them than there are devices.
+
+    Shrinks to the first device alone. Raises ValueError where no such list exists.
+    """
+    most = len(devices) if max_size is None else max_size
+    if not devices or not 0 <= min_size <= most or (most > len(devices) and not repeats):
+        raise ValueError(
+            f"no list of {min_size} to {most} devices out of {len(devices)}"
+            + ("" if repeats else " without repeats")
+        )
+    return _lists(devices, min_size, most, repeats)
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % k for k in range(2, int(number**0.5) + 1))
+
+
+@functools.lru_cache(maxsize=512)
+def _batch_sizes(n: int, least: int, most: int) -> tuple[int, ...]:
+    """Return every size in order, then the edges as often as all of them together.
+
+    Hypothesis shrinks to a lower index: in the first part that is the next smaller size, which it
+    can go down one by one.
+    """
+    edges = {0, 1, n - 1, n, n + 1, 2 * n - 1, 2 * n, 2 * n + 1, 3 * n, n * n - 1, n * n, n * n + 1}
+    edges |= {next(k for k in range(n + 1, 2 * n + 4) if _is_prime(k)), most}
+    edges.add(next((k for k in range(most, 1, -1) if _is_prime(k)), most))
+    fitting = sorted(edge for edge in edges if least <= edge <= most)
+    everything = range(least, min(most, max(_DENSE, least)) + 1)
+    times = max(1, len(everything) // max(1, len(fitting)))
+    return (*everything, *fitting * times)
+
+
+@st.composite
+def _batches(draw: DrawFn, devices: int, least: int, most: int) -> int:
+    batch = draw(st.sampled_from(_batch_sizes(devices, least, most)))
+    tried(batch=batch, devices=devices)
+    return batch
+
+
+def batches(devices: int, max_size: int = 200, min_size: int = 0) -> SearchStrategy[int]:
+    """Batch sizes for this number of devices, about half of them at its edges.
+
+    The edges are 0, 1, n - 1, n, n + 1, the same around 2n and n * n, 3n, a prime above n, the
+    largest prime and the largest size. Shrinks to the smallest size. Each combination drawn is
+    reported by `tried`.
+    """
+    if devices < 1 or not 0 <= min_size <= max_size:
+        raise ValueError(
+            f"devices={devices} must be 1 or more, and sizes from {min_size} to {max_size} must "
+            "be a range of numbers that are not negative"
+        )
+    return _batches(devices, min_size, max_size)
+
+
+def chunkings(batch: int, devices: int, min_size: int = 0) -> SearchStrategy[list[int]]:
+    """Ways to cut `batch` rows into one chunk per device: lists of sizes, in any proportion.
+
+    Each size is at least `min_size`. Shrinks to all spare rows in the last chunk. Raises
+    ValueError where `batch` has too few rows.
+    """
+    spare = batch - devices * min_size
+    if devices < 1 or min_size < 0 or spare < 0:
+        raise ValueError(f"{batch} rows cannot be cut into {devices} chunks of {min_size} or more")
+
+    def sizes(cuts: list[int]) -> list[int]:
+        ends = [0, *sorted(cuts), spare]
+        return [end - start + min_size for start, end in pairwise(ends)]
+
+    return st.lists(st.integers(0, spare), min_size=devices - 1, max_size=devices - 1).map(sizes)
+
+
+def dims(ndim: int) -> SearchStrategy[int]:
+    """Dimensions of a tensor of `ndim` dimensions, counted from either end."""
+    return st.integers(0, ndim - 1) | st.integers(-ndim, -1)
+
+
+def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return a tensor of the same values in another of the `LAYOUTS`.
+
+    "transposed" has its strides in reverse order, "strided" every second element of its memory,
+    "offset" starts later in its memory, "channels_last" is so for 4 dimensions and contiguous for
+    others.
+    """
+    if layout == "transposed":
+        order = tuple(reversed(range(tensor.ndim)))
+        return tensor.permute(order).contiguous().permute(order)
+    if layout == "strided" and tensor.ndim:
+        return torch.stack([tensor, tensor], dim=-1).flatten(-2)[..., ::2]
+    if layout == "offset":
+        memory = torch.cat([tensor.new_zeros(3), tensor.flatten()])
+        return memory[3:].view(tensor.shape)
+    if layout == "channels_last" and tensor.ndim == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout={layout!r} must be one of {', '.join(LAYOUTS)}")
+    return tensor.contiguous()
+
+
+@st.composite
+def tensors(
+    draw: DrawFn,
+    shape: Sequence[int] | SearchStrategy[Sequence[int]] | None = None,
+    *,
+    dtypes: Sequence[str] = DTYPES,
+    layouts: Sequence[str] = LAYOUTS,
+    exact: bool | None = None,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Tensors of any dtype, dimensions and memory format, on `device`.
+
+    Args:
+        shape: a shape, or a strategy of shapes (by default up to 4 dimensions of 0 to 3).
+        dtypes, layouts: names to choose from.
+        exact: True for integers that sum exactly (`exact_values`), False for numbers that round
+            (`ordinary_values`), None for either.
+
+    Shrinks to a contiguous tensor of exact float32 numbers, of no dimensions unless told.
+    """
+    if shape is None:
+        shape = st.lists(st.integers(0, 3), max_size=4)
+    wanted = draw(shape) if isinstance(shape, SearchStrategy) else shape
+    dtype = draw(st.sampled_from(tuple(dtypes)))
+    layout = draw(st.sampled_from(tuple(layouts)))
+    rounds = draw(st.booleans()) if exact is None else not exact
+    seed = draw(st.integers(0, 1000))
+    make = ordinary_values if rounds else exact_values
+    return laid_out(make(tuple(wanted), dtype, seed).to(device), layout)
+
+
+class Pair(NamedTuple):
+    """The named tuple that nested structures are made of."""
+
+    left: Any
+    right: Any
+
+
+_CONSTANTS: SearchStrategy[Any] = (
+    st.none() | st.integers(-5, 5) | st.text("ab", max_size=2) | st.booleans()
+)
+
+
+def nested(
+    leaves: SearchStrategy[Any], others: SearchStrategy[Any] = _CONSTANTS
+) -> SearchStrategy[Any]:
+    """Trees of tuples, lists, dicts and named tuples with at least one of `leaves` in them.
+
+    `others` are further leaves, by default None, numbers, texts and booleans. Shrinks to one leaf
+    without a container.
+    """
+
+    def containers(inner: SearchStrategy[Any]) -> SearchStrategy[Any]:
+        return (
+            st.lists(inner, min_size=1, max_size=3)
+            | st.lists(inner, min_size=1, max_size=3).map(tuple)
+            | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3)
+            | st.builds(Pair, inner, inner)
+        )
+
+    tree = st.recursive(leaves | others, containers, max_leaves=4)
+    return (
+        leaves
+        | st.tuples(leaves, tree)
+        | st.tuples(tree, leaves).map(list)
+        | st.fixed_dictionaries({"first": leaves, "then": tree})
+        | st.builds(Pair, tree, leaves)
+    )
+
+
+@st.composite
+def modules(
+    draw: DrawFn,
+    features: int = 3,
+    *,
+    dtypes: Sequence[str] = ("float32", "float64"),
+    max_layers: int = 3,
+) -> Network:
+    """Small networks from (batch, features) to (batch, anything), on the CPU, in training mode.
+
+    They may have tied weights, a module in two places, a frozen layer and buffers; what they are
+    is in their repr. Parameters are -1, 0 and 1: on integers everything they compute is exact.
+    Shrinks to one linear layer of one output without bias.
+    """
+    count = draw(st.integers(1, max_layers))
+    # Half of the layers are square, so that there is something to tie.
+    width = st.sampled_from((1, 2, 3, 4, *[features] * 4))
+    widths = [features, *(draw(width) for _ in range(count))]
+    flag = st.booleans()
+    return Network(
+        tuple(widths),
+        bias=draw(flag),
+        activation=draw(st.sampled_from(tuple(ACTIVATIONS))),
+        tied=draw(flag),
+        shared=draw(flag),
+        frozen=draw(flag),
+        buffered=draw(flag),
+        dtype=draw(st.sampled_from(tuple(dtypes))),
+        seed=draw(st.integers(0, 1000)),
+    )
