@@ -125,9 +125,13 @@ def gather_checked(tensors: Sequence[torch.Tensor], dim: int, device: torch.devi
 
 def _common_format(tensors: Sequence[torch.Tensor]) -> torch.memory_format:
     """Channels-last if all tensors are, and not only because they have a single channel."""
-    last = all(t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-    if last and not all(t.is_contiguous() for t in tensors):
-        return torch.channels_last
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensors[0].dim())
+    if (
+        last is not None
+        and all(tensor.is_contiguous(memory_format=last) for tensor in tensors)
+        and not all(tensor.is_contiguous() for tensor in tensors)
+    ):
+        return last
     return torch.contiguous_format
 
 

@@ -151,13 +151,12 @@ def gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tens
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
     shape = _gathered_shape(tensors, dim)
-    together = all(_looks_channels_last(tensor) for tensor in tensors)
-    memory_format = torch.channels_last if together else torch.contiguous_format
+    formats = {_memory_format(tensor) for tensor in tensors}
     result = torch.empty(
         shape,
         dtype=tensors[0].dtype,
         device=_device(destination),
-        memory_format=memory_format,
+        memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format,
     )
     return gather_out(tensors, result, dim)
 
@@ -196,12 +195,17 @@ def _gathered_shape(tensors: Sequence[Tensor], dim: int) -> list[int]:
     return shape
 
 
-def _looks_channels_last(tensor: Tensor) -> bool:
-    return (
-        tensor.dim() == 4
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-        and (not tensor.is_contiguous())
-    )
+def _memory_format(tensor: Tensor) -> torch.memory_format:
+    """Channels-last if the strides say so (c10/core/MemoryFormat.h, is_channels_last_strides)."""
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0 or not tensor.numel():
+        return torch.contiguous_format
+    least = 0
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        step = tensor.stride(dim)
+        if step < least or (dim == 0 and least == tensor.stride(1)):
+            return torch.contiguous_format
+        least = step * max(tensor.size(dim), 1)
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
 def _check_on_device(
