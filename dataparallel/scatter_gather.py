@@ -75,6 +75,7 @@ def scatter(
     Raises:
         ValueError: tensors that yield different numbers of chunks; nothing is copied then.
         IndexError: a tensor without `dim`.
+        RuntimeError: no devices.
 
     Source: torch/nn/parallel/scatter_gather.py, scatter.
     """
@@ -125,7 +126,7 @@ def _scatter(
     else:
         devices = resolve_all(target_gpus, tensors)
         if not devices:
-            raise ValueError("scatter needs at least one device, but got target_gpus=[]")
+            raise RuntimeError("scatter needs at least one device, but got target_gpus=[]")
         sizes = [
             None if length is None else chunk_sizes(length, len(devices), chunking)
             for length in (_length(leaf, dim) for leaf in leaves)
