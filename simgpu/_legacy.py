@@ -18,6 +18,7 @@ from simgpu import _world
 from simgpu._relabel import DEVICE_TYPE
 
 _stock_new: Any = torch.Tensor.new
+_stock_new_tensor: Any = torch.Tensor.new_tensor
 _stock_dlpack_device: Any = torch.Tensor.__dlpack_device__
 
 DTYPES = {
@@ -62,6 +63,14 @@ def _new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     # PyTorch makes the tensor on the current device, after a guard that Python does not see.
     with _current(index):
         return _stock_new(self, *args, **kwargs)
+
+
+def _new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`tensor.new_tensor(...)`: on the tensor's own device unless told otherwise."""
+    if self.device.type != DEVICE_TYPE or kwargs.get("device") is not None:
+        return _stock_new_tensor(self, *args, **kwargs)
+    # PyTorch means the tensor's device, and asks a guard for it that knows one device only.
+    return _stock_new_tensor(self, *args, **{**kwargs, "device": self.device})
 
 
 def _dlpack_device(self: torch.Tensor) -> Any:
@@ -110,6 +119,7 @@ def install() -> None:
     """Let tensors and storages have the methods that they have for CUDA."""
     tensor_type: Any = torch.Tensor
     tensor_type.new = _new
+    tensor_type.new_tensor = _new_tensor
     tensor_type.__dlpack_device__ = _dlpack_device
     if not hasattr(TypedStorage, DEVICE_TYPE):
         backend_registration._generate_storage_methods_for_privateuse1_backend(DEVICE_TYPE, [])

@@ -157,6 +157,8 @@ def test_new_tensors_of_a_tensor_are_on_its_device(devices, slot, data):
     x = torch.ones(2, device=device)
     assert plain(x.new(data)) == [float(item) for item in data]
     assert [x.new(data).device, x.new().device, x.new(3, 2).device, x.new(x).device] == [device] * 4
+    assert plain(x.new_tensor(data)) == [float(item) for item in data]
+    assert x.new_tensor(data).device == x.new_tensor(x.tolist()).device == device
 
 
 @given(case=cases, slot=slots)
