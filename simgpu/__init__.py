@@ -18,6 +18,7 @@ How the package is laid out, from the bottom up:
     _backend        registering all of it with torch, once
     device_module   torch.simgpu
     _api, _trace    what users call
+    _as_cuda, _cuda_names, _cuda_module, _patches     devices that go by the name of CUDA
     _values, _network, _tried, strategies     inputs for tests, with hypothesis
     pytest_plugin, __main__, _autoload                    ways in
 
@@ -34,14 +35,16 @@ if TYPE_CHECKING:
     from simgpu import comm, errors
     from simgpu import strategies as strategies  # needs hypothesis: a name, not in __all__
     from simgpu._api import devices
+    from simgpu._as_cuda import as_cuda
     from simgpu._launch import Record
     from simgpu._trace import Trace, trace
 
-__all__ = ["Record", "Trace", "comm", "devices", "errors", "trace"]
+__all__ = ["Record", "Trace", "as_cuda", "comm", "devices", "errors", "trace"]
 
 _HOME = {
     "Record": "simgpu._launch",
     "Trace": "simgpu._trace",
+    "as_cuda": "simgpu._as_cuda",
     "devices": "simgpu._api",
     "trace": "simgpu._trace",
 }

@@ -109,6 +109,9 @@ _world: World | None = None
 # so that hot paths can hold on to it.
 active: list[Device] = []
 
+# The device types that mean simulated devices; "cuda" is one of them under `as_cuda`.
+names = frozenset({DEVICE_TYPE})
+
 # Whether this process is a forked child whose parent was using its devices (`_fork`).
 _forked = False
 
@@ -213,6 +216,6 @@ def resolve(device_: torch.device | str | int | None) -> int:
     if isinstance(device_, int):
         return current_device() if device_ < 0 else device_
     wanted = torch.device(device_)
-    if wanted.type != DEVICE_TYPE:
+    if wanted.type not in names:
         raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
     return current_device() if wanted.index is None else wanted.index

@@ -43,6 +43,10 @@ class BackendSlotTakenError(SimGPUError, RuntimeError):
     """Another package already uses PyTorch's one slot for outside devices (PrivateUse1)."""
 
 
+class RealCudaError(SimGPUError, RuntimeError):
+    """Simulated devices were to go by the name of CUDA on a machine that has real CUDA devices."""
+
+
 class ForkedError(SimGPUError, RuntimeError):
     """A forked child used simulated devices that its parent was using already.
 
