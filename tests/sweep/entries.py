@@ -9,7 +9,14 @@ import random
 
 import numpy
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+from hypothesis import settings
+
+# The database registers and loads hypothesis profiles of its own, for the whole process.
+OURS, DEV = settings.get_current_profile_name(), settings.get_profile("dev")
+from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402  # see above
+
+settings.register_profile("dev", DEV)
+settings.load_profile(OURS)
 
 MOST = 200
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16)
