@@ -20,6 +20,7 @@ How the package is laid out, from the bottom up:
     _api, _trace    what users call
     _as_cuda, _cuda_names, _cuda_module, _patches     devices that go by the name of CUDA
     _values, _network, _tried, strategies     inputs for tests, with hypothesis
+    _fuzz, _fuzz_*  the command that looks for examples which break a property
     pytest_plugin, __main__, _autoload                    ways in
 
 Importing this package does not import torch; the first use of a public name does. It never

@@ -1,4 +1,7 @@
-"""`python -m simgpu run --devices N SCRIPT [ARGS...]`: run a script as if N GPUs were there."""
+"""`python -m simgpu run --devices N SCRIPT [ARGS...]`: run a script as if N GPUs were there.
+
+`fuzz` and `replay` are in `_fuzz`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import runpy
 import sys
 import warnings
 from collections.abc import Sequence
+
+from simgpu import _fuzz
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -19,6 +24,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--devices", type=int, default=1, metavar="N", help="1 to 64 (default 1)")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    _fuzz.add_arguments(commands)
     return parser
 
 
@@ -26,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.command in ("fuzz", "replay"):
+        return _fuzz.fuzz(options) if options.command == "fuzz" else _fuzz.replay(options)
     if not 1 <= options.devices <= 64:
         parser.error(f"--devices must be from 1 to 64, got {options.devices}")
     if not os.path.isfile(options.script):

@@ -29,6 +29,7 @@ except ImportError as error:
 import torch
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from simgpu._fuzz_source import Drawn
 from simgpu._network import ACTIVATIONS, Network
 from simgpu._tried import tried, within_limits
 from simgpu._values import exact_values, ordinary_values
@@ -37,6 +38,7 @@ __all__ = [
     "DTYPES",
     "FLOATS",
     "LAYOUTS",
+    "Drawn",
     "Network",
     "Pair",
     "batches",

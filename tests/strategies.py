@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from simgpu.strategies import DTYPES, FLOATS, Pair, batches, device_lists, dims, exact_values
+from simgpu.strategies import DTYPES, FLOATS, Pair, batches, device_lists, dims, exact_values, tried
 from simgpu.strategies import nested as nested_of
 from tests.observe import Case
 
-__all__ = ["DTYPES", "FLOATS", "Pair", "batches", "device_lists", "dims"]
+__all__ = ["DTYPES", "FLOATS", "Pair", "batches", "device_lists", "dims", "tried"]
 
 MAX_DEVICES = 8
 
