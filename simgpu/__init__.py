@@ -12,6 +12,7 @@ How the package is laid out, from the bottom up:
     _launch         the one function that every kernel and copy passes; observers
     _memory         ownership of results, and the ledger
     _arguments, _kernels, _copies, _resize, _dropout, _recurrent, _composite     kernels
+    _guards         checks before host kernels that trust their arguments
     _register       which operator gets which kernel
     _autocast_policy, _autocast    automatic mixed precision
     _autograd, _data      what torch must do differently

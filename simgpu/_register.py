@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from simgpu import _composite, _copies, _dropout, _indexing, _recurrent, _resize
+from simgpu._guards import guarded
 from simgpu._kernels import PythonKernel, device_kernel
 from simgpu._launch import HOST_KEYS
+from simgpu._relabel import DEVICE_TYPE
+from simgpu.errors import UnsupportedError
 
 _KEY = "PrivateUse1"
 
@@ -98,12 +101,13 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
     for name in _aten_names("CPU"):
         if name not in done:
             done.add(name)
-            yield name, device_kernel(_overload(name))
+            op = _overload(name)
+            yield name, guarded(op, device_kernel(op))
     for name in _aten_names("CompositeExplicitAutograd"):
         if name not in done and not name.endswith("out"):
             op = _overload(name)
             if not _composition_is_as_good(op):
-                yield name, device_kernel(op)
+                yield name, guarded(op, device_kernel(op))
 
 
 def _composite_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
@@ -146,4 +150,12 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     kernel = _fallback_kernels.get(op)
     if kernel is None:
         kernel = _fallback_kernels[op] = device_kernel(op)
-    return kernel(*args, **kwargs)
+    try:
+        return kernel(*args, **kwargs)
+    except NotImplementedError as error:
+        if f"Could not run '{op._name.partition('.')[0]}" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"'{op._name}' cannot run on a {DEVICE_TYPE} device, which computes with the CPU's "
+            "kernels: PyTorch has none for this operator"
+        ) from None

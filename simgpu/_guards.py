@@ -1,0 +1,117 @@
+"""Checks in front of host kernels that trust their arguments and would read past their memory.
+
+Most of PyTorch's CPU kernels check what they are given. A few leave it to their callers, and with
+other arguments they take the interpreter down; on a GPU the same calls raise or compute nonsense.
+Each check here raises instead. To add one, add a function and the operators it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simgpu._relabel import host_alias
+
+Tensor = torch.Tensor
+_Check = Callable[[dict[str, Any]], None]
+_STATISTICS = ("weight", "bias", "running_mean", "running_var")
+_SAVED = ("save_mean", "save_invstd", "save_var")
+
+
+def _batch_norm(arguments: dict[str, Any]) -> None:
+    """One number per channel in every parameter, as torch.nn.functional.batch_norm checks."""
+    input: Tensor = arguments["input"]
+    if input.dim() < 2:
+        raise RuntimeError(f"batch_norm expects an input of two dimensions, got {input.dim()}")
+    channels = input.shape[1]
+    grad = arguments.get("grad_out")
+    if grad is not None and (grad.shape != input.shape or channels == 0):
+        raise RuntimeError(
+            "the backward pass of batch_norm expects channels, and a gradient of its input's shape "
+            f"{tuple(input.shape)}, got one of {tuple(grad.shape)}"
+        )
+    # What a forward pass saved is empty where it used the running statistics.
+    saved = _SAVED if arguments.get("train", arguments.get("update")) else ()
+    for name in (*_STATISTICS, *saved):
+        given = arguments.get(name)
+        if isinstance(given, Tensor) and given.numel() != channels:
+            raise RuntimeError(f"{name} should contain {channels} elements not {given.numel()}")
+
+
+def _segment_reduce(arguments: dict[str, Any]) -> None:
+    """Segments lie within the data; the kernel looks at neither offsets nor unsafe lengths."""
+    data: Tensor = arguments["data"]
+    axis = arguments.get("axis", 0)
+    for name in ("offsets", "lengths"):
+        segments = arguments.get(name)
+        if segments is None:
+            continue
+        length = data.shape[axis] if -data.dim() <= axis < data.dim() else -1
+        host = host_alias(segments)
+        if name == "lengths":
+            fits = segments.dim() > 0 and bool(((host.sum(-1) <= length) & (host >= 0).all()).all())
+        else:
+            inside = ((host >= 0) & (host <= length)).all() & (host.diff() >= 0).all()
+            fits = segments.dim() > 0 and segments.shape[-1] > 0 and bool(inside)
+        if not fits or segments.shape[:-1] != data.shape[: segments.dim() - 1]:
+            raise RuntimeError(
+                f"segment_reduce: {name} of shape {tuple(segments.shape)} must be segments of "
+                f"dimension {axis} of data, whose shape is {tuple(data.shape)}"
+            )
+
+
+def _pivots(arguments: dict[str, Any]) -> None:
+    """Pivots name rows of their matrix; LAPACK swaps whatever rows it is told."""
+    matrix, pivots = (
+        next(arguments[name] for name in names if name in arguments)
+        for names in (("LU", "LU_data", "LD"), ("pivots", "LU_pivots"))
+    )
+    if matrix.dim() < 2 or pivots.is_floating_point() or pivots.is_complex():
+        return  # the kernel says so
+    rows = matrix.shape[-2]
+    expected = (*matrix.shape[:-2], min(matrix.shape[-2:]))
+    host = host_alias(pivots)
+    inside = (host.abs() >= 1) & (host.abs() <= rows)
+    if "LD" in arguments:  # a block of two rows has two equal negative pivots
+        halves = (host < 0).sum(-1) % 2 == 0
+        inside = inside & halves.unsqueeze(-1) if host.dim() else inside
+    else:
+        inside = inside & (host > 0)
+    if pivots.shape != expected or not bool(inside.all()):
+        raise RuntimeError(
+            f"pivots must be of shape {expected} and name rows from 1 to {rows}, got "
+            f"{tuple(pivots.shape)}"
+        )
+
+
+_CHECKS: dict[str, _Check] = {
+    "_batch_norm_no_update": _batch_norm,
+    "_batch_norm_with_update": _batch_norm,
+    "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "_segment_reduce_backward": _segment_reduce,
+    "batch_norm_backward": _batch_norm,
+    "batch_norm_update_stats": _batch_norm,
+    "linalg_ldl_solve": _pivots,
+    "linalg_lu_solve": _pivots,
+    "lu_unpack": _pivots,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm,
+    "segment_reduce": _segment_reduce,
+}
+
+
+def guarded(op: torch._ops.OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, behind the check that its operator needs; most need none."""
+    check = _CHECKS.get(op._schema.name.removeprefix("aten::"))
+    if check is None:
+        return kernel
+    names = [argument.name for argument in op._schema.arguments]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check({**dict(zip(names, args, strict=False)), **kwargs})
+        return kernel(*args, **kwargs)
+
+    return run
