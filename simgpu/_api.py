@@ -76,7 +76,7 @@ def start_process_devices() -> None:
     """Make the devices that SIMGPU_DEVICE_COUNT asks for, for the rest of the process.
 
     Does nothing where they have been made already, as `import torch` does by itself wherever
-    simgpu is installed.
+    simgpu is installed. With SIMGPU_AS_CUDA, they go by the name of CUDA.
     """
     value = os.environ.get(COUNT_VARIABLE, "")
     if not value or _world.device_count():
@@ -85,3 +85,7 @@ def start_process_devices() -> None:
         raise ValueError(f"{COUNT_VARIABLE}={value!r} must be a number from 1 to 64")
     _backend.install()
     _world.enter(int(value))
+    if os.environ.get("SIMGPU_AS_CUDA"):
+        from simgpu import _as_cuda
+
+        _as_cuda.start_process(force=os.environ["SIMGPU_AS_CUDA"] == "force")

@@ -14,7 +14,6 @@ Operators between tensors are not touched, so they cost what they cost on simula
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +21,9 @@ from typing import Any
 
 import torch
 
-from simgpu import _api, _cuda_module, _cuda_names, _world
+from simgpu import _api, _cuda_module, _cuda_names
 from simgpu._patches import Patches
 from simgpu.errors import RealCudaError
-
-VARIABLE = "SIMGPU_AS_CUDA"  # "1": as CUDA; "force": even where there is real CUDA
 
 
 @contextmanager
@@ -63,13 +60,6 @@ def start_process(force: bool = False) -> None:
     if not _cuda_names.is_on():
         _check_no_cuda(force)
         _install()
-
-
-def start_if_wanted() -> None:
-    """Do so if the environment asks for it, as it does in children of such a process."""
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted and _world.device_count():
-        start_process(force=wanted == "force")
 
 
 def _check_no_cuda(force: bool) -> None:

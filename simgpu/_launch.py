@@ -7,13 +7,14 @@ Without an observer, `launch` only runs the kernel.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from simgpu import _streams
+from simgpu import _streams, _world
 from simgpu._relabel import DEVICE_TYPE
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
@@ -38,7 +39,9 @@ class Record:
     """One kernel or copy, as observers see it.
 
     `nbytes` are the bytes written: of a kernel's outputs, or of what a copy moved. `source` and
-    `target` differ only for copies between devices, or between a device and the host.
+    `target` differ only for copies between devices, or between a device and the host. `begin` and
+    `end` are seconds of `time.perf_counter`; `allocated` are the bytes of `device` that were taken
+    at the end, before the results were added.
     """
 
     kind: str
@@ -50,6 +53,9 @@ class Record:
     nbytes: int
     shapes: tuple[tuple[int, ...], ...]
     thread: str
+    begin: float
+    end: float
+    allocated: int
 
 
 class Observer(Protocol):
@@ -104,12 +110,13 @@ def launch(kernel: Kernel, index: int, args: Iterable[Any], kwargs: dict[str, An
         if not _observers:
             return kernel.run(HOST_KEYS, *args, **kwargs)
         _check_allowed()
+        begin = time.perf_counter()
         result = kernel.run(HOST_KEYS, *args, **kwargs)
     except RuntimeError as error:
         _raise_if_host_is_full(error, index)
         raise
     here = torch.device(DEVICE_TYPE, index)
-    _notify("kernel", kernel, index, here, here, result)
+    _notify("kernel", kernel, index, here, here, result, begin)
     return result
 
 
@@ -131,13 +138,14 @@ def launch_copy(
         if not _observers:
             return kernel.run(HOST_KEYS, *args, **kwargs)
         _check_allowed()
+        begin = time.perf_counter()
         result = kernel.run(HOST_KEYS, *args, **kwargs)
     except RuntimeError as error:
         _raise_if_host_is_full(error, index)
         raise
     from_ = _CPU if source is None else torch.device(DEVICE_TYPE, source)
     to = _CPU if target is None else torch.device(DEVICE_TYPE, target)
-    _notify("copy", kernel, index, from_, to, result)
+    _notify("copy", kernel, index, from_, to, result, begin)
     return result
 
 
@@ -157,7 +165,9 @@ def _notify(
     source: torch.device,
     target: torch.device,
     result: Any,
+    begin: float,
 ) -> None:
+    end = time.perf_counter()
     outputs = result if isinstance(result, (tuple, list)) else (result,)
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     record = Record(
@@ -170,6 +180,9 @@ def _notify(
         nbytes=sum(tensor.nbytes for tensor in tensors),
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
         thread=threading.current_thread().name,
+        begin=begin,
+        end=end,
+        allocated=_world.active[index].allocated if index < len(_world.active) else 0,
     )
     for observer in _observers:
         observer(record)

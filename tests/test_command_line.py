@@ -1,5 +1,7 @@
 """`python -m simgpu run`: any script, on simulated devices, as if they were there."""
 
+import json
+
 import pytest
 
 SCRIPT = """
@@ -20,9 +22,13 @@ def script(tmp_path):
 
 
 def test_run_gives_a_script_its_devices_and_arguments(python, script):
-    done = python("-m", "simgpu", "run", "--devices", 3, script(SCRIPT), "--flag", "a b")
+    run = ("-m", "simgpu", "run", "--devices", 3)
+    done = python(*run, "--as", "simgpu", script(SCRIPT), "--flag", "a b")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['--flag', 'a b'] __main__ 3", "simgpu:1"]
+    done = python(*run, script(SCRIPT), "--flag", "a b")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['--flag', 'a b'] __main__ 3", "cuda:1"]
 
 
 def test_the_variable_does_the_same_for_a_process(python, script):
@@ -63,3 +69,104 @@ def test_mistakes_are_told_without_a_traceback(python, args, says):
     assert done.returncode != 0
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+CUDA_SCRIPT = """
+import subprocess, sys, torch
+from torch import nn
+model = nn.DataParallel(nn.Linear(5, 2)).cuda()
+out = model(torch.randn(30, 5))
+print(torch.cuda.device_count(), out.device, type(model).__module__)
+if len(sys.argv) > 1:
+    asks = "import torch; print(torch.ones(1, device='cuda:2').device)"
+    print(subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True).stdout)
+"""
+
+
+def test_a_script_for_cuda_runs_and_so_do_its_children(python, script):
+    done = python("-m", "simgpu", "run", "--devices", 4, script(CUDA_SCRIPT), "x")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("\n")
+    assert lines[0] == "4 cuda:0 torch.nn.parallel.data_parallel"
+    assert lines[1] == "cuda:2"
+    assert done.stderr == ""
+
+
+def test_data_parallel_can_be_replaced(python, script):
+    run = ("-m", "simgpu", "run", "--devices", 4, "--replace-data-parallel")
+    done = python(*run, script(CUDA_SCRIPT))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "4 cuda:0 dataparallel.data_parallel\n"
+
+
+WITH_CUDA = """
+import sys, torch
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 2
+from simgpu.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_real_cuda_is_left_alone_unless_forced(python, script):
+    path = script("import torch; print(torch.cuda.device_count())")
+    run = ("-c", WITH_CUDA, "run", "--devices", 4)
+    done = python(*run, path)
+    assert done.returncode == 2
+    assert "2 real CUDA devices" in done.stderr
+    assert "--force" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert python(*run, "--force", path).stdout == "4\n"
+    assert python(*run, "--as", "simgpu", path).stdout == "2\n"
+
+
+def test_the_timeline_and_the_table_show_what_ran(python, script, tmp_path):
+    timeline = tmp_path / "out.json"
+    watch = ("--trace", timeline, "--summary")
+    done = python("-m", "simgpu", "run", "--devices", 3, *watch, script(CUDA_SCRIPT))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3 cuda:0 torch.nn.parallel.data_parallel\n"
+    heading, *rows = [line.split() for line in done.stderr.splitlines()]
+    assert heading == ["device", "kernels", "in", "out", "peak", "memory", "share"]
+    assert [row[0] for row in rows] == ["cuda:0", "cuda:1", "cuda:2"]
+    shares = [float(row[-1].rstrip("%")) for row in rows]
+    assert shares[0] > shares[1] == shares[2] > 0  # device 0 also gathers
+    assert abs(sum(shares) - 100) < 0.2
+    # In: 10 of 30 rows of 5 numbers, and 2x5 weights with 2 biases. Out: 10 rows of 2.
+    assert rows[1][2:6] == ["248", "bytes", "80", "bytes"]
+    check_timeline(json.loads(timeline.read_text())["traceEvents"])
+
+
+def check_timeline(events):
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(processes.values()) == ["cuda:0", "cuda:1", "cuda:2", "host"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert {processes[e["pid"]] for e in slices if e["cat"] == "kernel"} == set(
+        processes.values()
+    ) - {"host"}
+    # Every copy is a slice at both ends, and an arrow from one to the other.
+    copies = [e for e in slices if e["cat"] == "copy"]
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert len(copies) == 2 * len(starts)
+    assert starts.keys() == ends.keys()
+    assert {processes[e["pid"]] for e in ends.values()} >= {"cuda:0", "cuda:1", "cuda:2"}
+    for number, start in starts.items():
+        ends_of_it = [e for e in copies if e["ts"] == start["ts"]]
+        assert {e["pid"] for e in ends_of_it} == {start["pid"], ends[number]["pid"]}
+        assert {e["args"]["from"] for e in ends_of_it} == {processes[start["pid"]]}
+    # The input lies on the host: its chunks travel on streams of their own.
+    assert sum(e["tid"] > 0 for e in ends.values()) == 3
+    titles = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert titles.keys() == {(e["pid"], e["tid"]) for e in slices}
+    memory = [e for e in events if e["ph"] == "C"]
+    assert len(memory) == len(slices) - len(starts)
+    assert max(e["args"]["bytes"] for e in memory) >= 512
+
+
+def test_the_timeline_is_written_when_the_script_fails(python, script, tmp_path):
+    timeline = tmp_path / "out.json"
+    path = script("import torch; torch.ones(1, device='cuda'); raise KeyError('lost')")
+    done = python("-m", "simgpu", "run", "--trace", timeline, path)
+    assert done.returncode == 1
+    assert any(e["ph"] == "X" for e in json.loads(timeline.read_text())["traceEvents"])

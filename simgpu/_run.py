@@ -1,0 +1,92 @@
+"""`python -m simgpu run`: a script, in this process, as if GPUs were there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import runpy
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+
+def add_arguments(commands: Any) -> None:
+    """Add the command and its options to the command line."""
+    run = commands.add_parser(
+        "run",
+        help="run a script in a process with simulated devices",
+        description="Run a script, written for CUDA or not, on simulated GPUs.",
+    )
+    run.add_argument("--devices", type=int, default=1, metavar="N", help="1 to 64 (default 1)")
+    run.add_argument(
+        "--as",
+        dest="name",
+        choices=("cuda", "simgpu"),
+        default="cuda",
+        help="what the devices are called: cuda (default; the script may say simgpu too) or simgpu",
+    )
+    run.add_argument(
+        "--force", action="store_true", help="also where real CUDA is, which is then out of reach"
+    )
+    run.add_argument(
+        "--replace-data-parallel",
+        action="store_true",
+        help="let torch.nn.DataParallel be dataparallel.DataParallel",
+    )
+    run.add_argument(
+        "--trace", metavar="FILE", help="write what ran where and when, for Perfetto or Chrome"
+    )
+    run.add_argument(
+        "--summary", action="store_true", help="say on stderr what each device did and held"
+    )
+    run.add_argument("script", metavar="SCRIPT")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+
+
+def run(
+    options: argparse.Namespace,
+    parser: argparse.ArgumentParser,
+    replace_data_parallel: Callable[[], None],
+) -> int:
+    """Run the script; returns the exit status unless the script itself ends the process."""
+    if not 1 <= options.devices <= 64:
+        parser.error(f"--devices must be from 1 to 64, got {options.devices}")
+    if not os.path.isfile(options.script):
+        parser.error(f"no such script: {options.script}")
+    # As in a child process that the script starts: its workers have the devices too.
+    os.environ["SIMGPU_DEVICE_COUNT"] = str(options.devices)
+    os.environ.pop("SIMGPU_AS_CUDA", None)
+    # PyTorch's own remark on an environment without NumPy: not about the script, which needs none.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+    import torch  # noqa: F401  # makes the devices, by the variable
+
+    from simgpu import _api
+
+    _api.start_process_devices()
+    if options.name == "cuda":
+        from simgpu import _as_cuda
+        from simgpu.errors import RealCudaError
+
+        try:
+            _as_cuda.start_process(options.force)
+        except RealCudaError as error:
+            parser.error(str(error))
+        os.environ["SIMGPU_AS_CUDA"] = "force" if options.force else "1"
+    if options.replace_data_parallel:
+        replace_data_parallel()
+    sys.argv = [options.script, *options.arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(options.script))
+    with _watched(options.trace, options.summary):
+        runpy.run_path(options.script, run_name="__main__")
+    return 0
+
+
+def _watched(path: str | None, summary: bool) -> contextlib.AbstractContextManager[Any]:
+    """Watch the devices for `--trace` and `--summary`, also where the script ends in an error."""
+    if path is None and not summary:
+        return contextlib.nullcontext()
+    from simgpu._pictures import watch
+
+    return watch(path, sys.stderr if summary else None)
