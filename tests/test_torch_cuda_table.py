@@ -1,0 +1,96 @@
+"""docs/torch_cuda.md against the installed PyTorch: every name has a row, every row is true."""
+
+import importlib
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.cuda import comm
+
+import simgpu
+
+PAGE = Path(__file__).parents[1] / "docs" / "torch_cuda.md"
+ROW = re.compile(r"\| `([\w.]+)` \| (works|differs|raises) \| (.*?) \| `(.+)` \|")
+
+# Submodules whose names have rows of their own; those of the others are in torch.cuda as well.
+SUBMODULES = ("amp", "nccl", "nvtx", "profiler")
+COMM = (
+    "broadcast",
+    "broadcast_coalesced",
+    "gather",
+    "reduce_add",
+    "reduce_add_coalesced",
+    "scatter",
+)
+
+
+def rows():
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    table = lines[lines.index("|---|---|---|---|") + 1 :]
+    found = [ROW.fullmatch(line) for line in table]
+    assert all(found), [line for line, match in zip(table, found, strict=True) if not match]
+    return {match[1]: match.groups()[1:] for match in found}
+
+
+def public_names():
+    """What the installed PyTorch offers, as far as this release of it goes."""
+    names = set(torch.cuda.__all__) | {f"comm.{name}" for name in COMM}
+    for submodule in SUBMODULES:
+        module = importlib.import_module(f"torch.cuda.{submodule}")
+        names |= {f"{submodule}.{name}" for name in module.__all__}
+    return names
+
+
+def within(context, ask):
+    """What `ask()` says within a block."""
+    with context:
+        return ask()
+
+
+def same(draw):
+    """Whether drawing twice gives the same numbers."""
+    return torch.equal(draw()[1], draw()[1])
+
+
+def warned(function, *args):
+    """The result of a function that PyTorch has deprecated, which has to say so."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        result = function(*args)
+    assert any(issubclass(w.category, (FutureWarning, DeprecationWarning)) for w in seen), function
+    return result
+
+
+def quiet(function, *args):
+    """The result of a function that PyTorch deprecates once per process, in whichever test."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
+        return function(*args)
+
+
+def test_every_public_name_has_a_row():
+    assert sorted(public_names() - set(rows())) == []
+
+
+@pytest.mark.parametrize("name", sorted(rows()))
+def test_the_row_is_true(name):
+    if name not in public_names():
+        pytest.skip(f"torch {torch.__version__} has no torch.cuda.{name}")
+    status, note, expression = rows()[name]
+    assert bool(note) == (status == "differs")
+    assert name.rpartition(".")[2] in expression
+    with simgpu.as_cuda(2):
+        words = {
+            "torch": torch,
+            "comm": comm,
+            "x": torch.ones(2, device="cuda:1"),
+            "m": torch.ones(2, 2, device="cuda"),
+            **{helper.__name__: helper for helper in (within, same, warned, quiet)},
+        }
+        if status == "raises":
+            with pytest.raises(NotImplementedError, match=r"torch\.cuda\..*" + name.split(".")[-1]):
+                eval(expression, words)
+        else:
+            assert eval(expression, words)
