@@ -12,11 +12,12 @@ import torch
 from hypothesis import settings
 
 # The database registers and loads hypothesis profiles of its own, for the whole process.
-OURS, DEV = settings.get_current_profile_name(), settings.get_profile("dev")
+PROFILE = settings.get_current_profile_name()
+DEV = settings() if PROFILE == "default" else settings.get_profile("dev")
 from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402  # see above
 
 settings.register_profile("dev", DEV)
-settings.load_profile(OURS)
+settings.load_profile(PROFILE)
 
 MOST = 200
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16)

@@ -211,6 +211,8 @@ def watch(process, position, deadline):
             process.kill()
             process.communicate()
             return "stuck" if silent >= SILENCE else "done", ""
+        if process.returncode > 0:
+            raise RuntimeError(f"a child failed by itself:\n{errors.decode()}")
         status = "done" if process.returncode == 0 else "crash"
         return status, f"status {process.returncode}\n{errors.decode()[-3000:]}"
 

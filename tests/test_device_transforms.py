@@ -1,0 +1,166 @@
+"""torch.func, vmap and torch.compile over a device's tensors: the CPU's numbers, on the device."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import (
+    functional_call,
+    functionalize,
+    grad,
+    grad_and_value,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    stack_module_state,
+    vjp,
+    vmap,
+)
+
+# Forward-mode derivatives make PyTorch script its own decompositions, which it has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+
+
+def scalar(x):
+    return (x.sin() * x**2).sum()
+
+
+def vector(x):
+    return (x.unsqueeze(0) * x.unsqueeze(1)).cumsum(1).exp().tril().sum(0)
+
+
+def matrix(x):
+    return torch.linalg.inv(x.outer(x) + torch.eye(x.shape[0], dtype=x.dtype, device=x.device))
+
+
+def in_place(x):
+    y = x.clone()
+    y[0] = 2
+    y.mul_(3).add_(x)
+    return y
+
+
+# Each takes a vector and gives tensors.
+TRANSFORMS = {
+    "grad": grad(scalar),
+    "grad_of_grad": grad(lambda x: grad(scalar)(x).square().sum()),
+    "grad_and_value": grad_and_value(scalar),
+    "hessian": hessian(scalar),
+    "jacrev": jacrev(vector),
+    "jacfwd": jacfwd(vector),
+    "jacobian_of_inverse": jacrev(matrix),
+    "jvp": lambda x: jvp(vector, (x,), (x + 1,)),
+    "vjp": lambda x: vjp(vector, x)[1](x + 1),
+    "vmap": vmap(lambda x: x.sin() + 1),
+    "vmap_of_matrices": lambda x: vmap(matrix)(torch.stack([x, x + 1, x - 1])),
+    "vmap_over_columns": lambda x: vmap(vector, in_dims=1, out_dims=1)(x.outer(x + 1)),
+    "vmap_in_chunks": lambda x: vmap(scalar, chunk_size=2)(torch.stack([x] * 5)),
+    "vmap_of_grad": lambda x: vmap(grad(scalar))(x.outer(x)),
+    "vmap_of_index": lambda x: vmap(lambda row, k: row[k])(
+        x.outer(x), torch.arange(x.shape[0], device=x.device)
+    ),
+    "vmap_of_where": lambda x: vmap(lambda row: torch.where(row > 0, row, -row))(x.outer(x)),
+    "functionalize": functionalize(in_place),
+    "vmap_of_in_place": lambda x: vmap(in_place)(x.outer(x)),
+}
+
+
+def close(expected, got, device):
+    for one, other in zip(*map(torch.utils._pytree.tree_leaves, (expected, got)), strict=True):
+        assert other.device == device
+        torch.testing.assert_close(other.detach().cpu(), one.detach())
+
+
+def vectors(data, devices):
+    x = torch.linspace(-0.5, 1, data.draw(st.integers(1, 4)), dtype=torch.float64)
+    device = data.draw(st.sampled_from(devices))
+    return x, x.to(device), device
+
+
+@pytest.mark.parametrize("name", sorted(TRANSFORMS))
+@given(data=st.data())
+def test_transforms(devices, name, data):
+    here, there, device = vectors(data, devices)
+    close(TRANSFORMS[name](here), TRANSFORMS[name](there), device)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 2)).double()
+
+
+def per_sample_gradients(net, x):
+    parameters = dict(net.named_parameters())
+    loss = grad(lambda given, row: functional_call(net, given, (row,)).square().sum())
+    return vmap(loss, in_dims=(None, 0))(parameters, x)
+
+
+def ensemble(net, x):
+    nets = [net, copy.deepcopy(net)]
+    state = stack_module_state(nets)
+    return vmap(lambda p, b: functional_call(net, (p, b), (x,)))(*state)
+
+
+@pytest.mark.parametrize("use", [per_sample_gradients, ensemble])
+@given(data=st.data(), batch=st.integers(1, 4))
+def test_transforms_of_modules(devices, use, data, batch):
+    device = data.draw(st.sampled_from(devices))
+    net = network()
+    x = torch.linspace(-1, 1, 3 * batch, dtype=torch.float64).reshape(batch, 3)
+    expected = use(net, x)
+    close(expected, use(copy.deepcopy(net).to(device), x.to(device)), device)
+
+
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_randomness_within_vmap_comes_from_the_device(devices, data, seed):
+    """The same for all elements, or different ones; the CPU's stream is left alone."""
+    device = data.draw(st.sampled_from(devices))
+    rows = torch.ones(3, 64, device=device)
+    before = torch.get_rng_state()
+    torch.get_device_module(device).manual_seed_all(seed)
+    same, different = (
+        vmap(torch.nn.functional.dropout, randomness=kind)(rows) for kind in ("same", "different")
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(different[0], different[1])
+
+
+@pytest.fixture
+def compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("slot", [0, -1])
+def test_compiled_modules(devices, compiler, slot, fullgraph):
+    """torch.compile with its eager backend: forward, backward, another shape, another device."""
+    for device in (devices[slot], devices[0]):
+        here = network()
+        there = copy.deepcopy(here).to(device)
+        compiled = torch.compile(there, backend="eager", fullgraph=fullgraph)
+        for batch in (2, 5):
+            x = torch.linspace(-1, 1, 3 * batch, dtype=torch.float64).reshape(batch, 3)
+            outs = here(x), compiled(x.to(device))
+            close(*outs, device)
+            for out in outs:
+                out.square().sum().backward()
+        for one, other in zip(here.parameters(), there.parameters(), strict=True):
+            close(one.grad, other.grad, device)
+
+
+def test_a_compiled_function_that_makes_tensors(devices, compiler):
+    device = devices[-1]
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def function(x):
+        mask = torch.arange(x.shape[0], device=x.device) % 2 == 0
+        return torch.where(mask, x, torch.zeros_like(x)) + torch.ones(1, device=device)
+
+    close(torch.tensor([2.0, 1.0, 4.0]), function(torch.tensor([1.0, 2, 3], device=device)), device)
