@@ -1,9 +1,13 @@
-"""Hypothesis profiles and pytest settings of the whole suite.
+"""Hypothesis profiles and pytest settings of the whole suite, and its option `--record`.
 
-The devices come from the plugin (`simgpu/pytest_plugin.py`); this file only says how many examples
-a property gets. Choose a profile with `pytest --hypothesis-profile=dev` (or `fuzz`).
+The devices come from the plugin (`simgpu/pytest_plugin.py`); this file says how many examples a
+property gets, and turns a session into one that records what hardware does. Choose a profile with
+`pytest --hypothesis-profile=dev` (or `fuzz`).
 """
 
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
@@ -34,3 +38,53 @@ settings.register_profile(
     suppress_health_check=[*SHARED_DEVICES, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("ci")
+
+
+def pytest_addoption(parser):
+    parser.getgroup("simgpu").addoption(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="run no test; write what the devices do to FILE, such as tests/recordings/NAME.json",
+    )
+
+
+def pytest_configure(config):
+    path = config.getoption("--record")
+    if path is None:
+        return
+    if path.suffix != ".json" or not path.parent.is_dir():
+        raise pytest.UsageError(f"--record {path} must name a .json file in a folder that exists")
+    if config.getoption("--devices") == "auto" and not config.getoption("--oversubscribe"):
+        from simgpu.pytest_plugin import gpu_count
+
+        if (here := gpu_count()) < 2:
+            raise pytest.UsageError(
+                f"--record writes what hardware does, and torch finds {here} GPUs here: add "
+                "--oversubscribe to record on one GPU, or --devices simgpu to record simulated "
+                "devices (the recording will say so)"
+            )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keep either the one test that records or all others."""
+    wanted = config.getoption("--record") is not None
+    out = [item for item in items if (item.name == "test_record_these_devices") != wanted]
+    items[:] = [item for item in items if item not in out]
+    if wanted:
+        config.hook.pytest_deselected(items=out)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what was replayed, from where, and how much of it was as recorded."""
+    lines = {
+        text
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, text in getattr(report, "user_properties", ())
+        if name == "recording"
+    }
+    if lines:
+        terminalreporter.section("recordings")
+        for line in sorted(lines):
+            terminalreporter.write_line(line)

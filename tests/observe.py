@@ -8,7 +8,9 @@ To observe something new, add a function to `_OPS`.
 """
 
 import dataclasses
+import re
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +18,21 @@ from torch import nn
 
 import dataparallel
 from dataparallel import comm
+from simgpu.strategies import Network, ordinary_values
 from simgpu.strategies import exact_values as values
+
+OURS = SimpleNamespace(
+    scatter=dataparallel.scatter,
+    gather=dataparallel.gather,
+    comm=comm,
+    DataParallel=dataparallel.DataParallel,
+)
+TORCH = SimpleNamespace(
+    scatter=torch.nn.parallel.scatter_gather.scatter,
+    gather=torch.nn.parallel.scatter_gather.gather,
+    comm=torch.nn.parallel.comm,
+    DataParallel=torch.nn.DataParallel,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +51,17 @@ class Case:
     """The slot on which the input starts."""
     target: int = 0
     """The slot on which a result is wanted."""
+    chunks: tuple[int, ...] = ()
+    """Sizes of the chunks, or of the buckets in bytes, where they are not left to the library."""
+    numbers: str = "exact"
+    """"exact" for integers, "ordinary" for numbers whose sums have to round."""
+    name: str = ""
+    """Which model (a key of `MODELS`) or which bad call (a key of `BAD_CALLS`)."""
 
 
-def observe(case: Case, devices: list[torch.device]) -> dict[str, Any]:
-    """Run `case` on `devices` and say what was seen."""
-    return _OPS[case.op](case, devices)
+def observe(case: Case, devices: list[torch.device], library: Any = OURS) -> dict[str, Any]:
+    """Run `case` on `devices` with a library (`OURS` or `TORCH`) and say what was seen."""
+    return _OPS[case.op](case, devices, library)
 
 
 def chosen(slots: tuple[int, ...], devices: list[torch.device]) -> list[torch.device]:
@@ -73,6 +95,13 @@ def input_of(case: Case, devices: list[torch.device]) -> torch.Tensor:
     return values(shape, case.dtype, case.seed).to(source)
 
 
+def parts_of(case: Case, count: int) -> list[torch.Tensor]:
+    """Return the CPU tensors that a case of summation adds up, one for each device."""
+    if case.numbers == "ordinary":
+        return [ordinary_values(case.shape, case.dtype, case.seed + k) for k in range(count)]
+    return [values(case.shape, case.dtype, case.seed + k, span=9) for k in range(count)]
+
+
 def plain(tensor: torch.Tensor) -> list[Any]:
     return tensor.detach().cpu().tolist()  # type: ignore[no-any-return]
 
@@ -90,9 +119,12 @@ def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return shows
 
 
-def _scatter(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+def _scatter(case: Case, devices: list[torch.device], library: Any) -> dict[str, Any]:
     x = input_of(case, devices)
-    chunks = dataparallel.scatter(x, chosen(case.slots, devices), case.dim)
+    if case.chunks:
+        chunks = library.comm.scatter(x, chosen(case.slots, devices), case.chunks, case.dim)
+    else:
+        chunks = library.scatter(x, chosen(case.slots, devices), case.dim)
     return {
         "sizes": [chunk.size(case.dim) for chunk in chunks],
         "shapes": [list(chunk.shape) for chunk in chunks],
@@ -103,10 +135,10 @@ def _scatter(case: Case, devices: list[torch.device]) -> dict[str, Any]:
     }
 
 
-def _gather(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+def _gather(case: Case, devices: list[torch.device], library: Any) -> dict[str, Any]:
     x = input_of(case, devices)
-    chunks = dataparallel.scatter(x, chosen(case.slots, devices), case.dim)
-    whole = dataparallel.gather(chunks, place(case.target, devices), case.dim)
+    chunks = library.scatter(x, chosen(case.slots, devices), case.dim)
+    whole = library.gather(chunks, place(case.target, devices), case.dim)
     return {
         "shape": list(whole.shape),
         "slot": slot_of(whole.device, devices),
@@ -116,10 +148,10 @@ def _gather(case: Case, devices: list[torch.device]) -> dict[str, Any]:
     }
 
 
-def _broadcast(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+def _broadcast(case: Case, devices: list[torch.device], library: Any) -> dict[str, Any]:
     targets = chosen(case.slots, devices)
     x = values(case.shape, case.dtype, case.seed).to(targets[0])
-    copies = comm.broadcast(x, targets)
+    copies = library.comm.broadcast(x, targets)
     return {
         "slots": [slot_of(copy.device, devices) for copy in copies],
         "values": [plain(copy) for copy in copies],
@@ -127,14 +159,13 @@ def _broadcast(case: Case, devices: list[torch.device]) -> dict[str, Any]:
     }
 
 
-def _reduce_add(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+def _reduce_add(case: Case, devices: list[torch.device], library: Any) -> dict[str, Any]:
     targets = chosen(case.slots, devices)
     parts = [
-        values(case.shape, case.dtype, case.seed + k, span=9).to(target)
-        for k, target in enumerate(targets)
+        part.to(target) for part, target in zip(parts_of(case, len(targets)), targets, strict=True)
     ]
     before = [plain(part) for part in parts]
-    total = comm.reduce_add(parts, place(case.target, devices))
+    total = library.comm.reduce_add(parts, place(case.target, devices))
     return {
         "slot": slot_of(total.device, devices),
         "dtype": str(total.dtype),
@@ -166,11 +197,11 @@ class ExactNet(nn.Module):
         return out
 
 
-def _step(case: Case, devices: list[torch.device]) -> dict[str, Any]:
+def _step(case: Case, devices: list[torch.device], library: Any) -> dict[str, Any]:
     """One forward and backward of a DataParallel module; the loss is linear in the output."""
     targets = chosen(case.slots, devices)
     net = ExactNet(case.shape[-1], case.dtype, case.seed).to(targets[0])
-    parallel = dataparallel.DataParallel(net, device_ids=targets)
+    parallel = library.DataParallel(net, device_ids=targets)
     source = place(case.source, devices)
     x = values(case.shape, case.dtype, case.seed + 7, span=3).to(source).requires_grad_()
     out = parallel(x, row=torch.arange(len(x), device=source))
@@ -191,10 +222,94 @@ def _step(case: Case, devices: list[torch.device]) -> dict[str, Any]:
     }
 
 
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {"activation": "relu"},
+    "tied": {"tied": True},
+    "frozen": {"frozen": True, "activation": "relu"},
+    "buffered": {"buffered": True, "bias": False},
+    "shared": {"shared": True, "activation": "hardtanh"},
+}
+
+
+def _model(case: Case, devices: list[torch.device], library: Any) -> dict[str, Any]:
+    """One step of a named model: output, gradients, and what became of the buffers."""
+    targets = chosen(case.slots, devices)
+    width = case.shape[-1]
+    net = Network((width, width, 2), dtype=case.dtype, seed=case.seed, **MODELS[case.name])
+    net = net.to(targets[0])
+    x = values(case.shape, case.dtype, case.seed, span=5).to(targets[0]).requires_grad_()
+    out = library.DataParallel(net, device_ids=targets)(x)
+    out.backward(values(tuple(out.shape), case.dtype, case.seed + 1, span=3).to(out.device))
+    assert x.grad is not None
+    return {
+        "values": plain(out),
+        "slot": slot_of(out.device, devices),
+        "gradients": {
+            name: None if p.grad is None else plain(p.grad) for name, p in net.named_parameters()
+        },
+        "input_gradient": plain(x.grad),
+        "buffers": {name: plain(buffer) for name, buffer in net.named_buffers()},
+    }
+
+
+def _buckets(case: Case, devices: list[torch.device], library: Any) -> dict[str, Any]:
+    """Tensors of several dtypes, broadcast and summed in buckets of so many bytes."""
+    targets = chosen(case.slots, devices)
+    kinds = ("float32", "float16", "float32", "int64", "float64")
+    sent = [values(case.shape, kind, k, span=9).to(targets[0]) for k, kind in enumerate(kinds)]
+    copies = library.comm.broadcast_coalesced(sent, targets, case.chunks[0])
+    sums = library.comm.reduce_add_coalesced(copies, targets[0], case.chunks[0])
+    return {
+        "slots": [[slot_of(copy.device, devices) for copy in group] for group in copies],
+        "dtypes": [[str(copy.dtype) for copy in group] for group in copies],
+        "values": [[plain(copy) for copy in group] for group in copies],
+        "sums": [plain(total) for total in sums],
+        "sum_slots": [slot_of(total.device, devices) for total in sums],
+    }
+
+
+BAD_CALLS: dict[str, Any] = {
+    "gather nothing": lambda x, targets, lib: lib.gather([], targets[0]),
+    "gather from the cpu": lambda x, targets, lib: lib.comm.gather([x.cpu(), x.cpu()]),
+    "gather other shapes": lambda x, targets, lib: lib.comm.gather([x, x[:, :1]]),
+    "reduce nothing": lambda x, targets, lib: lib.comm.reduce_add([], targets[0].index),
+    "reduce other shapes": lambda x, targets, lib: lib.comm.reduce_add(
+        [x, x[:1]], targets[0].index
+    ),
+    "scatter other sums": lambda x, targets, lib: lib.comm.scatter(x, targets, [1] * len(targets)),
+    "scatter nowhere": lambda x, targets, lib: lib.comm.scatter(x, []),
+    "broadcast both ways": lambda x, targets, lib: lib.comm.broadcast(x, targets, out=[x]),
+    "module elsewhere": lambda x, targets, lib: lib.DataParallel(
+        nn.Linear(2, 2), device_ids=targets
+    )(x),
+}
+
+
+def _bad_call(case: Case, devices: list[torch.device], library: Any) -> dict[str, Any]:
+    targets = chosen(case.slots, devices)
+    try:
+        BAD_CALLS[case.name](values(case.shape, "float32").to(targets[0]), targets, library)
+    except Exception as error:
+        text = re.sub(
+            r"\b(cuda|simgpu)\b", "gpu", str(error).partition("\nException raised from")[0]
+        )
+        root = next(
+            kind
+            for kind in (RuntimeError, ValueError, TypeError, Exception)
+            if isinstance(error, kind)
+        )
+        return {"error": root.__name__, "text": text}
+    return {"error": None, "text": ""}
+
+
 _OPS = {
     "scatter": _scatter,
     "gather": _gather,
     "broadcast": _broadcast,
     "reduce_add": _reduce_add,
     "step": _step,
+    "model": _model,
+    "buckets": _buckets,
+    "bad_call": _bad_call,
 }
+OPS = tuple(_OPS)
