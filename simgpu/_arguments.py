@@ -49,7 +49,15 @@ def _sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
 class Arguments:
     """How one operator's arguments are read: which are written to, and how mistakes are named."""
 
-    __slots__ = ("_names", "_op", "_tensor_names", "_tensor_positions", "_written", "alias")
+    __slots__ = (
+        "_has_outputs",
+        "_names",
+        "_op",
+        "_tensor_names",
+        "_tensor_positions",
+        "_written",
+        "alias",
+    )
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         arguments = op._schema.arguments
@@ -58,6 +66,7 @@ class Arguments:
         self.alias = host_alias if _sees_lazy_tensors(op) else relabel
         self._names = [argument.name for argument in arguments]
         self._written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+        self._has_outputs = any(a.kwarg_only and a.name in self._written for a in arguments)
         tensors = [i for i, a in enumerate(arguments) if str(a.type) in _TENSOR_TYPES]
         self._tensor_positions = tensors
         self._tensor_names = {self._names[position] for position in tensors}
@@ -148,7 +157,8 @@ class Arguments:
         common = pairs[0][1].device
         for name, tensor in pairs:
             if tensor.device != common:
-                method = op if structured else f"{overload}_{op}"
+                op = f"{op}_out" if self._has_outputs else op
+                method = f"{op}_{overload}".removesuffix("_") if structured else f"{overload}_{op}"
                 raise DeviceMismatchError(
                     f"Expected all tensors to be on the same device, but got {name} is on "
                     f"{tensor.device}, different from other tensors on {common} (when checking "
