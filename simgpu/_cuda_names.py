@@ -150,6 +150,8 @@ def _install_others(patches: Patches) -> None:
     event: Any = _streams.Event
     patches.set(event, "device", _renamed(torch.Event.device.__get__))
     patches.set(torch.accelerator, "current_accelerator", _current_accelerator)
+    # Recurrent layers ask this about their weights, and would lay them out for cuDNN.
+    patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     parallel: Any = torch.nn.parallel._functions
     background = parallel._get_stream
     patches.set(parallel, "_get_stream", lambda device: background(to_simgpu(device)))
