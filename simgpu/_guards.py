@@ -86,12 +86,22 @@ def _pivots(arguments: dict[str, Any]) -> None:
         )
 
 
+def _sparse_broadcast(arguments: dict[str, Any]) -> None:
+    """No dimension without elements; the kernel divides by their product."""
+    if 0 in arguments["size"]:
+        raise RuntimeError(
+            f"a sparse tensor cannot be broadcast to size={list(arguments['size'])}, which has no "
+            "elements"
+        )
+
+
 _CHECKS: dict[str, _Check] = {
     "_batch_norm_no_update": _batch_norm,
     "_batch_norm_with_update": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm,
     "_segment_reduce_backward": _segment_reduce,
+    "_sparse_broadcast_to": _sparse_broadcast,
     "batch_norm_backward": _batch_norm,
     "batch_norm_update_stats": _batch_norm,
     "linalg_ldl_solve": _pivots,

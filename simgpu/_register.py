@@ -120,7 +120,8 @@ def _composite_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
         yield name, _composite.describing_kernel(key, _overload(name))
     for name in _aten_names(key.replace("PrivateUse1", "CPU")):
         if name not in done:
-            yield name, _composite.computing_kernel(_overload(name))
+            op = _overload(name)
+            yield name, guarded(op, _composite.computing_kernel(op))
 
 
 def register() -> list[torch.library.Library]:

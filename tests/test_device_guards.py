@@ -48,7 +48,12 @@ def unpack(*pivots):
     return call
 
 
+def sparse_broadcast(device):
+    return torch._sparse_broadcast_to(torch.eye(1, device=device).to_sparse(), [0, 1])
+
+
 CALLS = {
+    "a sparse tensor without elements": (sparse_broadcast, "has no elements"),
     "batch norm without variances": (batch_norm((3, 0)), "running_var should contain 3 elements"),
     "batch norm with too few means": (batch_norm((2, 3)), "running_mean should contain 3 elements"),
     "batch norm of a vector": (batch_norm((3, 3), (3,)), "two dimensions"),
