@@ -2,7 +2,8 @@
 
 Everything pytest sees is here: the options, the marker, the fixture, the header line. What a kind
 of device is to a session is a :class:`Pool` (three short methods); another way of sharing GPUs,
-such as one group per xdist worker, is another pool and one more line in :func:`choose_pool`.
+is another pool and one more line in :func:`choose_pool`. Under pytest-xdist each worker has its
+own group of real GPUs (`_gpu_groups`).
 
 The plugin is loaded in every pytest session of an environment that has simgpu installed, so it
 imports torch only when a test (or an option naming real GPUs) needs it.
@@ -14,12 +15,17 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import pytest
 
+from simgpu._gpu_groups import DEFAULT_SIZE, Worker, describe, group_of
+
 if TYPE_CHECKING:
     import torch
+
+# The option --as-cuda, for suites that name CUDA and no fixture of ours.
+pytest_plugins = ["simgpu.pytest_as_cuda"]
 
 DEFAULT_COUNT = 8
 MAX_COUNT = 64
@@ -64,10 +70,16 @@ class SimulatedPool:
 
 
 class CudaPool:
-    """Real GPUs by ordinal; the same ordinal several times means an oversubscribed GPU."""
+    """Real GPUs by ordinal; the same ordinal several times means an oversubscribed GPU.
 
-    def __init__(self, ordinals: Sequence[int]) -> None:
+    `seed` is that of every test, other for each worker; `sharers` processes use these GPUs, each
+    with its part of the memory.
+    """
+
+    def __init__(self, ordinals: Sequence[int], seed: int = 0, sharers: int = 1) -> None:
         self.ordinals = tuple(ordinals)
+        self.seed = seed
+        self.sharers = sharers
         self.count = len(self.ordinals)
         self.distinct = len(set(self.ordinals)) == self.count
 
@@ -85,8 +97,10 @@ class CudaPool:
 
         devices = [torch.device("cuda", ordinal) for ordinal in self.ordinals[:count]]
         torch.cuda.set_device(devices[0])
-        torch.manual_seed(0)
+        torch.manual_seed(self.seed)
         for device in set(devices):
+            if self.sharers > 1:
+                torch.cuda.set_per_process_memory_fraction(1 / self.sharers, device)
             torch.cuda.reset_peak_memory_stats(device)
         try:
             yield devices
@@ -103,11 +117,26 @@ def gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def choose_pool(kind: str, count: int | None, oversubscribe: bool) -> Pool:
-    """Return the pool that the options ask for.
+def choose_pool(
+    kind: str,
+    count: int | None,
+    oversubscribe: bool,
+    per_worker: int | None = None,
+    worker: Worker | None = None,
+) -> Pool:
+    """Return the pool that the options ask for, in a worker of pytest-xdist its own.
 
     Raises ``pytest.UsageError`` where they cannot be met, saying what there is.
     """
+    if per_worker is not None and (kind == "simgpu" or oversubscribe):
+        raise pytest.UsageError(
+            "--gpus-per-worker divides real GPUs among workers: it cannot be combined with "
+            f"{'--oversubscribe' if oversubscribe else '--devices simgpu'}"
+        )
+    if per_worker is not None and count is not None and count > per_worker:
+        raise pytest.UsageError(
+            f"--device-count {count} asks for more than --gpus-per-worker {per_worker} gives"
+        )
     if oversubscribe:
         if kind == "simgpu":
             raise pytest.UsageError(
@@ -116,11 +145,16 @@ def choose_pool(kind: str, count: int | None, oversubscribe: bool) -> Pool:
             )
         if gpu_count() == 0:
             raise pytest.UsageError("--oversubscribe needs a real GPU, and torch finds none here")
-        return CudaPool([0] * (count or DEFAULT_COUNT))
+        alone = worker or Worker(0, 1)
+        return CudaPool([0] * (count or DEFAULT_COUNT), alone.index, alone.count)
     if kind == "simgpu":
         return SimulatedPool(count or DEFAULT_COUNT)
     here = gpu_count()
-    if kind == "auto" and here < 2:
+    if per_worker is not None and per_worker > here:
+        raise pytest.UsageError(
+            f"--gpus-per-worker {per_worker} asks for more than the {_plural(here, 'GPU')} here"
+        )
+    if kind == "auto" and here < 2 and per_worker is None:
         return SimulatedPool(count or DEFAULT_COUNT)
     if here == 0:
         raise pytest.UsageError(
@@ -132,7 +166,14 @@ def choose_pool(kind: str, count: int | None, oversubscribe: bool) -> Pool:
             f"--device-count {count} asks for more than the {_plural(here, 'GPU')} here; "
             "--oversubscribe puts any number of slots on cuda:0"
         )
-    return CudaPool(range(min(count or DEFAULT_COUNT, here)))
+    if worker is None:
+        return CudaPool(range(min(count or DEFAULT_COUNT, here)))
+    group = group_of(worker, here, _group_size(count, per_worker, here))
+    return CudaPool(group.ordinals[:count], worker.index, group.sharers)
+
+
+def _group_size(count: int | None, per_worker: int | None, here: int) -> int:
+    return min(per_worker or count or DEFAULT_SIZE, here)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -154,6 +195,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="N slots that all name cuda:0, so that one real GPU runs multi-device tests",
     )
+    group.addoption(
+        "--gpus-per-worker",
+        type=int,
+        metavar="N",
+        help="real GPUs for each worker of pytest-xdist (default: "
+        f"--device-count, or {DEFAULT_SIZE})",
+    )
 
 
 _POOL = pytest.StashKey[Pool]()
@@ -167,21 +215,52 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if hasattr(config, "workerinput"):
         _use_one_thread()
-    kind, count, oversubscribe = _options(config)
+    kind, count, oversubscribe, *_ = _options(config)
     if count is not None and not 1 <= count <= MAX_COUNT:
         raise pytest.UsageError(f"--device-count must be from 1 to {MAX_COUNT}, not {count}")
+    per_worker = config.getoption("--gpus-per-worker")
+    if per_worker is not None and per_worker < 1:
+        raise pytest.UsageError(f"--gpus-per-worker must be 1 or more, not {per_worker}")
     # `auto` waits for the first test that needs it, because only torch can count the GPUs.
-    if kind != "auto" or oversubscribe:
-        config.stash[_POOL] = choose_pool(kind, count, oversubscribe)
+    if kind != "auto" or oversubscribe or per_worker is not None:
+        config.stash[_POOL] = choose_pool(*_options(config))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     simulated = SimulatedPool(config.getoption("--device-count") or DEFAULT_COUNT)
     if _POOL in config.stash or "torch" in sys.modules:
-        return f"devices: {_pool(config).describe()}"
+        return f"devices: {_pool(config).describe()}{_sharing(config, _pool(config))}"
     if any(map(os.path.exists, _DRIVER_FILES)):
         return f"devices: real GPUs if torch finds two or more, else {simulated.describe()}"
     return f"devices: {simulated.describe()}"
+
+
+def _sharing(config: pytest.Config, pool: Pool) -> str:
+    """Return what is to be said of the workers that this process is going to start."""
+    workers = getattr(config.option, "numprocesses", None)
+    if not isinstance(pool, CudaPool) or not isinstance(workers, int) or workers < 2:
+        return ""
+    if not pool.distinct:
+        return f"; {workers} workers share it, and each has 1/{workers} of its memory"
+    _, count, _, per_worker, _ = _options(config)
+    here = gpu_count()
+    return f"; {describe(workers, here, _group_size(count, per_worker, here))}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were skipped because there are too few devices."""
+    wanted = [
+        text
+        for report in terminalreporter.stats.get("skipped", [])
+        for name, text in report.user_properties
+        if name == _WANTED
+    ]
+    for text in sorted(set(wanted)):
+        times = wanted.count(text)
+        terminalreporter.write_line(f"{_plural(times, 'test')} skipped, for each {text}")
+
+
+_WANTED = "devices wanted"
 
 
 @pytest.fixture
@@ -203,11 +282,16 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
     if marker is not None:
         count, distinct = _wanted(*marker.args, **marker.kwargs)
     if count > pool.count:
-        pytest.skip(f"needs {_plural(count, 'device')}, this session has {pool.count}")
+        _skip(request, f"needs {_plural(count, 'device')}, this session has {pool.count}")
     if distinct and not pool.distinct:
-        pytest.skip(f"needs {count} distinct devices, this session has {pool.describe()}")
+        _skip(request, f"needs {count} distinct devices, this session has {pool.describe()}")
     with pool.lend(count) as lent:
         yield lent
+
+
+def _skip(request: pytest.FixtureRequest, why: str) -> NoReturn:
+    request.node.user_properties.append((_WANTED, why))
+    pytest.skip(why)
 
 
 def _wanted(count: int, *, distinct: bool = False) -> tuple[int, bool]:
@@ -220,11 +304,16 @@ def _pool(config: pytest.Config) -> Pool:
     return config.stash[_POOL]
 
 
-def _options(config: pytest.Config) -> tuple[str, int | None, bool]:
+def _options(config: pytest.Config) -> tuple[str, int | None, bool, int | None, Worker | None]:
+    # What pytest-xdist tells each of its workers; nothing in the process that starts them.
+    told = getattr(config, "workerinput", None)
+    worker = Worker(int(told["workerid"].lstrip("gw")), told["workercount"]) if told else None
     return (
         config.getoption("--devices"),
         config.getoption("--device-count"),
         config.getoption("--oversubscribe"),
+        config.getoption("--gpus-per-worker"),
+        worker,
     )
 
 
