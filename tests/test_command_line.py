@@ -117,7 +117,6 @@ def test_real_cuda_is_left_alone_unless_forced(python, script):
     assert "--force" in done.stderr
     assert "Traceback" not in done.stderr
     assert python(*run, "--force", path).stdout == "4\n"
-    assert python(*run, "--as", "simgpu", path).stdout == "2\n"
 
 
 def test_the_timeline_and_the_table_show_what_ran(python, script, tmp_path):
