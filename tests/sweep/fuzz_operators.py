@@ -180,7 +180,7 @@ def child(seed, rounds, host, position):
         elif call:
             os.pwrite(file, call.ljust(300).encode(), 0)
 
-    with simgpu.devices(2, memory="4GiB") as (first, second):
+    with simgpu.devices(2, memory="1GiB") as (first, second):
         cpu = torch.device("cpu")
         places = [cpu] * 4 if host else [first, second, cpu, first]
         for number in rounds:
