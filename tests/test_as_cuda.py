@@ -18,6 +18,7 @@ from torch import randn as imported_before_anything
 import dataparallel
 import simgpu
 from simgpu.errors import DevicesActiveError, RealCudaError
+from tests.planted_faults.plant import Edit
 
 
 @pytest.fixture
@@ -316,3 +317,31 @@ def test_kernels_of_a_cuda_build_are_hidden_for_as_long(python):
     done = python("-c", COVERED)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["torch.Size([3]) cuda:1", "cpu"]
+
+
+# What would be wrong, and the test above that says so.
+FAULTS = {
+    "a bare name is the first device": (
+        Edit(
+            "simgpu._cuda_names:to_simgpu",
+            "return torch.device(DEVICE_TYPE, _world.resolve(device))",
+            "return torch.device(DEVICE_TYPE, device.index or 0)",
+        ),
+        lambda: test_every_way_to_make_a_tensor(make="zeros"),
+    ),
+    "a number is not understood": (
+        Edit("simgpu._cuda_names:_cuda", "index = _world.resolve(device)", "index = 0"),
+        lambda: test_every_way_to_make_a_tensor(make="cuda"),
+    ),
+    "everyone is told the truth": (
+        Edit("simgpu._cuda_names:_is_cuda", "== DEVICE_TYPE", "== CUDA"),
+        lambda: test_every_way_to_make_a_tensor(make="to"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name):
+    edit, test = FAULTS[name]
+    with edit.planted(), pytest.raises(AssertionError):
+        test()
