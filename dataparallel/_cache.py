@@ -2,16 +2,19 @@
 
 Behind `DataParallel(..., cache_parameters=True)`. A tensor is sent again when its version counter
 or its memory has changed, here or at the other end. What moves no version counter cannot be seen:
-edits through `.data`, and kernels that write running statistics. For the latter all buffers of a
-module count as changed with any one of them (batch norm counts its batches), while the module is
-training, and after any forward in grad mode.
+edits through `.data`, kernels that write running statistics, and on accelerators `torch._foreach_*`
+and fused kernels, which optimizers use. For statistics all buffers of a module count as changed
+with any one of them (batch norm counts its batches), while the module is training, and after any
+forward in grad mode. For optimizers everything counts as changed after a step of any of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dataparallel._buckets import Layout, subset
 from dataparallel._transport import broadcast_laid_out
@@ -21,10 +24,28 @@ from dataparallel._transport import broadcast_laid_out
 _Seen = tuple[torch.Tensor, int] | None
 
 
+class _Steps:
+    """How many steps optimizers have taken since the first cache was made."""
+
+    taken = 0
+    watched = False
+
+    @classmethod
+    def watch(cls) -> None:
+        """Begin to count; a program without a cache pays nothing."""
+        if not cls.watched:
+            cls.watched = True
+            register_optimizer_step_post_hook(cls._one_more)
+
+    @classmethod
+    def _one_more(cls, *_: Any) -> None:
+        cls.taken += 1
+
+
 class ParameterCache:
     """What was sent to which devices. Never changed once it is made, so threads may share it."""
 
-    __slots__ = ("devices", "rows", "seen", "versions")
+    __slots__ = ("devices", "rows", "seen", "steps", "versions")
 
     def __init__(
         self,
@@ -35,10 +56,14 @@ class ParameterCache:
         self.devices = list(devices)
         self.rows = rows
         self.seen = seen
+        _Steps.watch()
+        self.steps = _Steps.taken
         self.versions = [[copy._version for copy in row] for row in rows[1:]]
 
     def changed(self, tensors: Sequence[torch.Tensor], count: int) -> set[int]:
         """The tensors whose copies on the first `count` devices are out of date."""
+        if self.steps != _Steps.taken:
+            return set(range(len(tensors)))
         found = {i for i, tensor in enumerate(tensors) if not _is_as(tensor, self.seen[i])}
         for row, versions in zip(self.rows[1:count], self.versions, strict=False):
             for index, copy in enumerate(row):
