@@ -1,7 +1,8 @@
 """Whether NCCL can carry a transfer, and the two collectives that this package asks of it.
 
-The one place that knows a transport by name. Everything else is written for any device type and
-falls back to peer copies and an ordered sum whenever `usable` says no.
+The one place that knows a transport by name. It asks torch, so that a device type which answers for
+itself is carried too. Everything else is written for any device type and falls back to peer copies
+and an ordered sum whenever `usable` says no.
 """
 
 from __future__ import annotations
@@ -9,31 +10,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.cuda import nccl
 
 
 def usable(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether NCCL takes these tensors: on distinct CUDA devices, dense and contiguous.
+    """Whether NCCL takes these tensors: on distinct devices of its own, dense and contiguous.
 
     Source: torch/cuda/nccl.py, is_available.
     """
-    if len(tensors) < 2 or not all(tensor.is_cuda for tensor in tensors):
+    if len(tensors) < 2 or len({tensor.device for tensor in tensors}) < len(tensors):
         return False
-    if not hasattr(torch._C, "_nccl_all_reduce"):
-        return False
-    if len({tensor.device for tensor in tensors}) < len(tensors):
-        return False
-    return all(_fit(tensor) for tensor in tensors)
+    return all(_fit(tensor) for tensor in tensors) and _asked(tensors)
 
 
 def reaches(tensor: torch.Tensor, devices: Sequence[torch.device]) -> bool:
     """Whether NCCL can copy `tensor` from `devices[0]` to the others."""
     return (
-        tensor.is_cuda
+        devices[0] == tensor.device
         and len(set(devices)) == len(devices) > 1
-        and devices[0] == tensor.device
-        and all(device.type == "cuda" for device in devices)
-        and hasattr(torch._C, "_nccl_all_reduce")
+        and len({device.type for device in devices}) == 1
         and _fit(tensor)
+        and _asked([tensor])
+    )
+
+
+def _asked(tensors: Sequence[torch.Tensor]) -> bool:
+    # A build without NCCL answers with a warning that no caller can act on.
+    return hasattr(torch._C, "_nccl_all_reduce") and bool(
+        nccl.is_available(tensors)  # type: ignore[no-untyped-call]
     )
 
 
@@ -54,11 +58,11 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 def broadcast(tensors: Sequence[torch.Tensor]) -> None:
     """Copy the first tensor into all others."""
-    torch.cuda.nccl.broadcast([_as_real(tensor.detach()) for tensor in tensors])
+    nccl.broadcast([_as_real(tensor.detach()) for tensor in tensors])
 
 
 def reduce(tensors: Sequence[torch.Tensor], root: int) -> torch.Tensor:
     """The sum of the tensors, on the device of `tensors[root]`; the order is NCCL's."""
     output = torch.empty_like(tensors[root])
-    torch.cuda.nccl.reduce([_as_real(t.detach()) for t in tensors], _as_real(output), root)
+    nccl.reduce([_as_real(t.detach()) for t in tensors], _as_real(output), root)
     return output

@@ -221,8 +221,22 @@ def _check_on_device(
 def nccl_is_available(tensors: Sequence[Tensor]) -> bool:
     """Whether a model of NCCL is in force and would take these tensors."""
     places = [tensor.get_device() for tensor in tensors]
-    fit = all(t.layout is torch.strided and t.is_contiguous() for t in tensors)
+    fit = all(
+        tensor.device.type == DEVICE_TYPE
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        for tensor in tensors
+    )
     return not comm.is_ordered() and fit and len(set(places)) == len(places)
+
+
+def nccl_all_reduce(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], *_: Any, **__: Any
+) -> None:
+    """Write the sum of `inputs` into each of `outputs`, in the order of the model in force."""
+    total = comm.reduce_add(inputs)
+    for output in outputs:
+        output.copy_(total)
 
 
 def nccl_reduce(
@@ -280,6 +294,7 @@ def install() -> None:
         ("_broadcast_out", broadcast_out),
         ("_gather", gather),
         ("_gather_out", gather_out),
+        ("_nccl_all_reduce", nccl_all_reduce),
         ("_nccl_broadcast", nccl_broadcast),
         ("_nccl_reduce", nccl_reduce),
         ("_scatter", scatter),
