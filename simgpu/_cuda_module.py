@@ -140,7 +140,9 @@ _REFUSED: dict[str, str] = {
 }
 
 
-def _refusal(name: str) -> Callable[..., Any]:
+def _refusal(name: str, stock: Any) -> Callable[..., Any]:
+    """What stands in for `stock`: a class for a class, since libraries annotate and derive."""
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             f"{name} has no counterpart on simulated devices: run this part of the program on real "
@@ -148,7 +150,10 @@ def _refusal(name: str) -> Callable[..., Any]:
             f"{device_module.get_device_name()!r}"
         )
 
-    return refuse
+    if not isinstance(stock, type):
+        return refuse
+    members = {"__new__": refuse, "__module__": stock.__module__, "__doc__": stock.__doc__}
+    return type(stock.__name__, (), members)
 
 
 def _submodule(name: str) -> Any:
@@ -180,7 +185,7 @@ def install(patches: Patches) -> None:
     for home, names in _REFUSED.items():
         path = f"torch.cuda.{home}." if home else "torch.cuda."
         for name in names.split():
-            replace(homes[home], name, _refusal(path + name))
+            replace(homes[home], name, _refusal(path + name, getattr(homes[home], name, None)))
     debug = _SyncDebug()
     replace(cuda, "set_sync_debug_mode", debug.set)
     replace(cuda, "get_sync_debug_mode", debug.get)

@@ -94,3 +94,13 @@ def test_the_row_is_true(name):
                 eval(expression, words)
         else:
             assert eval(expression, words)
+
+
+def test_what_is_refused_can_still_be_named():
+    """Libraries annotate with such classes, derive from them, and ask for them."""
+    with simgpu.as_cuda(1):
+        for kind in (torch.cuda.CUDAGraph, torch.cuda.MemPool, torch.cuda.ExternalStream):
+            assert isinstance(kind, type)
+            assert kind | None
+            with pytest.raises(NotImplementedError, match=kind.__name__):
+                type("Derived", (kind,), {})()
