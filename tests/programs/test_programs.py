@@ -152,3 +152,16 @@ def test_a_model_on_two_gpus_and_as_a_pipeline(run):
     assert trace.bytes_copied("simgpu:1", "simgpu:0") == crossing
     assert alone["trace"].bytes_copied("simgpu:0", "simgpu:1") == 0
     assert {(r.device.index, r.stream) for r in trace} == {(0, 0), (1, 0), (0, 1), (1, 1)}
+
+
+# transformers' own remarks, and PyTorch's on gathering a loss from each replica, are not judged.
+@pytest.mark.filterwarnings("ignore")
+def test_a_transformer_learns_as_on_one_gpu(run):
+    """Only where transformers is installed, which the suite does not ask for."""
+    pytest.importorskip("transformers")
+    alone = run("transformer", 1, dtype=torch.float64)
+    together = run("transformer", 4, dtype=torch.float64)
+    torch.testing.assert_close(torch.tensor(together["losses"]), torch.tensor(alone["losses"]))
+    assert alone["losses"][-1] < alone["losses"][0]
+    assert together["output"]["logits"].shape == (8, 12, 40)
+    assert {record.device.index for record in together["trace"].kernels} == {0, 1, 2, 3}
