@@ -57,7 +57,12 @@ def add_arguments(commands: Any) -> None:
         "report. Ends with 1 if any of them failed.",
     )
     length = fuzz.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=_at_least(float, 0.001), metavar="M", help="default: 1")
+    length.add_argument(
+        "--minutes",
+        type=_at_least(float, 0.001),
+        metavar="M",
+        help="of running, not counting the collection of the tests (default: 1)",
+    )
     length.add_argument(
         "--examples", type=_at_least(int, 1), metavar="N", help="for each property, once"
     )
@@ -185,7 +190,6 @@ class Campaign:
         plan = self.plan | {
             "examples": self.options.examples,
             "minutes": None if left is None else left / 60,
-            "until": self.until,
         }
         arguments = ["-q", *self.paths]
         if self.jobs > 1:

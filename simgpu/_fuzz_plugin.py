@@ -261,10 +261,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     fuzzing.property, fuzzing.failing = item.nodeid, False
     minutes, jobs = fuzzing.plan["minutes"], fuzzing.plan["jobs"]
     if minutes is not None:
+        # Whatever collecting took: a short run of a large suite would otherwise try nothing.
         share = minutes * 60 * jobs / max(1, fuzzing.plan["properties"])
-        # Late in the run a property gets what is left, but never so little that it runs nothing.
-        left = (fuzzing.plan["until"] - time.time()) * jobs
-        fuzzing.ends = time.monotonic() + max(min(share, left), share / 4)
+        fuzzing.ends = time.monotonic() + share
     handle.inner_test = fuzzing.watched(item, sound)
     _tried.listen(fuzzing.hear)
     error: BaseException | None = None
