@@ -57,12 +57,13 @@ class Machine(RuleBasedStateMachine):
 
     devices: list[torch.device]
 
-    @initialize(data=st.data(), seed=st.integers(0, 99))
-    def start(self, data, seed):
+    @initialize(data=st.data(), seed=st.integers(0, 99), frozen=st.booleans())
+    def start(self, data, seed, frozen):
         self.targets = data.draw(strategies.device_lists(self.devices, min_size=2, max_size=4))
         self.seed = seed
         self.calls = 0
         self.body = self.filled(Body()).to(self.targets[0])
+        self.body.factor.requires_grad_(not frozen)
         self.hooks: list = []
         self.wrap()
 
@@ -109,9 +110,9 @@ class Machine(RuleBasedStateMachine):
     def replace_parameter(self):
         self.body.factor = nn.Parameter(self.number(3).to(self.home))
 
-    @rule(wanted=st.booleans())
-    def freeze_or_thaw(self, wanted):
-        self.body.factor.requires_grad_(wanted)
+    @rule()
+    def freeze_or_thaw(self):
+        self.body.factor.requires_grad_(not self.body.factor.requires_grad)
 
     @rule()
     def edit_buffer(self):
@@ -186,9 +187,13 @@ class Machine(RuleBasedStateMachine):
 
         self.body.__class__ = Body if type(self.body) is not Body else Other
 
-    @rule(data=st.data())
-    def move(self, data):
-        self.targets = data.draw(strategies.device_lists(self.devices, min_size=2, max_size=4))
+    @rule(data=st.data(), stay=st.booleans())
+    def move(self, data, stay):
+        """The module goes to other devices, or only its replicas do."""
+        targets = data.draw(strategies.device_lists(self.devices, min_size=3, max_size=4))
+        if stay:
+            targets = [self.home, *(target for target in targets if target != self.home)]
+        self.targets = targets
         self.body.to(self.home)
         self.lasting.device_ids = [target.index for target in self.targets]
         self.lasting.output_device = self.home.index

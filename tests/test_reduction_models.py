@@ -39,8 +39,9 @@ def test_a_model_is_asked_and_peer_copies_are_not(simulated, asked, model):
     assert len(asked) == (model != "ordered")
 
 
-@given(data=st.data(), model=st.sampled_from(MODELS), seed=st.integers(0, 99))
-def test_exact_sums_are_bitwise(simulated, data, model, seed):
+@pytest.mark.parametrize("model", MODELS)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_exact_sums_are_bitwise(simulated, model, data, seed):
     targets = data.draw(strategies.device_lists(simulated))
     dtype = data.draw(st.sampled_from(("float32", "float16", "bfloat16", "int32", "complex64")))
     parts = [values((5, 3), dtype, seed + k, span=9) for k in range(len(targets))]

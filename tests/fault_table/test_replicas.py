@@ -163,8 +163,8 @@ def test_fault_11_complex_tensors(devices):
 
 @given(
     data=st.data(),
-    kinds=st.lists(st.sampled_from(("complex64", "complex128", "float32", "float64")), min_size=1),
-    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=10),
+    kinds=st.lists(st.sampled_from(("float32", "complex64", "float64", "complex128")), min_size=3),
+    sizes=st.lists(st.integers(0, 5), min_size=3, max_size=10),
 )
 def test_fault_11_complex_and_real_parameters_in_any_order(devices, data, kinds, sizes):
     targets = data.draw(strategies.device_lists(devices))

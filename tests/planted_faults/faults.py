@@ -5,6 +5,7 @@ the property that is about the thing that is broken, not one that happens to pas
 """
 
 from tests.planted_faults.in_autocast import AUTOCAST
+from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
@@ -16,6 +17,7 @@ FAULTS = [
     *GRADIENTS,
     *REPLICATE,
     *CALLS,
+    *KEPT,
     *SIMULATOR,
     *AUTOCAST,
     *STORAGE,

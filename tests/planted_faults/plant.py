@@ -8,6 +8,7 @@ import __future__
 
 import ast
 import contextlib
+import functools
 import importlib
 import inspect
 import operator
@@ -97,10 +98,20 @@ def fault(
     return Fault(name, (Edit(where, old, new), *more), caught_by, errors)
 
 
-def run(test: Callable[..., None], examples: int | None = None, **arguments: Any) -> None:
-    """Run a test function; a property without shrinking, since only its verdict is wanted."""
+def run(
+    test: Callable[..., None],
+    examples: int | None = None,
+    seen: list[None] | None = None,
+    **arguments: Any,
+) -> None:
+    """Run a test function; a property without shrinking, since only its verdict is wanted.
+
+    `seen` grows by one with each example of a property.
+    """
     handle = getattr(test, "hypothesis", None)
     if handle is None:
+        if examples and "examples" in inspect.signature(test).parameters:
+            arguments["examples"] = examples
         test(**arguments)
         return
     quick = settings(
@@ -109,7 +120,14 @@ def run(test: Callable[..., None], examples: int | None = None, **arguments: Any
         database=None,
         max_examples=examples or settings.default.max_examples,
     )
-    quick(given(**handle._given_kwargs)(handle.inner_test))(**arguments)
+
+    @functools.wraps(handle.inner_test)
+    def counted(*args: Any, **kwargs: Any) -> None:
+        if seen is not None:
+            seen.append(None)
+        handle.inner_test(*args, **kwargs)
+
+    quick(given(**handle._given_kwargs)(counted))(**arguments)
 
 
 def devices_wanted(test: Callable[..., None]) -> int | None:

@@ -20,20 +20,26 @@ def name_of(test):
     return test.__name__
 
 
-def run_on(test, devices, examples=None):
+def run_on(test, devices, examples=None, seen=None):
     """Run `test` with the arguments that its signature asks for."""
     bound = {}
     if isinstance(test, functools.partial):
         test, bound = test.func, test.keywords
     if "no_collector" in inspect.signature(test).parameters:
         bound = {**bound, "no_collector": None}
-    run(test, examples, devices=devices[: devices_wanted(test)], **bound)
+    wanted = "simulated" if "simulated" in inspect.signature(test).parameters else "devices"
+    run(test, examples, seen, **{wanted: devices[: devices_wanted(test)]}, **bound)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_the_property_catches_it(simulated, fault):
-    with fault.planted(), pytest.raises(fault.raises):
-        run_on(fault.caught_by, simulated)
+def test_the_property_catches_it(simulated, fault, record_property):
+    seen = []
+    record_property("planted fault", fault.name)
+    try:
+        with fault.planted(), pytest.raises(fault.raises):
+            run_on(fault.caught_by, simulated, seen=seen)
+    finally:
+        record_property("examples", len(seen))
 
 
 @pytest.mark.parametrize("test", PROPERTIES, ids=name_of)

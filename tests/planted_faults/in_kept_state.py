@@ -1,0 +1,224 @@
+"""Faults planted in what lives between calls, what threads take over, and the rules of devices."""
+
+from functools import partial
+
+from hypothesis import Phase
+
+from tests import test_oracle_comm as oracle
+from tests import test_reduction_models as models
+from tests import test_training_exact as training
+from tests.fault_table import test_calls as calls
+from tests.fault_table import test_replicas as replicas
+from tests.fault_table import test_structures as structures
+from tests.planted_faults.plant import fault
+from tests.test_plan_machine import run_machine
+
+PLAN = "dataparallel._plan"
+CACHE = "dataparallel._cache"
+STATE = "dataparallel._state"
+
+
+def any_edit_is_noticed(devices, examples=200):
+    """As many examples as it takes: a run has few edits, and a fault is about one kind of edit."""
+    run_machine(
+        devices[:4], phases=(Phase.generate,), report_multiple_bugs=False, max_examples=examples
+    )
+
+
+THREAD_STATE = calls.test_fault_12_threads_lose_the_callers_state
+
+KEPT = [
+    fault(
+        "a plan outlives the parts it was made of",
+        f"{PLAN}:Plan.fits",
+        "or _contents(module) != skeleton.contents",
+        "",
+        any_edit_is_noticed,
+        raises=Exception,
+    ),
+    fault(
+        "a plan outlives the class of a module",
+        f"{PLAN}:Plan.fits",
+        "type(module) is not skeleton.kind or",
+        "",
+        any_edit_is_noticed,
+        raises=Exception,
+    ),
+    fault(
+        "a plan outlives what its tensors were like",
+        f"{PLAN}:Plan.fits",
+        "return [_facts(tensor) for tensor in self.tensors] == self.facts",
+        "return True",
+        any_edit_is_noticed,
+        raises=Exception,
+    ),
+    fault(
+        "new parameters are not looked for",
+        f"{PLAN}:_contents",
+        "(module._parameters, module._buffers, module._modules)",
+        "(module._buffers, module._modules)",
+        any_edit_is_noticed,
+        raises=Exception,
+    ),
+    fault(
+        "new buffers are not looked for",
+        f"{PLAN}:_contents",
+        "(module._parameters, module._buffers, module._modules)",
+        "(module._parameters, module._modules)",
+        any_edit_is_noticed,
+        raises=Exception,
+    ),
+    fault(
+        "kept parameters outlive an edit",
+        f"{CACHE}:_is_as",
+        "tensor._version == seen[1] and ",
+        "",
+        any_edit_is_noticed,
+    ),
+    fault(
+        "kept parameters outlive their memory",
+        f"{CACHE}:_is_as",
+        " and _memory(tensor) == _memory(seen[0])",
+        "",
+        any_edit_is_noticed,
+    ),
+    fault(
+        "kept parameters outlive an optimizer step",
+        f"{CACHE}:ParameterCache.changed",
+        "if self.steps != _Steps.taken:",
+        "if False:",
+        any_edit_is_noticed,
+    ),
+    fault(
+        "kept parameters are used on other devices",
+        f"{CACHE}:refreshed",
+        "cache.devices[: len(devices)] == list(devices)",
+        "len(cache.devices) >= len(devices)",
+        any_edit_is_noticed,
+        raises=Exception,
+    ),
+    fault(
+        "autocast is lost",
+        f"{STATE}:ThreadState.__init__",
+        "if torch.is_autocast_enabled(device_type)",
+        "if False",
+        partial(THREAD_STATE, name="autocast dtype"),
+    ),
+    fault(
+        "the switch of autocast's cache is lost",
+        f"{STATE}:ThreadState.run",
+        "cache_enabled=self.cache_enabled",
+        "cache_enabled=True",
+        partial(THREAD_STATE, name="autocast cache"),
+    ),
+    fault(
+        "inference mode is lost",
+        f"{STATE}:ThreadState.run",
+        "if self.inference:",
+        "if False:",
+        partial(THREAD_STATE, name="inference mode"),
+    ),
+    fault(
+        "function modes are lost",
+        f"{STATE}:ThreadState.run",
+        "for mode in self.function_modes:",
+        "for mode in ():",
+        partial(THREAD_STATE, name="default device"),
+    ),
+    fault(
+        "dispatch modes are lost",
+        f"{STATE}:ThreadState.run",
+        "for mode in self.dispatch_modes:",
+        "for mode in ():",
+        partial(THREAD_STATE, name="dispatch modes"),
+    ),
+    fault(
+        "context variables are lost",
+        "dataparallel.parallel_apply:parallel_apply",
+        "contextvars.copy_context()",
+        "contextvars.Context()",
+        partial(THREAD_STATE, name="context variables"),
+    ),
+    fault(
+        "all failures but the first are forgotten",
+        "dataparallel.parallel_apply:_raise_failures",
+        "texts[1:]",
+        "[]",
+        calls.test_fault_13_every_replicas_failure_is_kept,
+    ),
+    fault(
+        "unused parameters get zeros",
+        "dataparallel.functions:Broadcast.forward",
+        "ctx.set_materialize_grads(False)",
+        "pass",
+        replicas.test_fault_06_unused_parameters_get_zeros,
+    ),
+    fault(
+        "buckets take every tensor for contiguous",
+        "dataparallel._buckets:lay_out",
+        "if not tensor.is_contiguous():",
+        "if False:",
+        replicas.test_fault_10_strides_are_kept_there_and_back,
+    ),
+    fault(
+        "complex tensors begin anywhere in a bucket",
+        "dataparallel._buckets:lay_out",
+        "if any(tensor.is_complex() for tensor in tensors):",
+        "if False:",
+        replicas.test_fault_11_complex_and_real_parameters_in_any_order,
+        raises=Exception,
+    ),
+    fault(
+        "sequences are packed in the order given",
+        "dataparallel._packed:split",
+        "order = sorted(range(size), key=mine.__getitem__)",
+        "order = list(range(size))",
+        structures.test_fault_17_each_replica_has_whole_sequences,
+        raises=Exception,
+    ),
+    fault(
+        "buffers learn nothing",
+        f"{PLAN}:Plan.__init__",
+        "sum(tensor.requires_grad for tensor in self.tensors)",
+        "sum(isinstance(t, torch.nn.Parameter) and t.requires_grad for t in self.tensors)",
+        partial(
+            training.test_training_is_that_of_one_device, name="learned buffer", optimizer="SGD"
+        ),
+        raises=Exception,
+    ),
+    fault(
+        "a tensor is broadcast from wherever it is",
+        "dataparallel.comm:broadcast_coalesced",
+        "if tensor.device != targets[0]:",
+        "if False:",
+        partial(oracle.test_bad_calls, name="coalesced from elsewhere"),
+    ),
+    fault(
+        "a sum goes where none of its parts is",
+        "dataparallel.comm:reduce_add",
+        "if root is None:",
+        "root = root or 0\n    if root is None:",
+        partial(oracle.test_bad_calls, name="sum to nobody's device"),
+    ),
+    fault(
+        "the sum by NCCL is one of its parts",
+        "dataparallel._nccl:reduce",
+        "return output",
+        "return tensors[root]",
+        partial(models.test_exact_sums_are_bitwise, model="random"),
+    ),
+    fault(
+        "the tree forgets a part without a partner",
+        "simgpu.comm:_tree",
+        "level = pairs + level[len(pairs) * 2 :]",
+        "level = pairs",
+        partial(models.test_exact_sums_are_bitwise, model="tree"),
+    ),
+    fault(
+        "the ring begins every segment at the same device",
+        "simgpu.comm:_ring",
+        "pieces[(segment + step) % count][segment]",
+        "pieces[step % count][segment]",
+        models.test_the_models_add_in_different_orders,
+    ),
+]
