@@ -1,0 +1,262 @@
+"""The ledger of a device's memory is the sum of its live storages, whatever a program does.
+
+A state machine allocates, views, computes, copies, grows, frees and runs out of memory in any
+order; the model is nothing but the tensors that it holds. Blocks are multiples of 512 bytes, as in
+CUDA's caching allocator; only simulated devices give memory back at once.
+"""
+
+import gc
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import simgpu
+
+BLOCK = 512
+COUNT = 2
+CAPACITY = 64 * 1024  # bytes of each device: a few dozen small tensors
+
+slots = st.integers(0, COUNT - 1)
+shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+dtypes = st.sampled_from([torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64])
+
+
+def blocks(nbytes):
+    return -(-nbytes // BLOCK) * BLOCK
+
+
+def storages(tensors, device):
+    """The different storages under tensors of `device`."""
+    found = {}
+    for tensor in tensors:
+        if tensor.device == device:
+            storage = tensor.untyped_storage()
+            found[storage._cdata] = storage
+    return found.values()
+
+
+class Ledger(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.context = simgpu.devices(COUNT, memory=CAPACITY)
+        self.devices = self.context.__enter__()
+        self.held = []
+        self.peaks = [0] * COUNT
+
+    def teardown(self):
+        self.held.clear()
+        empty = [torch.simgpu.memory_allocated(device) for device in self.devices]
+        self.context.__exit__(None, None, None)
+        assert empty == [0] * COUNT
+
+    def attempt(self, slots, function):
+        """Hold what `function` returns, or see it run out of memory and leave nothing behind."""
+        before = [torch.simgpu.memory_allocated(device) for device in self.devices]
+        ooms = [torch.simgpu.memory_stats(device)["num_ooms"] for device in self.devices]
+        try:
+            result = function()
+        except torch.OutOfMemoryError as error:
+            words = str(error)
+        else:
+            self.held.extend(result if isinstance(result, (list, tuple)) else [result])
+            return
+        found = re.match(
+            r"simgpu out of memory\. Tried to allocate \S+ \S+\. GPU (\d) has a total capacity of "
+            r"64\.00 KiB of which \S+ \S+ is free\.",
+            words,
+        )
+        assert found, words
+        slot = int(found[1])
+        assert slot in slots
+        assert torch.simgpu.memory_stats(slot)["num_ooms"] == ooms[slot] + 1
+        assert [torch.simgpu.memory_allocated(device) for device in self.devices] == before
+
+    def some(self, data):
+        # Drawn by place: a strategy would hold on to the tensors that it samples from.
+        return self.held[data.draw(st.integers(0, len(self.held) - 1), label="tensor")]
+
+    @rule(slot=slots, shape=shapes, dtype=dtypes, make=st.sampled_from([torch.empty, torch.ones]))
+    def allocate(self, slot, shape, dtype, make):
+        self.attempt([slot], lambda: make(shape, dtype=dtype, device=self.devices[slot]))
+
+    @rule(slot=slots, nbytes=st.integers(0, CAPACITY * 2))
+    def allocate_exactly(self, slot, nbytes):
+        """There is room exactly if the blocks fit into what is left."""
+        device = self.devices[slot]
+        free, total = torch.simgpu.mem_get_info(device)
+        assert total == CAPACITY
+        held = len(self.held)
+        self.attempt([slot], lambda: torch.empty(nbytes, dtype=torch.uint8, device=device))
+        assert (len(self.held) > held) == (blocks(nbytes) <= free)
+
+    @precondition(lambda self: self.held)
+    @rule(
+        data=st.data(),
+        view=st.sampled_from(
+            [
+                lambda x: x[:1] if x.dim() else x.view(1),
+                lambda x: x.detach(),
+                lambda x: x.unsqueeze(0),
+                lambda x: x.flatten()[:0] if x.is_contiguous() else x.unsqueeze(0),
+                lambda x: x.expand(2, *x.shape),
+                lambda x: list(x.unbind()) if x.dim() and x.shape[0] else [x.detach()],
+            ]
+        ),
+    )
+    def view(self, data, view):
+        x = self.some(data)
+        before = torch.simgpu.memory_allocated(x.device)
+        views = view(x)
+        self.held.extend(views if isinstance(views, list) else [views])
+        assert torch.simgpu.memory_allocated(x.device) == before
+
+    @precondition(lambda self: self.held)
+    @rule(
+        data=st.data(),
+        compute=st.sampled_from(
+            [
+                lambda x: x + x,
+                lambda x: x.to(torch.complex64),
+                lambda x: x.sum(),
+                lambda x: [x.clone(), x.clone()],
+                lambda x: torch.cat([x.flatten(), x.flatten()]),
+                lambda x: list(x.flatten().sort()) if not x.is_complex() else x * 2,
+                lambda x: torch.add(x, x, out=x.new_empty(0)),
+                lambda x: x.flatten().resize_(x.numel() + 100),
+            ]
+        ),
+    )
+    def compute(self, data, compute):
+        x = self.some(data)
+        self.attempt([x.device.index], lambda: compute(x))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), slot=slots)
+    def copy(self, data, slot):
+        x = self.some(data)
+        target = self.devices[slot]
+        self.attempt([slot], lambda: x.to(target, copy=True))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def change_in_place(self, data):
+        x = self.some(data).detach()
+        before = torch.simgpu.memory_allocated(x.device)
+        if not any(s == 0 for s in x.stride()):
+            x.zero_()
+        assert torch.simgpu.memory_allocated(x.device) == before
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), keep=st.booleans())
+    def train(self, data, keep):
+        """A graph holds what it saved until it goes."""
+        x = self.some(data)
+        if not x.is_floating_point():
+            return
+
+        def step():
+            leaf = x.detach().clone().requires_grad_()
+            loss = (leaf * leaf).sum()
+            loss.backward()
+            return [leaf.grad, leaf.detach()] if keep else []
+
+        self.attempt([x.device.index], step)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), most=st.integers(1, 5))
+    def free(self, data, most):
+        for _ in range(min(most, len(self.held))):
+            self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+
+    @rule()
+    def free_everything(self):
+        self.held.clear()
+        assert [torch.simgpu.memory_allocated(d) for d in self.devices] == [0] * COUNT
+
+    @rule(slot=slots)
+    def reset_the_peak(self, slot):
+        torch.simgpu.reset_peak_memory_stats(slot)
+        self.peaks[slot] = torch.simgpu.memory_allocated(slot)
+        assert torch.simgpu.max_memory_allocated(slot) == self.peaks[slot]
+
+    @invariant()
+    def the_ledger_is_the_sum_of_live_storages(self):
+        for device in self.devices:
+            live = storages(self.held, device)
+            assert torch.simgpu.memory_allocated(device) == sum(blocks(s.nbytes()) for s in live)
+
+    @invariant()
+    def all_functions_agree(self):
+        for slot, device in enumerate(self.devices):
+            allocated = torch.simgpu.memory_allocated(device)
+            stats = torch.simgpu.memory_stats(device)
+            self.peaks[slot] = max(self.peaks[slot], allocated)
+            assert torch.simgpu.mem_get_info(device) == (CAPACITY - allocated, CAPACITY)
+            assert torch.simgpu.memory_reserved(device) == allocated
+            assert self.peaks[slot] <= torch.simgpu.max_memory_allocated(device) <= CAPACITY
+            assert stats["allocated_bytes.all.current"] == allocated
+            assert stats["allocated_bytes.all.peak"] == torch.simgpu.max_memory_allocated(device)
+            flow = stats["allocated_bytes.all.allocated"] - stats["allocated_bytes.all.freed"]
+            assert flow == allocated
+            count = len([s for s in storages(self.held, device) if s.nbytes()])
+            assert count <= stats["allocation.all.current"]
+            flow = stats["allocation.all.allocated"] - stats["allocation.all.freed"]
+            assert flow == stats["allocation.all.current"]
+            assert allocated % BLOCK == 0
+
+
+TestLedger = Ledger.TestCase
+
+
+@given(shape=shapes, dtype=dtypes, slot=slots)
+def test_a_summary_has_the_numbers(simulated, shape, dtype, slot):
+    x = torch.ones(shape, dtype=dtype, device=simulated[slot])
+    nbytes = torch.simgpu.memory_allocated(slot)
+    assert nbytes == blocks(x.nbytes)
+    text = torch.simgpu.memory_summary(slot)
+    shown = f"{nbytes / 1024:.2f} KiB" if nbytes >= 1024 else f"{nbytes} bytes"
+    shown = f"{nbytes / 1024**2:.2f} MiB" if nbytes >= 1024**2 else shown
+    (line,) = (line for line in text.splitlines() if line.startswith("allocated_bytes"))
+    assert line.split("allocated_bytes")[1].strip().startswith(shown)
+
+
+@given(
+    memory=st.sampled_from([4096, "4KiB", [4096, "4 KiB"], "0.00390625MiB"]),
+    over=st.integers(1, 4096),
+    slot=slots,
+)
+def test_a_capacity_is_what_was_asked_for(memory, over, slot):
+    with simgpu.devices(2, memory=memory) as devices:
+        torch.empty(4096, dtype=torch.uint8, device=devices[slot])
+        with pytest.raises(torch.OutOfMemoryError, match=r"capacity of 4\.00 KiB of which 4\.00"):
+            torch.empty(4096 + over, dtype=torch.uint8, device=devices[slot])
+        held = torch.empty(4096, dtype=torch.uint8, device=devices[slot])
+        with pytest.raises(torch.OutOfMemoryError, match="which 0 bytes is free"):
+            held + 1
+        assert torch.simgpu.get_device_properties(slot).total_memory == 4096
+
+
+@given(slot=slots, steps=st.integers(1, 4))
+def test_a_training_step_that_does_not_fit_leaves_nothing(slot, steps):
+    """Half a step, then one with a smaller batch: the program goes on without the collector."""
+    with simgpu.devices(2, memory="1MiB") as devices:
+        net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+        net.to(devices[slot])
+        start = torch.simgpu.memory_allocated(slot)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(steps):
+                with pytest.raises(torch.OutOfMemoryError):
+                    net(torch.ones(1500, 64, device=devices[slot])).square().sum().backward()
+                net.zero_grad()
+                assert torch.simgpu.memory_allocated(slot) == start
+                net(torch.ones(10, 64, device=devices[slot])).square().sum().backward()
+                net.zero_grad()
+            assert torch.simgpu.memory_allocated(slot) == start
+        finally:
+            gc.enable()
