@@ -97,25 +97,30 @@ def test_a_failure_is_found_kept_and_run_again(suite):
     report = json.loads((suite.folder / "fuzz-report.json").read_text())
     assert len(report["failures"]) == 1, done.stdout + done.stderr
     (failure,) = report["failures"]  # one, though two parametrizations show it
-    assert failure["message"].startswith("5 on 2")
-    assert failure["combination"] == [5, 2]
+    # Small, though which of the smallest depends on the random examples of this run.
+    batch, count = failure["combination"]
+    assert 4 < batch <= 7
+    assert batch % count > 0
+    assert count <= 4
+    says = f"{batch} on {count}"
+    assert failure["message"].startswith(says)
     assert [path for path in (suite.folder / "kept").rglob("*") if path.is_file()]
     assert set(report["worst_errors"].values()) == {0.25}
     assert report["total_examples"] == sum(report["examples"].values()) > 10
-    five = next(e for e in report["combinations"] if (e["batch"], e["devices"]) == (5, 2))
-    assert five["failed"] == five["tried"] >= 1
+    cells = {(cell["batch"], cell["devices"]): cell for cell in report["combinations"]}
+    assert cells[batch, count]["failed"] == cells[batch, count]["tried"] >= 1
     assert failure["command"] in done.stdout
 
     command = shlex.split(failure["command"])
     assert command[0] == "python"
     again = suite.run(*command[1:])
     assert again.returncode == 1
-    assert "5 on 2" in again.stdout
+    assert says in again.stdout
 
     (suite.folder / "test_regression.py").write_text(failure["test"])
     regression = suite.run("-m", "pytest", "-p", "no:cacheprovider", "test_regression.py")
     assert regression.returncode == 1
-    assert "5 on 2" in regression.stdout
+    assert says in regression.stdout
     assert "1 failed" in regression.stdout
 
 
