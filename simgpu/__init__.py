@@ -16,6 +16,9 @@ How the package is laid out, from the bottom up:
     _register       which operator gets which kernel
     _autocast_policy, _autocast    automatic mixed precision
     _autograd, _data      what torch must do differently
+    _layout, _growth, _storage     storages, and the words in them that Python cannot set
+    _pinned, _generators, _legacy  what torch makes in C++ for the device types that it knows
+    _sending, _life       other processes: what is not sent, forks, the end
     _backend        registering all of it with torch, once
     device_module   torch.simgpu
     _api, _trace    what users call

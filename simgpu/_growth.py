@@ -35,6 +35,18 @@ _EXTENT, _COUNTED = "_simgpu_extent", "_simgpu_counted"
 _FREED = 255  # the bytes of memory given back: NaN in every floating dtype
 
 
+# A storage whose memory others point to without standing on it, and what they may point to.
+_LENT, _KEPT = "_simgpu_lent", "_simgpu_kept"
+
+
+def lend(storage: torch.UntypedStorage) -> None:
+    """Note that something points into the memory of `storage`: a slice of it, or a DLPack capsule.
+
+    Its memory then lasts as long as the storage, even where that moves on to other memory.
+    """
+    setattr(storage, _LENT, True)
+
+
 def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Give `storage` room for `nbytes` bytes; it keeps its first ones, and so does every view.
 
@@ -56,7 +68,9 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
         fresh = relabel(host, LABELS[index]).untyped_storage()
     if kept:
         launch(_COPY, index, (_bytes_of(fresh, kept, index), _bytes_of(storage, kept, index)), {})
-    swap_memory(storage, fresh)
+    swap_memory(storage, fresh)  # which has the old memory now, and ends it with this call
+    if hasattr(storage, _LENT):
+        vars(storage).setdefault(_KEPT, []).append(fresh)
     if nbytes < extent:
         set_size(storage, nbytes)
         setattr(storage, _EXTENT, extent)

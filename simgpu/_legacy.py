@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 from torch.storage import TypedStorage, _LegacyStorage
-from torch.utils import backend_registration
+from torch.utils import backend_registration, dlpack
 from torch.utils.dlpack import DLDeviceType
 
 from simgpu import _world
+from simgpu._growth import lend
 from simgpu._relabel import DEVICE_TYPE
 
 _stock_new: Any = torch.Tensor.new
 _stock_new_tensor: Any = torch.Tensor.new_tensor
+_stock_dlpack: Any = torch.Tensor.__dlpack__
 _stock_dlpack_device: Any = torch.Tensor.__dlpack_device__
 
 DTYPES = {
@@ -80,6 +82,28 @@ def _dlpack_device(self: torch.Tensor) -> Any:
     return DLDeviceType.kDLExtDev, self.device.index
 
 
+def _lent(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` as DLPack may have it.
+
+    A capsule points into the memory of the tensor that it keeps: that has to be one which nobody
+    can put on other memory.
+    """
+    if tensor.device.type != DEVICE_TYPE:
+        return tensor
+    lend(tensor.untyped_storage())
+    return tensor if tensor.requires_grad else tensor.detach()  # PyTorch refuses the former
+
+
+def _dlpack(self: torch.Tensor, **options: Any) -> Any:
+    """`tensor.__dlpack__(...)`."""
+    return _stock_dlpack(_lent(self), **options)
+
+
+def _to_dlpack(tensor: torch.Tensor) -> Any:
+    """`torch.to_dlpack(tensor)`."""
+    return torch._C._to_dlpack(_lent(tensor))
+
+
 class _TensorType(type):
     """The type of `torch.simgpu.FloatTensor` and its like."""
 
@@ -120,6 +144,9 @@ def install() -> None:
     tensor_type: Any = torch.Tensor
     tensor_type.new = _new
     tensor_type.new_tensor = _new_tensor
+    tensor_type.__dlpack__ = _dlpack
     tensor_type.__dlpack_device__ = _dlpack_device
+    for module in (torch, dlpack):
+        setattr(module, "to_dlpack", _to_dlpack)  # noqa: B010  # neither module declares it
     if not hasattr(TypedStorage, DEVICE_TYPE):
         backend_registration._generate_storage_methods_for_privateuse1_backend(DEVICE_TYPE, [])

@@ -30,7 +30,8 @@ def settle_output(out: torch.Tensor, host: torch.Tensor) -> None:
     As on CUDA an output keeps its storage and its place in it, if there is room.
     """
     storage, offset = out.untyped_storage(), out.storage_offset()
-    is_stand_in = host.data_ptr() != out.data_ptr()
+    # An alias begins at the output's first element, even where the kernel left it no elements.
+    is_stand_in = host.untyped_storage().data_ptr() != out.data_ptr()
     if out.shape != host.shape or out.stride() != host.stride():
         if is_stand_in and storage.nbytes() == 0 and offset == 0:
             storage = adopt(host, out.get_device()).untyped_storage()
@@ -73,8 +74,14 @@ def set_to_storage(
     stride: Sequence[int] = (),
 ) -> torch.Tensor:
     """`self.set_(storage, offset, size, stride)`, which grows a storage that is too small."""
+    if min((storage_offset, *size, *stride)) < 0 or (stride and len(stride) != len(size)):
+        # PyTorch says so when it has changed half of the tensor, which is then unsafe to use.
+        raise RuntimeError(
+            f"storage_offset={storage_offset}, size={list(size)} and stride={list(stride)} must "
+            "not be negative, with as many strides as sizes"
+        )
     if source.device == self.device and all(size):
-        steps = zip(size, stride, strict=False) if stride else ()
+        steps = zip(size, stride, strict=True) if stride else ()
         last = sum((n - 1) * step for n, step in steps) if stride else math.prod(size) - 1
         needed = (storage_offset + last + 1) * self.itemsize
         if needed > source.nbytes():

@@ -14,11 +14,12 @@ import torch
 from torch.storage import UntypedStorage
 
 from simgpu import _pinned, _world
-from simgpu._growth import copy_to_host, new_storage, resize_storage
+from simgpu._growth import copy_to_host, lend, new_storage, resize_storage
 from simgpu._relabel import DEVICE_TYPE
 from simgpu.errors import UnsupportedError
 
 _StorageBase: Any = torch._C.StorageBase
+_stock_getitem: Any = UntypedStorage.__getitem__
 _stock_new: Any = _StorageBase.new
 _stock_resize: Any = _StorageBase.resize_
 _stock_resizable: Any = _StorageBase.resizable
@@ -71,6 +72,13 @@ def _new(self: UntypedStorage) -> Any:
     return new_storage(0, self.device.index)
 
 
+def _getitem(self: UntypedStorage, index: Any) -> Any:
+    """`storage[i]`, and `storage[i:j]`, which is a storage over the same memory."""
+    if isinstance(index, slice) and _is_simulated(self):
+        lend(self)
+    return _stock_getitem(self, index)
+
+
 def _resize(self: UntypedStorage, size: int) -> Any:
     """`storage.resize_(bytes)`."""
     if not _is_simulated(self):
@@ -115,6 +123,7 @@ def install() -> None:
     """Let storages of simulated devices be made and resized as any others."""
     storage_type: Any = UntypedStorage
     storage_type.__new__ = staticmethod(_make)
+    storage_type.__getitem__ = _getitem
     storage_type.new = _new
     storage_type.resize_ = _resize
     storage_type.resizable = _resizable

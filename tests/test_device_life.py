@@ -111,6 +111,26 @@ except RuntimeError as error:
     ]
 
 
+def test_a_file_of_simulated_devices_says_what_it_wants(check, tmp_path):
+    """In a process that has torch alone."""
+    import simgpu
+
+    with simgpu.devices(3):
+        torch.save({"x": torch.ones(2, device="simgpu:2")}, tmp_path / "saved.pt")
+    script = f"""
+import torch
+path = {str(tmp_path / "saved.pt")!r}
+for weights_only in (True, False):
+    try:
+        torch.load(path, weights_only=weights_only)
+    except RuntimeError as error:
+        print(str(error).partition(":")[0], str(error).partition(", ")[2].partition(":")[0])
+    print(torch.load(path, map_location="cpu", weights_only=weights_only))
+"""
+    says = "a tensor was saved on simgpu but this process has no simulated devices"
+    assert check(script) == [says, "{'x': tensor([1., 1.])}"] * 2
+
+
 FORKED = """
 import torch.multiprocessing as mp
 
