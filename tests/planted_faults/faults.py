@@ -6,6 +6,7 @@ the property that is about the thing that is broken, not one that happens to pas
 
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_kept_state import KEPT
+from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
@@ -19,6 +20,7 @@ FAULTS = [
     *CALLS,
     *KEPT,
     *SIMULATOR,
+    *OPERATORS,
     *AUTOCAST,
     *STORAGE,
     *PINNING,

@@ -1,0 +1,121 @@
+"""Faults planted in kernels, outputs, errors and random streams of simulated devices."""
+
+import warnings
+from functools import partial
+
+from tests import test_device_error_texts as texts
+from tests import test_device_guards as guards
+from tests import test_device_ledger as ledger
+from tests import test_device_nn as modules
+from tests import test_device_random_threads as random
+from tests.planted_faults.plant import fault
+
+MODULE = modules.test_a_module_on_a_device_does_what_it_does_on_the_cpu
+
+
+def swept(simulated, case):
+    """A case of the sweep; the database is imported only where one is run."""
+    from tests.sweep import test_operators
+
+    kind, name, dtype = case.split()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as the sweep does: its samples warn on purpose
+        getattr(test_operators, f"test_{kind}")(simulated[1], name, dtype)
+
+
+def worded(simulated, name):
+    """A row of the errors' words, with each of its arguments elsewhere."""
+    for slot in range(len(texts.NAMED[name][1])):
+        texts.test_a_kernel_names_the_argument_that_is_elsewhere(simulated[:3], name, slot)
+
+
+OPERATORS = [
+    fault(
+        "an output that had to grow stays as it was",
+        "simgpu._resize:settle_output",
+        "if is_stand_in and host.numel():",
+        "if False:",
+        partial(swept, case="out add float32"),
+    ),
+    fault(
+        "an output without elements loses its strides",
+        "simgpu._resize:stand_in",
+        "torch.empty_strided(out.shape, out.stride(), dtype=out.dtype)",
+        "torch.empty(out.shape, dtype=out.dtype)",
+        partial(swept, case="out add float32"),
+    ),
+    fault(
+        "outputs begin anew at the start of their storage",
+        "simgpu._resize:settle_output",
+        "out, storage, offset, host.shape",
+        "out, storage, 0, host.shape",
+        partial(swept, case="out add float32"),
+    ),
+    fault(
+        "an LSTM never forgets",
+        "simgpu._recurrent:_lstm",
+        "forget * cx + in_ * cell",
+        "cx + in_ * cell",
+        partial(MODULE, name="lstm"),
+    ),
+    fault(
+        "an LSTM's cell has the gradient of one that never forgets",
+        "simgpu._recurrent:_lstm_backward",
+        "grad_cell_state * forget, grad_gates",
+        "grad_cell_state, grad_gates",
+        partial(MODULE, name="lstm"),
+    ),
+    fault(
+        "a GRU updates the wrong way round",
+        "simgpu._recurrent:_gru",
+        "(hx - new) * update + new",
+        "(new - hx) * update + hx",
+        partial(MODULE, name="gru"),
+    ),
+    fault(
+        "an error names an out= kernel as its functional form",
+        "simgpu._arguments:Arguments._common_device",
+        'f"{op}_out" if self._has_outputs else op',
+        "op",
+        partial(worded, name="mm_out"),
+    ),
+    fault(
+        "an error leaves the overload of a kernel out",
+        "simgpu._arguments:Arguments._common_device",
+        'f"{op}_{overload}".removesuffix("_") if structured',
+        "op if structured",
+        partial(worded, name="scatter"),
+    ),
+    fault(
+        "batch norm takes vectors",
+        "simgpu._guards:_batch_norm",
+        "if input.dim() < 2:",
+        "if False:",
+        partial(
+            guards.test_a_call_that_would_read_past_memory_raises,
+            name="batch norm of a vector",
+        ),
+        raises=IndexError,
+    ),
+    fault(
+        "bytes are counted as they are",
+        "simgpu._memory:adopt",
+        "nbytes = (nbytes + _BLOCK - 1) & -_BLOCK",
+        "nbytes = nbytes + 0",
+        ledger.test_a_summary_has_the_numbers,
+    ),
+    fault(
+        "every device drops what the first one draws",
+        "simgpu._dropout:native_dropout",
+        "_world.device(index).generator",
+        "_world.device(0).generator",
+        partial(random.test_masks_repeat_per_seed, name="dropout"),
+    ),
+    fault(
+        "seed_all is about the current device",
+        "simgpu.device_module:seed_all",
+        "manual_seed_all(",
+        "manual_seed(",
+        random.test_seeds_from_the_operating_system,
+    ),
+]
