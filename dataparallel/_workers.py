@@ -37,7 +37,13 @@ class _Batch:
             job = self._waiting.pop()
         except IndexError:
             return False
-        _take().inbox.put((job, self))
+        try:
+            worker = _take()
+        except RuntimeError:  # the system has no more threads: this one does the work
+            job()
+            self.one_done(None)
+        else:
+            worker.inbox.put((job, self))
         return True
 
     def one_done(self, worker: _Worker | None) -> None:

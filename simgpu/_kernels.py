@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from simgpu import _pinned, _world
 from simgpu._arguments import Arguments
@@ -42,7 +43,7 @@ def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     plain = all(str(arguments[i].type) == "Tensor" for i in tensors)
     written = [i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
     if op._name.startswith("aten::_foreach_"):
-        return _foreach(kernel, (_mutating if written else _functional)(kernel, reader))
+        return _foreach(kernel, (_mutating if written else _functional)(kernel, reader), written)
     if written:
         in_place = plain and written == [0] and len(schema.returns) == 1
         return (_binary_in_place if in_place and tensors == [0, 1] else _mutating)(kernel, reader)
@@ -160,14 +161,17 @@ def _binary_in_place(kernel: Kernel, reader: Arguments) -> PythonKernel:
     return run
 
 
-def _foreach(kernel: Kernel, together: PythonKernel) -> PythonKernel:
+def _foreach(kernel: Kernel, together: PythonKernel, written: list[int]) -> PythonKernel:
     """Operators on lists: one kernel if all tensors are on one device, else tensor by tensor."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            return together(*args, **kwargs)
+            result = together(*args, **kwargs)
         except DeviceMismatchError:
             return kernel.run(HOST_KEYS, *args, **kwargs)  # a loop over the device's tensors
+        for position in written:  # PyTorch leaves this to the kernels of lists
+            increment_version([tensor for tensor in args[position] if not tensor.is_inference()])
+        return result
 
     return run
 

@@ -106,6 +106,8 @@ def forbid(check: Callable[[], None]) -> None:
 
 def launch(kernel: Kernel, index: int, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
     """Run `kernel` for device `index` on host arguments and return its host results."""
+    if index >= len(_world.active):
+        _world.device(index)  # raises: a tensor has outlived its device
     try:
         if not _observers:
             return kernel.run(HOST_KEYS, *args, **kwargs)

@@ -83,13 +83,6 @@ KEPT = [
         any_edit_is_noticed,
     ),
     fault(
-        "kept parameters outlive an optimizer step",
-        f"{CACHE}:ParameterCache.changed",
-        "if self.steps != _Steps.taken:",
-        "if False:",
-        any_edit_is_noticed,
-    ),
-    fault(
         "kept parameters are used on other devices",
         f"{CACHE}:refreshed",
         "cache.devices[: len(devices)] == list(devices)",
