@@ -1,5 +1,6 @@
 """Fixtures for the tests of the tools themselves; `devices` comes from the plugin."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -17,6 +18,17 @@ def simulated():
 
     with simgpu.devices(8) as devices:
         yield devices
+
+
+@pytest.fixture
+def no_collector():
+    """Nothing is collected but by call, and what is here already is not looked at again."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -121,24 +121,19 @@ def test_a_cast_made_for_inference_is_not_used_in_training(devices):
     assert plain(x.grad) == plain(weight.grad) == [[2.0, 2.0], [2.0, 2.0]]
 
 
-def test_regions_keep_nothing_alive(devices):
-    gc.collect()
-    gc.disable()
-    try:
-        weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
-        gone = weakref.ref(weight)
-        held = torch.get_device_module(devices[0]).memory_allocated(devices[0])
-        with torch.autocast(devices[0].type):
-            (weight @ weight).exp()
-        assert torch.get_device_module(devices[0]).memory_allocated(devices[0]) == held
-        with pytest.raises(KeyError), torch.autocast(devices[0].type):
-            raise KeyError(float((weight @ weight).detach()[0, 0]))
-        assert torch.get_device_module(devices[0]).memory_allocated(devices[0]) == held
-        del weight
-        assert gone() is None
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+def test_regions_keep_nothing_alive(devices, no_collector):
+    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
+    gone = weakref.ref(weight)
+    held = torch.get_device_module(devices[0]).memory_allocated(devices[0])
+    with torch.autocast(devices[0].type):
+        (weight @ weight).exp()
+    assert torch.get_device_module(devices[0]).memory_allocated(devices[0]) == held
+    with pytest.raises(KeyError), torch.autocast(devices[0].type):
+        raise KeyError(float((weight @ weight).detach()[0, 0]))
+    assert torch.get_device_module(devices[0]).memory_allocated(devices[0]) == held
+    del weight
+    assert gone() is None
+    assert gc.collect() == 0
 
 
 @pytest.mark.devices(4)

@@ -9,33 +9,29 @@ import torch
 ENTER = "import torch, simgpu, threading, queue\nentered = simgpu.devices(4); entered.__enter__()\n"
 
 ENDINGS = {
-    "tensors": 'x = torch.randn(4, device="simgpu:1"); view = x[1:]',
-    "a graph": """
+    "objects everywhere": """
+import atexit, builtins
 x = torch.randn(4, device="simgpu:1", requires_grad=True)
-y = (x * 2).sum()
-y.backward(retain_graph=True)
-""",
-    "a model that trains": """
+view = x[1:]
+(x * 2).sum().backward(retain_graph=True)
+graph = (x * 2).sum()
+x.me = [x, graph]
+builtins.kept = torch.ones(4, device="simgpu:1")
+atexit.register(lambda: kept + 1)
 model = torch.nn.Linear(4, 4).to("simgpu:2")
 optimizer = torch.optim.Adam(model.parameters())
 loss = model(torch.ones(2, 4, device="simgpu:2")).sum()
 loss.backward()
 optimizer.step()
-""",
-    "storages": """
 storage = torch.UntypedStorage(9, device="simgpu:3")
 storage.resize_(3)
 grown = torch.ones(3, device="simgpu:0").resize_(99)
 pinned = torch.ones(3).pin_memory()
 generator = torch.Generator("simgpu:1")
+trace = simgpu.trace()
+trace.__enter__()
+traced = torch.ones(4, device="simgpu:1")
 """,
-    "cycles": 'x = torch.ones(4, device="simgpu:1", requires_grad=True); x.me = [x, x * 2]',
-    "hidden places": """
-import atexit, builtins
-builtins.kept = torch.ones(4, device="simgpu:1")
-atexit.register(lambda: kept + 1)
-""",
-    "a trace": 'trace = simgpu.trace(); trace.__enter__(); x = torch.ones(4, device="simgpu:1")',
     "a thread that waits": """
 jobs, done = queue.Queue(), queue.Queue()
 def work():
@@ -281,45 +277,57 @@ import gc, torch, simgpu
 from torch.utils.data import DataLoader, Dataset
 
 class Rows(Dataset):
-    def __init__(self, device):
-        self.device = device
-
     def __len__(self):
         return 8
 
     def __getitem__(self, index):
-        return torch.full((2,), float(index), device=self.device)
+        return torch.full((2,), float(index))
 
+def load(pin, workers, method):
+    loader = DataLoader(
+        Rows(), batch_size=4, num_workers=workers, pin_memory=pin, multiprocessing_context=method
+    )
+    batches = list(loader)
+    print([batch.is_pinned() for batch in batches])
+    there = [batch.to("simgpu:1", non_blocking=True) for batch in batches]
+    print(torch.cat(there)[:, 0].tolist() == list(range(8)))
+    gc.collect()  # or the next worker inherits this loader, and complains at its end
+    return loader
+"""
+
+SPAWNED_WORKERS = """
 if __name__ == "__main__":
     with simgpu.devices(4):
-        kept = torch.ones(2, device="simgpu:3")
-        for pin in (False, True):
-            loader = DataLoader(
-                Rows("cpu"), batch_size=4, num_workers=2, pin_memory=pin,
-                multiprocessing_context={method!r},
-            )
-            batches = list(loader)
-            print([batch.is_pinned() for batch in batches])
-            there = [batch.to("simgpu:1", non_blocking=True) for batch in batches]
-            print(torch.cat(there)[:, 0].tolist() == list(range(8)))
-            gc.collect()  # or the next worker inherits this loader, and complains at its end
-        broken = DataLoader(
-            Rows("simgpu:1"), num_workers=1, multiprocessing_context={method!r}
-        )
+        load(True, 1, "spawn")
+"""
+
+FORKED_WORKERS = """
+class Refused(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
         try:
-            list(broken)
+            return torch.ones(2, device="simgpu:1")
         except RuntimeError as error:
-            print({wanted!r} in str(error))
-        gc.collect()
-        unfinished = iter(loader)
-        next(unfinished)
+            return str(error)
+
+with simgpu.devices(4):
+    kept = torch.ones(2, device="simgpu:3")
+    load(False, 2, "fork")
+    loader = load(True, 2, "fork")
+    print([text for [text] in DataLoader(Refused(), num_workers=1)])
+    gc.collect()
+    unfinished = iter(loader)
+    next(unfinished)
 """
 
 
-@pytest.mark.parametrize(
-    ("method", "wanted"),
-    [("fork", "Cannot re-initialize simgpu in forked subprocess")],
-)
-def test_a_loader_has_workers_on_the_cpu(check, method, wanted):
-    lines = check(LOADED.format(method=method, wanted=wanted))
-    assert lines == ["[False, False]", "True", "[True, True]", "True", "True"]
+def test_a_loader_has_forked_workers_on_the_cpu(check):
+    *lines, refused = check(LOADED + FORKED_WORKERS)
+    assert lines == ["[False, False]", "True", "[True, True]", "True"]
+    assert "Cannot re-initialize simgpu in forked subprocess" in refused
+
+
+def test_a_loader_has_spawned_workers_on_the_cpu(check):
+    assert check(LOADED + SPAWNED_WORKERS) == ["[True, True]", "True"]

@@ -88,16 +88,12 @@ def train(device, steps):
 
 
 @given(data=st.data(), steps=st.integers(1, 3))
-def test_training_leaves_nothing_behind(devices, data, steps):
+def test_training_leaves_nothing_behind(devices, no_collector, data, steps):
     """Without the garbage collector's help: nothing in a step may be a reference cycle."""
     device = data.draw(st.sampled_from(devices))
     train(device, 1)  # the first optimizer of a process imports much, in cycles
     gc.collect()
-    gc.disable()
-    try:
-        start = torch.get_device_module(device).memory_allocated(device)
-        assert len(set(train(device, steps))) == 1
-        assert torch.get_device_module(device).memory_allocated(device) == start
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
+    start = torch.get_device_module(device).memory_allocated(device)
+    assert len(set(train(device, steps))) == 1
+    assert torch.get_device_module(device).memory_allocated(device) == start
+    assert gc.collect() == 0

@@ -32,14 +32,6 @@ def step(model, x):
     return float(out.detach().sum())
 
 
-@pytest.fixture
-def no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.devices(4)
 def test_nothing_to_collect_after_a_step(devices, no_collector):
     net = Watched(3).to(devices[0])

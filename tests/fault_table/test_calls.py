@@ -245,17 +245,6 @@ def test_fault_15_names_have_a_prefix(devices):
     net.load_state_dict(dataparallel.strip_prefix(ours))
 
 
-@pytest.fixture
-def no_collector():
-    """Nothing is collected but by call, and what is here already is not looked at again."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    yield
-    gc.enable()
-    gc.unfreeze()
-
-
 @pytest.mark.devices(4)
 def test_fault_19_cycles_keep_a_failed_step_alive(devices, no_collector):
     """A step that fails leaves garbage in theirs (one that succeeds no longer does in 2.13)."""

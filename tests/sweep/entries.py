@@ -59,7 +59,7 @@ def cases():
 
 def samples(entry, dtype, *, requires_grad=False, most=MOST):
     """Return (input, args, kwargs) for each sample of `entry`, on the CPU."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
     # Not `entry.sample_inputs`, which adds nothing but a walk up the stack and a seed per sample:

@@ -24,7 +24,10 @@ class Mirror:
 
     def reaches_device(self, arguments):
         """Whether anything in `arguments` names a device: `torch.arange(3)` is the CPU's affair."""
-        return any(self._leaf(leaf) is not leaf for leaf in tree_leaves(arguments))
+        return any(
+            isinstance(leaf, torch.Tensor) or self._leaf(leaf) is not leaf
+            for leaf in tree_leaves(arguments)
+        )
 
     def _leaf(self, leaf):
         if isinstance(leaf, torch.Tensor):
