@@ -42,7 +42,8 @@ def describe(workers: int, gpus: int, size: int) -> str:
     if workers <= groups:
         return each
     most = group_of(Worker(0, workers), gpus, size).sharers
+    are = "there is only 1 such group" if groups == 1 else f"there are only {groups} such groups"
     return (
-        f"{each}; as there are only {groups} such groups, up to {most} workers share one, and each "
-        f"has 1/{most} of its memory (-n {groups} shares nothing)"
+        f"{each}; as {are}, up to {most} workers share one, and each has 1/{most} of its memory "
+        f"(-n {groups} shares nothing)"
     )

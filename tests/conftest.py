@@ -21,6 +21,17 @@ def simulated():
 
 
 @pytest.fixture
+def gpus(monkeypatch):
+    """Say how many real GPUs there are."""
+    from simgpu import pytest_plugin
+
+    def there_are(count):
+        monkeypatch.setattr(pytest_plugin, "gpu_count", lambda: count)
+
+    return there_are
+
+
+@pytest.fixture
 def no_collector():
     """Nothing is collected but by call, and what is here already is not looked at again."""
     gc.collect()

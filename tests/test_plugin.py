@@ -1,30 +1,12 @@
 """The pytest plugin: what its options give, what they refuse, and what a test starts with."""
 
+import os
+
 import pytest
 import torch
 
 from simgpu import pytest_plugin
 from simgpu.pytest_plugin import CudaPool, SimulatedPool, choose_pool
-
-# Sessions inside the session: the same settings for each, and no warnings from its own plugins.
-PASSES = """
-import torch
-
-def test_it(devices):
-    assert [device.type for device in devices] == ["simgpu"] * {count}
-    assert [device.index for device in devices] == list(range({count}))
-    assert torch.ones(1, device=devices[-1]).device == devices[-1]
-"""
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    """Say how many real GPUs there are."""
-
-    def there_are(count):
-        monkeypatch.setattr(pytest_plugin, "gpu_count", lambda: count)
-
-    return there_are
 
 
 @pytest.mark.parametrize(
@@ -93,32 +75,54 @@ def test_a_wrong_option_ends_the_session_at_its_start(pytester, arguments, says)
     result.stdout.no_fnmatch_line("*passed*")
 
 
+# A suite as users have one, run in a session of its own.
+SUITE = """
+import pytest, torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+def test_all_devices(devices):
+    assert [device.type for device in devices] == ["simgpu"] * 3
+    assert [device.index for device in devices] == [0, 1, 2]
+    assert torch.ones(1, device=devices[-1]).device == devices[-1]
+
+@pytest.mark.devices(2)
+def test_two(devices):
+    assert len(devices) == 2
+
+@pytest.mark.devices(4)
+def test_four(devices):
+    raise AssertionError("never run")
+
+kept, drawn = [], []
+
+@pytest.mark.parametrize("turn", range(3))
+def test_every_test_starts_afresh(devices, turn):
+    module = torch.simgpu
+    assert module.current_device() == 0
+    assert module.memory_allocated(devices[1]) == 0
+    assert module.max_memory_allocated(devices[1]) == 0
+    drawn.append((torch.rand(2).tolist(), torch.rand(2, device=devices[1]).tolist()))
+    assert drawn[0] == drawn[-1]
+    kept.append(torch.ones(1000, device=devices[1]))
+    module.set_device(devices[1])
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
+@given(data=st.data())
+def test_examples_share_the_devices_of_their_test(devices, data):
+    some = data.draw(st.lists(st.sampled_from(devices), min_size=1, unique=True))
+    assert [torch.ones(1, device=device).device for device in some] == some
+"""
+
+
 def test_a_session_on_simulated_devices(pytester):
-    pytester.makepyfile(PASSES.format(count=3))
-    result = pytester.runpytest_subprocess("--devices", "simgpu", "--device-count", "3")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["devices: 3 simulated GPUs (simgpu)"])
-
-
-def test_the_marker_says_how_many(pytester):
-    """Exactly as many as it asks for, and a skip with both numbers where there are fewer."""
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.devices(2)
-        def test_two(devices):
-            assert len(devices) == 2
-
-        @pytest.mark.devices(4)
-        def test_four(devices):
-            raise AssertionError("never run")
-        """
+    """All of a suite, under strict warnings; with too few devices a skip that has both numbers."""
+    pytester.makepyfile(SUITE)
+    options = ("--devices", "simgpu", "--device-count", "3")
+    result = pytester.runpytest_subprocess(*options, "-rs", "-W", "error", "--strict-markers")
+    result.assert_outcomes(passed=6, skipped=1)
+    result.stdout.fnmatch_lines(
+        ["devices: 3 simulated GPUs (simgpu)", "*needs 4 devices, this session has 3*"]
     )
-    arguments = ("--devices", "simgpu", "--device-count", "3", "-rs", "--strict-markers")
-    result = pytester.runpytest_subprocess(*arguments)
-    result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["*needs 4 devices, this session has 3*"])
 
 
 def test_distinct_devices_are_not_to_be_had_on_one_gpu():
@@ -128,47 +132,6 @@ def test_distinct_devices_are_not_to_be_had_on_one_gpu():
     assert pytest_plugin._wanted(2, distinct=True) == (2, True)
     with pytest.raises(TypeError):
         pytest_plugin._wanted(2, different=True)
-
-
-def test_every_test_starts_afresh(pytester):
-    """Seeds, current device, memory: nothing of one test is left to the next."""
-    pytester.makepyfile(
-        """
-        import pytest, torch
-
-        kept, drawn = [], []
-
-        @pytest.mark.parametrize("turn", range(3))
-        def test_it(devices, turn):
-            module = torch.simgpu
-            assert module.current_device() == 0
-            assert module.memory_allocated(devices[1]) == 0
-            assert module.max_memory_allocated(devices[1]) == 0
-            drawn.append((torch.rand(2).tolist(), torch.rand(2, device=devices[1]).tolist()))
-            assert drawn[0] == drawn[-1]
-            kept.append(torch.ones(1000, device=devices[1]))
-            module.set_device(devices[1])
-        """
-    )
-    pytester.runpytest_subprocess("--devices", "simgpu").assert_outcomes(passed=3)
-
-
-def test_examples_share_the_devices_of_their_test(pytester):
-    """The way that the fixture's documentation gives for hypothesis, under strict warnings."""
-    pytester.makepyfile(
-        """
-        import torch
-        from hypothesis import HealthCheck, given, settings, strategies as st
-
-        @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
-        @given(data=st.data())
-        def test_it(devices, data):
-            some = data.draw(st.lists(st.sampled_from(devices), min_size=1, unique=True))
-            assert [torch.ones(1, device=device).device for device in some] == some
-        """
-    )
-    result = pytester.runpytest_subprocess("--devices", "simgpu", "-W", "error")
-    result.assert_outcomes(passed=1)
 
 
 def test_a_session_without_devices_does_not_import_torch(pytester):
@@ -184,24 +147,13 @@ def test_a_session_without_devices_does_not_import_torch(pytester):
         pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
 
 
-def test_workers_use_one_thread_each(pytester, monkeypatch):
-    """Unless the user has said how many."""
-    pytester.makepyfile(
-        """
-        import os, torch
-
-        def test_it(devices):
-            assert torch.get_num_threads() == int(os.environ["EXPECTED"])
-        """
-    )
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("EXPECTED", "1")
-    result = pytester.runpytest_subprocess("--devices", "simgpu", "-n", "1")
-    result.assert_outcomes(passed=1)
+def test_the_number_of_threads_is_the_users_where_he_gives_one(monkeypatch):
+    """Else a worker has one thread: tests/test_plugin_workers.py."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setenv("EXPECTED", "2")
-    result = pytester.runpytest_subprocess("--devices", "simgpu", "-n", "1")
-    result.assert_outcomes(passed=1)
+    before = torch.get_num_threads()
+    pytest_plugin._use_one_thread()
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert torch.get_num_threads() == before
 
 
 def test_the_fixture_of_this_session(devices, request):

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu import pytest_plugin
 from simgpu._gpu_groups import Worker, describe, group_of
 from simgpu.pytest_plugin import CudaPool, choose_pool
 
@@ -36,16 +35,6 @@ def test_the_notice_is_about_sharing_alone(workers):
     assert ("share one" in text) == (workers > 2)
     most = max(group_of(Worker(index, workers), 5, 2).sharers for index in range(workers))
     assert (f"1/{most} of its memory" in text) == (most > 1)
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    """Say how many real GPUs there are."""
-
-    def there_are(count):
-        monkeypatch.setattr(pytest_plugin, "gpu_count", lambda: count)
-
-    return there_are
 
 
 @pytest.mark.parametrize(
@@ -108,22 +97,25 @@ def test_a_shared_gpu_is_used_in_parts_and_with_a_seed_of_the_worker(monkeypatch
 
 
 FAKE_MACHINE = """
-import pytest, torch
+import os, pytest
 from simgpu import pytest_plugin
 
 pytest_plugin.gpu_count = lambda: 4
-for name in ("set_device", "set_per_process_memory_fraction", "reset_peak_memory_stats",
-             "synchronize", "empty_cache"):
+if "PYTEST_XDIST_WORKER" in os.environ:
+  import torch
+  for name in ("set_device", "set_per_process_memory_fraction", "reset_peak_memory_stats",
+               "synchronize", "empty_cache"):
     setattr(torch.cuda, name, lambda *args: None)
 """
 
 WHO_HAS_WHAT = """
-import os, pytest
+import os, pytest, torch
 
 @pytest.mark.parametrize("turn", range(6))
 def test_it(devices, turn):
-    first = {"gw0": 0, "gw1": 2, "gw2": 0}[os.environ["PYTEST_XDIST_WORKER"]]
+    first = {"gw0": 0, "gw1": 2}[os.environ["PYTEST_XDIST_WORKER"]]
     assert [device.index for device in devices] == [first, first + 1]
+    assert torch.get_num_threads() == 1
 
 @pytest.mark.devices(4)
 @pytest.mark.parametrize("turn", range(3))
@@ -132,16 +124,16 @@ def test_many(devices, turn):
 """
 
 
-def test_workers_on_a_machine_with_four_gpus(pytester):
-    """Each finds its own, the header has the notice, and what is skipped is counted at the end."""
+def test_workers_on_a_machine_with_four_gpus(pytester, monkeypatch):
+    """Each has GPUs of its own and one thread; what is skipped is counted at the end."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     pytester.makeconftest(FAKE_MACHINE)
     pytester.makepyfile(WHO_HAS_WHAT)
-    result = pytester.runpytest_subprocess("--devices", "cuda", "-n", "3", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("--devices", "cuda", "-n", "2", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=6, skipped=3)
     result.stdout.fnmatch_lines(
         [
-            "devices: 4 real GPUs (cuda); 3 workers, each with 2 of them; as there are only 2 such "
-            "groups, up to 2 workers share one*",
+            "devices: 4 real GPUs (cuda); 2 workers, each with 2 of them",
             "3 tests skipped, for each needs 4 devices, this session has 2",
         ]
     )
