@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def fuzz(options: argparse.Namespace) -> int:
         return 4
     options.report.parent.mkdir(parents=True, exist_ok=True)
     jobs = options.jobs or os.cpu_count() or 1
-    with tempfile.TemporaryDirectory(prefix="simgpu-fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="simgpu-fuzz-") as folder, _one_interrupt():
         campaign = Campaign(options, paths, jobs, Path(folder))
         status = campaign.run()
         tally = add_up(Path(folder))
@@ -148,6 +149,27 @@ def fuzz(options: argparse.Namespace) -> int:
     _fuzz_report.write(tally, details, options.report)
     _summary(tally, details, options.report)
     return 1 if tally.failures else status
+
+
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM raise ``KeyboardInterrupt``, and no other: a report follows.
+
+    Also where SIGINT was ignored, as a shell's scripts have it for what they start with ``&``.
+    """
+    both = (signal.SIGINT, signal.SIGTERM)
+
+    def stop(*_: object) -> None:
+        for number in both:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = [signal.signal(number, stop) for number in both]
+    try:
+        yield
+    finally:
+        for number, handler in zip(both, before, strict=True):
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _there(name: str) -> bool:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from simgpu import _fuzz_report, strategies
 from simgpu.__main__ import main
-from simgpu._fuzz import device_range
+from simgpu._fuzz import _one_interrupt, device_range
 from simgpu._fuzz_source import Drawn, Unwritable, Writer
 from simgpu._fuzz_tally import Tally
 from tests.observe import Case
@@ -46,6 +47,20 @@ def test_uneven(devices, data, extra, flag):
 
 def test_not_a_property():
     raise AssertionError("never run")
+"""
+
+ENDLESS = """
+import os
+from hypothesis import given
+from simgpu import strategies
+
+calls = []
+
+@given(batch=strategies.batches(3))
+def test_on_and_on(batch):
+    calls.append(batch)
+    if len(calls) == 2:
+        open(os.environ["STARTED"], "w").close()
 """
 
 
@@ -107,6 +122,44 @@ def test_a_failure_is_found_kept_and_run_again(suite):
     assert regression.returncode == 1
     assert says in regression.stdout
     assert "1 failed" in regression.stdout
+
+
+def test_an_interrupt_ends_with_the_report(suite):
+    """Sent after the second example of a property that would go on for hours."""
+    suite(ENDLESS)
+    started = suite.folder / "started"
+    os.mkfifo(started)
+    words = ("-m", "simgpu", "fuzz", "--minutes", "600", "--jobs", "1", "test_it.py")
+    running = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=suite.folder,
+        env={**os.environ, "STARTED": str(started)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started.open().close()  # waits for the example
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=300)
+    assert running.returncode == 0, err
+    assert "here is what was found so far" in err
+    assert "report: fuzz-report.html" in out
+    report = json.loads((suite.folder / "fuzz-report.json").read_text())
+    assert report["examples"]["test_it.py::test_on_and_on"] >= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler])
+def test_the_first_interrupt_counts_and_no_other(number, before):
+    old = signal.signal(number, before)
+    try:
+        with _one_interrupt():
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is before
+    finally:
+        signal.signal(number, old)
 
 
 @pytest.mark.parametrize(
