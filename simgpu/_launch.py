@@ -104,10 +104,19 @@ def forbid(check: Callable[[], None]) -> None:
     _observers = (*_observers, _see_nothing)
 
 
-def launch(kernel: Kernel, index: int, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-    """Run `kernel` for device `index` on host arguments and return its host results."""
-    if index >= len(_world.active):
-        _world.device(index)  # raises: a tensor has outlived its device
+def launch(
+    kernel: Kernel,
+    index: int,
+    args: Iterable[Any],
+    kwargs: dict[str, Any],
+    route: tuple[int | None, int | None] | None = None,
+) -> Any:
+    """Run `kernel` for device `index` on host arguments and return its host results.
+
+    A copy has a `route`: see `launch_copy`.
+    """
+    if index >= len(_world.active) and route is None:
+        _world.device(index)  # raises: a tensor has outlived its device, and can only be copied
     try:
         if not _observers:
             return kernel.run(HOST_KEYS, *args, **kwargs)
@@ -117,8 +126,7 @@ def launch(kernel: Kernel, index: int, args: Iterable[Any], kwargs: dict[str, An
     except RuntimeError as error:
         _raise_if_host_is_full(error, index)
         raise
-    here = torch.device(DEVICE_TYPE, index)
-    _notify("kernel", kernel, index, here, here, result, begin)
+    _notify(kernel, index, route, result, begin)
     return result
 
 
@@ -136,19 +144,7 @@ def launch_copy(
     """
     index = target if source is None else source
     assert index is not None, "a copy from host to host is no device work"
-    try:
-        if not _observers:
-            return kernel.run(HOST_KEYS, *args, **kwargs)
-        _check_allowed()
-        begin = time.perf_counter()
-        result = kernel.run(HOST_KEYS, *args, **kwargs)
-    except RuntimeError as error:
-        _raise_if_host_is_full(error, index)
-        raise
-    from_ = _CPU if source is None else torch.device(DEVICE_TYPE, source)
-    to = _CPU if target is None else torch.device(DEVICE_TYPE, target)
-    _notify("copy", kernel, index, from_, to, result, begin)
-    return result
+    return launch(kernel, index, args, kwargs, (source, target))
 
 
 def _raise_if_host_is_full(error: RuntimeError, index: int) -> None:
@@ -161,19 +157,18 @@ def _raise_if_host_is_full(error: RuntimeError, index: int) -> None:
 
 
 def _notify(
-    kind: str,
     kernel: Kernel,
     index: int,
-    source: torch.device,
-    target: torch.device,
+    route: tuple[int | None, int | None] | None,
     result: Any,
     begin: float,
 ) -> None:
     end = time.perf_counter()
     outputs = result if isinstance(result, (tuple, list)) else (result,)
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    source, target = map(_place, route or (index, index))
     record = Record(
-        kind=kind,
+        kind="kernel" if route is None else "copy",
         op=kernel.name,
         device=torch.device(DEVICE_TYPE, index),
         stream=_streams.current_stream_id(index),
@@ -188,3 +183,7 @@ def _notify(
     )
     for observer in _observers:
         observer(record)
+
+
+def _place(index: int | None) -> torch.device:
+    return _CPU if index is None else torch.device(DEVICE_TYPE, index)
