@@ -17,6 +17,7 @@ How the package is laid out, from the bottom up:
     _autocast_policy, _autocast    automatic mixed precision
     _autograd, _data      what torch must do differently
     _layout, _growth, _storage     storages, and the words in them that Python cannot set
+    _guard_table    the current device, as C++ asks for it
     _pinned, _generators, _legacy  what torch makes in C++ for the device types that it knows
     _sending, _life       other processes: what is not sent, forks, the end
     _backend        registering all of it with torch, once

@@ -56,6 +56,7 @@ def install() -> None:
             _collectives,
             _data,
             _generators,
+            _guard_table,
             _legacy,
             _life,
             _pinned,
@@ -71,6 +72,7 @@ def install() -> None:
             hook=_Hooks(),
             device_guard=_DeviceGuard(),
         )
+        _guard_table.install()
         _libraries.extend(_register.register())
         _libraries.extend(_autocast.install())
         _autograd.install()

@@ -7,6 +7,7 @@ from tests import test_device_modules as modules
 from tests import test_device_random as random
 from tests import test_device_rules as rules
 from tests import test_device_threads as threads
+from tests import test_device_without_index as without_index
 from tests.planted_faults.plant import fault
 
 SIMULATOR = [
@@ -23,6 +24,13 @@ SIMULATOR = [
         "return relabel(host, LABELS[index])",
         "return relabel(host, LABELS[0])",
         rules.test_a_default_device_is_obeyed_with_its_index,
+    ),
+    fault(
+        "no index is the first device",
+        "simgpu._guard_table:_Answer.__call__",
+        "_world.current_device() if self.tried is None",
+        "0 if self.tried is None",
+        partial(without_index.test_no_index_means_the_current_device, way="Tensor.to"),
     ),
     fault(
         "mixed devices are computed",
