@@ -23,7 +23,7 @@ How the package is laid out, from the bottom up:
     _backend        registering all of it with torch, once
     device_module   torch.simgpu
     _api, _trace    what users call
-    _as_cuda, _cuda_names, _cuda_module, _patches     devices that go by the name of CUDA
+    _as_cuda, _cuda_names, _cuda_module, _told, _patches     devices that go by the name of CUDA
     _values, _network, _tried, strategies     inputs for tests, with hypothesis
     _fuzz, _fuzz_*  the command that looks for examples which break a property
     _run, _pictures                       the command that runs a script; what it saw

@@ -17,7 +17,7 @@ import torch.nn.parallel._functions
 import torch.utils._device
 from torch.storage import UntypedStorage
 
-from simgpu import _generators, _streams, _world
+from simgpu import _generators, _streams, _told, _world
 from simgpu._patches import Patches
 from simgpu._relabel import DEVICE_TYPE, MAX_DEVICES
 from simgpu.errors import UnsupportedError
@@ -210,6 +210,7 @@ def _install_defaults(patches: Patches) -> None:
 def install(patches: Patches) -> None:
     """Let "cuda" name the simulated devices, both ways."""
     patches.set(_world, "names", frozenset({DEVICE_TYPE, CUDA}))
+    _told.install(patches)
     _install_tensors(patches)
     _install_others(patches)
     _install_autocast(patches)

@@ -16,6 +16,7 @@ import torch
 
 from simgpu import _streams, _world
 from simgpu._relabel import DEVICE_TYPE
+from simgpu.errors import OutOfMemoryError
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
 HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -150,7 +151,7 @@ def launch_copy(
 def _raise_if_host_is_full(error: RuntimeError, index: int) -> None:
     """Raise what a full device raises, if the host could not allocate what the device holds."""
     if "DefaultCPUAllocator" in str(error):
-        raise torch.OutOfMemoryError(
+        raise OutOfMemoryError(
             f"{DEVICE_TYPE} out of memory. GPU {index} is simulated in the memory of this machine, "
             f"which has no room for it: {error}"
         ) from None

@@ -15,6 +15,7 @@ from simgpu import _world
 from simgpu._memory_functions import format_bytes
 from simgpu._relabel import DEVICE_TYPE, LABELS, relabel
 from simgpu._world import Allocation, active
+from simgpu.errors import OutOfMemoryError
 
 _BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
 
@@ -69,7 +70,7 @@ def raise_out_of_memory(device: _world.Device, nbytes: int) -> NoReturn:
     """Raise what CUDA raises when `device` has no room for `nbytes` more."""
     device.out_of_memory_count += 1
     room = device.limit - device.allocated
-    raise torch.OutOfMemoryError(
+    raise OutOfMemoryError(
         f"{DEVICE_TYPE} out of memory. Tried to allocate {format_bytes(nbytes)}. GPU "
         f"{device.index} has a total capacity of {format_bytes(device.capacity)} of which "
         f"{format_bytes(room)} is free. Of the allocated memory {format_bytes(device.allocated)} "

@@ -12,7 +12,6 @@ from simgpu import _composite, _copies, _dropout, _indexing, _recurrent, _resize
 from simgpu._guards import guarded
 from simgpu._kernels import PythonKernel, device_kernel
 from simgpu._launch import HOST_KEYS
-from simgpu._relabel import DEVICE_TYPE
 from simgpu.errors import UnsupportedError
 
 _KEY = "PrivateUse1"
@@ -157,6 +156,6 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         if f"Could not run '{op._name.partition('.')[0]}" not in str(error):
             raise
         raise UnsupportedError(
-            f"'{op._name}' cannot run on a {DEVICE_TYPE} device, which computes with the CPU's "
+            f"'{op._name}' cannot run on a simulated device, which computes with the CPU's "
             "kernels: PyTorch has none for this operator"
         ) from None

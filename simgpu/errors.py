@@ -10,7 +10,15 @@ import torch
 
 
 class SimGPUError(Exception):
-    """Root of all errors raised by simgpu."""
+    """Root of all errors raised by simgpu.
+
+    Under `simgpu.as_cuda` the text calls the devices by the name of CUDA.
+    """
+
+    def __init__(self, *args: object) -> None:
+        from simgpu._told import told  # which is built on what raises these
+
+        super().__init__(*[told(arg) if isinstance(arg, str) else arg for arg in args])
 
 
 class InvalidDeviceError(SimGPUError, torch.AcceleratorError):
@@ -36,6 +44,13 @@ class DeviceMismatchError(SimGPUError, RuntimeError):
     """Tensors of one operation lie on different devices.
 
     The wording is CUDA's. The way out is CUDA's too: move the arguments with ``.to(device)``.
+    """
+
+
+class OutOfMemoryError(SimGPUError, torch.OutOfMemoryError):
+    """A device, or the machine that simulates it, has no room for a tensor.
+
+    The wording is CUDA's. `simgpu.devices(n, memory=...)` says how much a device has.
     """
 
 

@@ -21,6 +21,15 @@ def simulated():
 
 
 @pytest.fixture
+def cuda():
+    """Four simulated devices by the name of CUDA, whatever the session runs on."""
+    import simgpu
+
+    with simgpu.as_cuda(4) as devices:
+        yield devices
+
+
+@pytest.fixture
 def gpus(monkeypatch):
     """Say how many real GPUs there are."""
     from simgpu import pytest_plugin

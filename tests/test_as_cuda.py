@@ -21,12 +21,6 @@ from simgpu.errors import DevicesActiveError, RealCudaError
 from tests.planted_faults.plant import Edit
 
 
-@pytest.fixture
-def cuda():
-    with simgpu.as_cuda(4) as devices:
-        yield devices
-
-
 def test_the_devices_have_cudas_names(cuda):
     assert cuda == [torch.device("cuda", index) for index in range(4)]
     assert torch.cuda.is_available()
