@@ -40,6 +40,31 @@ def _batch_norm(arguments: dict[str, Any]) -> None:
             raise RuntimeError(f"{name} should contain {channels} elements not {given.numel()}")
 
 
+def _flash_attention(arguments: dict[str, Any]) -> None:
+    """Four dimensions that agree, and something to attend to; the kernel walks by query's sizes."""
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        return  # the kernel says so
+    batch, heads, length, size = query.shape
+    fits = key.shape[2] == value.shape[2] > 0 and heads > 0 and length > 0
+    for tensor in (key, value):
+        groups = tensor.shape[1]
+        fits = fits and tensor.shape[0] == batch and tensor.shape[3] == size
+        fits = fits and groups > 0 and heads % groups == 0
+    shapes = {"query": query, "key": key, "value": value}
+    if "grad_out" in arguments:
+        for name, expected in (("grad_out", 4), ("out", 4), ("logsumexp", 3)):
+            shapes[name] = arguments[name]
+            fits = fits and arguments[name].shape == query.shape[:expected]
+    if not fits:
+        given = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in shapes.items())
+        raise RuntimeError(
+            "flash attention expects (batch, heads, length, size), the lengths of key and value "
+            "equal and nothing empty, their heads to divide those of query, and in the backward "
+            f"pass what the forward pass made of them, got {given}"
+        )
+
+
 def _segment_reduce(arguments: dict[str, Any]) -> None:
     """Segments lie within the data; the kernel looks at neither offsets nor unsafe lengths."""
     data: Tensor = arguments["data"]
@@ -100,6 +125,8 @@ _CHECKS: dict[str, _Check] = {
     "_batch_norm_with_update": _batch_norm,
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm,
+    "_scaled_dot_product_flash_attention_for_cpu": _flash_attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_attention,
     "_segment_reduce_backward": _segment_reduce,
     "_sparse_broadcast_to": _sparse_broadcast,
     "batch_norm_backward": _batch_norm,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from simgpu import _composite, _copies, _dropout, _indexing, _recurrent, _resize
+from simgpu import _attention, _composite, _copies, _dropout, _indexing, _recurrent, _resize
 from simgpu._guards import guarded
 from simgpu._kernels import PythonKernel, device_kernel
 from simgpu._launch import HOST_KEYS
@@ -16,10 +16,11 @@ from simgpu.errors import UnsupportedError
 
 _KEY = "PrivateUse1"
 
-# These change how a tensor looks at its storage and never read the memory. The stock CPU kernel
+# These change or judge how tensors look at their storage and never read memory. The CPU's kernel
 # runs on the simulated tensor itself, so storage sharing, version counters and autograd's
 # bookkeeping of views are PyTorch's own.
 _METADATA_ONLY = (
+    "_fused_sdp_choice",
     "_nested_view_from_buffer",
     "_reshape_alias",
     "as_strided",
@@ -130,6 +131,7 @@ def register() -> list[torch.library.Library]:
     return [
         _library(_KEY, kernels()),
         *(_library(key, _composite_kernels(key)) for key in _composite.KEYS),
+        *_attention.register(),
         anything,
     ]
 

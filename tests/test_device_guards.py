@@ -52,8 +52,35 @@ def sparse_broadcast(device):
     return torch._sparse_broadcast_to(torch.eye(1, device=device).to_sparse(), [0, 1])
 
 
+def attention(query, key, value, grad=None):
+    def call(device):
+        tensors = [torch.ones(shape, device=device) for shape in (query, key, value)]
+        if grad is None:
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors)
+        out, logsumexp = torch.ones(query, device=device), torch.ones(query[:3], device=device)
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            torch.ones(grad, device=device), *tensors, out, logsumexp, 0.0, False
+        )
+
+    return call
+
+
 CALLS = {
     "a sparse tensor without elements": (sparse_broadcast, "has no elements"),
+    "attention to nothing": (
+        attention((2, 4, 5, 8), (2, 4, 0, 8), (2, 4, 0, 8)),
+        "flash attention",
+    ),
+    "attention to values past the end": (
+        attention((2, 4, 5, 8), (2, 4, 1 << 10, 8), (2, 4, 1, 8)),
+        r"key \(2, 4, 1024, 8\)",
+    ),
+    "attention with too many heads": (attention(*[(2, h, 5, 8) for h in (4, 8, 8)]), "divide"),
+    "attention without heads": (attention(*[(2, 0, 5, 8)] * 3), "nothing empty"),
+    "gradient of too little attention": (
+        attention(*[(2, 4, 5, 8)] * 3, (2, 4, 1, 8)),
+        r"grad_out \(2, 4, 1, 8\)",
+    ),
     "batch norm without variances": (batch_norm((3, 0)), "running_var should contain 3 elements"),
     "batch norm with too few means": (batch_norm((2, 3)), "running_mean should contain 3 elements"),
     "batch norm of a vector": (batch_norm((3, 3), (3,)), "two dimensions"),

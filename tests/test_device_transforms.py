@@ -20,6 +20,7 @@ from torch.func import (
     vjp,
     vmap,
 )
+from torch.nn import functional
 
 # Forward-mode derivatives make PyTorch script its own decompositions, which it has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -44,11 +45,18 @@ def in_place(x):
     return y
 
 
+def attention(x):
+    positions = x.outer(x + 1)[None, None]
+    mask = torch.ones(x.numel(), x.numel(), dtype=torch.bool, device=x.device).tril()
+    return functional.scaled_dot_product_attention(positions, positions + x, positions.sin(), mask)
+
+
 # Each takes a vector and gives tensors.
 TRANSFORMS = {
     "grad": grad(scalar),
     "grad_of_grad": grad(lambda x: grad(scalar)(x).square().sum()),
     "grad_and_value": grad_and_value(scalar),
+    "grad_of_attention": grad(lambda x: attention(x).sin().sum()),
     "hessian": hessian(scalar),
     "jacrev": jacrev(vector),
     "jacfwd": jacfwd(vector),

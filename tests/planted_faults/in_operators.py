@@ -3,6 +3,7 @@
 import warnings
 from functools import partial
 
+from tests import test_device_attention as attention
 from tests import test_device_error_texts as texts
 from tests import test_device_guards as guards
 from tests import test_device_ledger as ledger
@@ -85,6 +86,14 @@ OPERATORS = [
         'f"{op}_{overload}".removesuffix("_") if structured',
         "op if structured",
         partial(worded, name="scatter"),
+    ),
+    fault(
+        "attention is fused whatever a program asks for",
+        "simgpu._attention:_may_be_fused",
+        "_flash_is_enabled() and (",
+        "True or (",
+        attention.test_a_program_chooses_the_kernel,
+        raises=RuntimeError,
     ),
     fault(
         "batch norm takes vectors",
