@@ -15,9 +15,10 @@ How the package is laid out, from the bottom up:
     _guards         checks before host kernels that trust their arguments
     _register       which operator gets which kernel
     _autocast_policy, _autocast    automatic mixed precision
+    _accelerator    the current device, as others ask for it
     _autograd, _data      what torch must do differently
     _layout, _growth, _storage     storages, and the words in them that Python cannot set
-    _guard_table    the current device, as C++ asks for it
+    _virtual        what C++ asks of a backend without asking Python
     _pinned, _generators, _legacy  what torch makes in C++ for the device types that it knows
     _sending, _life       other processes: what is not sent, forks, the end
     _backend        registering all of it with torch, once

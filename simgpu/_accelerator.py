@@ -1,17 +1,19 @@
-"""`torch.accelerator` for simulated devices: the current device and streams.
+"""The current device and streams, as `torch.accelerator` and PyTorch's C++ ask for them.
 
-Its C++ half asks the device guard, which knows one device only; here it asks `_world` and
-`_streams` for as long as there are simulated devices.
+`torch.accelerator` asks the device guard, which knows one device only; here it asks `_world` and
+`_streams` for as long as there are simulated devices. Where PyTorch converts, it asks the guard for
+a missing index in C++, and is told the current device, so that `.to("simgpu")` means that.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from simgpu import _memory_functions, _streams, _world
+from simgpu import _autograd, _memory_functions, _streams, _virtual, _world
 
 
 def _exchange_device(index: int) -> int:
@@ -56,6 +58,39 @@ def _routed(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..
         return (ours if _world.active else theirs)(*args, **kwargs)
 
     return call
+
+
+# c10/core/impl/DeviceGuardImplInterface.h: type, exchangeDevice, getDevice, ...
+_GET_DEVICE = 2
+
+# A c10::Device is two bytes, type and index, and comes back in a register.
+_GetDevice = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)
+
+
+class _CurrentDevice:
+    """What the guard's `getDevice` says; the index can be set to try it out."""
+
+    tried: int | None = None
+
+    def __call__(self, _: int | None) -> int:
+        _autograd.device_type(None)  # puts a pending error aside, with which nothing can be called
+        index = _world.current_device() if self.tried is None else self.tried
+        return _virtual.PRIVATE_USE_1 | index << 8
+
+
+def let_guard_know(guard: _virtual.Table) -> bool:
+    """Let C++ know the current device; returns whether that was possible."""
+    current_index: Any = getattr(torch._C, "_accelerator_getDeviceIndex", None)
+    if current_index is None:
+        return False
+    answer = _CurrentDevice()
+    put_back = guard.replace(_GET_DEVICE, _GetDevice(answer))
+    for answer.tried in (5, 3):
+        if current_index() != answer.tried:
+            put_back()
+            return False
+    answer.tried = None
+    return True
 
 
 def install() -> None:

@@ -56,23 +56,27 @@ def install() -> None:
             _collectives,
             _data,
             _generators,
-            _guard_table,
             _legacy,
             _life,
             _pinned,
             _register,
             _sending,
             _storage,
+            _virtual,
             device_module,
         )
 
+        hooks, guard = _Hooks(), _DeviceGuard()
         backend_registration._setup_privateuseone_for_python_backend(
             rename=DEVICE_TYPE,
             backend_module=device_module,
-            hook=_Hooks(),
-            device_guard=_DeviceGuard(),
+            hook=hooks,
+            device_guard=guard,
         )
-        _guard_table.install()
+        tables = _virtual.tables(guard, hooks)
+        if tables is not None:
+            _accelerator.let_guard_know(tables[0])
+            _pinned.let_hooks_allocate(tables[1])
         _libraries.extend(_register.register())
         _libraries.extend(_autocast.install())
         _autograd.install()

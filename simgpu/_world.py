@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -109,6 +109,9 @@ _world: World | None = None
 # so that hot paths can hold on to it.
 active: list[Device] = []
 
+# Called whenever devices come or go.
+followers: list[Callable[[], None]] = []
+
 # The device types that mean simulated devices; "cuda" is one of them under `as_cuda`.
 names = frozenset({DEVICE_TYPE})
 
@@ -131,8 +134,14 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
             "SIMGPU_DEVICE_COUNT if that made them"
         )
     _world = World([DEFAULT_MEMORY] * count if memory is None else memory)
-    active[:] = _world.devices
+    _set_active(_world.devices)
     return _world
+
+
+def _set_active(devices: list[Device]) -> None:
+    active[:] = devices
+    for follow in followers:
+        follow()
 
 
 def leave(world: World) -> None:
@@ -140,7 +149,7 @@ def leave(world: World) -> None:
     global _world
     if _world is world:
         _world = None
-        active.clear()
+        _set_active([])
 
 
 def lose_to_fork() -> None:
@@ -148,7 +157,7 @@ def lose_to_fork() -> None:
     global _forked
     if _world is not None and _world.in_use():
         _forked = True
-        active.clear()
+        _set_active([])
 
 
 def is_in_bad_fork() -> bool:

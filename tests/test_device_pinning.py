@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
+import simgpu
 from tests import strategies
 from tests.observe import Case, input_of, place, plain, same_memory, values
 
@@ -48,6 +49,54 @@ def test_what_comes_to_the_host_without_blocking_is_pinned(devices, case, slot):
     assert x.untyped_storage().to(device="cpu", non_blocking=True).is_pinned()
     assert torch.empty_like(x, device="cpu", pin_memory=True).is_pinned()
     assert plain(back) == plain(x)
+
+
+# Everything that takes `pin_memory`, given a tensor `x` on any device: made on the host.
+FACTORIES = {
+    "arange": lambda x, **options: torch.arange(3, **options),
+    "empty": lambda x, **options: torch.empty(3, **options),
+    "empty_like": lambda x, **options: torch.empty_like(x, **options),
+    "empty_permuted": lambda x, **options: torch.empty_permuted((2, 3), (1, 0), **options),
+    "empty_strided": lambda x, **options: torch.empty_strided((2, 2), (1, 2), **options),
+    "eye": lambda x, **options: torch.eye(2, **options),
+    "full": lambda x, **options: torch.full((2,), 5.0, **options),
+    "full_like": lambda x, **options: torch.full_like(x, 5.0, **options),
+    "new_empty": lambda x, **options: x.new_empty(3, **options),
+    "new_full": lambda x, **options: x.new_full((3,), 5.0, **options),
+    "ones": lambda x, **options: torch.ones(2, requires_grad=True, **options),
+    "randint": lambda x, **options: torch.randint(9, (2,), **options),
+    "randn": lambda x, **options: torch.randn(2, **options),
+    "randn_like": lambda x, **options: torch.randn_like(x, **options),
+    "randperm": lambda x, **options: torch.randperm(3, **options),
+    "tensor": lambda x, **options: torch.tensor([1.0, 2.0], **options),
+    "tril_indices": lambda x, **options: torch.tril_indices(2, 2, **options),
+    "zeros": lambda x, **options: torch.zeros(3, dtype=torch.complex64, **options),
+}
+
+
+@pytest.mark.parametrize("factory", sorted(FACTORIES))
+@given(start=st.integers(-1, 7), slot=slots, pin=st.booleans())
+def test_tensors_are_made_in_pinned_memory(devices, factory, start, slot, pin):
+    x = torch.ones(2, device=place(start, devices))
+    made = FACTORIES[factory](x, device="cpu", pin_memory=pin)
+    again = made.detach().clone()
+    assert made.device == torch.device("cpu")
+    assert made.is_pinned() == made[:1].is_pinned() == pin
+    assert not made.clone().is_pinned()
+    assert (made.pin_memory() is made) == pin
+    torch.testing.assert_close(
+        made.detach().to(place(slot, devices), non_blocking=True).cpu(), again, equal_nan=True
+    )
+    made.detach().untyped_storage().resize_(1 << 10)
+    assert made.untyped_storage().nbytes() == 1 << 10
+
+
+def test_without_devices_there_is_no_pinned_memory():
+    with simgpu.devices(1):
+        kept = torch.ones(2, pin_memory=True)
+    with pytest.raises(RuntimeError):
+        torch.ones(2, pin_memory=True)
+    assert plain(kept) == [1, 1]
 
 
 @given(slot=slots)

@@ -27,7 +27,7 @@ SIMULATOR = [
     ),
     fault(
         "no index is the first device",
-        "simgpu._guard_table:_Answer.__call__",
+        "simgpu._accelerator:_CurrentDevice.__call__",
         "_world.current_device() if self.tried is None",
         "0 if self.tried is None",
         partial(without_index.test_no_index_means_the_current_device, way="Tensor.to"),

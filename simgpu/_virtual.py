@@ -1,0 +1,91 @@
+"""Questions that PyTorch asks a backend in C++, answered where Python has no say in them.
+
+A device guard and hooks written in Python are asked for a few things; to the rest their C++ halves
+answer by themselves, in virtual functions (torch/csrc/acc/Module.cpp). Here such an object gets a
+table of virtual functions of its own: a copy of PyTorch's, in which a function can be replaced.
+
+Which function is which is never assumed: whoever replaces one tries it out by asking PyTorch what
+it now answers, and puts it back where the answer is not the one that was given. At the end of the
+process, when no Python function may be called any more, the objects get their old tables back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simgpu._relabel import _words
+
+PRIVATE_USE_1 = 20  # the device type, as C++ numbers it
+
+_FUNCTIONS = 40  # at least as many as such an object has; what follows them is copied too
+_BEFORE = 2  # words in front of the functions: what C++ knows of the class
+_LIBRARY = {"linux": "libc10.so", "darwin": "libc10.dylib"}
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"  # the guards, by device type
+
+# What C++ points to may never be freed.
+_kept: dict[int, Any] = {}
+
+
+def library() -> ctypes.CDLL | None:
+    """PyTorch's lowest library, or None on a platform whose calls are not understood here."""
+    name = _LIBRARY.get(sys.platform)
+    if name is None or sys.byteorder != "little":
+        return None
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    except OSError:
+        return None
+
+
+def _in_python_object(instance: object) -> int:
+    """What should be the address of the C++ object that a Python object stands for."""
+    return _words[(id(instance) >> 3) + object.__basicsize__ // 8]
+
+
+class Table:
+    """The virtual functions of one C++ object."""
+
+    def __init__(self, address: int) -> None:
+        self._at = address >> 3
+        stock = _words[self._at]
+        self._functions = (ctypes.c_int64 * (_BEFORE + _FUNCTIONS))()
+        ctypes.memmove(self._functions, stock - 8 * _BEFORE, ctypes.sizeof(self._functions))
+        _words[self._at] = ctypes.addressof(self._functions) + 8 * _BEFORE
+        _kept[id(self)] = self
+        atexit.register(_words.__setitem__, self._at, stock)
+
+    def replace(self, position: int, function: Any) -> Callable[[], None]:
+        """Let a C function of `ctypes` be the one at `position`; returns what puts it back."""
+        stock = self._functions[_BEFORE + position]
+        self._functions[_BEFORE + position] = ctypes.cast(function, ctypes.c_void_p).value or 0
+        _kept[id(function)] = function
+
+        def put_back() -> None:
+            self._functions[_BEFORE + position] = stock
+
+        return put_back
+
+
+def tables(guard: object, hooks: object) -> tuple[Table, Table] | None:
+    """Tables of the registered guard and hooks, or None where they cannot be found.
+
+    Python objects hold the addresses of the C++ ones in the same place; that it is this place is
+    seen by the guard, whose address PyTorch tells.
+    """
+    found = library()
+    if found is None:
+        return None
+    try:
+        registered = (ctypes.c_int64 * (PRIVATE_USE_1 + 1)).in_dll(found, _REGISTRY)
+    except ValueError:
+        return None
+    if _in_python_object(guard) != registered[PRIVATE_USE_1]:
+        return None
+    return Table(_in_python_object(guard)), Table(_in_python_object(hooks))
