@@ -6,6 +6,7 @@
 How the package is laid out, from the bottom up:
 
     _devices        what a device id means
+    _transforms     when only plain operators may move a tensor
     _nccl           the one transport that has a name
     _buckets        many tensors laid out as few
     _transport      moving tensors that are known to fit

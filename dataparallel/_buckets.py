@@ -3,8 +3,8 @@
 A bucket holds tensors of one dtype one after the other, each in the order of its own memory, so
 that a channels-last weight keeps its strides at the other end. Complex tensors travel as pairs of
 real numbers, ahead of the real ones of their bucket: a complex number may only begin at an even
-offset. Tensors that have no strides to
-speak of (sparse, quantised, nested) are left loose and travel one by one.
+offset. Tensors that have no strides to speak of (sparse, quantised, nested) are left loose and
+travel one by one, and so do all tensors within a transform (`_transforms`).
 """
 
 from __future__ import annotations
@@ -106,6 +106,12 @@ def subset(layout: Layout, indices: Sequence[int]) -> Layout:
         if slots:
             buckets.append(slots)
     return Layout(layout.total, buckets, [index for index in layout.loose if index in wanted])
+
+
+def one_by_one(layout: Layout) -> Layout:
+    """The same tensors, all of them loose."""
+    bucketed = (slot.number for bucket in layout.buckets for slot in bucket)
+    return Layout(layout.total, [], sorted([*bucketed, *layout.loose]))
 
 
 def flatten(tensors: Sequence[torch.Tensor], bucket: list[Slot]) -> torch.Tensor:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch.cuda import nccl
 
+from dataparallel import _transforms
+
 
 def usable(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether NCCL takes these tensors: on distinct devices of its own, dense and contiguous.
@@ -36,8 +38,12 @@ def reaches(tensor: torch.Tensor, devices: Sequence[torch.device]) -> bool:
 
 def _asked(tensors: Sequence[torch.Tensor]) -> bool:
     # A build without NCCL answers with a warning that no caller can act on.
-    return hasattr(torch._C, "_nccl_all_reduce") and bool(
-        nccl.is_available(tensors)  # type: ignore[no-untyped-call]
+    return (
+        hasattr(torch._C, "_nccl_all_reduce")
+        and not _transforms.active(tensors)
+        and bool(
+            nccl.is_available(tensors)  # type: ignore[no-untyped-call]
+        )
     )
 
 

@@ -17,10 +17,11 @@ import torch
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from dataparallel import _transforms
 from dataparallel._buckets import lay_out
 from dataparallel._cache import ParameterCache, refreshed
 from dataparallel._transport import broadcast_laid_out
-from dataparallel.functions import Broadcast, Passengers, apply
+from dataparallel.functions import Broadcast, Passengers
 
 _set = object.__setattr__  # Module's own looks for parameters in every value
 
@@ -111,6 +112,7 @@ class Plan:
         what has changed since the last such call is sent.
         """
         if detach or not torch.is_grad_enabled():
+            cached = cached and not _transforms.active()
             rows = self._cached_rows(devices) if cached else self._detached_rows(devices)
         else:
             self.cache = None  # what training changes without a trace, see `_cache`
@@ -124,7 +126,7 @@ class Plan:
         if not count:
             return self._detached_rows(devices)
         passengers = Passengers(self.layout, self.tensors[count:])
-        copies = apply(Broadcast, devices, passengers, self.gradient_layout, *self.tensors[:count])
+        copies = Broadcast.apply(devices, passengers, self.gradient_layout, *self.tensors[:count])
         return [
             [*copies[replica * count : (replica + 1) * count], *others]
             for replica, others in enumerate(passengers.copies)

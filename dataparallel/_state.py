@@ -1,9 +1,10 @@
 """What of a thread's state the replicas' threads take over from the caller.
 
-Grad mode and inference mode, autocast with its dtype and cache flag, torch function modes (the
-default-device context is one), dispatch modes, and context variables. Saved-tensor hooks stay
-behind, as in torch.nn.parallel. The current device and stream are each replica's own
-and set in `parallel_apply`.
+Grad mode; the switches below, inference mode among them; autocast with its dtype and cache flag;
+torch function modes (the default-device context is one) and dispatch modes; the levels of
+`torch.func`; context variables; and two settings that a thread keeps from when it began, the number
+of intra-op threads and autocast's default dtype. Saved-tensor hooks stay behind, as in
+torch.nn.parallel. The current device and stream are each replica's own and set in `parallel_apply`.
 """
 
 from __future__ import annotations
@@ -15,41 +16,69 @@ from typing import Any
 
 import torch
 from torch._C import (
+    DisableTorchFunctionSubclass,
+    _are_functorch_transforms_active,
     _get_function_stack_at,
+    _is_fwd_grad_enabled,
+    _is_multithreading_enabled,
+    _is_torch_function_enabled,
+    _len_torch_dispatch_stack,
     _len_torch_function_stack,
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
+from torch._functorch.pyfunctorch import (
+    temporarily_clear_interpreter_stack,
+    temporarily_restore_interpreter_stack,
+)
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
+
+# How each is read, what it is in a fresh thread, and the context that makes it the opposite.
+_SWITCHES: tuple[tuple[Callable[[], bool], bool, Callable[[], Any]], ...] = (
+    (torch.is_inference_mode_enabled, False, torch.inference_mode),
+    (_is_fwd_grad_enabled, True, lambda: forward_ad._set_fwd_grad_enabled(False)),
+    (
+        _is_multithreading_enabled,
+        True,
+        lambda: torch.autograd.set_multithreading_enabled(False),
+    ),
+    (_is_torch_function_enabled, True, DisableTorchFunctionSubclass),
+)
 
 
 class ThreadState:
     """The state of the thread that makes it, to be entered in another one."""
 
-    __slots__ = ("autocasts", "cache_enabled", "dispatch_modes", "function_modes", "grad",
-                 "inference", "plain")  # fmt: skip
+    __slots__ = ("autocasts", "cache_enabled", "dispatch_modes", "dtypes", "function_modes", "grad",
+                 "levels", "plain", "switched", "threads")  # fmt: skip
 
     def __init__(self, device_types: Iterable[str]) -> None:
+        kinds = {*device_types, "cpu"}
+        self.threads = torch.get_num_threads()
+        self.dtypes = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
         self.grad = torch.is_grad_enabled()
-        self.inference = torch.is_inference_mode_enabled()
-        self.autocasts = [
-            (device_type, torch.get_autocast_dtype(device_type))
-            for device_type in {*device_types, "cpu"}
-            if torch.is_autocast_enabled(device_type)
-        ]
+        self.switched = [enter for read, fresh, enter in _SWITCHES if read() is not fresh]
+        self.autocasts = [each for each in self.dtypes if torch.is_autocast_enabled(each[0])]
         self.cache_enabled = torch.is_autocast_cache_enabled()
         self.function_modes = [
             _get_function_stack_at(i) for i in range(_len_torch_function_stack())
         ]
         self.dispatch_modes = _get_current_dispatch_mode_stack()
+        self.levels = _transform_levels()
         self.plain = not (
-            self.inference or self.autocasts or self.function_modes or self.dispatch_modes
+            self.switched
+            or self.autocasts
+            or self.function_modes
+            or self.dispatch_modes
+            or self.levels
         )
 
     def run(self, context: contextvars.Context, call: Callable[[], Any]) -> Any:
         """Call within this state and `context`, in a thread that is otherwise fresh."""
+        self._settle()
         if self.plain:
             torch.set_grad_enabled(self.grad)
             try:
@@ -57,13 +86,14 @@ class ThreadState:
             finally:
                 torch.set_grad_enabled(True)
         with contextlib.ExitStack() as stack:
-            if self.inference:
-                stack.enter_context(torch.inference_mode())
+            for enter in self.switched:
+                stack.enter_context(enter())
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for device_type, dtype in self.autocasts:
                 stack.enter_context(
                     torch.autocast(device_type, dtype, cache_enabled=self.cache_enabled)
                 )
+            stack.enter_context(temporarily_restore_interpreter_stack(self.levels))
             for mode in self.dispatch_modes:
                 _push_dispatch_mode(mode)
                 stack.callback(_pop_dispatch_mode, getattr(mode, "_mode_key", None))
@@ -72,12 +102,28 @@ class ThreadState:
                 stack.callback(_pop_torch_function_stack)
             return context.run(call)
 
+    def _settle(self) -> None:
+        """Bring the settings that this thread keeps between calls up to date."""
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        for kind, dtype in self.dtypes:
+            if torch.get_autocast_dtype(kind) is not dtype:
+                torch.set_autocast_dtype(kind, dtype)
+
+
+def _transform_levels() -> list[Any]:
+    """The levels of `torch.func`, innermost first."""
+    if not _are_functorch_transforms_active():
+        return []
+    with temporarily_clear_interpreter_stack() as levels:
+        return levels
+
 
 def thread_is_fresh(device_types: Iterable[str]) -> bool:
     """Whether the calling thread carries none of the state above (grad mode aside)."""
-    return not (
-        torch.is_inference_mode_enabled()
-        or _len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
+    return all(read() is fresh for read, fresh, _ in _SWITCHES) and not (
+        _len_torch_function_stack()
+        or _len_torch_dispatch_stack()
+        or _are_functorch_transforms_active()
         or any(torch.is_autocast_enabled(device_type) for device_type in {*device_types, "cpu"})
     )

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from dataparallel import _nccl
-from dataparallel._buckets import Layout, flatten, unflatten
+from dataparallel import _nccl, _transforms
+from dataparallel._buckets import Layout, flatten, one_by_one, unflatten
 from dataparallel._devices import CPU, on_stream
 
 # A result up to this size is put together with one kernel; a larger one is written piece by piece,
-# so that the destination never holds it twice.
+# so that the destination never holds it twice (within a transform, whose levels it may have more
+# of than an empty result, it is one kernel again).
 _SMALL_BYTES = 2**20
 
 
@@ -43,11 +44,13 @@ def broadcast_laid_out(
 ) -> list[list[torch.Tensor]]:
     """Copies of many tensors, laid out before; the first device gets the tensors themselves.
 
-    Call it without grad mode.
+    Call it without grad mode, except within a transform.
     """
     outputs = [tensors, *(list(tensors) for _ in devices[1:])]
     if len(devices) == 1:
         return outputs
+    if _transforms.active(tensors):
+        layout = one_by_one(layout)
     for bucket in layout.buckets:
         flat = flatten(tensors, bucket)
         if len(bucket) > 1 and devices[0] in devices[1:]:
@@ -60,7 +63,7 @@ def broadcast_laid_out(
     for index in layout.loose:
         copies = broadcast_to(tensors[index], devices)[1:]
         for copy, output in zip(copies, outputs[1:], strict=True):
-            output[index] = copy.data
+            output[index] = copy
     return outputs
 
 
@@ -73,8 +76,10 @@ def sum_to(inputs: list[torch.Tensor], root: int) -> torch.Tensor:
     device = inputs[root].device
     others = [tensor for index, tensor in enumerate(inputs) if index != root]
     result = inputs[root] + others[0].to(device, non_blocking=True)
+    # Within a transform what is added may have more dimensions than the sum so far.
+    add = torch.add if _transforms.active(inputs) else torch.Tensor.add_
     for other in others[1:]:
-        result.add_(other.to(device, non_blocking=True))
+        result = add(result, other.to(device, non_blocking=True))
     return result
 
 
@@ -108,7 +113,7 @@ def gather_checked(tensors: Sequence[torch.Tensor], dim: int, device: torch.devi
     first = tensors[0]
     dtype = first.dtype
     total = sum(tensor.numel() for tensor in tensors)
-    if total * first.element_size() <= _SMALL_BYTES:
+    if total * first.element_size() <= _SMALL_BYTES or _transforms.active(tensors):
         moved = [
             tensor
             if tensor.device == device and tensor.dtype == dtype

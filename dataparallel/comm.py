@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from dataparallel import _nccl
-from dataparallel._buckets import BUCKET_BYTES, flatten, lay_out, unflatten
+from dataparallel import _nccl, _transforms
+from dataparallel._buckets import BUCKET_BYTES, flatten, lay_out, one_by_one, unflatten
 from dataparallel._cut_and_join import check_one_kind, gather, scatter
 from dataparallel._devices import DeviceLike, current_device, resolve, resolve_all, type_of
 from dataparallel._transport import broadcast_laid_out, broadcast_to, sum_to
@@ -189,6 +189,8 @@ def reduce_add_coalesced(
                     if tensors[index].is_sparse:
                         tensors[index] = tensors[index].to_dense()
         layout = lay_out(columns[0], buffer_size)
+        if any(map(_transforms.active, columns)):
+            layout = one_by_one(layout)
         results: list[Any] = [None] * counts[0]
         for bucket in layout.buckets:
             for slot in bucket:

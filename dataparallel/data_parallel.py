@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch.nn import Module
 
+from dataparallel import _transforms
 from dataparallel._devices import (
     CPU,
     DeviceLike,
@@ -54,6 +55,10 @@ class DataParallel(Module, Generic[T]):
     the module's parameters. Replicas live for one call: what a forward sets on itself is lost,
     except in-place changes of parameters and buffers by the first replica. With one device the
     module is called on it directly, with none it is called where it is.
+
+    Transforms of `torch.func` and forward-mode AD around the call reach the replicas. PyTorch has
+    one level of forward mode for all threads, so a module that enters one itself, as with `jvp` in
+    its forward, needs a subclass whose `parallel_apply` calls the replicas one after the other.
 
     Methods bound to the module before, and plain Python lists of its submodules, still lead to the
     original from inside a replica; register submodules in a ModuleList instead.
@@ -165,6 +170,8 @@ class DataParallel(Module, Generic[T]):
         return [resolve(device, self.device_type or "cpu") for device in device_ids]
 
     def _current_plan(self, module: Module) -> Plan:
+        if _transforms.active():
+            return Plan(module)  # not kept: it may hold tensors that end with the transform
         plan = self._plan
         if plan is None or not plan.fits(module):
             plan = self._plan = Plan(module)

@@ -1,7 +1,9 @@
 """The transfers as autograd functions: what goes out forward comes back backward.
 
-Broadcast and ReduceAddCoalesced are each other's derivative, and so are Scatter and Gather. They
-are written in terms of `comm`; only what autograd needs to know is decided here.
+Broadcast and ReduceAddCoalesced are each other's derivative, and so are Scatter and Gather. How
+tensors move says `_transport`; only what autograd needs to know is decided here. Each function has
+its work in `compute`, and within a transform (`_transforms`) that is all there is: it is made of
+operators that have their own derivatives of every kind.
 """
 
 from __future__ import annotations
@@ -12,18 +14,29 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from dataparallel._buckets import Layout, flatten, lay_out, subset, unflatten
+from dataparallel import _transforms
+from dataparallel._buckets import Layout, flatten, lay_out, one_by_one, subset, unflatten
 from dataparallel._devices import copy_stream, current_stream
 from dataparallel._transport import broadcast_laid_out, gather_checked, scatter_chunks, sum_to
 
-__all__ = ["Broadcast", "Gather", "ReduceAddCoalesced", "Scatter", "apply", "scatter_split"]
+__all__ = ["Broadcast", "Gather", "ReduceAddCoalesced", "Scatter", "scatter_split"]
 
 MaybeTensor = torch.Tensor | None
 
 
-def apply(function: type[Function], *args: Any) -> Any:
-    """`function.apply(*args)`, which torch leaves untyped."""
-    return function.apply(*args)  # type: ignore[no-untyped-call]
+class _Transfer(Function):
+    """A custom function that steps aside within a transform."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        if _transforms.active(args):
+            return cls.compute(*args)
+        return super().apply(*args)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def compute(*args: Any) -> Any:
+        """What `forward` computes, of the same arguments."""
+        raise NotImplementedError
 
 
 class Passengers:
@@ -41,7 +54,7 @@ class Passengers:
         self.copies: list[list[torch.Tensor]] = []
 
 
-class Broadcast(Function):
+class Broadcast(_Transfer):
     """Copies of many tensors on many devices; backward sums what comes back.
 
     `Broadcast.apply(devices, passengers, own_layout, *tensors)` returns the first device's tensors,
@@ -60,6 +73,15 @@ class Broadcast(Function):
         ctx.devices = devices
         ctx.layout = own_layout
         ctx.set_materialize_grads(False)
+        return Broadcast.compute(devices, passengers, own_layout, *tensors)
+
+    @staticmethod
+    def compute(
+        devices: Sequence[torch.device],
+        passengers: Passengers,
+        own_layout: Layout,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
         outputs = broadcast_laid_out([*tensors, *passengers.tensors], devices, passengers.layout)
         count = len(tensors)
         passengers.copies = [output[count:] for output in outputs]
@@ -67,14 +89,12 @@ class Broadcast(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: MaybeTensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            sums = apply(ReduceAddCoalesced, ctx.devices, ctx.layout, *grads)
-        else:
-            sums = _reduce(ctx.devices, ctx.layout, grads)
+        reduce = ReduceAddCoalesced.apply if torch.is_grad_enabled() else ReduceAddCoalesced.compute
+        sums = reduce(ctx.devices, ctx.layout, *grads)
         return (None, None, None, *sums)
 
 
-class ReduceAddCoalesced(Function):
+class ReduceAddCoalesced(_Transfer):
     """Sums over devices of many tensors, on the first device; backward broadcasts.
 
     `ReduceAddCoalesced.apply(devices, layout, *tensors)` takes the first device's tensors, then the
@@ -92,8 +112,14 @@ class ReduceAddCoalesced(Function):
         given = {id(tensor) for tensor in tensors}
         return tuple(
             None if total is None else total.view_as(total) if id(total) in given else total
-            for total in _reduce(devices, layout, tensors)
+            for total in ReduceAddCoalesced.compute(devices, layout, *tensors)
         )
+
+    @staticmethod
+    def compute(
+        devices: Sequence[torch.device], layout: Layout, *tensors: MaybeTensor
+    ) -> Sequence[MaybeTensor]:
+        return _reduce(devices, layout, tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: MaybeTensor) -> tuple[Any, ...]:
@@ -102,7 +128,7 @@ class ReduceAddCoalesced(Function):
         result: list[MaybeTensor] = [None] * len(ctx.present)
         if wanted:
             layout = lay_out(wanted)
-            copies = apply(Broadcast, ctx.devices, Passengers(layout, ()), layout, *wanted)
+            copies = Broadcast.apply(ctx.devices, Passengers(layout, ()), layout, *wanted)
             for position, copy in enumerate(copies):
                 replica, column = divmod(position, len(wanted))
                 place = replica * len(grads) + indices[column]
@@ -117,6 +143,8 @@ def _reduce(
     """The sums of a grid of tensors (device by device), None where a whole column is missing."""
     if len(devices) == 1:
         return tensors
+    if _transforms.active(tensors):
+        layout = one_by_one(layout)
     count = layout.total
     columns = [list(tensors[i : i + count]) for i in range(0, len(tensors), count)]
     results: list[Any] = [None] * count
@@ -156,7 +184,7 @@ def _sum(devices: Sequence[torch.device], present: Sequence[int], parts: list[An
     return sum_to(parts, roots[-1])
 
 
-class Scatter(Function):
+class Scatter(_Transfer):
     """Chunks of a tensor on many devices; backward concatenates.
 
     `Scatter.apply(devices, sizes, dim, tensor)`, with the size of each chunk along `dim`.
@@ -172,11 +200,17 @@ class Scatter(Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.dim = dim
         ctx.device = tensor.device
+        return Scatter.compute(devices, sizes, dim, tensor)
+
+    @staticmethod
+    def compute(
+        devices: Sequence[torch.device], sizes: Sequence[int], dim: int, tensor: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         return scatter_split(tensor, devices, sizes, dim)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, None, apply(Gather, ctx.device, ctx.dim, *grads)
+        return None, None, None, Gather.apply(ctx.device, ctx.dim, *grads)
 
 
 def scatter_split(
@@ -184,7 +218,8 @@ def scatter_split(
 ) -> tuple[torch.Tensor, ...]:
     """The chunks of `tensor`, those from the CPU copied on background streams."""
     chunks = tensor.split_with_sizes(sizes, dim)
-    if tensor.device.type != "cpu":
+    # A stream that an allocator is told of must belong to memory, which a transform's tensors hide.
+    if tensor.device.type != "cpu" or _transforms.active([tensor]):
         return scatter_chunks(chunks, devices)
     streams = [copy_stream(device) for device in devices]
     outputs = scatter_chunks(chunks, devices, streams)
@@ -197,7 +232,7 @@ def scatter_split(
     return outputs
 
 
-class Gather(Function):
+class Gather(_Transfer):
     """Tensors of many devices concatenated on one; backward splits by their sizes.
 
     `Gather.apply(device, dim, *tensors)`; 0-dimensional tensors become a vector.
@@ -207,18 +242,24 @@ class Gather(Function):
     def forward(ctx: Any, device: torch.device, dim: int, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.dim = dim
         ctx.devices = [tensor.device for tensor in tensors]
-        ctx.scalars = all(tensor.dim() == 0 for tensor in tensors)
-        if ctx.scalars:
+        ctx.scalars = _scalars(tensors)
+        ctx.sizes = [1 if ctx.scalars else tensor.size(dim) for tensor in tensors]
+        return Gather.compute(device, dim, *tensors)
+
+    @staticmethod
+    def compute(device: torch.device, dim: int, *tensors: torch.Tensor) -> torch.Tensor:
+        if _scalars(tensors):
             tensors = tuple(tensor.view(1) for tensor in tensors)
-        ctx.sizes = [tensor.size(dim) for tensor in tensors]
         return gather_checked(tensors, dim, device)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            grads = apply(Scatter, ctx.devices, ctx.sizes, ctx.dim, grad)
-        else:
-            grads = scatter_split(grad, ctx.devices, ctx.sizes, ctx.dim)
+        split = Scatter.apply if torch.is_grad_enabled() else Scatter.compute
+        grads = split(ctx.devices, ctx.sizes, ctx.dim, grad)
         if ctx.scalars:
             grads = tuple(grad[0] for grad in grads)
         return (None, None, *grads)
+
+
+def _scalars(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(tensor.dim() == 0 for tensor in tensors)

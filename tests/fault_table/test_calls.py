@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dataparallel
@@ -58,6 +59,18 @@ STATES = {
         lambda kind: torch.device("meta"),
         lambda x: torch.empty(1).device.type == "meta",
     ),
+    "forward mode off": (
+        lambda kind: forward_ad._set_fwd_grad_enabled(False),
+        lambda x: not torch._C._is_fwd_grad_enabled(),
+    ),
+    "backward in one thread": (
+        lambda kind: torch.autograd.set_multithreading_enabled(False),
+        lambda x: not torch._C._is_multithreading_enabled(),
+    ),
+    "torch function off": (
+        lambda kind: torch._C.DisableTorchFunctionSubclass(),
+        lambda x: not torch._C._is_torch_function_enabled(),
+    ),
     "dispatch modes": (lambda kind: Counting(), lambda x: float(x.sin().sum()) == 7 * x.numel()),
 }
 
@@ -95,9 +108,35 @@ def test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call(devices
                 stack.enter_context(STATES[name][0](targets[0].type))
             yield
 
+    with all_of_them():  # inference mode brings others along
+        mine = states(None, batch.to(targets[0]))
+    assert mine >= set(names)
     inside = told(OURS, targets, states, batch, within=all_of_them())
-    assert inside == [set(names)] * len(targets)
+    assert inside == [mine] * len(targets)
     assert told(OURS, targets, states, batch) == [set()] * len(targets)
+
+
+@given(data=st.data())
+def test_threads_that_are_used_again_have_the_settings_of_now(devices, data):
+    """A new thread takes them over when it begins; one that is kept has to be told."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    kind = targets[0].type
+    count = data.draw(st.integers(1, 4))
+    dtype = data.draw(st.sampled_from((torch.float16, torch.bfloat16)))
+    before = torch.get_num_threads(), torch.get_autocast_dtype(kind)
+    try:
+        torch.set_num_threads(count)
+        torch.set_autocast_dtype(kind, dtype)
+        seen = told(
+            OURS,
+            targets,
+            lambda replica, x: (torch.get_num_threads(), torch.get_autocast_dtype(kind)),
+            rows(2 * len(targets)),
+        )
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_autocast_dtype(kind, before[1])
+    assert seen == [(count, dtype)] * len(targets)
 
 
 class Custom(BaseException):

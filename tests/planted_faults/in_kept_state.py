@@ -4,6 +4,7 @@ from functools import partial
 
 from hypothesis import Phase
 
+from tests import test_data_parallel_transforms as transforms
 from tests import test_oracle_comm as oracle
 from tests import test_reduction_models as models
 from tests import test_training_exact as training
@@ -93,7 +94,7 @@ KEPT = [
     fault(
         "autocast is lost",
         f"{STATE}:ThreadState.__init__",
-        "if torch.is_autocast_enabled(device_type)",
+        "if torch.is_autocast_enabled(each[0])",
         "if False",
         partial(THREAD_STATE, name="autocast dtype"),
     ),
@@ -107,9 +108,31 @@ KEPT = [
     fault(
         "inference mode is lost",
         f"{STATE}:ThreadState.run",
-        "if self.inference:",
-        "if False:",
+        "for enter in self.switched:",
+        "for enter in ():",
         partial(THREAD_STATE, name="inference mode"),
+    ),
+    fault(
+        "the levels of torch.func are lost",
+        f"{STATE}:ThreadState.run",
+        "temporarily_restore_interpreter_stack(self.levels)",
+        "contextlib.nullcontext()",
+        partial(transforms.test_transforms_of_a_parallel_module, name="vmap"),
+        raises=Exception,
+    ),
+    fault(
+        "kept threads have the settings of their first call",
+        f"{STATE}:ThreadState.run",
+        "self._settle()",
+        "pass",
+        calls.test_threads_that_are_used_again_have_the_settings_of_now,
+    ),
+    fault(
+        "tangents are cut off on their way to replicas",
+        "dataparallel._transport:broadcast_laid_out",
+        "if _transforms.active(tensors):",
+        "if False:",
+        partial(transforms.test_transforms_of_a_parallel_module, name="parameters: jvp"),
     ),
     fault(
         "function modes are lost",

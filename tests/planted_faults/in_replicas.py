@@ -51,8 +51,8 @@ GRADIENTS = [
     fault(
         "gradients travel in half precision",
         f"{MOVE}:sum_to",
-        "result.add_(other.to(device, non_blocking=True))",
-        "result.add_(other.half().to(device, result.dtype, non_blocking=True))",
+        "add(result, other.to(device, non_blocking=True))",
+        "add(result, other.half().to(device, result.dtype, non_blocking=True))",
         partial(sums.test_the_sum_over_replicas_keeps_the_rounding_bound, dtype="float32"),
     ),
     fault(

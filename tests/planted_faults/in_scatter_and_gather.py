@@ -162,8 +162,8 @@ GATHER = [
     fault(
         "the gradient is cut into equal parts",
         "dataparallel.functions:Gather.forward",
-        "ctx.sizes = [tensor.size(dim) for tensor in tensors]",
-        "ctx.sizes = sorted(tensor.size(dim) for tensor in tensors)",
+        "ctx.sizes = [1 if ctx.scalars else tensor.size(dim) for tensor in tensors]",
+        "ctx.sizes = sorted(1 if ctx.scalars else tensor.size(dim) for tensor in tensors)",
         gather.test_gradient_is_cut_as_the_outputs_were,
         raises=Exception,
     ),
