@@ -38,7 +38,9 @@ class DataParallel(Module, Generic[T]):
         module: the module to run; its parameters and buffers are on `device_ids[0]` at each call.
         device_ids: devices to run on (default: all of their type). Integers count the devices of
             the type the module's parameters are on, or of the available accelerator while they are
-            on the CPU. A device may be named several times.
+            on the CPU. A device may be named several times. On a machine without
+            accelerators the default and an empty list mean no device: the module is called where
+            it is.
         output_device: where outputs go, the CPU included (default: `device_ids[0]`).
         dim: dimension along which inputs are cut and outputs concatenated.
         chunking: "torch" cuts batches as `Tensor.chunk` does; with "balanced" chunk sizes differ
@@ -47,14 +49,13 @@ class DataParallel(Module, Generic[T]):
             devices and send again only what has changed. Edits through `.data` and by
             `torch._foreach_*` outside an optimizer cannot be seen, nor can running statistics that
             a module without a batch counter collects in calls that go past this object; everything
-            else is. The copies take memory until the next call in grad
-            mode.
+            else is. The copies take memory until the next call in grad mode.
 
     Calling it scatters the arguments, makes one replica of the module for each chunk, calls the
     replicas at the same time and gathers their outputs. Backward sums the replicas' gradients in
     the module's parameters. Replicas live for one call: what a forward sets on itself is lost,
     except in-place changes of parameters and buffers by the first replica. With one device the
-    module is called on it directly, with none it is called where it is.
+    module is called on it directly.
 
     Transforms of `torch.func` and forward-mode AD around the call reach the replicas. PyTorch has
     one level of forward mode for all threads, so a module that enters one itself, as with `jvp` in
@@ -62,6 +63,9 @@ class DataParallel(Module, Generic[T]):
 
     Methods bound to the module before, and plain Python lists of its submodules, still lead to the
     original from inside a replica; register submodules in a ModuleList instead.
+
+    Raises:
+        ValueError: `device_ids` that name no device, or devices of several types.
 
     Raises (when called):
         RuntimeError: parameters or buffers that are not on `device_ids[0]`.
@@ -224,16 +228,19 @@ def _resolve_devices(
         (p.device.type for p in module.parameters() if p.device.type not in ("cpu", "meta")), None
     )
     device_type = device_type or available_type()
-    if device_ids is None:
-        if device_type is None:
-            return [], None
-        device_ids = range(device_module(device_type).device_count())
     if device_type is None:
-        devices = resolve_all(device_ids)
+        devices = resolve_all(() if device_ids is None else device_ids)
+        if not devices:
+            return [], None
     else:
+        if device_ids is None:
+            device_ids = range(device_module(device_type).device_count())
         devices = [resolve(device, device_type) for device in device_ids]
-    if not devices:
-        return [], None
+        if not devices:
+            raise ValueError(
+                f"device_ids={device_ids!r} names no device; leave it out or pass None for all "
+                f"devices of type {device_type!r}"
+            )
     if len({device.type for device in devices}) > 1:
         raise ValueError(f"device_ids must be of one type, but got {list(map(str, devices))}")
     if output_device is None:

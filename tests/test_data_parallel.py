@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
+from dataparallel._devices import available_type
 from tests import strategies
 from tests.observe import Case, ExactNet, chosen, observe, place, plain, slot_of, values
 from tests.test_scatter import chunk_sizes
@@ -226,11 +227,24 @@ def test_devices_default_to_all(devices):
     assert model(values((8, 3), "float32")).device == devices[0]
 
 
-def test_without_devices_the_module_is_called_on_the_cpu():
+@pytest.mark.skipif(available_type() is not None, reason="there is an accelerator here")
+@pytest.mark.parametrize("device_ids", [None, [], range(0)])
+def test_without_devices_the_module_is_called_on_the_cpu(device_ids):
     """The code that trains on many GPUs runs on a machine that has none."""
     net = ExactNet(3, "float32")
     x = values((5, 3), "float32")
-    assert plain(dataparallel.data_parallel(net, x, [])) == plain(net(x))
+    assert plain(dataparallel.DataParallel(net, device_ids)(x)) == plain(net(x))
+    assert plain(dataparallel.data_parallel(net, x, device_ids)) == plain(net(x))
+
+
+@pytest.mark.parametrize("device_ids", [[], (), range(0)])
+def test_naming_none_of_the_devices_is_refused(devices, device_ids):
+    """Nobody who gives a list means a module that is not divided."""
+    for net in (ExactNet(3, "float32"), ExactNet(3, "float32").to(devices[0])):
+        with pytest.raises(ValueError, match=f"names no device.*None.*{devices[0].type}"):
+            dataparallel.DataParallel(net, device_ids)
+        with pytest.raises(ValueError, match="names no device"):
+            dataparallel.data_parallel(net, values((5, 3), "float32"), device_ids)
 
 
 @pytest.mark.devices(4)
