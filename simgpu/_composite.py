@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu import _world
+from simgpu import _sparse_indices, _world
 from simgpu._launch import Kernel, launch, launch_copy
 from simgpu._memory import adopt, is_composite
 from simgpu._relabel import DEVICE_TYPE, host_alias
@@ -180,9 +180,11 @@ def computing_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 def _argument_to_host(value: Any) -> Any:
     if isinstance(value, Tensor):
+        if is_composite(value) and not value.is_nested:
+            _sparse_indices.check(value)
         return to_host(value)
     if isinstance(value, (tuple, list)):
-        return [to_host(item) if isinstance(item, Tensor) else item for item in value]
+        return [_argument_to_host(item) if isinstance(item, Tensor) else item for item in value]
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 

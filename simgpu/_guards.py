@@ -120,9 +120,71 @@ def _sparse_broadcast(arguments: dict[str, Any]) -> None:
         )
 
 
+def _converted_indices(arguments: dict[str, Any]) -> None:
+    """Row indices within their matrix, or row ends that rise to the number of columns given."""
+    compressed = arguments.get("crow_indices")
+    given = host_alias(arguments["self"] if compressed is None else compressed)
+    if compressed is None:
+        low, high = 0, arguments["size"] - 1
+        fits = True
+    else:
+        low, high = 0, arguments["col_indices"].shape[-1]
+        fits = bool((given[..., 0] == low).all() & (given[..., -1] == high).all())
+        fits = fits and bool((given.diff() >= 0).all())
+    if not fits or (given.numel() and not bool(((given >= low) & (given <= high)).all())):
+        name = "indices" if compressed is None else "crow_indices that rise"
+        raise RuntimeError(f"expected {name} from {low} to {high}, got {given.tolist()}")
+
+
+def _fused_optimizer(arguments: dict[str, Any]) -> None:
+    """Tensors of one parameter laid out alike; the kernel goes through them side by side.
+
+    CUDA asks for the same (aten/src/ATen/native/cuda/FusedAdamKernel.cu).
+    """
+    lists = {
+        "params" if name == "self" else name: value
+        for name, value in arguments.items()
+        if isinstance(value, (list, tuple)) and value and name != "state_steps"
+    }
+    for name, tensors in lists.items():
+        for position, (param, tensor) in enumerate(zip(lists["params"], tensors, strict=False)):
+            if not _laid_out_alike(param, tensor):
+                *most, last = lists
+                raise RuntimeError(
+                    f"{', '.join(most)}, and {last} must have same dtype, device, and layout, got "
+                    f"params[{position}] of shape {tuple(param.shape)} and strides "
+                    f"{param.stride()}, {name}[{position}] of shape {tuple(tensor.shape)} and "
+                    f"strides {tensor.stride()}"
+                )
+    for name in ("grad_scale", "found_inf"):
+        number = arguments.get(name)
+        if number is not None and number.numel() != 1:
+            raise RuntimeError(f"{name} must be one number, got shape {tuple(number.shape)}")
+
+
+def _laid_out_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have their elements in the same places, without gaps or overlaps."""
+    if one.shape != other.shape:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    places, others = (
+        [(step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size != 1]
+        for t in (one, other)
+    )
+    expected = 1
+    for step, size in sorted(places):
+        if step != expected:
+            return False
+        expected *= size
+    return places == others
+
+
 _CHECKS: dict[str, _Check] = {
     "_batch_norm_no_update": _batch_norm,
     "_batch_norm_with_update": _batch_norm,
+    "_convert_indices_from_coo_to_csr": _converted_indices,
+    "_convert_indices_from_csr_to_coo": _converted_indices,
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm,
     "_scaled_dot_product_flash_attention_for_cpu": _flash_attention,
@@ -137,6 +199,11 @@ _CHECKS: dict[str, _Check] = {
     "native_batch_norm": _batch_norm,
     "native_batch_norm_backward": _batch_norm,
     "segment_reduce": _segment_reduce,
+    **{
+        f"_fused_{name}{in_place}": _fused_optimizer
+        for name in ("adagrad", "adam", "adamw", "sgd")
+        for in_place in ("_", "")
+    },
 }
 
 

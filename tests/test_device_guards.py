@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+
 STATS = {"training": True, "momentum": 0.5, "eps": 1e-5}
 
 
@@ -65,6 +67,99 @@ def attention(query, key, value, grad=None):
     return call
 
 
+def fused(name, *shapes, **options):
+    """A fused optimizer's step, with a parameter, its gradient and its state of these shapes."""
+    numbers = ("lr", "beta1", "beta2", "weight_decay", "eps", "momentum", "dampening", "lr_decay")
+    switches = ("amsgrad", "maximize", "nesterov", "is_first_step")
+    schema = getattr(torch.ops.aten, name).default._schema
+    asked = {argument.name for argument in schema.arguments}
+
+    def call(device):
+        lists = [[torch.ones(shape, device=device)] for shape in shapes]
+        if "max_exp_avg_sqs" in asked or "momentum_buffer_list" in asked:
+            lists.append([])
+        if "state_steps" in asked:
+            lists.append([torch.ones((), device=device)])
+        settings = {option: 0.5 for option in numbers if option in asked}
+        settings |= {option: False for option in switches if option in asked}
+        if "momentum" in asked:
+            settings["momentum"] = 0.0
+        given = {option: torch.ones(shape, device=device) for option, shape in options.items()}
+        getattr(torch.ops.aten, name)(*lists, **settings, **given)
+        return tuple(tensors[0] for tensors in lists if tensors)
+
+    return call
+
+
+def fused_overlapping(device):
+    """Memory of one element, told to be a matrix."""
+    parts = [torch.ones(8, 8, device=device) for _ in range(4)]
+    parts[1] = torch.ones(1, 1, device=device).expand(8, 8)
+    lists = [[part] for part in parts]
+    return torch._fused_adam_(
+        *lists,
+        [],
+        [torch.ones((), device=device)],
+        lr=0.1,
+        beta1=0.9,
+        beta2=0.9,
+        weight_decay=0.0,
+        eps=1e-8,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def compressed(layout, ends, plain, use, count=None, shape=(2, 2)):
+    """`use` of a sparse compressed tensor that nobody checked."""
+
+    def call(device):
+        values = torch.ones(len(plain) if count is None else count, device=device)
+        if layout in (torch.sparse_bsr, torch.sparse_bsc):
+            values = values.reshape(-1, 1, 1)
+        x = torch.sparse_compressed_tensor(
+            torch.tensor(ends, device=device),
+            torch.tensor(plain, device=device),
+            values,
+            shape,
+            layout=layout,
+            check_invariants=False,
+        )
+        return use(x)
+
+    return call
+
+
+def listed(indices, use):
+    """`use` of a sparse COO tensor that nobody checked."""
+
+    def call(device):
+        places = torch.tensor(indices, device=device)
+        values = torch.ones(len(indices[0]), device=device)
+        return use(torch.sparse_coo_tensor(places, values, (2, 2), check_invariants=False))
+
+    return call
+
+
+def times(x):
+    return (x @ torch.eye(2, device=x.device)).to_dense()
+
+
+def added(x):
+    return torch.ones(2, 2, device=x.device).add_(x)
+
+
+def converted(ends, plain):
+    def call(device):
+        given = (torch.tensor(numbers, device=device) for numbers in (ends, plain))
+        return torch._convert_indices_from_csr_to_coo(*given)
+
+    return call
+
+
+CSR, CSC, BSR = torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr
+FAR = 1 << 40
+
 CALLS = {
     "a sparse tensor without elements": (sparse_broadcast, "has no elements"),
     "attention to nothing": (
@@ -95,6 +190,48 @@ CALLS = {
     "unpacked pivots past the end": (unpack(1, 2, 1 << 20), "pivots must be"),
     "too few pivots": (unpack(1), "pivots must be"),
     "LDL pivots past the end": (solve(torch.linalg.ldl_solve, 1, 2, 1 << 20), "pivots must be"),
+    "columns past the end": (compressed(CSR, [0, 1, 2], [0, FAR], times), "col_indices from 0 to"),
+    "negative columns": (compressed(CSR, [0, 1, 2], [0, -FAR], times), "col_indices from -"),
+    "columns of blocks past the end": (compressed(BSR, [0, 1, 2], [0, FAR], times), "col_indices"),
+    "row ends past the end": (compressed(CSR, [0, FAR, 2], [0, 1], times), "do not rise"),
+    "a last row end past the end": (compressed(CSR, [0, 1, FAR], [0, 1], times), "do not rise"),
+    "falling row ends": (compressed(CSR, [0, 2, 2, 1, 2], [0, 1], times, shape=(4, 2)), "not rise"),
+    "too few row ends": (
+        compressed(CSR, [0, 1], [0], times, shape=(1 << 20, 2)),
+        r"crow_indices of shape \(2,\) for 1048576 lines",
+    ),
+    "too few values": (compressed(CSR, [0, 1, 2], [0, 1], times, 1), "2 col_indices for 1 values"),
+    "rows past the end": (
+        compressed(CSC, [0, 1, 2], [0, FAR], torch.Tensor.to_sparse_csr),
+        "row_indices from 0 to",
+    ),
+    "a sparse sum past the end": (
+        compressed(CSR, [0, 1, 2], [0, FAR], lambda x: x + x),
+        "col_indices from 0 to",
+    ),
+    "indices past the end": (listed([[0, FAR], [0, 1]], added), "in dimension 0 of size 2"),
+    "an index one past the end": (
+        listed([[0, 2], [0, 1]], torch.Tensor.to_dense),
+        "from 0 to 2 in dimension 0 of size 2",
+    ),
+    "negative indices": (listed([[0, 1], [0, -FAR]], added), "in dimension 1 of size 2"),
+    "a product past the end": (listed([[0, FAR], [0, 1]], lambda x: x @ x), "in dimension 0"),
+    "rows of no matrix": (listed([[0, FAR], [0, 1]], torch.Tensor.to_sparse_csr), "dimension 0"),
+    "converted row ends past the end": (converted([0, FAR, 2], [0, 1]), "crow_indices that rise"),
+    "converted rows past the end": (
+        lambda device: torch._convert_indices_from_coo_to_csr(
+            torch.tensor([0, FAR], device=device), 2
+        ),
+        "expected indices from 0 to 1",
+    ),
+    "Adam with too little gradient": (fused("_fused_adam_", 1 << 16, 2, 2, 2), "must have same"),
+    "Adam with too little state": (fused("_fused_adam_", 9, 9, 9, 2), r"exp_avg_sqs\[0\]"),
+    "Adam out of place": (fused("_fused_adam", 1 << 16, 2, 2, 2), "must have same"),
+    "Adam on one element": (fused_overlapping, r"strides \(0, 0\)"),
+    "Adam without a scale": (fused("_fused_adam_", 9, 9, 9, 9, grad_scale=0), "one number"),
+    "AdamW with too little gradient": (fused("_fused_adamw_", 1 << 16, 2, 2, 2), "must have same"),
+    "Adagrad with too little state": (fused("_fused_adagrad_", 1 << 16, 1 << 16, 2), "state_sums"),
+    "SGD with too little gradient": (fused("_fused_sgd_", 1 << 16, 2), r"grads\[0\]"),
     "half an LDL block": (solve(torch.linalg.ldl_solve, 1, 2, -3), "pivots must be"),
 }
 
@@ -115,6 +252,16 @@ def test_a_call_that_would_read_past_memory_raises(simulated, name):
         solve(torch.linalg.lu_solve, 3, 2, 3),
         solve(torch.linalg.ldl_solve, 1, -3, -3),
         unpack(1, 3, 3),
+        fused("_fused_adam_", *[(3, 4)] * 4, grad_scale=(), found_inf=(1,)),
+        fused("_fused_adamw_", *[(3, 4)] * 4),
+        fused("_fused_adagrad_", *[()] * 3),
+        fused("_fused_sgd_", *[(0, 4)] * 2),
+        compressed(CSR, [0, 0, 2], [1, 0], times),
+        compressed(CSC, [0, 1, 2], [0, 1], torch.Tensor.to_dense),
+        compressed(BSR, [0, 1, 1], [1], torch.Tensor.to_dense),
+        compressed(CSR, [0, 0, 0], [], torch.Tensor.to_dense, 0),
+        listed([[0, 0, 1], [1, 1, 0]], added),
+        converted([0, 0, 2], [0, 1]),
     ],
 )
 def test_right_calls_are_let_through(simulated, call):

@@ -32,6 +32,15 @@ def worded(simulated, name):
 
 OPERATORS = [
     fault(
+        "a sparse tensor may point one past its end",
+        "simgpu._sparse_indices:_check_coo",
+        "high[dim] >= size",
+        "high[dim] > size",
+        partial(
+            guards.test_a_call_that_would_read_past_memory_raises, name="an index one past the end"
+        ),
+    ),
+    fault(
         "an output that had to grow stays as it was",
         "simgpu._resize:settle_output",
         "if is_stand_in and host.numel():",
