@@ -13,6 +13,7 @@ How the package is laid out, from the bottom up:
     _memory         ownership of results, and the ledger
     _arguments, _kernels, _copies, _resize, _dropout, _recurrent, _attention, _composite     kernels
     _guards, _sparse_indices    checks before host kernels that trust their arguments
+    _refused        operators that raise, and why
     _register       which operator gets which kernel
     _autocast_policy, _autocast    automatic mixed precision
     _accelerator    the current device, as others ask for it

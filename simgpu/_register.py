@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 
-from simgpu import _attention, _composite, _copies, _dropout, _indexing, _recurrent, _resize
+from simgpu import (
+    _attention,
+    _composite,
+    _copies,
+    _dropout,
+    _indexing,
+    _recurrent,
+    _refused,
+    _resize,
+)
 from simgpu._guards import guarded
 from simgpu._kernels import PythonKernel, device_kernel
 from simgpu._launch import HOST_KEYS
@@ -102,7 +111,7 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
         if name not in done:
             done.add(name)
             op = _overload(name)
-            yield name, guarded(op, device_kernel(op))
+            yield name, _refused.refusal(op) or guarded(op, device_kernel(op))
     for name in _aten_names("CompositeExplicitAutograd"):
         if name not in done and not name.endswith("out"):
             op = _overload(name)
@@ -128,6 +137,8 @@ def register() -> list[torch.library.Library]:
     """Register everything; the registrations last as long as the returned libraries."""
     anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     anything.fallback(_fallback, _KEY)  # type: ignore[no-untyped-call]
+    quantized = _refused.QUANTIZED_KEY
+    anything.fallback(_refused.refuse_quantized, quantized)  # type: ignore[no-untyped-call]
     return [
         _library(_KEY, kernels()),
         *(_library(key, _composite_kernels(key)) for key in _composite.KEYS),

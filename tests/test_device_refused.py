@@ -1,0 +1,37 @@
+"""What a simulated device refuses: the error says so, why, and what to do instead."""
+
+import pytest
+import torch
+
+QUANTIZE = {
+    "per tensor": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "per channel": lambda x: torch.quantize_per_channel(
+        x, torch.ones(2, device=x.device), torch.zeros(2, device=x.device), 0, torch.quint8
+    ),
+    "dynamic": lambda x: torch.quantize_per_tensor_dynamic(x, torch.quint8, False),
+    "integers": lambda x: torch._make_per_tensor_quantized_tensor(x.to(torch.int8), 0.1, 0),
+    "to": lambda x: torch.quantize_per_tensor(x.cpu(), 0.1, 0, torch.qint8).to(x.device),
+    "to a dtype": lambda x: x.to(torch.qint8),
+    "empty": lambda x: torch.empty(3, dtype=torch.qint8, device=x.device),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, ")
+@pytest.mark.parametrize("name", sorted(QUANTIZE))
+def test_quantized_tensors_are_refused(simulated, name):
+    with pytest.raises(NotImplementedError, match=r"Could not run 'aten::\w+.*fake_quantize"):
+        QUANTIZE[name](torch.ones(2, 3, device=simulated[1]))
+
+
+def test_quantization_can_be_simulated(simulated):
+    x = torch.linspace(-1, 1, 9)
+    there = torch.fake_quantize_per_tensor_affine(x.to(simulated[1]), 0.25, 0, -8, 7)
+    assert torch.equal(there.cpu(), torch.fake_quantize_per_tensor_affine(x, 0.25, 0, -8, 7))
+
+
+def test_memory_of_a_device_is_not_for_mkldnn(simulated):
+    x = torch.ones(2, device=simulated[1])
+    with pytest.raises(NotImplementedError, match=r"'aten::to_mkldnn' with arguments .*simgpu"):
+        x.to_mkldnn()
+    with pytest.raises(NotImplementedError, match="device type for mkldnn layout: simgpu"):
+        torch.ones(2).to_mkldnn().to(x.device)
