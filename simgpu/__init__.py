@@ -20,12 +20,14 @@ How the package is laid out, from the bottom up:
     _autograd, _data      what torch must do differently
     _layout, _growth, _storage     storages, and the words in them that Python cannot set
     _virtual        what C++ asks of a backend without asking Python
-    _pinned, _generators, _legacy  what torch makes in C++ for the device types that it knows
+    _pinned, _generators, _stand_in, _legacy     what torch makes in C++ for the device types that
+                    it knows
     _sending, _life       other processes: what is not sent, forks, the end
     _backend        registering all of it with torch, once
     device_module   torch.simgpu
     _api, _trace    what users call
-    _as_cuda, _cuda_names, _cuda_module, _told, _patches     devices that go by the name of CUDA
+    _as_cuda, _cuda_names, _cuda_module, _cuda_tools, _told, _patches     devices that go by the
+                    name of CUDA
     _values, _network, _tried, strategies     inputs for tests, with hypothesis
     _fuzz, _fuzz_*  the command that looks for examples which break a property
     _run, _pictures                       the command that runs a script; what it saw

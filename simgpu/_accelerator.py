@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from simgpu import _autograd, _memory_functions, _streams, _virtual, _world
+from simgpu._legacy import DTYPES
 
 
 def _exchange_device(index: int) -> int:
@@ -36,9 +37,15 @@ def _synchronize(index: int) -> None:
     _world.device(index)
 
 
+def _capability(index: int) -> dict[str, Any]:
+    _world.device(index)
+    return {"supported_dtypes": set(DTYPES.values())}
+
+
 _OURS: dict[str, Callable[..., Any]] = {
     "_accelerator_emptyCache": _memory_functions.empty_cache,
     "_accelerator_exchangeDevice": _exchange_device,
+    "_accelerator_getDeviceCapability": _capability,
     "_accelerator_getDeviceIndex": _world.current_device,
     "_accelerator_getDeviceStats": _memory_functions.memory_stats,
     "_accelerator_getMemoryInfo": _memory_functions.mem_get_info,

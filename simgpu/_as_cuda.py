@@ -7,7 +7,8 @@ Nothing of a program is rewritten. While this is on, "cuda:1" is another name of
   kernels of CUDA and asks `_make_tensor`; so it holds for functions that were imported by name long
   before, and in every thread;
 - where a program looks at a device, it is told the name that it knows (`_cuda_names`);
-- the functions of `torch.cuda` are those of `torch.simgpu` (`_cuda_module`).
+- the functions of `torch.cuda` are those of `torch.simgpu` (`_cuda_module`), and what surrounds
+  them takes the settings of CUDA (`_cuda_tools`).
 
 Operators between tensors are not touched, so they cost what they cost on simulated devices.
 """
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from simgpu import _api, _cuda_module, _cuda_names
+from simgpu import _api, _cuda_module, _cuda_names, _cuda_tools
 from simgpu._patches import Patches
 from simgpu.errors import RealCudaError
 
@@ -82,6 +83,7 @@ def _install() -> Callable[[], None]:
     try:
         _cuda_names.install(patches)
         _cuda_module.install(patches)
+        _cuda_tools.install(patches)
         _route_factories(covers)
     except BaseException:
         undo()

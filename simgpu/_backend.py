@@ -62,6 +62,7 @@ def install() -> None:
             _register,
             _sending,
             _storage,
+            _streams,
             _virtual,
             device_module,
         )
@@ -86,6 +87,7 @@ def install() -> None:
         _pinned.install()
         _storage.install()
         _generators.install()
+        _streams.install()
         _legacy.install()
         _life.install()
         _sending.install()

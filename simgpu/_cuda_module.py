@@ -193,7 +193,7 @@ def install(patches: Patches) -> None:
     patches.set(cuda, "default_generators", device_module.default_generators)
     for dtype in _legacy.DTYPES:
         for kind in ("Tensor", "Storage"):
-            patches.set(cuda, f"{dtype}{kind}", _legacy.find(f"{dtype}{kind}"))
+            patches.set(cuda, f"{dtype}{kind}", _legacy.find(f"{dtype}{kind}", "cuda"))
     _replace_copies(patches, replaced)
 
 

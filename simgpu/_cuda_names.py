@@ -17,7 +17,8 @@ import torch.nn.parallel._functions
 import torch.utils._device
 from torch.storage import UntypedStorage
 
-from simgpu import _generators, _streams, _told, _world
+from simgpu import _generators, _streams, _told, _virtual, _world
+from simgpu._legacy import TensorType
 from simgpu._patches import Patches
 from simgpu._relabel import DEVICE_TYPE, MAX_DEVICES
 from simgpu.errors import UnsupportedError
@@ -105,6 +106,8 @@ def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> A
     if dtype is None:
         name: str = _TensorBase.type(self, *args, **kwargs)
         return name.replace(_PREFIX, _CUDA_PREFIX)
+    if isinstance(dtype, TensorType):
+        dtype = dtype.__name__
     if isinstance(dtype, str):
         dtype = dtype.replace(_CUDA_PREFIX, _PREFIX)
     return _TensorBase.type(self, dtype, *args, **kwargs)
@@ -141,8 +144,8 @@ def _install_others(patches: Patches) -> None:
     patches.set(storage, "device", _renamed(lambda self: torch._C.StorageBase.device.__get__(self)))  # type: ignore[attr-defined]
     patches.set(storage, "__new__", staticmethod(_takes_device(storage.__new__)))
     patches.set(storage, "to", _takes_device(storage.to))
-    generator: Any = _generators.Generator
-    patches.set(generator, "__new__", staticmethod(_takes_device(generator.__new__, 1)))
+    for made_on in (_generators.Generator, _streams.GenericStream, _streams.GenericEvent):
+        patches.set(made_on, "__new__", staticmethod(_takes_device(made_on.__new__, 1)))
     made: Any = _generators.DeviceGenerator
     patches.set(made, "device", _renamed(made.device.fget))
     stream: Any = _streams.Stream
@@ -150,6 +153,7 @@ def _install_others(patches: Patches) -> None:
     event: Any = _streams.Event
     patches.set(event, "device", _renamed(torch.Event.device.__get__))
     patches.set(torch.accelerator, "current_accelerator", _current_accelerator)
+    patches.set(torch._C, "_get_accelerator", _current_accelerator)
     # Recurrent layers ask this about their weights, and would lay them out for cuDNN.
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     parallel: Any = torch.nn.parallel._functions
@@ -211,6 +215,7 @@ def install(patches: Patches) -> None:
     """Let "cuda" name the simulated devices, both ways."""
     patches.set(_world, "names", frozenset({DEVICE_TYPE, CUDA}))
     _told.install(patches)
+    _virtual.lend_guard(patches)
     _install_tensors(patches)
     _install_others(patches)
     _install_autocast(patches)

@@ -15,6 +15,7 @@ from simgpu import _world
 from simgpu._layout import label_generator
 from simgpu._random import made
 from simgpu._relabel import DEVICE_TYPE
+from simgpu._stand_in import StandIn, named_alike
 from simgpu.errors import UnsupportedError
 
 _Stock: Any = torch._C.Generator
@@ -112,26 +113,14 @@ def default_generators() -> tuple[DeviceGenerator, ...]:
     return tuple(DeviceGenerator(device.torch_device, device.generator) for device in _world.active)
 
 
-class _GeneratorType(type(_Stock)):  # type: ignore[misc]
-    """Lets every generator be a `torch.Generator`, whichever way it was made."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return (
-            isinstance(instance, _Stock)
-            if cls is Generator
-            else super().__instancecheck__(instance)
-        )
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return (
-            issubclass(subclass, _Stock)
-            if cls is Generator
-            else super().__subclasscheck__(subclass)
-        )
+class _GeneratorType(StandIn, type(_Stock)):  # type: ignore[misc]
+    """Generators have a type of types of their own already."""
 
 
 class Generator(_Stock, metaclass=_GeneratorType):  # type: ignore[misc]
-    __doc__ = _Stock.__doc__
+    """Stands in for `torch.Generator`, and knows simulated devices."""
+
+    _stock = _Stock
 
     def __new__(cls, device: Any = "cpu") -> Any:
         wanted = torch.device(device)
@@ -140,7 +129,7 @@ class Generator(_Stock, metaclass=_GeneratorType):  # type: ignore[misc]
         return _Stock.__new__(_Stock if cls is Generator else cls, wanted)
 
 
-Generator.__module__, Generator.__qualname__ = "torch", "Generator"
+named_alike(Generator, _Stock)
 
 
 def install() -> None:

@@ -104,7 +104,7 @@ def _to_dlpack(tensor: torch.Tensor) -> Any:
     return torch._C._to_dlpack(_lent(tensor))
 
 
-class _TensorType(type):
+class TensorType(type):
     """The type of `torch.simgpu.FloatTensor` and its like."""
 
     dtype: torch.dtype
@@ -125,18 +125,20 @@ _types: dict[str, Any] = {}
 _storage_type: Any = type(_LegacyStorage)
 
 
-def find(name: str) -> Any:
-    """`torch.simgpu.<name>`, where that is an old type of tensors or storages, or None."""
+def find(name: str, home: str = DEVICE_TYPE) -> Any:
+    """`torch.<home>.<name>`, where that is an old type of tensors or storages, or None."""
     prefix = name.removesuffix("Tensor").removesuffix("Storage")
-    if name not in _types and prefix != name and prefix in DTYPES:
-        module, dtype = f"torch.{DEVICE_TYPE}", DTYPES[prefix]
+    module = f"torch.{home}"
+    path = f"{module}.{name}"
+    if path not in _types and prefix != name and prefix in DTYPES:
+        dtype = DTYPES[prefix]
         members = {"__module__": module, "__qualname__": name, "dtype": dtype, "_dtype": dtype}
         if name.endswith("Tensor"):
             # `tensor.type(torch.simgpu.LongTensor)` reads the whole path from the type's name.
-            _types[name] = _TensorType(f"{module}.{name}", (), members)
+            _types[path] = TensorType(path, (), members)
         else:
-            _types[name] = _storage_type(name, (_LegacyStorage,), members)
-    return _types.get(name)
+            _types[path] = _storage_type(name, (_LegacyStorage,), members)
+    return _types.get(path)
 
 
 def install() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from simgpu import _world
+from simgpu._told import told
 from simgpu._world import Device
 
 _KINDS = ("current", "peak", "allocated", "freed")
@@ -100,7 +101,7 @@ def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
     """`memory_stats` as a table for people."""
     state, stats = _state(device), memory_stats(device)
     lines = [
-        f"simgpu:{state.index} memory, of {format_bytes(state.capacity)}",
+        told(f"{state.torch_device} memory, of {format_bytes(state.capacity)}"),
         f"{'':<18}{'current':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
     ]
     for name, show in (("allocated_bytes", format_bytes), ("allocation", str)):

@@ -16,6 +16,8 @@ import torch
 
 from simgpu import _world
 from simgpu._relabel import DEVICE_TYPE
+from simgpu._stand_in import StandIn, named_alike
+from simgpu._told import told
 
 _DEVICE_TYPE_NUMBER = 20  # c10::DeviceType::PrivateUse1
 
@@ -84,7 +86,12 @@ class Stream(torch.Stream):
         _world.set_current_device(device)
 
     def __repr__(self) -> str:
-        return f"<simgpu.Stream device={self.device} id={self.stream_id}>"
+        return told(f"<torch.{DEVICE_TYPE}.Stream device={self.device} id={self.stream_id}>")
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority; a lower number would go first."""
+        return 0, -1
 
 
 class Event(torch.Event):
@@ -129,6 +136,10 @@ class Event(torch.Event):
         if self._recorded_at is None or end_event._recorded_at is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         return (end_event._recorded_at - self._recorded_at) * 1e3
+
+    def __repr__(self) -> str:
+        recorded = "not recorded" if self._recorded_at is None else f"at {self._recorded_at:.6f} s"
+        return told(f"<torch.{DEVICE_TYPE}.Event {recorded}>")
 
 
 class _PerThread(threading.local):
@@ -177,3 +188,51 @@ def set_stream(stream: torch.Stream | None) -> None:
     if not isinstance(stream, Stream):
         stream = Stream(stream.device_index, stream_id=stream.stream_id)
     _current()[stream.device_index] = stream
+
+
+_StockStream: Any = torch.Stream
+_StockEvent: Any = torch.Event
+
+
+def _is_ours(device: Any) -> bool:
+    """Whether a generic stream or event is one of a simulated device: without a device, if any."""
+    if device is None or isinstance(device, int):
+        return bool(_world.active)
+    return torch.device(device).type == DEVICE_TYPE
+
+
+class GenericStream(_StockStream, metaclass=StandIn):  # type: ignore[misc]
+    """Stands in for `torch.Stream`, of which C++ makes the default one of device 0 only."""
+
+    _stock = _StockStream
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        device = args[0] if args else kwargs.get("device")
+        by_number = len(args) == 3 or "stream_id" in kwargs
+        if cls is GenericStream and not by_number and _is_ours(device):
+            return Stream(device, kwargs.get("priority", 0))
+        made = _StockStream.__new__(_StockStream if cls is GenericStream else cls, *args, **kwargs)
+        if cls is GenericStream and made.device.type == DEVICE_TYPE:
+            return Stream(made.device_index, stream_id=made.stream_id)
+        return made
+
+
+class GenericEvent(_StockEvent, metaclass=StandIn):  # type: ignore[misc]
+    """Stands in for `torch.Event`, of which C++ makes one that nobody records."""
+
+    _stock = _StockEvent
+
+    def __new__(cls, device: Any = None, **kwargs: Any) -> Any:
+        if cls is GenericEvent and _is_ours(device):
+            return Event(**kwargs)
+        return _StockEvent.__new__(_StockEvent if cls is GenericEvent else cls, device, **kwargs)
+
+
+named_alike(GenericStream, _StockStream)
+named_alike(GenericEvent, _StockEvent)
+
+
+def install() -> None:
+    """Let `torch.Stream` and `torch.Event` know the device type."""
+    torch.Stream = GenericStream  # type: ignore[misc]
+    torch.Event = GenericEvent  # type: ignore[misc]

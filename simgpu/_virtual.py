@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 
+from simgpu._patches import Patches
 from simgpu._relabel import _words
 
 PRIVATE_USE_1 = 20  # the device type, as C++ numbers it
+_CUDA = 1
 
 _FUNCTIONS = 40  # at least as many as such an object has; what follows them is copied too
 _BEFORE = 2  # words in front of the functions: what C++ knows of the class
@@ -73,19 +75,36 @@ class Table:
         return put_back
 
 
+def _guards() -> Any:
+    """Addresses of the registered guards by device type, or None where they cannot be found."""
+    found = library()
+    try:
+        return found and (ctypes.c_int64 * (PRIVATE_USE_1 + 1)).in_dll(found, _REGISTRY)
+    except ValueError:
+        return None
+
+
+def lend_guard(patches: Patches) -> bool:
+    """Let questions about a CUDA device go to our guard, until `patches` are undone.
+
+    C++ asks the guard of a device that is named, in places where it can only end the process if
+    there is none. Returns whether that was possible.
+    """
+    guards = _guards()
+    if guards is None:
+        return False
+    stock, guards[_CUDA] = guards[_CUDA], guards[PRIVATE_USE_1]
+    patches.then(lambda: guards.__setitem__(_CUDA, stock))
+    return True
+
+
 def tables(guard: object, hooks: object) -> tuple[Table, Table] | None:
     """Tables of the registered guard and hooks, or None where they cannot be found.
 
     Python objects hold the addresses of the C++ ones in the same place; that it is this place is
     seen by the guard, whose address PyTorch tells.
     """
-    found = library()
-    if found is None:
-        return None
-    try:
-        registered = (ctypes.c_int64 * (PRIVATE_USE_1 + 1)).in_dll(found, _REGISTRY)
-    except ValueError:
-        return None
-    if _in_python_object(guard) != registered[PRIVATE_USE_1]:
+    guards = _guards()
+    if guards is None or _in_python_object(guard) != guards[PRIVATE_USE_1]:
         return None
     return Table(_in_python_object(guard)), Table(_in_python_object(hooks))

@@ -7,6 +7,7 @@ import copy
 import io
 import pickle
 import threading
+import warnings
 
 import pytest
 import torch
@@ -146,6 +147,28 @@ def test_the_name_reaches_backward_hooks_and_functions_of_the_user(cuda):
     assert x.grad.tolist() == [2.0, 2.0]
 
 
+def test_old_types_are_named_and_written_as_on_cuda(cuda):
+    x = torch.ones(2, device="cuda:1")
+    kind = torch.cuda.FloatTensor
+    assert f"{kind.__module__}.FloatTensor" == str(kind)[8:-2] == x.type()
+    assert x.cpu().type(kind).device == torch.cuda.FloatTensor([1.0]).device == cuda[0]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # once per process
+        assert x.storage().type() == "torch.cuda.FloatStorage"
+
+
+def test_what_streams_and_events_say_of_themselves(cuda):
+    stream, event = torch.cuda.Stream(1), torch.cuda.Event()
+    assert repr(stream) == f"<torch.cuda.Stream device=cuda:1 id={stream.stream_id}>"
+    assert repr(event) == "<torch.cuda.Event not recorded>"
+    assert isinstance(torch.Stream("cuda:1"), torch.cuda.Stream)
+    assert isinstance(torch.Event("cuda"), torch.cuda.Event)
+    with torch.Stream("cuda:2") as current:
+        assert torch.cuda.current_stream() == torch.accelerator.current_stream() == current
+        assert torch.cuda.current_device() == 2
+    assert torch.cuda.memory_summary(1).startswith("cuda:1 memory")
+
+
 def test_threads_see_the_same_world(cuda):
     seen = []
 
@@ -165,6 +188,8 @@ def test_default_devices(cuda):
     torch.set_default_device("cuda:2")
     try:
         assert torch.ones(2).device == torch.tensor([1]).device == cuda[2]
+        torch.set_default_device("cuda")  # for which C++ asks for the current device
+        assert torch.get_default_device() == torch.tensor([1]).device == cuda[0]
     finally:
         torch.set_default_device(None)
     with torch.device("cuda:1"):
@@ -243,7 +268,8 @@ def everything_replaced():
     """The names of `torch` that a block may replace, and what they stand for now."""
     owners = [torch, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs]
     owners += [torch.cuda.nvtx, torch.cuda.nccl, torch.cuda.streams, torch.nn.parallel._functions]
-    owners += [torch.Tensor, torch.UntypedStorage, torch.Generator, torch.accelerator]
+    owners += [torch.Tensor, torch.UntypedStorage, torch.Generator, torch.Stream, torch.Event]
+    owners += [torch.accelerator, torch.backends.cuda, torch.autograd.profiler, torch._C]
     # Loaded when first asked for, whoever asks.
     lazy = {"_cupti_monitor", "_gpu_trace", "_memory_viz", "jiterator", "comm", "profiler"}
     return {

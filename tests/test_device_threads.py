@@ -108,3 +108,42 @@ def test_devices_compute_side_by_side(devices):
     with ThreadPoolExecutor(len(devices)) as pool:
         answers = list(pool.map(work, devices))
     assert answers == [plain(values((4, 3), "float32").sum(0).expand(3, 3))] * len(devices)
+
+
+@pytest.mark.parametrize("by", ["device", "name", "number", "parts"])
+@given(data=st.data())
+def test_generic_streams_and_events_are_those_of_the_device(devices, by, data):
+    """torch.Stream and torch.Event, which name no device type, however the device is told."""
+    device = data.draw(st.sampled_from(devices))
+    module = torch.get_device_module(device)
+    if by == "parts":
+        known = module.Stream(device)
+        stream = torch.Stream(
+            stream_id=known.stream_id,
+            device_index=known.device_index,
+            device_type=known.device_type,
+        )
+        assert stream == known
+    else:
+        told = {"device": device, "name": str(device), "number": device.index}[by]
+        stream = torch.Stream(told)
+    assert isinstance(stream, torch.Stream)
+    assert (stream.device, stream.device_index) == (device, device.index)
+    with module.device(device):
+        assert torch.Stream().device == device
+    begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+    stream.record_event(begin)
+    end.record(stream)
+    stream.wait_event(end)
+    end.synchronize()
+    assert isinstance(end, torch.Event)
+    assert end.query()
+    assert begin.elapsed_time(end) >= 0
+
+
+def test_own_classes_of_generic_streams(devices):
+    class Mine(torch.Stream):
+        pass
+
+    assert issubclass(Mine, torch.Stream)
+    assert not isinstance(torch.Stream(devices[0]), Mine)

@@ -33,6 +33,13 @@ SIMULATOR = [
         partial(without_index.test_no_index_means_the_current_device, way="Tensor.to"),
     ),
     fault(
+        "a generic stream is of the first device",
+        "simgpu._streams:GenericStream.__new__",
+        "return Stream(device, kwargs",
+        "return Stream(0, kwargs",
+        partial(threads.test_generic_streams_and_events_are_those_of_the_device, by="device"),
+    ),
+    fault(
         "mixed devices are computed",
         "simgpu._arguments:Arguments._iterator_device",
         "if tensor.device != common and not number:",
