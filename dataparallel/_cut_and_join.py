@@ -7,12 +7,12 @@ Public as `comm.scatter` and `comm.gather`; names, arguments and results follow
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from dataparallel._devices import CPU, DeviceLike, current_device, resolve, resolve_all, type_of
+from dataparallel._devices import CPU, DeviceLike, current_device, resolve, resolve_all
 from dataparallel._transport import gather_checked, scatter_chunks, write_chunks
 
 
@@ -132,7 +132,8 @@ def gather(
         raise RuntimeError("Expected at least one tensor to gather from")
     total = check_gatherable(tensors, dim)
     if out is None:
-        device_type = tensors[0].device.type if all_on_cpu(tensors) else type_of(tensors)
+        kinds = (tensor.device.type for tensor in tensors)
+        device_type = next((kind for kind in kinds if kind != "cpu"), "cpu")
         if destination is None:
             target = current_device(device_type)
         elif type(destination) is int and destination == -1:
@@ -159,11 +160,6 @@ def gather(
         )
     write_chunks(out, tensors, dim)
     return out
-
-
-def all_on_cpu(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no tensor is on an accelerator."""
-    return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 def check_gatherable(tensors: Sequence[torch.Tensor], dim: int) -> int:

@@ -108,8 +108,9 @@ class Plan:
     ) -> list[Module]:
         """A replica for each device; the first shares the original's memory.
 
-        With `detach`, or without grad mode, they are cut off from autograd, and with `cached` only
-        what has changed since the last such call is sent.
+        With `detach`, or without grad mode, the first holds the original's tensors themselves, the
+        others are cut off from autograd, and with `cached` only what has changed since the last
+        such call is sent (all of it within a transform).
         """
         if detach or not torch.is_grad_enabled():
             cached = cached and not _transforms.active()

@@ -15,7 +15,7 @@ import torch
 from dataparallel import _nccl, _transforms
 from dataparallel._buckets import BUCKET_BYTES, flatten, lay_out, one_by_one, unflatten
 from dataparallel._cut_and_join import check_one_kind, gather, scatter
-from dataparallel._devices import DeviceLike, current_device, resolve, resolve_all, type_of
+from dataparallel._devices import DeviceLike, current_device, resolve, resolve_all
 from dataparallel._transport import broadcast_laid_out, broadcast_to, sum_to
 
 __all__ = [
@@ -133,7 +133,7 @@ def reduce_add(
     inputs = list(inputs)
     if not inputs:
         raise ValueError("reduce_add expects at least one tensor to sum, but got none")
-    device_type = type_of(inputs[:1]) if inputs[0].device.type != "cpu" else "cpu"
+    device_type = inputs[0].device.type
     target = (
         current_device(device_type) if destination is None else resolve(destination, device_type)
     )

@@ -26,7 +26,8 @@ def replicate(network: T, devices: Sequence[DeviceLike], detach: bool = False) -
         network: a module whose parameters and buffers are on `devices[0]`.
         devices: integers count devices of the type the parameters are on. A device may be named
             several times.
-        detach: cut the replicas off from autograd.
+        detach: cut the replicas off from autograd, but for the first, which then holds the
+            original's tensors themselves.
 
     Returns:
         One module for each device. Its parameters are its own, no leaves, and their gradients sum

@@ -159,13 +159,15 @@ def test_transforms_of_a_parallel_module(devices, name, data, frozen):
     same(net(x), model(x))
 
 
-@given(data=st.data(), inside=st.booleans())
-def test_per_sample_gradients_of_the_modules_own_parameters(devices, data, inside):
-    """Parameters that no transform was told of, with and without grad mode."""
+@given(data=st.data(), inside=st.booleans(), cached=st.booleans())
+def test_parameters_that_no_transform_was_told_of(devices, data, inside, cached):
+    """With and without grad mode, and copies that are kept between calls."""
     targets = data.draw(strategies.device_lists(devices))
     net = exact(Polynomial().double(), targets[0])
     x = values((2, 5, 2), "float64", span=3).to(targets[0])
-    model = dataparallel.DataParallel(net, targets)
+    model = dataparallel.DataParallel(net, targets, cache_parameters=cached)
+    with torch.no_grad():
+        same(net(x[0]), model(x[0]))
     with torch.set_grad_enabled(inside):
         found = [vmap(each)(x) for each in (net, model)]
     same(*found)
