@@ -1,6 +1,8 @@
 """Dropout, drawn from the device's own random stream.
 
-The host's kernel takes no generator and would consume the default CPU one.
+The host's kernel takes no generator and would consume the default CPU one. Its backward kernel
+gives the same numbers as the one here, which is twice as fast: PyTorch has no vector code that
+reads booleans, but has some that reads the same bytes as integers.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 
 from simgpu import _world
+from simgpu._kernels import computed_kernel
 from simgpu._launch import Kernel, launch
 from simgpu._memory import adopt
 from simgpu._relabel import HOST, relabel
@@ -29,7 +32,7 @@ def _host_dropout(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     mask = _empty_like(keys, tensor, dtype=torch.bool)
     _bernoulli(keys, mask, 1 - p, generator=generator)
-    kept = _mul(keys, tensor, mask)
+    kept = _mul(keys, tensor, mask.view(torch.uint8))
     return _mul_(keys, kept, 0.0 if p == 1 else 1 / (1 - p)), mask
 
 
@@ -38,6 +41,12 @@ def _host_identity(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     mask = _empty_like(keys, tensor, dtype=torch.bool).fill_(True)
     return tensor.clone(), mask
+
+
+def _host_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    kept = mask.view(torch.uint8) if mask.dtype is torch.bool else mask
+    grad_input = grad_output * kept
+    return grad_input.mul_(scale) if grad_input.is_floating_point() else grad_input * scale
 
 
 _DROPOUT = Kernel(_aten.native_dropout.default, _host_dropout)
@@ -53,3 +62,6 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
     else:
         result = launch(_DROPOUT, index, (host, p, _world.device(index).generator), {})
     return tuple(adopt(tensor, index) for tensor in result)
+
+
+native_dropout_backward = computed_kernel(_aten.native_dropout_backward.default, _host_backward)

@@ -51,6 +51,7 @@ _BY_HAND: dict[str, PythonKernel] = {
     "_to_copy": _copies.to_copy,
     "copy_": _copies.copy_,
     "native_dropout": _dropout.native_dropout,
+    "native_dropout_backward": _dropout.native_dropout_backward,
     "record_stream": _resize.record_stream,
     "resize_": _resize.resize_,
     "set_": _resize.set_to_nothing,

@@ -8,6 +8,7 @@ from tests import test_device_error_texts as texts
 from tests import test_device_guards as guards
 from tests import test_device_ledger as ledger
 from tests import test_device_nn as modules
+from tests import test_device_random as streams
 from tests import test_device_random_threads as random
 from tests.planted_faults.plant import fault
 
@@ -128,6 +129,13 @@ OPERATORS = [
         "_world.device(index).generator",
         "_world.device(0).generator",
         partial(random.test_masks_repeat_per_seed, name="dropout"),
+    ),
+    fault(
+        "the gradient of what is kept is scaled twice",
+        "simgpu._dropout:_host_backward",
+        "grad_input = grad_output * kept",
+        "grad_input = grad_output * kept * scale",
+        streams.test_dropout_and_its_gradient_are_products_with_the_mask,
     ),
     fault(
         "seed_all is about the current device",
