@@ -24,7 +24,7 @@ How the package is laid out, from the bottom up:
                     it knows
     _sending, _life       other processes: what is not sent, forks, the end
     _backend        registering all of it with torch, once
-    device_module   torch.simgpu
+    _memory_functions, _settings, _refused_names, device_module    torch.simgpu
     _api, _trace    what users call
     _as_cuda, _cuda_names, _cuda_module, _cuda_tools, _told, _patches     devices that go by the
                     name of CUDA

@@ -1,7 +1,7 @@
 """The functions of `torch.cuda` while simulated devices go by that name (`_as_cuda`).
 
 What `torch.simgpu` has too is taken from there. A few things are answered here; what simulated
-devices cannot do raises UnsupportedError, a NotImplementedError, with the name in it. The table of
+devices cannot do (`_refused_names`) raises UnsupportedError, with the name in it. The table of
 all names is in docs/torch_cuda.md, and a test holds it against the installed PyTorch.
 """
 
@@ -9,32 +9,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from simgpu import _legacy, _memory_functions, _world, device_module
+from simgpu import _legacy, _world, device_module
 from simgpu._patches import Patches
-from simgpu._relabel import DEVICE_TYPE
-from simgpu.errors import UnsupportedError
-
-
-def _memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
-    """`memory_stats`, with its dotted names taken apart."""
-    nested: dict[str, Any] = {}
-    for name, amount in _memory_functions.memory_stats(device).items():
-        *path, last = name.split(".")
-        place = nested
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = amount
-    return nested
-
-
-def _get_per_process_memory_fraction(device: Any = None) -> float:
-    state = _world.device(_world.resolve(device))
-    return state.limit / state.capacity
+from simgpu._refused_names import REFUSED, refusal
 
 
 class _Markers:
@@ -61,33 +42,8 @@ class _Markers:
         """Nobody sees the mark."""
 
 
-class _SyncDebug:
-    """The mode that `set_sync_debug_mode` keeps; nothing is ever asynchronous here."""
-
-    names = ("default", "warn", "error")
-
-    def __init__(self) -> None:
-        self.mode = 0
-
-    def set(self, debug_mode: int | str) -> None:
-        if isinstance(debug_mode, str):
-            if debug_mode not in self.names:
-                raise RuntimeError(
-                    f"debug_mode={debug_mode!r} must be one of {', '.join(self.names)}"
-                )
-            debug_mode = self.names.index(debug_mode)
-        self.mode = debug_mode
-
-    def get(self) -> int:
-        return self.mode
-
-
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """Nothing to do."""
-
-
-def _no(*args: Any, **kwargs: Any) -> bool:
-    return False
 
 
 # Answers that torch.simgpu does not have, by submodule ("" is torch.cuda itself).
@@ -96,64 +52,9 @@ _ANSWERS: dict[str, dict[str, Any]] = {
         "_initialized": True,
         "_lazy_init": _nothing,
         "_is_in_bad_fork": _world.is_in_bad_fork,
-        "device_memory_used": _memory_functions.memory_allocated,
-        "get_arch_list": lambda: ["sm_90"],
-        "get_gencode_flags": lambda: "-gencode compute=compute_90,code=sm_90",
-        "ipc_collect": _nothing,
-    },
-    "graphs": {"is_current_stream_capturing": _no},
-    "memory": {
-        "caching_allocator_enable": _nothing,
-        "get_allocator_backend": lambda: DEVICE_TYPE,
-        "get_per_process_memory_fraction": _get_per_process_memory_fraction,
-        "memory_stats_as_nested_dict": _memory_stats_as_nested_dict,
     },
     "profiler": {"start": _nothing, "stop": _nothing},
 }
-
-# What simulated devices cannot do, by submodule.
-_REFUSED: dict[str, str] = {
-    "": (
-        "CudaError ExternalStream GreenContext check_error clock_rate cudart current_blas_handle "
-        "current_solver_handle get_stream_from_external memory_usage power_draw temperature "
-        "utilization"
-    ),
-    "graphs": "CUDAGraph graph graph_pool_handle make_graphed_callables",
-    "green_contexts": "GreenContext",
-    "memory": (
-        "CUDAPluggableAllocator MemPool caching_allocator_alloc caching_allocator_delete "
-        "caching_allocator_disabled change_current_allocator host_memory_stats "
-        "host_memory_stats_as_nested_dict list_gpu_processes memory_snapshot "
-        "reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool"
-    ),
-    "nccl": "all_gather all_reduce init_rank reduce_scatter unique_id version",
-    "gds": "GdsFile gds_deregister_buffer gds_register_buffer",
-    "jiterator": "_create_jit_fn _create_multi_output_jit_fn",
-    "streams": "ExternalStream",
-    "tunable": (
-        "enable is_enabled tuning_enable tuning_is_enabled record_untuned_enable "
-        "record_untuned_is_enabled set_max_tuning_duration get_max_tuning_duration "
-        "set_max_tuning_iterations get_max_tuning_iterations set_filename get_filename "
-        "get_results get_validators read_file tune_gemm_in_file mgpu_tune_gemm_in_file "
-        "set_rotating_buffer_size get_rotating_buffer_size set_numerical_check_tolerances"
-    ),
-}
-
-
-def _refusal(name: str, stock: Any) -> Callable[..., Any]:
-    """What stands in for `stock`: a class for a class, since libraries annotate and derive."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedError(
-            f"{name} has no counterpart on simulated devices: run this part of the program on real "
-            "CUDA, or leave it out where torch.cuda.get_device_name() is "
-            f"{device_module.get_device_name()!r}"
-        )
-
-    if not isinstance(stock, type):
-        return refuse
-    members = {"__new__": refuse, "__module__": stock.__module__, "__doc__": stock.__doc__}
-    return type(stock.__name__, (), members)
 
 
 def _submodule(name: str) -> Any:
@@ -168,7 +69,7 @@ def _submodule(name: str) -> Any:
 def install(patches: Patches) -> None:
     """Let `torch.cuda` speak of the simulated devices."""
     cuda: Any = torch.cuda
-    homes = {name: _submodule(name) for name in (*_ANSWERS, *_REFUSED, "random", "streams")}
+    homes = {name: _submodule(name) for name in (*_ANSWERS, *REFUSED, "random", "streams")}
     replaced: dict[int, Any] = {}
 
     def replace(module: Any, name: str, value: Any) -> None:
@@ -182,13 +83,10 @@ def install(patches: Patches) -> None:
     for home, answers in _ANSWERS.items():
         for name, value in answers.items():
             replace(homes[home], name, value)
-    for home, names in _REFUSED.items():
+    for home, names in REFUSED.items():
         path = f"torch.cuda.{home}." if home else "torch.cuda."
         for name in names.split():
-            replace(homes[home], name, _refusal(path + name, getattr(homes[home], name, None)))
-    debug = _SyncDebug()
-    replace(cuda, "set_sync_debug_mode", debug.set)
-    replace(cuda, "get_sync_debug_mode", debug.get)
+            replace(homes[home], name, refusal(path + name, getattr(homes[home], name, None)))
     patches.set(_submodule("nvtx"), "_nvtx", _Markers())
     patches.set(cuda, "default_generators", device_module.default_generators)
     for dtype in _legacy.DTYPES:

@@ -97,6 +97,23 @@ def memory_stats(device: _Device = None) -> dict[str, Any]:
     return dict(sorted(stats.items()))
 
 
+def memory_stats_as_nested_dict(device: _Device = None) -> dict[str, Any]:
+    """`memory_stats`, with its dotted names taken apart."""
+    nested: dict[str, Any] = {}
+    for name, amount in memory_stats(device).items():
+        *path, last = name.split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = amount
+    return nested
+
+
+def device_memory_used(device: _Device = None) -> int:
+    """Bytes of `device` that anyone uses: those of live tensors."""
+    return memory_allocated(device)
+
+
 def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
     """`memory_stats` as a table for people."""
     state, stats = _state(device), memory_stats(device)
@@ -119,6 +136,12 @@ def set_per_process_memory_fraction(fraction: float, device: _Device = None) -> 
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
     state = _state(device)
     state.limit = int(state.capacity * fraction)
+
+
+def get_per_process_memory_fraction(device: _Device = None) -> float:
+    """The fraction (0 to 1) of the device's memory that tensors may take."""
+    state = _state(device)
+    return state.limit / state.capacity
 
 
 def format_bytes(number: int) -> str:

@@ -96,6 +96,7 @@ class World:
     def __init__(self, capacities: Sequence[int]) -> None:
         self.devices = [Device(index, capacity) for index, capacity in enumerate(capacities)]
         self.asked = False
+        self.sync_debug_mode = 0
 
     def in_use(self) -> bool:
         """Whether anything was done with the devices beyond counting them."""

@@ -7,21 +7,38 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simgpu import _generators, _legacy, _world
+from simgpu import _generators, _legacy, _refused_names, _world
 from simgpu._memory_functions import (
+    device_memory_used,
     empty_cache,
+    get_per_process_memory_fraction,
     max_memory_allocated,
     max_memory_reserved,
     mem_get_info,
     memory_allocated,
     memory_reserved,
     memory_stats,
+    memory_stats_as_nested_dict,
     memory_summary,
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
     set_per_process_memory_fraction,
 )
+from simgpu._refused_names import DEVICE_NAME
 from simgpu._relabel import DEVICE_TYPE
+from simgpu._settings import (
+    CAPABILITY,
+    caching_allocator_enable,
+    get_allocator_backend,
+    get_arch_list,
+    get_gencode_flags,
+    get_sync_debug_mode,
+    ipc_collect,
+    is_bf16_supported,
+    is_current_stream_capturing,
+    is_tf32_supported,
+    set_sync_debug_mode,
+)
 from simgpu._streams import Event, Stream, current_stream, default_stream, set_stream
 
 _Device = torch.device | str | int | None
@@ -31,24 +48,35 @@ __all__ = [
     "Event",
     "Stream",
     "StreamContext",
+    "caching_allocator_enable",
     "can_device_access_peer",
     "current_device",
     "current_stream",
     "default_stream",
     "device",
     "device_count",
+    "device_memory_used",
     "device_of",
     "empty_cache",
+    "get_allocator_backend",
     "get_amp_supported_dtype",
+    "get_arch_list",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_gencode_flags",
+    "get_per_process_memory_fraction",
     "get_rng_state",
     "get_rng_state_all",
+    "get_sync_debug_mode",
     "init",
     "initial_seed",
+    "ipc_collect",
     "is_available",
+    "is_bf16_supported",
+    "is_current_stream_capturing",
     "is_initialized",
+    "is_tf32_supported",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
@@ -57,6 +85,7 @@ __all__ = [
     "memory_allocated",
     "memory_reserved",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
@@ -67,6 +96,7 @@ __all__ = [
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",
+    "set_sync_debug_mode",
     "stream",
     "synchronize",
 ]
@@ -180,7 +210,7 @@ def synchronize(device: _Device = None) -> None:
 def get_device_properties(device: _Device = None) -> DeviceProperties:
     """Name, capability, memory in bytes and multiprocessors of `device`."""
     state = _world.device(_world.resolve(device))
-    return DeviceProperties("Simulated GPU", 9, 0, state.capacity, 1)
+    return DeviceProperties(DEVICE_NAME, *CAPABILITY, state.capacity, 1)
 
 
 def get_device_name(device: _Device = None) -> str:
@@ -255,7 +285,7 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return _generators.default_generators()
-    found = _legacy.find(name)
+    found = _legacy.find(name) or _refused_names.find(name)
     if found is not None:
         return found
     raise AttributeError(

@@ -35,6 +35,13 @@ def rows():
     return {match[1]: match.groups()[1:] for match in found}
 
 
+def only_in_cuda():
+    """The names that torch.simgpu lacks, as the page lists them."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    listed = [line.partition(":")[0] for line in lines if line.startswith("- `")]
+    return {name for names in listed for name in re.findall(r"`(\w+)`", names)}
+
+
 def public_names():
     """What the installed PyTorch offers, as far as this release of it goes."""
     names = set(torch.cuda.__all__) | {f"comm.{name}" for name in COMM}
@@ -101,21 +108,40 @@ def test_the_row_is_true(name):
     assert bool(note) == (status == "differs" or (around and status == "raises"))
     assert name.rpartition(".")[2] in expression
     with simgpu.as_cuda(2):
-        words = {
-            "torch": torch,
-            "comm": comm,
-            "x": torch.ones(2, device="cuda:1"),
-            "m": torch.ones(2, 2, device="cuda"),
-            **{helper.__name__: helper for helper in HELPERS},
-        }
-        if status == "raises" and around:
-            with pytest.raises(Exception, match=note):
-                eval(expression, words)
-        elif status == "raises":
-            with pytest.raises(NotImplementedError, match=r"torch\.cuda\..*" + name.split(".")[-1]):
-                eval(expression, words)
+        words = note if around else rf"torch\.cuda\..*{name.split('.')[-1]}"
+        check(expression, "cuda", words if status == "raises" else None)
+
+
+def check(expression, kind, words):
+    """The expression is true on devices of this kind, or raises an error with these words."""
+    names = {
+        "torch": torch,
+        "comm": comm,
+        "x": torch.ones(2, device=f"{kind}:1"),
+        "m": torch.ones(2, 2, device=kind),
+        **{helper.__name__: helper for helper in HELPERS},
+    }
+    if words is None:
+        assert eval(expression, names)
+    else:
+        with pytest.raises(Exception, match=words) as caught:
+            eval(expression, names)
+        if words.startswith("torch"):
+            assert isinstance(caught.value, NotImplementedError)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in rows() if name in public_names()))
+def test_the_row_is_true_of_torch_simgpu(name):
+    """Code that is written for any kind of device finds there what it finds in torch.cuda."""
+    status, _, expression = rows()[name]
+    first, _, last = name.partition(".")
+    with simgpu.devices(2):
+        if first in only_in_cuda():
+            with pytest.raises(AttributeError, match=f"has no attribute '{first}'"):
+                getattr(torch.simgpu, first)
         else:
-            assert eval(expression, words)
+            words = rf"torch\.simgpu\..*{last or first}" if status == "raises" else None
+            check(expression.replace("cuda", "simgpu"), "simgpu", words)
 
 
 def test_what_is_refused_can_still_be_named():
