@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.parallel._functions
 import torch.utils._device
+from torch.nn import parameter as nn_parameter
 from torch.storage import UntypedStorage
 
 from simgpu import _generators, _streams, _told, _virtual, _world
@@ -129,6 +130,9 @@ def _install_tensors(patches: Patches) -> None:
         if name.startswith("new_"):
             patches.set(tensor, name, _takes_device(getattr(tensor, name)))
     patches.set(tensor, "new", _takes_device(tensor.new))
+    # Parameters without a shape know which functions they may be given to.
+    lazy: Any = nn_parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+    patches.set(lazy, "_allowed_methods", [*lazy._allowed_methods, tensor.to, tensor.cuda])
     # The default device is for functions that PyTorch knows by identity: the stock ones.
     torch.utils._device._device_constructors()
     # PyTorch asks C++ for the current CUDA device before these ask the dispatcher.

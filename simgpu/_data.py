@@ -8,6 +8,7 @@ between any two; it is the same assignment as far as Python can tell.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,28 @@ def _crosses(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return {tensor.device.type, other.device.type} == _CROSSING
 
 
+class _PerThread(threading.local):
+    """Whether the calling thread is moving a module of TorchScript."""
+
+    scripted = False
+
+
+_per_thread = _PerThread()
+_apply: Any = torch.jit.ScriptModule._apply
+
+
 def _may_exchange_data(*pair: torch.Tensor) -> bool:
     """Whether `pair[0].data = pair[1]` is possible; `Module._apply` asks this."""
-    return _known_to_be_alike(*pair) or _crosses(*pair)
+    return _known_to_be_alike(*pair) or (_crosses(*pair) and not _per_thread.scripted)
+
+
+def _apply_scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`ScriptModule._apply`: C++ keeps the parameters, and would not see what becomes of ours."""
+    outer, _per_thread.scripted = _per_thread.scripted, True
+    try:
+        return _apply(self, *args, **kwargs)
+    finally:
+        _per_thread.scripted = outer
 
 
 def _get_data(self: torch.Tensor) -> torch.Tensor:
@@ -55,4 +75,5 @@ def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
 def install() -> None:
     """Let every tensor and module move this way."""
     torch.Tensor.data = property(_get_data, _set_data)  # type: ignore[assignment]
+    torch.jit.ScriptModule._apply = _apply_scripted  # type: ignore[method-assign]
     torch._has_compatible_shallow_copy_type = _may_exchange_data  # type: ignore[assignment]

@@ -109,6 +109,11 @@ def test_what_a_tensor_says_of_itself(cuda):
     assert not hasattr(x, "__cuda_array_interface__")
 
 
+def test_modules_without_shapes_move_before_they_have_any(cuda):
+    for net in (nn.LazyLinear(3).cuda(1), nn.LazyLinear(3).to("cuda:1")):
+        assert net(torch.ones(2, 7, device="cuda:1")).device == net.weight.device == cuda[1]
+
+
 def test_a_tensor_that_is_there_already_stays_itself(cuda):
     x = torch.ones(2, device="cuda:1")
     assert x.to("cuda:1") is x.cuda(1) is x.to(device=cuda[1]) is x.to(1) is x

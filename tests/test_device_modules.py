@@ -36,6 +36,26 @@ def test_moving_a_module_keeps_its_parameters(devices, data):
         assert [plain(p) for p in parameters] == before
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@given(data=st.data())
+def test_a_scripted_module_moves(devices, data):
+    """C++ computes with its parameters, wherever it was compiled and wherever it goes."""
+    path = data.draw(strategies.device_lists([torch.device("cpu"), *devices]))
+    net = nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.BatchNorm1d(2)))
+    x = torch.arange(12.0).reshape(4, 3)
+    expected = plain(net(x))
+    net[1][0].reset_running_stats()
+    compiled = torch.jit.script(net)
+    for device in path:
+        assert compiled.to(device) is compiled
+        assert {t.device for t in compiled.state_dict().values()} == {device}
+        compiled.zero_grad()
+        y = compiled(x.to(device))
+        y.sum().backward()
+        assert {p.grad.device for p in compiled.parameters()} == {device}
+        torch.testing.assert_close(y.cpu(), torch.tensor(expected))
+
+
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @given(data=st.data())
 def test_optimizers_built_before_the_move_train_the_module(devices, name, data):
