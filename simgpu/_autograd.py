@@ -7,13 +7,15 @@ every backward pass, autograd's multithreading is off in the calling thread.
 The guard is also asked for its type while the engine unwinds from an error that a hook raised. That
 error is then still pending in the interpreter, where calling any Python function fails, in a place
 in which C++ must not fail: the process would be aborted. `device_type` puts a pending error aside
-first, and `run_backward` raises it.
+first, and `_in_this_thread` raises it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,36 +50,53 @@ def device_type(_: object) -> Any:
     return _PRIVATE_USE_1
 
 
+def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call what may pass backward; changes nothing while there are no simulated devices."""
+    if not _world.active:
+        return run(*args, **kwargs)
+    multithreading = torch._C._is_multithreading_enabled()
+    torch._C._set_multithreading_enabled(False)
+    try:
+        return run(*args, **kwargs)
+    except SystemError:  # "returned NULL without setting an exception": we have it
+        if not _put_aside.errors:
+            raise
+        error = _put_aside.errors[0]
+    finally:
+        torch._C._set_multithreading_enabled(multithreading)
+        _put_aside.errors.clear()
+    try:
+        raise error
+    finally:
+        del error  # its traceback holds this frame
+
+
 class _Engine:
-    """Stands in for PyTorch's engine; changes nothing while there are no simulated devices."""
+    """Stands in for PyTorch's engine."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if not _world.active:
-            return self._engine.run_backward(*args, **kwargs)
-        multithreading = torch._C._is_multithreading_enabled()
-        torch._C._set_multithreading_enabled(False)
-        try:
-            return self._engine.run_backward(*args, **kwargs)
-        except SystemError:  # "returned NULL without setting an exception": we have it
-            if not _put_aside.errors:
-                raise
-            error = _put_aside.errors[0]
-        finally:
-            torch._C._set_multithreading_enabled(multithreading)
-            _put_aside.errors.clear()
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame
+        return _in_this_thread(self._engine.run_backward, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
 
+def _calling(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of scripted code, which asks the engine in C++ where it passes backward."""
+
+    @functools.wraps(stock)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _in_this_thread(stock, self, *args, **kwargs)
+
+    return call
+
+
 def install() -> None:
-    """Put the stand-in where every call of `backward` and `grad` finds it."""
+    """Put the stand-ins where every call of `backward` and `grad` finds them."""
     engine: Any = _Engine(Variable._execution_engine)
     Variable._execution_engine = engine
+    for scripted in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        scripted.__call__ = _calling(scripted.__call__)  # type: ignore[method-assign]

@@ -1,6 +1,7 @@
 """torch.func, vmap and torch.compile over a device's tensors: the CPU's numbers, on the device."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -172,3 +173,33 @@ def test_a_compiled_function_that_makes_tensors(devices, compiler):
         return torch.where(mask, x, torch.zeros_like(x)) + torch.ones(1, device=device)
 
     close(torch.tensor([2.0, 1.0, 4.0]), function(torch.tensor([1.0, 2, 3], device=device)), device)
+
+
+def backward_by_method(x: torch.Tensor):
+    y = (x * x * x).sum()
+    y.backward()
+    return x.grad
+
+
+def backward_by_function(x: torch.Tensor):
+    y = (x * x * x).sum()
+    return torch.autograd.grad([y], [x])[0]
+
+
+class LearnsByItself(nn.Module):
+    def forward(self, x: torch.Tensor):
+        y = (x * x * x).sum()
+        y.backward()
+        return x.grad
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="PyTorch scripts no code there")
+@pytest.mark.parametrize("code", [backward_by_method, backward_by_function, LearnsByItself])
+def test_scripted_code_passes_backward(devices, code):
+    """It asks the engine in C++, by no function of Python's."""
+    scripted = torch.jit.script(code() if isinstance(code, type) else code)
+    for device in devices:
+        x = torch.arange(3.0, device=device, requires_grad=True)
+        there = scripted(x)
+        assert there.device == device
+        assert there.tolist() == [0.0, 3.0, 12.0]
