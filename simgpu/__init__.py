@@ -30,7 +30,7 @@ How the package is laid out, from the bottom up:
                     name of CUDA
     _values, _network, _tried, strategies     inputs for tests, with hypothesis
     _fuzz, _fuzz_*  the command that looks for examples which break a property
-    _run, _pictures                       the command that runs a script; what it saw
+    _run, _pictures, _inputs              the command that runs a script; what it saw
     pytest_plugin (with _gpu_groups, pytest_as_cuda), __main__, _autoload    ways in
 
 Importing this package does not import torch; the first use of a public name does. It never

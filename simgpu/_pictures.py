@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
 import torch
 
 from simgpu import _cuda_names, _launch, _world
+from simgpu._inputs import Inputs
 from simgpu._launch import Record
 from simgpu._memory_functions import format_bytes
 from simgpu._relabel import DEVICE_TYPE
@@ -27,13 +28,14 @@ def watch(path: str | None, table: TextIO | None) -> Iterator[None]:
 
     They are written also where the block ends in an error, and before it goes on.
     """
-    timeline, totals = Timeline(), Totals()
+    timeline, totals, inputs = Timeline(), Totals(), Inputs()
     observers = [timeline.add] * (path is not None) + [totals.add] * (table is not None)
     names = [_name(index) for index in range(_world.device_count())]
     for observer in observers:
         _launch.add_observer(observer)
     try:
-        yield
+        with inputs.watched() if table is not None else nullcontext():
+            yield
     finally:
         for observer in observers:
             _launch.remove_observer(observer)
@@ -41,7 +43,7 @@ def watch(path: str | None, table: TextIO | None) -> Iterator[None]:
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(timeline.as_json(names), file)
         if table is not None:
-            table.write(totals.as_text(names))
+            table.write(totals.as_text(names, inputs))
 
 
 def _name(index: int) -> str:
@@ -132,17 +134,27 @@ class Totals:
     def _row(self, index: int) -> list[int]:
         return self._rows.setdefault(index, [0, 0, 0, 0])
 
-    def as_text(self, names: list[str]) -> str:
-        """The table. `share` is of the bytes that the kernels of all devices wrote."""
+    def as_text(self, names: list[str], inputs: Inputs) -> str:
+        """The table, with two shares of each device.
+
+        `work` is of the bytes that kernels wrote, `batch` of the bytes that models were called
+        with.
+        """
         rows = [self._row(index) for index in range(len(names))]
-        everything = sum(row[3] for row in rows) or 1
+        written = [row[3] for row in rows]
+        given = [inputs.nbytes[index] for index in range(len(names))]
         lines = [
-            f"{'device':<10}{'kernels':>9}{'in':>13}{'out':>13}{'peak memory':>13}{'share':>8}"
+            f"{'device':<10}{'kernels':>9}{'in':>13}{'out':>13}{'peak memory':>13}"
+            f"{'work':>8}{'batch':>8}"
         ]
-        for name, device, (kernels, received, sent, written) in zip(
-            names, _world.active, rows, strict=True
-        ):
+        for index, (name, device) in enumerate(zip(names, _world.active, strict=True)):
+            kernels, received, sent, _ = rows[index]
             amounts = [format_bytes(amount) for amount in (received, sent, device.peak)]
             cells = "".join(f"{amount:>13}" for amount in amounts)
-            lines.append(f"{name:<10}{kernels:>9}{cells}{written / everything:>8.1%}")
+            shares = f"{_share(written, index):>8}{_share(given, index):>8}"
+            lines.append(f"{name:<10}{kernels:>9}{cells}{shares}")
         return "\n".join(lines) + "\n"
+
+
+def _share(amounts: list[int], index: int) -> str:
+    return f"{amounts[index] / sum(amounts):.1%}" if any(amounts) else "-"

@@ -39,7 +39,10 @@ def add_arguments(commands: Any) -> None:
         "--trace", metavar="FILE", help="write what ran where and when, for Perfetto or Chrome"
     )
     run.add_argument(
-        "--summary", action="store_true", help="say on stderr what each device did and held"
+        "--summary",
+        action="store_true",
+        help="say on stderr, per device: kernels, bytes in and out, peak memory, its share of the "
+        "work (bytes written by kernels) and of the batch (bytes that models were called with)",
     )
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")

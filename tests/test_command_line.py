@@ -126,9 +126,10 @@ def test_the_timeline_and_the_table_show_what_ran(python, script, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3 cuda:0 torch.nn.parallel.data_parallel\n"
     heading, *rows = [line.split() for line in done.stderr.splitlines()]
-    assert heading == ["device", "kernels", "in", "out", "peak", "memory", "share"]
+    assert heading == ["device", "kernels", "in", "out", "peak", "memory", "work", "batch"]
     assert [row[0] for row in rows] == ["cuda:0", "cuda:1", "cuda:2"]
-    shares = [float(row[-1].rstrip("%")) for row in rows]
+    assert [row[-1] for row in rows] == ["33.3%"] * 3
+    shares = [float(row[-2].rstrip("%")) for row in rows]
     assert shares[0] > shares[1] == shares[2] > 0  # device 0 also gathers
     assert abs(sum(shares) - 100) < 0.2
     # In: 10 of 30 rows of 5 numbers, and 2x5 weights with 2 biases. Out: 10 rows of 2.
