@@ -21,7 +21,7 @@ from dataparallel import _transforms
 from dataparallel._buckets import lay_out
 from dataparallel._cache import ParameterCache, refreshed
 from dataparallel._transport import broadcast_laid_out
-from dataparallel.functions import Broadcast, Passengers
+from dataparallel.functions import Broadcast, Passengers, apply
 
 _set = object.__setattr__  # Module's own looks for parameters in every value
 
@@ -127,7 +127,7 @@ class Plan:
         if not count:
             return self._detached_rows(devices)
         passengers = Passengers(self.layout, self.tensors[count:])
-        copies = Broadcast.apply(devices, passengers, self.gradient_layout, *self.tensors[:count])
+        copies = apply(Broadcast, devices, passengers, self.gradient_layout, *self.tensors[:count])
         return [
             [*copies[replica * count : (replica + 1) * count], *others]
             for replica, others in enumerate(passengers.copies)

@@ -22,8 +22,8 @@ def active(tensors: Iterable[Any] = ()) -> bool:
     The engine's threads know of the transforms that torch.func has entered, and of forward-mode AD,
     which has one level for all threads; of a batch of gradients only the tensors know.
     """
-    return (
-        forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-        or any(isinstance(t, torch.Tensor) and is_legacy_batchedtensor(t) for t in tensors)
-    )
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return True
+    if torch.compiler.is_compiling():
+        return False  # torch.compile cannot ask the tensors, and does not see backward passes
+    return any(isinstance(t, torch.Tensor) and is_legacy_batchedtensor(t) for t in tensors)

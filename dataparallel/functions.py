@@ -19,24 +19,25 @@ from dataparallel._buckets import Layout, flatten, lay_out, one_by_one, subset, 
 from dataparallel._devices import copy_stream, current_stream
 from dataparallel._transport import broadcast_laid_out, gather_checked, scatter_chunks, sum_to
 
-__all__ = ["Broadcast", "Gather", "ReduceAddCoalesced", "Scatter", "scatter_split"]
+__all__ = ["Broadcast", "Gather", "ReduceAddCoalesced", "Scatter", "apply", "scatter_split"]
 
 MaybeTensor = torch.Tensor | None
 
 
 class _Transfer(Function):
-    """A custom function that steps aside within a transform."""
-
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        if _transforms.active(args):
-            return cls.compute(*args)
-        return super().apply(*args)  # type: ignore[no-untyped-call]
+    """What `apply` asks of a function."""
 
     @staticmethod
     def compute(*args: Any) -> Any:
         """What `forward` computes, of the same arguments."""
         raise NotImplementedError
+
+
+def apply(function: type[_Transfer], *args: Any) -> Any:
+    """The function as a node for autograd, or within a transform its work alone."""
+    if _transforms.active(args):
+        return function.compute(*args)
+    return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
 class Passengers:
@@ -57,9 +58,9 @@ class Passengers:
 class Broadcast(_Transfer):
     """Copies of many tensors on many devices; backward sums what comes back.
 
-    `Broadcast.apply(devices, passengers, own_layout, *tensors)` returns the first device's tensors,
-    which share memory with `tensors`, then the second's, and so on. `own_layout` is the layout of
-    `tensors` alone, which their gradients follow.
+    `apply(Broadcast, devices, passengers, own_layout, *tensors)` returns the first device's
+    tensors, which share memory with `tensors`, then the second's, and so on. `own_layout` is the
+    layout of `tensors` alone, which their gradients follow.
     """
 
     @staticmethod
@@ -89,16 +90,18 @@ class Broadcast(_Transfer):
 
     @staticmethod
     def backward(ctx: Any, *grads: MaybeTensor) -> tuple[Any, ...]:
-        reduce = ReduceAddCoalesced.apply if torch.is_grad_enabled() else ReduceAddCoalesced.compute
-        sums = reduce(ctx.devices, ctx.layout, *grads)
+        if torch.is_grad_enabled():
+            sums = apply(ReduceAddCoalesced, ctx.devices, ctx.layout, *grads)
+        else:
+            sums = ReduceAddCoalesced.compute(ctx.devices, ctx.layout, *grads)
         return (None, None, None, *sums)
 
 
 class ReduceAddCoalesced(_Transfer):
     """Sums over devices of many tensors, on the first device; backward broadcasts.
 
-    `ReduceAddCoalesced.apply(devices, layout, *tensors)` takes the first device's tensors, then the
-    second's, and so on, with None for a tensor that is missing. A sum of nothing is None.
+    `apply(ReduceAddCoalesced, devices, layout, *tensors)` takes the first device's tensors, then
+    the second's, and so on, with None for a tensor that is missing. A sum of nothing is None.
     """
 
     @staticmethod
@@ -128,7 +131,7 @@ class ReduceAddCoalesced(_Transfer):
         result: list[MaybeTensor] = [None] * len(ctx.present)
         if wanted:
             layout = lay_out(wanted)
-            copies = Broadcast.apply(ctx.devices, Passengers(layout, ()), layout, *wanted)
+            copies = apply(Broadcast, ctx.devices, Passengers(layout, ()), layout, *wanted)
             for position, copy in enumerate(copies):
                 replica, column = divmod(position, len(wanted))
                 place = replica * len(grads) + indices[column]
@@ -187,7 +190,7 @@ def _sum(devices: Sequence[torch.device], present: Sequence[int], parts: list[An
 class Scatter(_Transfer):
     """Chunks of a tensor on many devices; backward concatenates.
 
-    `Scatter.apply(devices, sizes, dim, tensor)`, with the size of each chunk along `dim`.
+    `apply(Scatter, devices, sizes, dim, tensor)`, with the size of each chunk along `dim`.
     """
 
     @staticmethod
@@ -210,7 +213,7 @@ class Scatter(_Transfer):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return None, None, None, Gather.apply(ctx.device, ctx.dim, *grads)
+        return None, None, None, apply(Gather, ctx.device, ctx.dim, *grads)
 
 
 def scatter_split(
@@ -235,7 +238,7 @@ def scatter_split(
 class Gather(_Transfer):
     """Tensors of many devices concatenated on one; backward splits by their sizes.
 
-    `Gather.apply(device, dim, *tensors)`; 0-dimensional tensors become a vector.
+    `apply(Gather, device, dim, *tensors)`; 0-dimensional tensors become a vector.
     """
 
     @staticmethod
@@ -254,8 +257,10 @@ class Gather(_Transfer):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        split = Scatter.apply if torch.is_grad_enabled() else Scatter.compute
-        grads = split(ctx.devices, ctx.sizes, ctx.dim, grad)
+        if torch.is_grad_enabled():
+            grads = apply(Scatter, ctx.devices, ctx.sizes, ctx.dim, grad)
+        else:
+            grads = Scatter.compute(ctx.devices, ctx.sizes, ctx.dim, grad)
         if ctx.scalars:
             grads = tuple(grad[0] for grad in grads)
         return (None, None, *grads)

@@ -20,7 +20,7 @@ from dataparallel._devices import CPU, DeviceLike, resolve, resolve_all, type_of
 from dataparallel._scalar_warning import warn_of_scalars
 from dataparallel._transport import gather_checked
 from dataparallel._tree import children_of, paths, put_together, take_apart
-from dataparallel.functions import Gather, Scatter, scatter_split
+from dataparallel.functions import Gather, Scatter, apply, scatter_split
 
 __all__ = ["Chunking", "gather", "scatter", "scatter_kwargs"]
 
@@ -177,7 +177,7 @@ def _scatter_leaf(
         if sizes is None:
             return [leaf.to(device, non_blocking=True) for device in devices]
         if leaf.requires_grad and torch.is_grad_enabled():
-            chunks: tuple[torch.Tensor, ...] = Scatter.apply(devices, sizes, dim, leaf)
+            chunks: tuple[torch.Tensor, ...] = apply(Scatter, devices, sizes, dim, leaf)
             return chunks
         return scatter_split(leaf, devices, sizes, dim)
     if sizes is not None:
@@ -306,6 +306,6 @@ def _gather_tensors(
     else:
         check_gatherable(tensors, dim)
     if scalars or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
-        result: torch.Tensor = Gather.apply(device, dim, *tensors)
+        result: torch.Tensor = apply(Gather, device, dim, *tensors)
         return result
     return gather_checked(tensors, dim, device)

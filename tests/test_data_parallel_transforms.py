@@ -1,4 +1,4 @@
-"""torch.func and forward-mode derivatives through DataParallel: the numbers of one device.
+"""torch.func, forward-mode AD and torch.compile over DataParallel: the numbers of one device.
 
 Data are small integers and the network is a polynomial, so every order of summation is exact.
 """
@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import dataparallel
 from dataparallel import comm
 from dataparallel._buckets import lay_out
-from dataparallel.functions import Broadcast, Gather, Passengers, ReduceAddCoalesced, Scatter
+from dataparallel.functions import Broadcast, Gather, Passengers, ReduceAddCoalesced, Scatter, apply
 from tests import strategies
 from tests.observe import plain, values
 from tests.training import exact, few
@@ -181,8 +181,8 @@ def weighed(parts):
 
 def reduced(x, targets):
     layout = lay_out([x, x])
-    copies = Broadcast.apply(targets, Passengers(layout, ()), layout, x, x)
-    return ReduceAddCoalesced.apply(targets, layout, *weighed(copies))
+    copies = apply(Broadcast, targets, Passengers(layout, ()), layout, x, x)
+    return apply(ReduceAddCoalesced, targets, layout, *weighed(copies))
 
 
 # Each transfer there and back, and the same on n copies or chunks without any transfer.
@@ -196,13 +196,13 @@ TRANSFERS = {
         lambda x, n: torch.cat(weighed(x.chunk(n, 1)), 1),
     ),
     "Scatter, Gather": (
-        lambda x, to: Gather.apply(
-            to[0], 0, *weighed(Scatter.apply(to, [1] * len(to), 0, x[: len(to)]))
+        lambda x, to: apply(
+            Gather, to[0], 0, *weighed(apply(Scatter, to, [1] * len(to), 0, x[: len(to)]))
         ),
         lambda x, n: torch.cat(weighed(x[:n].split(1))),
     ),
     "Gather of scalars": (
-        lambda x, to: Gather.apply(to[0], 0, *weighed(x.sum().to(target) for target in to)),
+        lambda x, to: apply(Gather, to[0], 0, *weighed(x.sum().to(target) for target in to)),
         lambda x, n: torch.stack(weighed([x.sum()] * n)),
     ),
     "comm.broadcast, comm.reduce_add": (
@@ -251,6 +251,23 @@ def test_transforms_of_transfers(devices, name, derivative, data):
     derive = DERIVATIVES[derivative]
     expected = derive(lambda x: alone(x, len(targets)), x)
     same(expected, derive(lambda x: parallel(x, targets), x))
+
+
+# It warns of what it leaves, and looks at autograd functions in a way it has deprecated.
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.devices(3)
+def test_a_compiled_parallel_module(devices):
+    """torch.compile takes what it can of it and leaves the rest; backward included."""
+    torch.compiler.reset()
+    net = exact(Polynomial().double(), devices[0])
+    x = values((5, 2), "float64", span=3).to(devices[0])
+    model = torch.compile(dataparallel.DataParallel(net, devices), backend="eager")
+    found = []
+    for each in (net, model):
+        out = each(x)
+        found.append([out, *torch.autograd.grad(out.square().sum(), list(net.parameters()))])
+    torch.compiler.reset()
+    same(*found)
 
 
 def test_a_large_result_is_gathered_within_vmap(devices):
