@@ -23,6 +23,7 @@ How the package is laid out, from the bottom up:
     _pinned, _generators, _stand_in, _legacy     what torch makes in C++ for the device types that
                     it knows
     _sending, _life       other processes: what is not sent, forks, the end
+    _frames         what torch.compile leaves alone
     _backend        registering all of it with torch, once
     _memory_functions, _settings, _refused_names, device_module    torch.simgpu
     _api, _trace    what users call

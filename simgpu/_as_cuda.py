@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from simgpu import _api, _cuda_module, _cuda_names, _cuda_tools
+from simgpu import _api, _cuda_module, _cuda_names, _cuda_tools, _frames
 from simgpu._patches import Patches
 from simgpu.errors import RealCudaError
 
@@ -80,6 +80,7 @@ def _install() -> Callable[[], None]:
         covers._destroy()  # type: ignore[no-untyped-call]
         patches.undo()
 
+    _frames.leave_alone()  # of the modules that only this needs
     try:
         _cuda_names.install(patches)
         _cuda_module.install(patches)

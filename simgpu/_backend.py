@@ -55,6 +55,7 @@ def install() -> None:
             _autograd,
             _collectives,
             _data,
+            _frames,
             _generators,
             _legacy,
             _life,
@@ -91,3 +92,4 @@ def install() -> None:
         _legacy.install()
         _life.install()
         _sending.install()
+        _frames.leave_alone()

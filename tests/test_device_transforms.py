@@ -203,3 +203,33 @@ def test_scripted_code_passes_backward(devices, code):
         there = scripted(x)
         assert there.device == device
         assert there.tolist() == [0.0, 3.0, 12.0]
+
+
+def test_what_a_graph_break_runs_is_not_compiled_kernel_by_kernel(simulated, compiler):
+    """The program's frames and graphs are those that it has on the CPU, and nothing warns."""
+    from torch._dynamo.utils import counters
+
+    def program(x):
+        y = x.sin() + 1
+        y = y[: len(y.tolist())]  # breaks the graph
+        try:
+            torch._dynamo.graph_break()
+            with torch.autocast(x.device.type, dtype=torch.bfloat16):
+                y = y @ y[y > 0].reshape(2, 2)  # in a frame that is given up
+        finally:
+            y = y.float()
+        return y.svd()[1].sum()
+
+    def seen(device):
+        torch.compiler.reset()
+        counters.clear()
+        graphs = []
+
+        def backend(graph, _):
+            graphs.append(graph)
+            return graph.forward
+
+        value = torch.compile(program, backend=backend)(torch.ones(2, 2, device=device))
+        return value.item(), len(graphs), dict(counters["frames"])
+
+    assert seen(simulated[1]) == seen("cpu")
