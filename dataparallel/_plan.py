@@ -10,6 +10,7 @@ another thread, stay as they are. What may change here: what counts as a change 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -194,6 +195,20 @@ def _check_replicatable(network: Module) -> None:
         raise RuntimeError(
             "Cannot replicate network where python modules are children of ScriptModule"
         )
+    for name, module in network.named_modules():
+        if _is_compiled(module):
+            raise RuntimeError(
+                f"a module that was compiled cannot be replicated, but {name or 'the module'!r} is "
+                "one: its code computes with its own parameters, not with a replica's. Compile "
+                "around the replicas instead: torch.compile(DataParallel(module))"
+            )
+
+
+def _is_compiled(module: Module) -> bool:
+    """Whether `module.compile()` was called or `torch.compile` returned it."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this
+    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    return wrapped or module._compiled_call_impl is not None
 
 
 def _custom_shell(skeleton: _Skeleton, row: Row) -> Module:

@@ -6,8 +6,9 @@ replace. This file resolves devices, checks the module and keeps the replication
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -68,7 +69,8 @@ class DataParallel(Module, Generic[T]):
         ValueError: `device_ids` that name no device, or devices of several types.
 
     Raises (when called):
-        RuntimeError: parameters or buffers that are not on `device_ids[0]`.
+        RuntimeError: parameters or buffers that are not on `device_ids[0]`; on several devices, a
+            lazy or compiled module (write `torch.compile(DataParallel(module))`).
         ValueError: arguments that yield different numbers of chunks.
         Exception: what a replica raised (see `parallel_apply`).
 
@@ -131,14 +133,14 @@ class DataParallel(Module, Generic[T]):
         """Run the module on its devices (see the class)."""
         if not self.device_ids:
             return self.module(*inputs, **kwargs)
-        plan = self._current_plan(self.module)
-        source = self._devices(self.device_ids[:1])[0]
-        _check_placement(plan, source)
+        alone = len(self.device_ids) == 1
+        tensors = _tensors_of(self.module) if alone else self._current_plan(self.module).tensors
+        _check_placement(tensors, self._devices(self.device_ids[:1])[0])
         args, keywords = self.scatter(inputs, kwargs, self.device_ids)
         if not args and not keywords:
             # Nothing to cut: one call, on the first device.
             args, keywords = ((),), ({},)
-        if len(self.device_ids) == 1:
+        if alone:
             return self.module(*args[0], **keywords[0])
         replicas = self.replicate(self.module, self.device_ids[: len(args)])
         outputs = self.parallel_apply(replicas, args, keywords)
@@ -149,7 +151,7 @@ class DataParallel(Module, Generic[T]):
         """A replica of `module` for each device."""
         plan = self._current_plan(module)
         devices = self._devices(device_ids)
-        _check_placement(plan, devices[0])
+        _check_placement(plan.tensors, devices[0])
         return cast(list[T], plan.replicas(devices, False, self.cache_parameters))
 
     def scatter(
@@ -208,15 +210,14 @@ def data_parallel(
     devices, target = _resolve_devices(module, device_ids, output_device)
     if not devices or target is None:
         return module(*inputs, **(module_kwargs or {}))
-    plan = Plan(module)
-    _check_placement(plan, devices[0])
+    _check_placement(_tensors_of(module), devices[0])
     args, keywords = scatter_kwargs(inputs, module_kwargs, devices, dim, chunking=chunking)
     if not args and not keywords:
         args, keywords = ((),), ({},)
     if len(devices) == 1:
         return module(*args[0], **keywords[0])
     used = devices[: len(args)]
-    replicas = plan.replicas(used, detach=False)
+    replicas = Plan(module).replicas(used, detach=False)
     return gather(parallel_apply(replicas, args, keywords, used), target, dim)
 
 
@@ -255,8 +256,12 @@ def _resolve_devices(
     return devices, resolve(output_device, devices[0].type)
 
 
-def _check_placement(plan: Plan, source: torch.device) -> None:
-    for tensor in plan.tensors:
+def _tensors_of(module: Module) -> Iterator[torch.Tensor]:
+    return itertools.chain(module.parameters(), module.buffers())
+
+
+def _check_placement(tensors: Iterable[torch.Tensor], source: torch.device) -> None:
+    for tensor in tensors:
         if tensor.device != source:
             raise RuntimeError(
                 "module must have its parameters and buffers "

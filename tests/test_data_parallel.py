@@ -218,6 +218,18 @@ def test_without_inputs_the_module_is_called_once(devices):
     assert calls == [devices[0]]
 
 
+def test_a_lazy_module_learns_its_shapes_on_one_device(devices):
+    """There it is called itself; it is copies that cannot be made before it has shapes."""
+    x = values((3, 4), "float32").to(devices[0])
+    for call in (
+        lambda net: dataparallel.DataParallel(net, devices[:1])(x),
+        lambda net: dataparallel.data_parallel(net, x, devices[:1]),
+    ):
+        net = nn.LazyLinear(2).to(devices[0])
+        assert plain(call(net)) == plain(net(x))
+        assert net.weight.shape == (2, 4)
+
+
 @pytest.mark.devices(4)
 def test_devices_default_to_all(devices):
     net = ExactNet(3, "float32").to(devices[0])

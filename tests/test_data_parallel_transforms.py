@@ -255,7 +255,7 @@ def test_transforms_of_transfers(devices, name, derivative, data):
 
 # It warns of what it leaves, and looks at autograd functions in a way it has deprecated.
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.devices(3)
+@pytest.mark.devices(2)
 def test_a_compiled_parallel_module(devices):
     """torch.compile takes what it can of it and leaves the rest; backward included."""
     torch.compiler.reset()
@@ -268,6 +268,21 @@ def test_a_compiled_parallel_module(devices):
         found.append([out, *torch.autograd.grad(out.square().sum(), list(net.parameters()))])
     torch.compiler.reset()
     same(*found)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_modules_inside_are_refused(devices, in_place):
+    """They would compute with the original's parameters. The original is left as it was."""
+    net = exact(Polynomial().double(), devices[0])
+    if in_place:
+        net.compile(backend="eager")
+    whole = nn.Sequential(net if in_place else torch.compile(net, backend="eager"), nn.Identity())
+    x = values((5, 2), "float64", span=3).to(devices[0])
+    model = dataparallel.DataParallel(whole, devices)
+    with pytest.raises(RuntimeError, match=r"'0' is one.*torch\.compile\(DataParallel"):
+        model(x)
+    assert list(dict(net.named_parameters())) == ["first.weight", "first.bias", "second.weight"]
+    same(whole(x), dataparallel.DataParallel(whole, devices[:1])(x))
 
 
 def test_a_large_result_is_gathered_within_vmap(devices):
