@@ -60,7 +60,11 @@ def start_process(force: bool = False) -> None:
     """Let the devices that the process has go by the name of CUDA, until it ends."""
     if not _cuda_names.is_on():
         _check_no_cuda(force)
-        _install()
+        _for_ever.append(_install())
+
+
+# What is in place for the whole process: a library of operators ends with the last who knows it.
+_for_ever: list[Callable[[], None]] = []
 
 
 def _check_no_cuda(force: bool) -> None:
