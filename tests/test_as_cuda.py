@@ -295,7 +295,7 @@ def test_nothing_stays_behind():
     assert everything_replaced() == before
     assert not torch.cuda.is_available()
     assert x.device == torch.device("simgpu:1")
-    with pytest.raises((AssertionError, RuntimeError), match="CUDA|NVIDIA"):
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
         torch.ones(2, device="cuda")
     with simgpu.devices(2):
         assert torch.ones(2, device="simgpu:1").device == torch.device("simgpu:1")
