@@ -11,6 +11,7 @@ How the package is laid out, from the bottom up:
     _random, _streams
     _launch         the one function that every kernel and copy passes; observers
     _memory         ownership of results, and the ledger
+    _aliases        host aliases that show a kernel which of its tensors overlap
     _arguments, _kernels, _copies, _resize, _dropout, _recurrent, _attention, _composite     kernels
     _guards, _sparse_indices    checks before host kernels that trust their arguments
     _refused        operators that raise, and why

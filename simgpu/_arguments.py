@@ -6,11 +6,12 @@ dimensions, and never as something that is written to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from simgpu._aliases import Together, touches_another
 from simgpu._native_functions import native_function
 from simgpu._relabel import DEVICE_TYPE, host_alias, relabel
 from simgpu.errors import DeviceMismatchError
@@ -53,6 +54,7 @@ class Arguments:
         "_has_outputs",
         "_names",
         "_op",
+        "_overwritten",
         "_tensor_names",
         "_tensor_positions",
         "_written",
@@ -66,6 +68,12 @@ class Arguments:
         self.alias = host_alias if _sees_lazy_tensors(op) else relabel
         self._names = [argument.name for argument in arguments]
         self._written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+        # Kernels of lists do not look whether their tensors overlap, on CUDA neither.
+        self._overwritten = {
+            position: a.name
+            for position, a in enumerate(arguments)
+            if a.name in self._written and str(a.type) == "Tensor"
+        }
         self._has_outputs = any(a.kwarg_only and a.name in self._written for a in arguments)
         tensors = [i for i, a in enumerate(arguments) if str(a.type) in _TENSOR_TYPES]
         self._tensor_positions = tensors
@@ -79,10 +87,13 @@ class Arguments:
         The device is -1 where there is none: for operators that make tensors. Raises
         DeviceMismatchError where the tensors do not agree.
         """
-        index, mixed, host_args = self._aliases(args)
+        alias = self.alias
+        if self._overwritten and self._overlap(args, kwargs):
+            alias = Together()
+        index, mixed, host_args = self._aliases(args, alias)
         host_kwargs = kwargs
         if kwargs:
-            found, strange, aliases = self._aliases(kwargs.values())
+            found, strange, aliases = self._aliases(kwargs.values(), alias)
             mixed = mixed or strange or (found >= 0 and found != index >= 0)
             index = found if index < 0 else index
             host_kwargs = dict(zip(kwargs, aliases, strict=True))
@@ -97,9 +108,20 @@ class Arguments:
                 host_kwargs[name] = _number_as_tensor(value, host_args)
         return index, host_args, host_kwargs
 
-    def _aliases(self, values: Iterable[Any]) -> tuple[int, bool, list[Any]]:
+    def _overlap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a tensor that is written to stands on the storage of another argument."""
+        values = (*args, *kwargs.values()) if kwargs else args
+        for position, name in self._overwritten.items():
+            target = args[position] if position < len(args) else kwargs.get(name)
+            if isinstance(target, Tensor) and touches_another(target, values):
+                return True
+        return False
+
+    def _aliases(
+        self, values: Iterable[Any], alias: Callable[[Tensor], Tensor]
+    ) -> tuple[int, bool, list[Any]]:
         """Device of the tensors, whether any lies elsewhere, and the values with host aliases."""
-        index, mixed, alias = -1, False, self.alias
+        index, mixed = -1, False
         aliases: list[Any] = []
         for value in values:
             if isinstance(value, Tensor):
@@ -112,7 +134,7 @@ class Arguments:
                 index = found if index < 0 else index
                 aliases.append(alias(value))
             elif isinstance(value, (tuple, list)):
-                found, strange, inner = self._aliases(value)
+                found, strange, inner = self._aliases(value, alias)
                 mixed = mixed or strange or (found >= 0 and found != index >= 0)
                 index = found if index < 0 else index
                 aliases.append(inner)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from simgpu import _pinned, _world
+from simgpu._aliases import Together, on_one_storage
 from simgpu._launch import Kernel, launch, launch_copy
 from simgpu._memory import adopt
 from simgpu._relabel import host_alias
@@ -34,6 +35,9 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     arguments = (host_alias(self), host_alias(src), non_blocking)
     if source == target:
         assert target is not None
+        if on_one_storage(self, src):
+            alias = Together()
+            arguments = (alias(self), alias(src), non_blocking)
         launch(_COPY, target, arguments, {})
     else:
         launch_copy(_COPY, source, target, arguments, {})

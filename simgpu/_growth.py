@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import torch
 
+from simgpu._aliases import bytes_of, host_empty
 from simgpu._launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._layout import set_size, swap_memory
 from simgpu._memory import adopt, make_sure_of_room
-from simgpu._relabel import LABELS, host_alias, relabel
+from simgpu._relabel import LABELS, relabel
 
 _aten = torch.ops.aten
-_set_storage = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
-_empty = _aten.empty.memory_format._handle.redispatch_boxed
 _fill = _aten.fill_.Scalar._handle.redispatch_boxed
 _EMPTY = Kernel(_aten.empty.memory_format)
 _COPY = Kernel(_aten.copy_.default)
@@ -63,11 +62,11 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     counted = new_storage(nbytes, index)
     fresh = counted
     if nbytes < extent:
-        host = _host_bytes(extent)
+        host = host_empty(extent)
         _fill(HOST_KEYS, host, _FREED)
         fresh = relabel(host, LABELS[index]).untyped_storage()
     if kept:
-        launch(_COPY, index, (_bytes_of(fresh, kept, index), _bytes_of(storage, kept, index)), {})
+        launch(_COPY, index, (bytes_of(fresh, kept, index), bytes_of(storage, kept, index)), {})
     swap_memory(storage, fresh)  # which has the old memory now, and ends it with this call
     if hasattr(storage, _LENT):
         vars(storage).setdefault(_KEPT, []).append(fresh)
@@ -82,19 +81,7 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
 def copy_to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """The bytes of `storage`, in host memory."""
     nbytes, index = storage.nbytes(), storage.device.index
-    host = _host_bytes(nbytes)
+    host = host_empty(nbytes)
     if nbytes:
-        launch_copy(_COPY, index, None, (host, _bytes_of(storage, nbytes, index)), {})
+        launch_copy(_COPY, index, None, (host, bytes_of(storage, nbytes, index)), {})
     return host.untyped_storage()
-
-
-def _host_bytes(nbytes: int) -> torch.Tensor:
-    """`nbytes` bytes of the host, whatever modes and default devices the user has set."""
-    return _empty(HOST_KEYS, (nbytes,), dtype=torch.uint8, device=_CPU)  # type: ignore[no-any-return]
-
-
-def _bytes_of(storage: torch.UntypedStorage, nbytes: int, index: int) -> torch.Tensor:
-    """The first `nbytes` bytes of `storage`, as a host tensor."""
-    tensor = relabel(_host_bytes(0), LABELS[index])
-    _set_storage(HOST_KEYS, tensor, storage, 0, (nbytes,), (1,))
-    return host_alias(tensor)

@@ -13,6 +13,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from simgpu import _pinned, _world
+from simgpu._aliases import on_one_storage
 from simgpu._arguments import Arguments
 from simgpu._launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._memory import adopt, adopt_all, make_sure_of_room
@@ -148,7 +149,7 @@ def _binary_in_place(kernel: Kernel, reader: Arguments) -> PythonKernel:
     def run(self: Tensor, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
         index = self.get_device()
         if isinstance(other, Tensor):
-            if other.get_device() == index:
+            if other.get_device() == index and (other is self or not on_one_storage(self, other)):
                 launch(kernel, index, (alias(self), alias(other), *args), kwargs)
                 return self
         elif with_number is not None:
@@ -263,20 +264,23 @@ def compute_out(
     out too small, are stood in for by host tensors of the same shape and strides that can.
     """
 
-    def compute(host_output: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    def compute(only_empty: bool) -> dict[str, Any]:
         hosts = {}
         for name, value in outs.items():
-            several = isinstance(value, (list, tuple))
-            hosts[name] = [host_output(out) for out in value] if several else host_output(value)
+            pairs = zip(_as_list(value), _as_list(host_kwargs[name]), strict=True)
+            chosen = [
+                alias if only_empty and out.numel() else stand_in(out) for out, alias in pairs
+            ]
+            hosts[name] = chosen if isinstance(value, (list, tuple)) else chosen[0]
         launch(kernel, index, host_args, {**host_kwargs, **hosts})
         return hosts
 
     try:
-        hosts = compute(lambda out: host_alias(out) if out.numel() else stand_in(out))
+        hosts = compute(only_empty=True)
     except RuntimeError as error:
         if "not resizable" not in str(error):
             raise
-        hosts = compute(stand_in)
+        hosts = compute(only_empty=False)
     for name, value in outs.items():
         for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
             settle_output(out, host)

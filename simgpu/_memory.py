@@ -38,11 +38,11 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
         raise_out_of_memory(device, nbytes)
     host._simgpu_allocation = Allocation(device, nbytes)  # type: ignore[attr-defined]
     if host.is_complex():
-        return _with_bits_of(host, relabel(host, LABELS[index]))
+        return with_bits_of(host, relabel(host, LABELS[index]))
     return relabel(host, LABELS[index])
 
 
-def _with_bits_of(host: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
+def with_bits_of(host: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
     """`owned`, conjugated or negated lazily where `host` is."""
     if host.is_conj():
         owned = torch._conj(owned)

@@ -30,14 +30,17 @@ def settle_output(out: torch.Tensor, host: torch.Tensor) -> None:
     As on CUDA an output keeps its storage and its place in it, if there is room.
     """
     storage, offset = out.untyped_storage(), out.storage_offset()
-    # An alias begins at the output's first element, even where the kernel left it no elements.
-    is_stand_in = host.untyped_storage().data_ptr() != out.data_ptr()
+    # An alias begins at the output's first element, or at the storage that it shares with others,
+    # even where the kernel left it no elements.
+    start = host.untyped_storage().data_ptr()
+    is_stand_in = start not in (out.data_ptr(), storage.data_ptr())
     if out.shape != host.shape or out.stride() != host.stride():
         if is_stand_in and storage.nbytes() == 0 and offset == 0:
             storage = adopt(host, out.get_device()).untyped_storage()
             _set_storage(HOST_KEYS, out, storage, 0, host.shape, host.stride())
             return
-        needed = int(host.untyped_storage().nbytes() + offset * out.itemsize)
+        before = 0 if start == storage.data_ptr() else offset * out.itemsize
+        needed = int(before + host.untyped_storage().nbytes())
         if needed > storage.nbytes():
             _grow(out, needed)
             storage = out.untyped_storage()

@@ -4,6 +4,7 @@ from functools import partial
 
 from tests import test_device_memory as memory
 from tests import test_device_modules as modules
+from tests import test_device_overlap as overlap
 from tests import test_device_random as random
 from tests import test_device_rules as rules
 from tests import test_device_threads as threads
@@ -38,6 +39,15 @@ SIMULATOR = [
         "return Stream(device, kwargs",
         "return Stream(0, kwargs",
         partial(threads.test_generic_streams_and_events_are_those_of_the_device, by="device"),
+    ),
+    fault(
+        "arguments that share memory look apart",
+        "simgpu._aliases:touches_another",
+        "if on_one_storage(target, value):",
+        "if False:",
+        partial(
+            overlap.test_overlapping_memory_is_refused_where_the_cpu_refuses_it, name="mul out"
+        ),
     ),
     fault(
         "mixed devices are computed",

@@ -1,0 +1,82 @@
+"""Writing to memory that is also read: an error, or what the CPU computes, on every device.
+
+`x[1:].add_(x[:-1])` has no meaning that all kernels share, so PyTorch refuses it; `x.add_(x)` has.
+"""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+SIZE = 8
+
+
+def whole(target):
+    return torch.arange(len(target), device=target.device)
+
+
+IN_PLACE = {
+    "add_": lambda target, source: target.add_(source),
+    "addcmul_": lambda target, source: target.addcmul_(source, source),
+    "copy_": lambda target, source: target.copy_(source),
+    "cumsum out": lambda target, source: torch.cumsum(source, 0, out=target),
+    "gather out": lambda target, source: torch.gather(source, 0, whole(target), out=target),
+    "index_copy_": lambda target, source: target.index_copy_(0, whole(target), source),
+    "mul out": lambda target, source: torch.mul(source, 2, out=target),
+    "put": lambda target, source: target.index_put_((whole(target),), source),
+    "scatter_": lambda target, source: target.scatter_(0, whole(target), source),
+    "slice": lambda target, source: target.__setitem__(slice(None), source),
+}
+
+
+@st.composite
+def pairs_of_views(draw):
+    """Start and step of two views of equal length, which may or may not meet."""
+    length = draw(st.integers(1, SIZE // 2))
+    step = st.integers(1, 2)
+
+    def view():
+        steps = draw(step)
+        start = draw(st.integers(0, SIZE - 1 - (length - 1) * steps))
+        return slice(start, start + (length - 1) * steps + 1, steps)
+
+    return view(), view()
+
+
+def outcome(call, views, device, as_bytes):
+    base = torch.arange(float(SIZE), device=device)
+    source = base.view(torch.int32).view(torch.float32) if as_bytes else base
+    try:
+        call(base[views[0]], source[views[1]])
+    except RuntimeError as error:
+        return str(error)
+    return base.tolist()
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@given(views=pairs_of_views(), as_bytes=st.booleans())
+def test_overlapping_memory_is_refused_where_the_cpu_refuses_it(devices, name, views, as_bytes):
+    call = IN_PLACE[name]
+    expected = outcome(call, views, "cpu", as_bytes)
+    assert outcome(call, views, devices[-1], as_bytes) == expected
+
+
+def test_a_shifted_copy_within_a_tensor_is_refused(devices):
+    x = torch.arange(float(SIZE), device=devices[0])
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        x[1:] = x[:-1]
+    assert x.tolist() == list(range(SIZE))
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@given(length=st.integers(1, 4), start=st.integers(4, 7), given=st.integers(1, 4))
+def test_an_output_in_the_storage_that_is_read_takes_the_shape_of_the_result(
+    devices, length, start, given
+):
+    seen = []
+    for device in ("cpu", devices[-1]):
+        x = torch.arange(1.0, SIZE + 1, device=device)
+        out = x[start : start + given]
+        torch.cumsum(x[:length], 0, out=out)
+        seen.append((x.tolist(), out.tolist(), out.storage_offset(), x.untyped_storage().nbytes()))
+    assert seen[0] == seen[1]
