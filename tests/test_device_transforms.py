@@ -233,3 +233,19 @@ def test_what_a_graph_break_runs_is_not_compiled_kernel_by_kernel(simulated, com
         return value.item(), len(graphs), dict(counters["frames"])
 
     assert seen(simulated[1]) == seen("cpu")
+
+
+def test_seeds_and_streams_break_a_graph_and_no_more(simulated, compiler):
+    module = torch.simgpu
+
+    @torch.compile(backend="eager")
+    def program(x):
+        module.seed_all()
+        state = module.get_rng_state(x.device)
+        first = torch.rand_like(x)
+        module.current_stream(x.device).synchronize()
+        module.set_rng_state(state, x.device)
+        return first - torch.rand_like(x)
+
+    for device in simulated[:2]:
+        assert program(torch.ones(3, device=device)).tolist() == [0.0] * 3
