@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._subclasses.fake_tensor
 import torch.nn.parallel._functions
 import torch.utils._device
 from torch.nn import parameter as nn_parameter
@@ -69,13 +70,15 @@ def _renamed(read: Callable[[Any], torch.device]) -> property:
     return property(device)
 
 
-def _takes_device(function: Callable[..., Any], position: int | None = None) -> Callable[..., Any]:
-    """`function` with its argument `device` translated, by name or also by position."""
+def _takes_device(
+    function: Callable[..., Any], position: int | None = None, name: str = "device"
+) -> Callable[..., Any]:
+    """`function` with its argument `name` translated, by name or also by position."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if "device" in kwargs:
-            kwargs["device"] = _named(kwargs["device"])
+        if name in kwargs:
+            kwargs[name] = _named(kwargs[name])
         elif position is not None and len(args) > position:
             args = (*args[:position], _named(args[position]), *args[position + 1 :])
         return function(*args, **kwargs)
@@ -118,6 +121,13 @@ def _array_interface(self: torch.Tensor) -> Any:
     raise AttributeError("a simulated device's memory has no address that CUDA code could use")
 
 
+# What makes an instance of a subclass of tensors, and the place and name of its device argument.
+_SUBCLASS_MAKERS = {
+    "_make_subclass": (None, "device_for_backend_keys"),
+    "_make_wrapper_subclass": (7, "device"),
+}
+
+
 def _install_tensors(patches: Patches) -> None:
     tensor = torch.Tensor
     patches.set(tensor, "device", _renamed(_raw_device))
@@ -130,6 +140,10 @@ def _install_tensors(patches: Patches) -> None:
         if name.startswith("new_"):
             patches.set(tensor, name, _takes_device(getattr(tensor, name)))
     patches.set(tensor, "new", _takes_device(tensor.new))
+    # Subclasses say on which device they pretend to be; autograd and the dispatcher believe it.
+    for name, (position, argument) in _SUBCLASS_MAKERS.items():
+        made = _takes_device(getattr(tensor, name), position, argument)
+        patches.set(tensor, name, staticmethod(made))
     # Parameters without a shape know which functions they may be given to.
     lazy: Any = nn_parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
     patches.set(lazy, "_allowed_methods", [*lazy._allowed_methods, tensor.to, tensor.cuda])
@@ -141,6 +155,16 @@ def _install_tensors(patches: Patches) -> None:
     for name in dir(torch):
         if name.startswith("sparse_") and name.endswith("_tensor"):
             patches.set(torch, name, _takes_device(getattr(torch, name)))
+
+
+def _install_fake_tensors(patches: Patches) -> None:
+    """Tensors without data, in which compilers compute shapes, are of simulated devices as well."""
+    fake: Any = torch._subclasses.fake_tensor.FakeTensor
+    normalized = getattr(fake, "_normalize_fake_device", None)
+    if normalized is not None:  # older releases believe what they are given
+        known = staticmethod(lambda device: normalized(_named(device)))
+        patches.set(fake, "_normalize_fake_device", known)
+        patches.set(fake, "device", _renamed(fake.device.fget))
 
 
 def _install_others(patches: Patches) -> None:
@@ -221,6 +245,7 @@ def install(patches: Patches) -> None:
     _told.install(patches)
     _virtual.lend_guard(patches)
     _install_tensors(patches)
+    _install_fake_tensors(patches)
     _install_others(patches)
     _install_autocast(patches)
     _install_defaults(patches)

@@ -275,6 +275,7 @@ def everything_replaced():
     owners += [torch.cuda.nvtx, torch.cuda.nccl, torch.cuda.streams, torch.nn.parallel._functions]
     owners += [torch.Tensor, torch.UntypedStorage, torch.Generator, torch.Stream, torch.Event]
     owners += [torch.accelerator, torch.backends.cuda, torch.autograd.profiler, torch._C]
+    owners += [torch._subclasses.fake_tensor.FakeTensor]
     # Loaded when first asked for, whoever asks.
     lazy = {"_cupti_monitor", "_gpu_trace", "_memory_viz", "jiterator", "comm", "profiler"}
     return {

@@ -1,0 +1,62 @@
+"""Subclasses of tensors on devices that go by the name of CUDA: they are believed what they say."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+import simgpu
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that holds another and says that it lies where that one does."""
+
+    @staticmethod
+    def __new__(cls, held, by_position):
+        if by_position:
+            layout = (held.size(), held.stride(), 0, None, held.dtype, held.layout, held.device)
+            return torch.Tensor._make_wrapper_subclass(cls, *layout)
+        return torch.Tensor._make_wrapper_subclass(cls, held.size(), device=held.device)
+
+    def __init__(self, held, by_position):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(cls, lambda tensor: tensor.held, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, lambda x: cls(x, False), func(*args, **kwargs))
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+def test_a_wrapper_passes_backward_on_its_device(by_position):
+    with simgpu.as_cuda(2) as cuda:
+        x = Wrapper(torch.ones(2, device="cuda:1"), by_position).requires_grad_()
+        total = (x * 3).sum()
+        total.backward()
+        assert x.device == total.device == x.grad.device == cuda[1]
+        assert x.grad.held.tolist() == [3, 3]
+
+
+def test_tensors_without_data_follow_the_rules_of_devices():
+    with simgpu.as_cuda(2) as cuda:
+        real = torch.ones(2, device="cuda:1", requires_grad=True)
+        with FakeTensorMode() as mode:
+            x = torch.ones(2, 2, device="cuda")
+            layer = torch.nn.Linear(2, 2, device="cuda:1")
+            assert layer(x.to("cuda:1")).device == layer(x.cuda(1)).device == cuda[1]
+            assert (x.device, x.cpu().device) == (cuda[0], torch.device("cpu"))
+            with pytest.raises(RuntimeError, match="two devices, cuda:0 and cuda:1!"):
+                torch.add(x, torch.ones(2, 2, device="cuda:1"))
+        fake = mode.from_tensor(real)
+        fake.sum().backward()
+        assert fake.grad.device == cuda[1]
+    assert fake.device == torch.device("simgpu:1")
+
+
+def test_a_compiler_may_derive_what_it_traced():
+    torch.compiler.reset()
+    with simgpu.as_cuda(2):
+        x = torch.ones(3, device="cuda:1", requires_grad=True)
+        torch.compile(lambda x: (x * x).sum(), backend="aot_eager")(x).backward()
+        assert x.grad.tolist() == [2, 2, 2]
+    torch.compiler.reset()
