@@ -20,7 +20,7 @@ How the package is laid out, from the bottom up:
     _accelerator    the current device, as others ask for it
     _autograd, _data      what torch must do differently
     _layout, _growth, _storage     storages, and the words in them that Python cannot set
-    _virtual        what C++ asks of a backend without asking Python
+    _virtual, _native_answers      what C++ asks of a backend, told without Python
     _pinned, _generators, _stand_in, _legacy     what torch makes in C++ for the device types that
                     it knows
     _sending, _life       other processes: what is not sent, forks, the end

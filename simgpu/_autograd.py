@@ -4,10 +4,11 @@ A device guard written in Python reports one device only, so PyTorch's engine ha
 for simgpu:0 and none for simgpu:1 and up. Without worker threads it needs none: for the length of
 every backward pass, autograd's multithreading is off in the calling thread.
 
-The guard is also asked for its type while the engine unwinds from an error that a hook raised. That
-error is then still pending in the interpreter, where calling any Python function fails, in a place
-in which C++ must not fail: the process would be aborted. `device_type` puts a pending error aside
-first, and `_in_this_thread` raises it.
+Where the guard is asked for its type in Python (see `_native_answers`), it is also asked while the
+engine unwinds from an error that a hook raised. That error is then still pending in the
+interpreter, where calling any Python function fails, in a place in which C++ must not fail: the
+process would be aborted. `device_type` puts a pending error aside first, and `_in_this_thread`
+raises it.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not _world.active:
         return run(*args, **kwargs)
     multithreading = torch._C._is_multithreading_enabled()
-    torch._C._set_multithreading_enabled(False)
     try:
+        # In here: a signal handler that raises does so after this call, at the earliest.
+        torch._C._set_multithreading_enabled(False)
         return run(*args, **kwargs)
     except SystemError:  # "returned NULL without setting an exception": we have it
         if not _put_aside.errors:

@@ -59,6 +59,7 @@ def install() -> None:
             _generators,
             _legacy,
             _life,
+            _native_answers,
             _pinned,
             _register,
             _sending,
@@ -79,6 +80,7 @@ def install() -> None:
         if tables is not None:
             _accelerator.let_guard_know(tables[0])
             _pinned.let_hooks_allocate(tables[1])
+            _native_answers.install(*tables)
         _libraries.extend(_register.register())
         _libraries.extend(_autocast.install())
         _autograd.install()
