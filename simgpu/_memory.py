@@ -14,7 +14,7 @@ import torch
 from simgpu import _world
 from simgpu._memory_functions import format_bytes
 from simgpu._relabel import DEVICE_TYPE, LABELS, relabel
-from simgpu._world import Allocation, active
+from simgpu._world import active
 from simgpu.errors import OutOfMemoryError
 
 _BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
@@ -34,9 +34,10 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     except NotImplementedError:  # sparse: asking first would cost every dense result
         return adopt_composite(host, index)
     nbytes = (nbytes + _BLOCK - 1) & -_BLOCK
-    if device.allocated + nbytes > device.limit:
+    allocation = device.take(nbytes)
+    if allocation is None:
         raise_out_of_memory(device, nbytes)
-    host._simgpu_allocation = Allocation(device, nbytes)  # type: ignore[attr-defined]
+    host._simgpu_allocation = allocation  # type: ignore[attr-defined]
     if host.is_complex():
         return with_bits_of(host, relabel(host, LABELS[index]))
     return relabel(host, LABELS[index])

@@ -43,9 +43,12 @@ def reset_peak_memory_stats(device: _Device = None) -> None:
 def reset_accumulated_memory_stats(device: _Device = None) -> None:
     """Let the totals of `memory_stats` (allocated, freed, num_ooms) begin again at zero."""
     state = _state(device)
-    state.total = state.total_count = state.out_of_memory_count = 0
-    state.total_before = state.allocated
-    state.total_count_before = state.count
+    state.out_of_memory_count = 0
+    state.settle()
+    state.taken_before = state.taken
+    state.taken_count_before = state.taken_count
+    state.returned_before = state.returned
+    state.returned_count_before = state.returned_count
 
 
 def memory_reserved(device: _Device = None) -> int:
@@ -71,18 +74,19 @@ def empty_cache() -> None:
 def memory_stats(device: _Device = None) -> dict[str, Any]:
     """Current, peak, allocated and freed amounts, by the names of torch.cuda.memory_stats."""
     state = _state(device)
+    state.settle()
     amounts = {
         "allocation": (
             state.count,
             state.peak_count,
-            state.total_count,
-            state.total_count + state.total_count_before - state.count,
+            state.taken_count - state.taken_count_before,
+            state.returned_count - state.returned_count_before,
         ),
         "allocated_bytes": (
             state.allocated,
             state.peak,
-            state.total,
-            state.total + state.total_before - state.allocated,
+            state.taken - state.taken_before,
+            state.returned - state.returned_before,
         ),
     }
     amounts["active"] = amounts["segment"] = amounts["allocation"]

@@ -6,6 +6,7 @@ property of each thread, as on CUDA. Nothing here touches tensors or kernels.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -19,68 +20,105 @@ from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, N
 DEFAULT_MEMORY = 16 * 2**30  # bytes
 
 
+class Allocation(functools.partial[None]):
+    """Bytes of a device that are taken for as long as this object lives; made by `Device.take`.
+
+    It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
+    last tensor, view or autograd node over that memory does. It is a call to be made then, all of
+    it in C: a Python function would let the handler of a signal (Ctrl-C) run, and an error that it
+    raises while an object dies is lost, together with the bytes.
+    """
+
+    __slots__ = ()
+    __del__ = functools.partial.__call__
+
+
 class Device:
     """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
 
     __slots__ = (
-        "allocated",
+        "_dead",
+        "_give_back",
         "background_stream",
         "capacity",
-        "count",
         "generator",
         "index",
         "limit",
         "out_of_memory_count",
         "peak",
         "peak_count",
+        "returned",
+        "returned_before",
+        "returned_count",
+        "returned_count_before",
         "stream_ids",
+        "taken",
+        "taken_before",
+        "taken_count",
+        "taken_count_before",
         "torch_device",
-        "total",
-        "total_before",
-        "total_count",
-        "total_count_before",
     )
 
     def __init__(self, index: int, capacity: int) -> None:
         self.index = index
         self.torch_device = torch.device(DEVICE_TYPE, index)
-        # The ledger, in bytes and in numbers of allocations: now, at most, in total.
+        # The ledger, in bytes and in numbers of allocations: taken and given back ever, the same
+        # at the last reset, and the most at once.
         self.capacity = self.limit = capacity
-        self.allocated = self.peak = self.total = self.total_before = 0
-        self.count = self.peak_count = self.total_count = self.total_count_before = 0
+        self.taken = self.returned = self.taken_before = self.returned_before = self.peak = 0
+        self.taken_count = self.returned_count = self.peak_count = 0
+        self.taken_count_before = self.returned_count_before = 0
         self.out_of_memory_count = 0
+        # Sizes of allocations that have died and are not counted as given back yet.
+        self._dead: list[int] = []
+        self._give_back = self._dead.append
         self.stream_ids = itertools.count(1)
         self.background_stream: torch.Stream | None = None
         # As on CUDA, where a seed set before the devices wake up reaches them when they do.
         self.generator = Generator(index).manual_seed(torch.initial_seed())
 
+    # No locks below, since memory is given back in the middle of anything. With the GIL, threads
+    # are switched and signals handled where a function begins, a call returns or a loop starts
+    # over, so neither happens between two lines that do nothing of that kind.
 
-class Allocation:
-    """Bytes of a device that are taken for as long as this object lives.
+    def take(self, nbytes: int) -> Allocation | None:
+        """Enter `nbytes` in the ledger, until the result dies; None if there is no room."""
+        if self._dead:
+            self.settle()
+        allocated = self.taken - self.returned + nbytes
+        count = self.taken_count - self.returned_count + 1
+        if allocated > self.limit:
+            return None
+        if allocated > self.peak:
+            self.peak = allocated
+        if count > self.peak_count:
+            self.peak_count = count
+        self.taken += nbytes
+        self.taken_count += 1
+        return Allocation(self._give_back, nbytes)
 
-    It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
-    last tensor, view or autograd node over that memory does.
-    """
+    def settle(self) -> None:
+        """Count what has died as given back."""
+        dead = self._dead
+        try:
+            while dead:
+                self.returned += dead[-1]
+                self.returned_count += 1
+                del dead[-1]
+        except IndexError:
+            pass  # another thread came first
 
-    __slots__ = ("device", "nbytes")
+    @property
+    def allocated(self) -> int:
+        """Bytes that are taken now."""
+        self.settle()
+        return self.taken - self.returned
 
-    def __init__(self, device: Device, nbytes: int) -> None:
-        # No lock: with the GIL, nothing can run between reading and writing `allocated` here,
-        # since no Python function is called in between; and __del__ may run inside any lock.
-        self.device = device
-        self.nbytes = nbytes
-        device.allocated = allocated = device.allocated + nbytes
-        device.count = count = device.count + 1
-        device.total += nbytes
-        device.total_count += 1
-        if allocated > device.peak:
-            device.peak = allocated
-        if count > device.peak_count:
-            device.peak_count = count
-
-    def __del__(self) -> None:
-        self.device.allocated -= self.nbytes
-        self.device.count -= 1
+    @property
+    def count(self) -> int:
+        """How many allocations there are now."""
+        self.settle()
+        return self.taken_count - self.returned_count
 
 
 class _PerThread(threading.local):
@@ -100,7 +138,7 @@ class World:
 
     def in_use(self) -> bool:
         """Whether anything was done with the devices beyond counting them."""
-        return self.asked or any(device.total_count for device in self.devices)
+        return self.asked or any(device.taken_count for device in self.devices)
 
 
 _per_thread = _PerThread()

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from tests import test_device_interrupts as interrupts
 from tests import test_device_memory as memory
 from tests import test_device_modules as modules
 from tests import test_device_overlap as overlap
@@ -93,10 +94,17 @@ SIMULATOR = [
     ),
     fault(
         "memory is never given back",
-        "simgpu._world:Allocation.__del__",
-        "self.device.allocated -= self.nbytes",
+        "simgpu._world:Device.settle",
+        "self.returned += dead[-1]",
         "pass",
         memory.test_bytes_are_counted_where_they_are,
+    ),
+    fault(
+        "an interrupt leaves autograd without its threads",
+        "simgpu._autograd:_Engine.run_backward",
+        "torch._C._set_multithreading_enabled(multithreading)",
+        "_put_aside.errors.clear()",
+        interrupts.test_an_interrupted_step_leaves_nothing_behind,
     ),
     fault(
         "the peak is what there is now",
