@@ -65,6 +65,10 @@ def _bytes(memory: int | str) -> int:
 
 def _capacities(count: int, memory: int | str | Sequence[int | str]) -> list[int]:
     """Bytes of each device."""
+    if isinstance(memory, (bytes, bytearray)) or not isinstance(memory, Sequence | int | str):
+        raise TypeError(
+            f"memory must be bytes (int), a text or one of these per device, got {memory!r}"
+        )
     if isinstance(memory, (int, str)):
         return [_bytes(memory)] * count
     if len(memory) != count:

@@ -1,6 +1,7 @@
 """Advanced indexing: the one operation that takes tensors of the CPU along by itself.
 
-Indices may lie on the CPU or with the indexed tensor, as on CUDA.
+Indices may lie on the CPU or with the indexed tensor, as on CUDA, and a value without dimensions
+anywhere (aten/src/ATen/native/TensorAdvancedIndexing.cpp, _index_put_impl_).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from simgpu._kernels import PythonKernel, device_kernel
+from simgpu._launch import HOST_KEYS
 from simgpu.errors import DeviceMismatchError
 
 _OPERATORS = (
@@ -25,6 +27,8 @@ _OPERATORS = (
 
 def _indexing_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     compute = device_kernel(op)
+    on_host = op._handle.redispatch_boxed
+    puts = "index_put" in op._name
 
     def run(
         self: torch.Tensor, indices: list[torch.Tensor | None], *args: Any, **kwargs: Any
@@ -41,6 +45,12 @@ def _indexing_kernel(op: torch._ops.OpOverload) -> PythonKernel:
                     "indices should be either on cpu or on the same device as the indexed tensor "
                     f"({home})"
                 )
+        if puts:
+            value, *rest = args
+            if not value.dim() and value.device != home:
+                args = (value.to(home), *rest)
+            if home.type == "cpu" and args[0].is_cpu:
+                return on_host(HOST_KEYS, self, near, *args, **kwargs)
         return compute(self, near, *args, **kwargs)
 
     return run

@@ -18,6 +18,7 @@ from simgpu import _world
 from simgpu._relabel import DEVICE_TYPE
 from simgpu._stand_in import StandIn, named_alike
 from simgpu._told import told
+from simgpu.errors import DeviceMismatchError
 
 _DEVICE_TYPE_NUMBER = 20  # c10::DeviceType::PrivateUse1
 
@@ -99,13 +100,14 @@ class Event(torch.Event):
 
     enable_timing: bool
     _recorded_at: float | None
+    _recorded_on: int | None
 
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> Event:
         self: Event = super().__new__(cls, device=DEVICE_TYPE, enable_timing=enable_timing)
         self.enable_timing = enable_timing
-        self._recorded_at = None
+        self._recorded_at = self._recorded_on = None
         return self
 
     def __init__(
@@ -114,8 +116,17 @@ class Event(torch.Event):
         """Nothing: an event is complete after __new__."""
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        """Put the mark into `stream`, or into the current one."""
-        self._recorded_at = time.perf_counter()
+        """Put the mark into `stream`, or into the current one.
+
+        The first stream decides the event's device; raises DeviceMismatchError for another's.
+        """
+        index = _world.current_device() if stream is None else stream.device_index
+        if self._recorded_on not in (None, index):
+            raise DeviceMismatchError(
+                f"Event device {self._recorded_on} does not match recording stream's device "
+                f"{index}."
+            )
+        self._recorded_at, self._recorded_on = time.perf_counter(), index
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Let `stream` wait for the mark: nothing to do."""
@@ -128,13 +139,21 @@ class Event(torch.Event):
         """Wait until the mark has been passed: it has."""
 
     def elapsed_time(self, end_event: torch.Event) -> float:
-        """Milliseconds of host time between two recorded events made with `enable_timing`."""
+        """Milliseconds of host time between two recorded events made with `enable_timing`.
+
+        As on CUDA, events of different devices have none: DeviceMismatchError.
+        """
         if not isinstance(end_event, Event):
             raise TypeError(f"end_event must be a simgpu Event, got {end_event!r}")
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded_at is None or end_event._recorded_at is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if self._recorded_on != end_event._recorded_on:
+            raise DeviceMismatchError(
+                f"{DEVICE_TYPE} error: invalid resource handle: one event was recorded on device "
+                f"{self._recorded_on} and the other on device {end_event._recorded_on}"
+            )
         return (end_event._recorded_at - self._recorded_at) * 1e3
 
     def __repr__(self) -> str:

@@ -55,6 +55,7 @@ def _str(error: BaseException) -> Any:
 
 
 _hook = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(_str)
+_stock_address = _words[(id(_stock_str) >> 3) + _WRAPPED]
 _hook_address = ctypes.cast(_hook, ctypes.c_void_p).value or 0
 
 
@@ -74,11 +75,12 @@ def _exchange(old: int, new: int) -> None:
 
 def install(patches: Patches) -> None:
     """Let built-in errors be worded too, until everything is undone or the process ends."""
-    stock = _words[(id(_stock_str) >> 3) + _WRAPPED]
+    _exchange(_stock_address, _hook_address)
+    patches.then(_undo)
 
-    def undo() -> None:
-        _exchange(_hook_address, stock)
 
-    _exchange(stock, _hook_address)
-    patches.then(undo)
-    atexit.register(undo)
+def _undo() -> None:
+    _exchange(_hook_address, _stock_address)
+
+
+atexit.register(_undo)

@@ -41,7 +41,7 @@ class DevicesActiveError(SimGPUError, RuntimeError):
 
 
 class DeviceMismatchError(SimGPUError, RuntimeError):
-    """Tensors of one operation lie on different devices.
+    """Tensors of one operation lie on different devices, or an event and its stream do.
 
     The wording is CUDA's. The way out is CUDA's too: move the arguments with ``.to(device)``.
     """

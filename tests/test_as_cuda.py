@@ -3,6 +3,7 @@
 Whole programs are in tests/programs; the functions of torch.cuda in test_torch_cuda_table.
 """
 
+import atexit
 import copy
 import io
 import pickle
@@ -300,6 +301,15 @@ def test_nothing_stays_behind():
         torch.ones(2, device="cuda")
     with simgpu.devices(2):
         assert torch.ones(2, device="simgpu:1").device == torch.device("simgpu:1")
+
+
+def test_blocks_leave_nothing_to_do_at_the_end_of_the_process():
+    with simgpu.as_cuda(1):
+        pass
+    waiting = atexit._ncallbacks()
+    with simgpu.as_cuda(1):
+        pass
+    assert atexit._ncallbacks() == waiting
 
 
 def test_nothing_stays_behind_an_error():

@@ -254,3 +254,12 @@ def test_a_training_step_that_does_not_fit_leaves_nothing(no_collector, slot, st
             net(torch.ones(10, 64, device=devices[slot])).square().sum().backward()
             net.zero_grad()
         assert torch.simgpu.memory_allocated(slot) == start
+
+
+@pytest.mark.parametrize("memory", [1.5, b"1MiB", object(), [1.5, 2], True])
+def test_memory_of_another_type_is_named(memory):
+    with (
+        pytest.raises(TypeError, match=r"^memory must be bytes \(int\)"),
+        simgpu.devices(2, memory=memory),
+    ):
+        pass

@@ -197,3 +197,30 @@ def test_a_default_device_is_obeyed_with_its_index(devices, slot, index):
         assert slot_of(torch.ones(2, device=current.type).device, devices) == slot_of(
             current, devices
         )
+
+
+@given(
+    slots=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+    to_host=st.booleans(),
+    mask=st.booleans(),
+    in_place=st.booleans(),
+)
+def test_a_number_from_anywhere_is_put_anywhere(devices, slots, to_host, mask, in_place):
+    """`x[index] = loss`: a value without dimensions comes along, from any device to any other."""
+    home = torch.device("cpu") if to_host else place(slots[0], devices)
+    x = torch.zeros(3, device=home)
+    value = torch.tensor(5.0, device=place(slots[1], devices), requires_grad=True)
+    index = torch.tensor([False, True, True] if mask else [1, 2], device=home)
+    if in_place:
+        x[index] = value
+    else:
+        x = x.index_put((index,), value)
+    assert (x.device, x.tolist()) == (home, [0, 5, 5])
+    x.sum().backward()
+    assert (value.grad.device, value.grad.item()) == (value.device, 2)
+
+
+def test_more_than_a_number_stays_where_it_is(devices):
+    x = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="two devices"):
+        x[torch.tensor([1, 2])] = torch.ones(2, device=devices[0])

@@ -141,6 +141,24 @@ def test_generic_streams_and_events_are_those_of_the_device(devices, by, data):
     assert begin.elapsed_time(end) >= 0
 
 
+@pytest.mark.devices(2, distinct=True)
+def test_an_event_belongs_to_the_device_where_it_was_first_recorded(devices):
+    module = torch.get_device_module(devices[0])
+    here, there = (module.Stream(device) for device in devices)
+    begin, end, other = (module.Event(enable_timing=True) for _ in range(3))
+    here.record_event(begin)
+    other.record(there)
+    with module.device(devices[0]):
+        end.record()
+    with pytest.raises(RuntimeError, match=r"^Event device 0 does not match .* device 1\.$"):
+        begin.record(there)
+    there.wait_event(begin)
+    module.synchronize(devices[0])
+    assert begin.elapsed_time(end) >= 0
+    with pytest.raises(RuntimeError, match="invalid resource handle"):
+        begin.elapsed_time(other)
+
+
 def test_own_classes_of_generic_streams(devices):
     class Mine(torch.Stream):
         pass
