@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from simgpu import _autograd, _memory_functions, _streams, _virtual, _world
+from simgpu import _memory_functions, _streams, _virtual, _world
 from simgpu._legacy import DTYPES
+from simgpu._relabel import MAX_DEVICES
 
 
 def _exchange_device(index: int) -> int:
@@ -71,18 +72,8 @@ def _routed(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..
 _GET_DEVICE = 2
 
 # A c10::Device is two bytes, type and index, and comes back in a register.
-_GetDevice = ctypes.CFUNCTYPE(ctypes.c_uint16, ctypes.c_void_p)
-
-
-class _CurrentDevice:
-    """What the guard's `getDevice` says; the index can be set to try it out."""
-
-    tried: int | None = None
-
-    def __call__(self, _: int | None) -> int:
-        _autograd.device_type(None)  # puts a pending error aside, with which nothing can be called
-        index = _world.current_device() if self.tried is None else self.tried
-        return _virtual.PRIVATE_USE_1 | index << 8
+_GetDevice = ctypes.CFUNCTYPE(ctypes.c_uint16)
+_DEVICES = tuple(_virtual.PRIVATE_USE_1 | index << 8 for index in range(MAX_DEVICES))
 
 
 def let_guard_know(guard: _virtual.Table) -> bool:
@@ -90,13 +81,17 @@ def let_guard_know(guard: _virtual.Table) -> bool:
     current_index: Any = getattr(torch._C, "_accelerator_getDeviceIndex", None)
     if current_index is None:
         return False
-    answer = _CurrentDevice()
-    put_back = guard.replace(_GET_DEVICE, _GetDevice(answer))
-    for answer.tried in (5, 3):
-        if current_index() != answer.tried:
-            put_back()
-            return False
-    answer.tried = None
+    answers = map(_DEVICES.__getitem__, _world.current_device_steps())
+    put_back = guard.replace(_GET_DEVICE, _GetDevice(answers.__next__))
+    outer = _world.current_device()
+    try:
+        for tried in (5, 3):
+            _world._per_thread.current_device = tried
+            if current_index() != tried:
+                put_back()
+                return False
+    finally:
+        _world._per_thread.current_device = outer
     return True
 
 

@@ -12,11 +12,12 @@ storage. Every view of either is pinned, and nothing else is.
 from __future__ import annotations
 
 import ctypes
+from itertools import repeat
 from typing import Any
 
 import torch
 
-from simgpu import _autograd, _virtual, _world
+from simgpu import _virtual, _world
 from simgpu._launch import HOST_KEYS
 from simgpu._relabel import _words
 
@@ -74,7 +75,7 @@ def pin_memory(self: torch.Tensor, device: torch.device | None = None) -> torch.
 _HOST_ALLOCATOR = "_ZN3c1015GetCPUAllocatorEv"  # the function that says where it is
 _ALLOCATOR_WORDS = 8  # more than it has: it allocates, and remembers nothing
 _SEARCHED = 16  # words of a storage, and functions of hooks, among which we look
-_GetAllocator = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+_GetAllocator = ctypes.CFUNCTYPE(ctypes.c_void_p)
 
 
 class _Allocator:
@@ -98,11 +99,6 @@ class _Allocator:
         ctypes.memmove(self.address, where(), size)
         return True
 
-    def give(self, _: int | None) -> int:
-        """What the hooks' `getPinnedMemoryAllocator` says."""
-        _autograd.device_type(None)  # puts a pending error aside
-        return self.address
-
     def place_in(self, storage: torch.UntypedStorage) -> int | None:
         """How many words into a storage of this allocator its address is."""
         start = storage._cdata >> 3
@@ -117,7 +113,7 @@ def let_hooks_allocate(hooks: _virtual.Table) -> bool:
     """Let tensors be made in pinned memory while there are devices; returns whether they can."""
     if not _allocator.copy():
         return False
-    give = _GetAllocator(_allocator.give)
+    give = _GetAllocator(repeat(_allocator.address).__next__)  # runs no Python code (`_virtual`)
     options: dict[str, Any] = {"device": torch.device("cpu"), "pin_memory": True}
     for position in range(2, _SEARCHED):  # the first two destroy the object
         put_back = hooks.replace(position, give)

@@ -5,8 +5,10 @@ answer by themselves, in virtual functions (torch/csrc/acc/Module.cpp). Here suc
 table of virtual functions of its own: a copy of PyTorch's, in which a function can be replaced.
 
 Which function is which is never assumed: whoever replaces one tries it out by asking PyTorch what
-it now answers, and puts it back where the answer is not the one that was given. At the end of the
-process, when no Python function may be called any more, the objects get their old tables back.
+it now answers, and puts it back where the answer is not the one that was given. What is put there
+calls no Python function: at its entry the handler of a signal would run, and where that raises, as
+Ctrl-C's does, the error would be lost and the answer be garbage. At the end of the process, when
+nothing of Python may be called any more, the objects get their old tables back.
 """
 
 from __future__ import annotations

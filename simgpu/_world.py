@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -122,9 +124,8 @@ class Device:
 
 
 class _PerThread(threading.local):
-    """What each thread has of its own: a current device, reset when the world changes."""
+    """What each thread has of its own: a current device."""
 
-    world: World | None = None
     current_device: int = 0
 
 
@@ -141,8 +142,9 @@ class World:
         return self.asked or any(device.taken_count for device in self.devices)
 
 
-_per_thread = _PerThread()
+_per_thread = _PerThread()  # another one whenever the world changes
 _world: World | None = None
+_this_module = sys.modules[__name__]
 
 # The devices of the world that exists now, by index; the same list object for the whole process,
 # so that hot paths can hold on to it.
@@ -160,7 +162,7 @@ _forked = False
 
 def enter(count: int, memory: Sequence[int] | None = None) -> World:
     """Make `count` fresh devices with `memory` bytes each; raises if there are some already."""
-    global _world
+    global _world, _per_thread
     check_fork()
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
@@ -173,6 +175,7 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
             "SIMGPU_DEVICE_COUNT if that made them"
         )
     _world = World([DEFAULT_MEMORY] * count if memory is None else memory)
+    _per_thread = _PerThread()
     _set_active(_world.devices)
     return _world
 
@@ -185,9 +188,10 @@ def _set_active(devices: list[Device]) -> None:
 
 def leave(world: World) -> None:
     """End `world`; its tensors keep their values but no new work can be put on its devices."""
-    global _world
+    global _world, _per_thread
     if _world is world:
         _world = None
+        _per_thread = _PerThread()
         _set_active([])
 
 
@@ -244,17 +248,18 @@ def current_world() -> World | None:
 
 def current_device() -> int:
     """Index of the calling thread's current device."""
-    if _per_thread.world is not _world:
-        _per_thread.world = _world
-        _per_thread.current_device = 0
     return _per_thread.current_device
 
 
 def set_current_device(index: int) -> None:
     """Set the calling thread's current device; raises for an index that names none."""
     device(index)
-    current_device()
     _per_thread.current_device = index
+
+
+def current_device_steps() -> Iterator[int]:
+    """`current_device`, time after time, for C++: no step runs Python code (`_virtual`)."""
+    return map(operator.attrgetter("_per_thread.current_device"), itertools.repeat(_this_module))
 
 
 def resolve(device_: torch.device | str | int | None) -> int:

@@ -65,22 +65,30 @@ def test_an_interrupted_step_leaves_nothing_behind(devices, slot, part):
     assert module.memory_allocated(device) == before
 
 
-# Interrupts between two kernels, where there is only C++: a view and a hook that are no Python
-# functions, and at the first thing that C++ asks, the handler would be called. Then many at times
-# that nobody chose.
+# Interrupts where there is only C++, as in calls and a hook that are no Python functions: at the
+# first thing that C++ asks, the handler would be called. Then many at times that nobody chose.
 SCRIPT = """
 import functools, operator, random, signal, torch, simgpu, _thread
 from itertools import repeat
 
 come_in = map(_thread.interrupt_main, repeat(signal.SIGINT))
 
+def with_one(x):
+    return map(operator.itemgetter(0), zip([x], come_in))
+
 def forward(w):
-    list(map(torch.Tensor.view, map(operator.itemgetter(0), zip([w], come_in)), repeat(-1)))
+    list(map(torch.Tensor.view, with_one(w), repeat(-1)))
 
 def backward(w):
     y = w * 2
     y.register_hook(functools.partial(next, come_in))
     y.sum().backward()
+
+def convert(w):
+    list(map(torch.Tensor.to, with_one(w.cpu()), repeat("simgpu")))
+
+def pin(w):
+    list(map(functools.partial(torch.empty, pin_memory=True), with_one(3)))
 
 def handle(*_):
     handled.append(1)
@@ -102,7 +110,7 @@ with simgpu.devices(2):
     net(x).sum().backward()
     net.zero_grad()
     before = torch.simgpu.memory_allocated(1)
-    for act in [forward, backward] * 3:
+    for act in [forward, backward, convert, pin] * 3:
         try:
             act(w)
         except KeyboardInterrupt:
@@ -146,7 +154,7 @@ def test_no_interrupt_aborts_the_process_or_is_lost(replacements, python, tmp_pa
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     done = python(path)
-    expected = ["forward", "backward"] * 3 + ["300 0"]
+    expected = ["forward", "backward", "convert", "pin"] * 3 + ["300 0"]
     assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, expected, "")
 
 

@@ -29,9 +29,9 @@ SIMULATOR = [
     ),
     fault(
         "no index is the first device",
-        "simgpu._accelerator:_CurrentDevice.__call__",
-        "_world.current_device() if self.tried is None",
-        "0 if self.tried is None",
+        "simgpu._world:set_current_device",
+        "_per_thread.current_device = index",
+        "_per_thread.current_device = 0",
         partial(without_index.test_no_index_means_the_current_device, way="Tensor.to"),
     ),
     fault(
@@ -81,8 +81,8 @@ SIMULATOR = [
     fault(
         "a new thread is not on the first device",
         "simgpu._world:current_device",
-        "_per_thread.current_device = 0",
-        "_per_thread.current_device = len(active) - 1",
+        "_per_thread.current_device",
+        "vars(_per_thread).get('current_device', len(active) - 1)",
         threads.test_the_current_device_is_the_threads_own,
     ),
     fault(
