@@ -24,6 +24,9 @@ _COMPOSED_ON_CUDA: dict[str, tuple[str, dict[str, str]]] = {
     "embedding": ("index_select", {"weight": "self", "indices": "index"}),
     "stack": ("cat", {}),
 }
+_HOST_PREFIX = (
+    "cpu_"  # arguments that lie on the host whatever the device (the sizes of a nested one)
+)
 _TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
 
 
@@ -196,6 +199,7 @@ class Arguments:
         common = on_device[0].device
         for name, tensor in pairs:
             number = tensor.is_cpu and tensor.dim() == 0 and name not in self._written
+            number = number or (tensor.is_cpu and name.startswith(_HOST_PREFIX))
             if tensor.device != common and not number:
                 raise DeviceMismatchError(
                     "Expected all tensors to be on the same device, but found at least two "

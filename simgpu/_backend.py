@@ -54,6 +54,7 @@ def install() -> None:
             _autocast,
             _autograd,
             _collectives,
+            _composite,
             _data,
             _frames,
             _generators,
@@ -89,6 +90,7 @@ def install() -> None:
         _collectives.install()
         _pinned.install()
         _storage.install()
+        _composite.install()
         _generators.install()
         _streams.install()
         _legacy.install()

@@ -238,3 +238,20 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if is_composite(self):
         _write_back(self, destination, target)
     return self
+
+
+_has_storage: Callable[[Tensor], bool] = torch._C._has_storage
+
+
+def _is_written_by_its_parts(tensor: Tensor) -> bool:
+    """`torch._C._has_storage`, which decides how a tensor of an outside device is saved.
+
+    Parts of a composite have storages, and are saved as on CUDA: devices are mapped when a file is
+    loaded, whatever `map_location` is.
+    """
+    return _has_storage(tensor) or tensor.device.type == DEVICE_TYPE
+
+
+def install() -> None:
+    """Let composites be saved and loaded part by part."""
+    torch._C._has_storage = _is_written_by_its_parts  # type: ignore[assignment]

@@ -284,3 +284,12 @@ def test_gradients_are_clipped_as_on_the_cpu(devices, data, limit, kind):
     for p, q in zip(here, there, strict=True):
         assert q.grad.device == q.device
         torch.testing.assert_close(q.grad.cpu(), p.grad)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_a_padded_nested_tensor_has_a_gradient(devices):
+    rows = [torch.ones(2, 3), torch.ones(1, 3)]
+    x = torch.nested.nested_tensor(rows, device=devices[-1], requires_grad=True)
+    torch.nested.to_padded_tensor(torch.relu(x), 0.0).sum().backward()
+    assert [part.tolist() for part in x.grad.unbind()] == [part.tolist() for part in rows]
+    assert x.grad.device == devices[-1]

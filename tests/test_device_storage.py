@@ -243,3 +243,25 @@ def test_a_tensor_cannot_stand_on_a_storage_of_another_device(devices, pair):
     with pytest.raises(RuntimeError, match="storage"):
         x.set_(other.untyped_storage())
     assert plain(x) == plain(values((2,), "float32"))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
+@pytest.mark.parametrize("by", ["nothing", "name", "function", "table"])
+def test_sparse_tensors_are_loaded_where_the_program_says(devices, layout, by):
+    there, elsewhere = devices[-1], devices[0]
+    dense = torch.eye(4, device=there)
+    blocks = ((2, 2),) if layout == "bsr" else ()
+    x = dense.to_sparse() if layout == "coo" else getattr(dense, f"to_sparse_{layout}")(*blocks)
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    to, expected = {
+        "nothing": (None, there),
+        "name": ("cpu", torch.device("cpu")),
+        "function": (lambda storage, location: storage, torch.device("cpu")),
+        "table": ({str(there): str(elsewhere)}, elsewhere),
+    }[by]
+    loaded = torch.load(file, map_location=to)
+    assert (loaded.device, loaded.layout) == (expected, x.layout)
+    assert torch.equal(loaded.to_dense().cpu(), dense.cpu())
