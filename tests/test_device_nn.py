@@ -252,7 +252,7 @@ def test_sync_batch_norm_across_processes_says_what_it_lacks(simulated, two_proc
     net = nn.SyncBatchNorm(3).to(simulated[1])
     with pytest.raises(ValueError, match="expected input tensor to be on GPU or XPU or simgpu"):
         net(torch.ones(2, 3, 4))
-    with pytest.raises(NotImplementedError, match="batch_norm_stats' cannot run on a simgpu"):
+    with pytest.raises(NotImplementedError, match="batch_norm_stats' cannot run on a simulated"):
         net(torch.ones(2, 3, 4, device=simulated[1]))
 
 
