@@ -15,7 +15,7 @@ STORAGE = [
         "a storage of another size forgets its bytes",
         f"{GROWTH}:resize_storage",
         "if kept:",
-        "if False:",
+        "fresh.fill_(7)\n    if False:",
         RESIZED,
     ),
     fault(
