@@ -22,7 +22,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=30,
+    max_examples=25,
     print_blob=True,
     suppress_health_check=SHARED_DEVICES,
 )

@@ -65,7 +65,8 @@ class SimulatedPool:
         import simgpu
 
         with simgpu.devices(count) as devices:
-            torch.manual_seed(0)
+            # The devices are seeded; torch.manual_seed would format the stack for every backend.
+            torch.default_generator.manual_seed(0)
             yield list(devices)
 
 

@@ -11,6 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+def pytest_collection_finish():
+    """Let the garbage collector look at what tests make, and not at all modules and tests."""
+    gc.freeze()
+
+
 @pytest.fixture
 def simulated():
     """Simulated devices whatever the session runs on: for what only a simulator can show."""
@@ -48,7 +53,6 @@ def no_collector():
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 @pytest.fixture

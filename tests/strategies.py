@@ -7,6 +7,7 @@ nothing of the library under test.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -17,6 +18,9 @@ from tests.observe import Case
 __all__ = ["DTYPES", "FLOATS", "Pair", "batches", "device_lists", "dims", "tried"]
 
 MAX_DEVICES = 8
+
+# For a property that is run once for each of many operators or modules.
+fewer_examples = settings(max_examples=max(1, settings().max_examples // 3))
 
 
 def device_slots(

@@ -21,37 +21,23 @@ def script(tmp_path):
     return write
 
 
-def test_run_gives_a_script_its_devices_and_arguments(python, script):
-    run = ("-m", "simgpu", "run", "--devices", 3)
-    done = python(*run, "--as", "simgpu", script(SCRIPT), "--flag", "a b")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["['--flag', 'a b'] __main__ 3", "simgpu:1"]
-    done = python(*run, script(SCRIPT), "--flag", "a b")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["['--flag', 'a b'] __main__ 3", "cuda:1"]
+@pytest.mark.parametrize(
+    ("options", "device", "end", "status"),
+    [((), "cuda:1", "sys.exit()", 0), (("--as", "simgpu"), "simgpu:1", "raise SystemExit(7)", 7)],
+)
+def test_run_gives_a_script_what_it_would_have(python, script, options, device, end, status):
+    """Devices, arguments, the modules beside it; and it gives its exit status."""
+    path = script(f"{SCRIPT}\nimport neighbour\n{end}")
+    path.with_name("neighbour.py").write_text("print('found')")
+    done = python("-m", "simgpu", "run", "--devices", 3, *options, path, "--flag", "a b")
+    lines = ["['--flag', 'a b'] __main__ 3", device, "found"]
+    assert (done.returncode, done.stdout.splitlines()) == (status, lines), done.stderr
 
 
 def test_the_variable_does_the_same_for_a_process(python, script):
     done = python(script(SCRIPT), "x", SIMGPU_DEVICE_COUNT="5")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['x'] __main__ 5", "simgpu:1"]
-
-
-def test_a_script_finds_its_neighbours(python, script):
-    path = script("import neighbour")
-    path.with_name("neighbour.py").write_text("print('found')")
-    done = python("-m", "simgpu", "run", "--devices", 2, path)
-    assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [("raise SystemExit(7)", 7), ("import sys; sys.exit()", 0), ("raise KeyError('lost')", 1)],
-)
-def test_the_exit_status_is_the_scripts(python, script, text, code):
-    done = python("-m", "simgpu", "run", "--devices", 2, script(text))
-    assert done.returncode == code, done.stderr
-    assert ("KeyError: 'lost'" in done.stderr) == (code == 1)
 
 
 @pytest.mark.parametrize(
@@ -169,4 +155,5 @@ def test_the_timeline_is_written_when_the_script_fails(python, script, tmp_path)
     path = script("import torch; torch.ones(1, device='cuda'); raise KeyError('lost')")
     done = python("-m", "simgpu", "run", "--trace", timeline, path)
     assert done.returncode == 1
+    assert "KeyError: 'lost'" in done.stderr
     assert any(e["ph"] == "X" for e in json.loads(timeline.read_text())["traceEvents"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from simgpu._autocast_policy import OVERLOAD_WITH_DTYPE, POLICIES, Policy
+from tests import strategies
 from tests.autocast_calls import CALLS, ONLY_ON_DEVICES
 from tests.observe import plain, values
 
@@ -94,6 +95,7 @@ def there(arguments, device, gradients=False):
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
+@strategies.fewer_examples
 @given(data=st.data(), lower=LOWER)
 def test_operators_run_in_the_dtype_of_their_policy(devices, name, data, lower):
     """Values, dtypes and gradients, for arguments in any mixture of dtypes that CUDA takes."""
@@ -117,6 +119,7 @@ def test_operators_run_in_the_dtype_of_their_policy(devices, name, data, lower):
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
+@strategies.fewer_examples
 @given(data=st.data(), lower=LOWER)
 def test_autocast_leaves_the_cpu_alone(devices, name, data, lower):
     arguments = drawn(data, name, (torch.float32,))
@@ -151,6 +154,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
+@strategies.fewer_examples
 @given(data=st.data(), lower=LOWER)
 def test_other_operators_run_as_without_autocast(devices, name, data, lower):
     device = data.draw(st.sampled_from(devices))

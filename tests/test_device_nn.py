@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, rnn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests import strategies
+
 F = nn.functional
 SIZE = 4
 
@@ -212,6 +214,7 @@ def compare(here, there, device):
 # Padded encoders make nested tensors, of which PyTorch says on the CPU too that they may change.
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize("name", sorted(MODULES))
+@strategies.fewer_examples
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_a_module_on_a_device_does_what_it_does_on_the_cpu(devices, name, data, seed):
     device = data.draw(st.sampled_from(devices))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from tests import strategies
 from tests.observe import plain, values
 
 EXACT = {
@@ -128,6 +129,7 @@ def inputs(data, devices):
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
+@strategies.fewer_examples
 @given(data=st.data())
 def test_exact_operators(devices, name, data):
     here, there, device = inputs(data, devices)
@@ -140,6 +142,7 @@ def test_exact_operators(devices, name, data):
 
 
 @pytest.mark.parametrize("name", sorted(ROUNDED))
+@strategies.fewer_examples
 @given(data=st.data())
 def test_rounding_operators(devices, name, data):
     here, there, device = inputs(data, devices)
@@ -149,6 +152,7 @@ def test_rounding_operators(devices, name, data):
 
 
 @pytest.mark.parametrize("name", sorted(set(EXACT) - WITHOUT_GRADIENT))
+@strategies.fewer_examples
 @given(data=st.data())
 def test_gradients_of_exact_operators(devices, name, data):
     here, there, device = inputs(data, devices)
@@ -166,6 +170,7 @@ def test_gradients_of_exact_operators(devices, name, data):
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
+@strategies.fewer_examples
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_modules_and_their_gradients(devices, name, data, seed):
     device = data.draw(st.sampled_from(devices))

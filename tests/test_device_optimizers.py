@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
+from tests import strategies
+
 # Beyond the learning rate: what makes an optimizer keep all the state that it can have.
 OPTIONS = {
     "ASGD": {"t0": 1},
@@ -70,6 +72,7 @@ def compare(here, there, device):
 
 
 @pytest.mark.parametrize(("name", "way"), WAYS, ids=lambda value: str(value))
+@strategies.fewer_examples
 @given(data=st.data(), seed=st.integers(0, 1000), steps=st.integers(1, 3))
 def test_training_gives_the_weights_of_the_cpu(devices, name, way, data, seed, steps):
     device = data.draw(st.sampled_from(devices))
@@ -84,6 +87,7 @@ def test_training_gives_the_weights_of_the_cpu(devices, name, way, data, seed, s
 
 # On CUDA too, ASGD's count of steps stays on the device that it came from, and the next step fails.
 @pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"SparseAdam", "ASGD"}))
+@strategies.fewer_examples
 @given(data=st.data(), steps=st.integers(1, 2))
 def test_state_travels_to_the_device_of_the_parameters(devices, name, data, steps):
     """A state dict from one device goes on on another as if nothing had happened."""
@@ -110,6 +114,7 @@ def test_state_travels_to_the_device_of_the_parameters(devices, name, data, step
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@strategies.fewer_examples
 @given(data=st.data(), rows=st.lists(st.integers(0, 5), min_size=1, max_size=4))
 def test_sparse_gradients_train_the_rows_they_name(devices, name, kind, data, rows):
     device = data.draw(st.sampled_from(devices))

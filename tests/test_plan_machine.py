@@ -204,7 +204,9 @@ class Machine(RuleBasedStateMachine):
     def step(self):
         optimizer = torch.optim.SGD(self.body.parameters(), lr=1.0)
         optimizer.zero_grad()
-        self.lasting(self.number(5, 3).to(self.home)).sum().backward()
+        out = self.lasting(self.number(5, 3).to(self.home))
+        if out.requires_grad:  # all that is left may be frozen
+            out.sum().backward()
         for parameter in self.body.parameters():
             if parameter.grad is not None:
                 parameter.grad.clamp_(-1, 1)

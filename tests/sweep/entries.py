@@ -19,7 +19,7 @@ from torch.testing._internal.common_methods_invocations import op_db  # noqa: E4
 settings.register_profile("dev", DEV)
 settings.load_profile(PROFILE)
 
-MOST = 200
+MOST = 75
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16)
 
 ENTRIES = {entry.formatted_name: entry for entry in op_db}
