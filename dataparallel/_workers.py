@@ -1,4 +1,4 @@
-"""Threads that live between calls, one for each replica that runs at the same time.
+"""Threads that live between calls, as many as there are replicas that run at the same time.
 
 A pool that only grows: a call takes as many idle threads as it has jobs and starts the rest, so
 nested and concurrent calls never wait for each other. The threads are daemons and know nothing of
@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-# Seconds. Threads that issue many short operations at the same time spend more on handing Python's
-# global lock to each other than on the operations. A replica that is done within this time is let
-# finish first; the price for one that is not is that the others begin this much later.
-PATIENCE = 0.0005
+# Seconds, as long as Python lets a thread keep its global lock. Threads that issue many short
+# operations at the same time spend more on handing that lock to each other than on the operations.
+# A replica that is done within this time is let finish before the next one begins; the price for
+# one that is not is that the next begins this much later.
+PATIENCE = 0.005
 
 Job = Callable[[], bool]  # returns whether its thread may be used again
 
 
 class _Batch:
-    """The jobs of one call: which have not begun, and how many have not ended."""
+    """The jobs of one call: which have not begun, when the last one began, how many have not ended.
+
+    A thread gets several of them one after the other, unless one leaves it in another state.
+    """
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._waiting = list(reversed(jobs))
@@ -30,36 +35,52 @@ class _Batch:
         self._lock = threading.Lock()
         self._done = threading.Lock()
         self._done.acquire()
+        self._began = 0.0
 
-    def start_next(self) -> bool:
-        """Give the next job to a thread; False if all have begun."""
+    def _next(self) -> Job | None:
         try:
             job = self._waiting.pop()
         except IndexError:
+            return None
+        self._began = time.monotonic()
+        return job
+
+    def start_next(self) -> bool:
+        """Give the next job to a thread; False if all have begun."""
+        job = self._next()
+        if job is None:
             return False
         try:
             worker = _take()
         except RuntimeError:  # the system has no more threads: this one does the work
             job()
-            self.one_done(None)
+            self.one_done()
         else:
             worker.inbox.put((job, self))
         return True
 
-    def one_done(self, worker: _Worker | None) -> None:
-        """A job has ended; `worker` may be used again, once all have: no thread gets two jobs."""
+    def one_done(self, worker: _Worker | None = None) -> Job | None:
+        """A job has ended, and left `worker` free for the one that is returned."""
+        job = None if worker is None else self._next()
         with self._lock:
-            if worker is not None:
+            if worker is not None and job is None:
                 self._free.append(worker)
             self._left -= 1
             if self._left == 0:
                 # Before the caller hears of it, so that its next call finds these threads.
                 _idle.extend(self._free)
                 self._done.release()
+        return job
 
-    def wait(self, seconds: float = -1) -> bool:
-        """Whether all jobs have ended (within that time, if any is given)."""
-        return self._done.acquire(timeout=seconds)
+    def wait(self) -> None:
+        """Wait until all jobs have ended; begin one more whenever the last one takes long."""
+        while not self._done.acquire(timeout=self._patience()):
+            if self._patience() == 0 and not self.start_next():
+                self._done.acquire()
+                return
+
+    def _patience(self) -> float:
+        return max(0.0, self._began + PATIENCE - time.monotonic())
 
 
 class _Worker(threading.Thread):
@@ -70,16 +91,18 @@ class _Worker(threading.Thread):
     def run(self) -> None:
         reusable = True
         while reusable:
+            job: Job | None
             job, batch = self.inbox.get()
-            reusable = False
-            try:
-                reusable = job()
-            finally:
-                # Nothing of the job may stay alive in this frame while it waits for another.
-                del job
-                batch.start_next()
-                batch.one_done(self if reusable else None)
-                del batch
+            while job is not None:
+                reusable = False
+                try:
+                    reusable = job()
+                finally:
+                    if not reusable:
+                        batch.start_next()
+                    # Nothing of the job may stay alive in this frame while it waits for another.
+                    job = batch.one_done(self if reusable else None)
+            del batch
 
 
 _idle: list[_Worker] = []
@@ -102,17 +125,14 @@ def _take() -> _Worker:
 
 
 def run_all(jobs: Sequence[Job]) -> None:
-    """Run every job in a thread of its own and wait for all.
+    """Run every job in a thread and wait for all.
 
-    Jobs begin one after the other while they are short, each as the one before it ends; as soon as
-    one takes longer than `PATIENCE`, all others begin at once.
+    Jobs begin one after the other, each as soon as the one before it has ended, or has taken
+    `PATIENCE`: they may wait for each other.
     """
     batch = _Batch(jobs)
     batch.start_next()
-    if not batch.wait(PATIENCE):
-        while batch.start_next():
-            pass
-        batch.wait()
+    batch.wait()
 
 
 def _forget_threads() -> None:

@@ -1,4 +1,4 @@
-"""Replicas called at the same time, each in a thread of its own.
+"""Replicas called at the same time, in threads.
 
 This file decides what a replica's call looks like and what becomes of failures; `_workers` owns the
 threads and `_state` what they take over from the caller.
@@ -30,6 +30,9 @@ def parallel_apply(
     devices: Sequence[DeviceLike | None] | None = None,
 ) -> list[Any]:
     """Call each module with its inputs on its device, all at the same time.
+
+    A module that is done within 5 ms is let finish before the next one begins: for short calls, and
+    no longer, one thread is faster than many. So modules may wait for each other.
 
     Args:
         modules: the replicas. A single one runs in the caller's thread.
