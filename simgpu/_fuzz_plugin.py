@@ -47,7 +47,15 @@ def database_of(where: str) -> ExampleDatabase:
         raise pytest.UsageError(
             f"--database {where} needs the redis package: pip install redis"
         ) from error
-    return RedisExampleDatabase(redis.Redis.from_url(where))
+    try:
+        client = redis.Redis.from_url(where)
+        client.ping()
+    except (ValueError, redis.RedisError) as error:
+        raise pytest.UsageError(
+            f"--database {where}: no Redis server answers there ({error}); start one, or name a "
+            "folder that the machines share"
+        ) from error
+    return RedisExampleDatabase(client)
 
 
 def _parts(error: BaseException) -> Iterator[BaseException]:

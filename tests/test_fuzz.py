@@ -10,15 +10,18 @@ import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.database import ExampleDatabase
 
 from simgpu import _fuzz_report, strategies
 from simgpu.__main__ import main
 from simgpu._fuzz import _one_interrupt, device_range
+from simgpu._fuzz_plugin import database_of
 from simgpu._fuzz_source import Drawn, Unwritable, Writer
 from simgpu._fuzz_tally import Tally
 from tests.observe import Case
@@ -184,6 +187,36 @@ def test_options_that_make_no_sense_are_refused_at_once(capsys, words, says):
     assert status != 0
     seen = capsys.readouterr()
     assert says in seen.out + seen.err
+
+
+class RedisError(Exception):
+    pass
+
+
+class Redis:
+    """What of the redis package is used; a server answers at one address."""
+
+    @classmethod
+    def from_url(cls, url):
+        client = cls()
+        client.url = url
+        return client
+
+    def ping(self):
+        if self.url != "redis://here:6379/0":
+            raise RedisError("connection refused")
+
+
+def test_a_redis_database_is_asked_at_the_start(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", SimpleNamespace(Redis=Redis, RedisError=RedisError))
+    monkeypatch.delitem(sys.modules, "hypothesis.extra.redis", raising=False)
+    assert isinstance(database_of("redis://here:6379/0"), ExampleDatabase)
+    with pytest.raises(pytest.UsageError, match=r"redis://there/0: no Redis server .*refused"):
+        database_of("redis://there/0")
+    monkeypatch.setitem(sys.modules, "redis", None)
+    monkeypatch.delitem(sys.modules, "hypothesis.extra.redis")
+    with pytest.raises(pytest.UsageError, match="pip install redis"):
+        database_of("redis://here:6379/0")
 
 
 def test_ranges_of_devices():
