@@ -3,16 +3,20 @@
 While simulated devices go by the name of CUDA (`_as_cuda`), a text that says "simgpu:1" speaks of
 something that the program has never asked for. The errors of `simgpu.errors` are worded when they
 are made. Those that PyTorch raises in C++ are of built-in types, and pass no Python code of ours:
-they are worded when their text is asked for, by the slot that `str(error)` looks at. That slot is
-a word of the type that Python cannot set, so it is checked before it is written; where types are
-laid out otherwise, those few texts keep the devices' own name. No call costs more for it.
+they are worded when their text is asked for, by a `__str__` that is lent to those types. Python
+does not set attributes of built-in types, so it is put into the dictionary of the type, and into
+the slot behind `str()`, a word of the type, what stands there for every class that has a `__str__`
+in Python. That word is checked before it is written; where types are laid out otherwise, nothing is
+written, and those few texts keep the devices' own name. No call costs more for it.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import re
+from collections.abc import Callable
 from typing import Any
 
 from simgpu import _world
@@ -38,25 +42,31 @@ def told(text: str) -> str:
     return _NAME.sub("CUDA", _CODE.sub("cuda", text))
 
 
-# What C++ raises, of types whose text is that of BaseException. Classes derived from these have a
-# slot of their own, which is the stock one.
+# What C++ raises, of types whose text is that of BaseException. Classes that were derived from
+# these before have a slot of their own, which is the stock one.
 _KINDS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, BufferError)
 _BASICSIZE, _STR = 4, 17  # words of a type; the first two are those of every object
 _WRAPPED = 6  # word of a method that stands for a slot
-_stock_str: Any = BaseException.__str__
 
 
-def _str(error: BaseException) -> Any:
-    text = _stock_str(error)
-    try:
-        return told(text)
-    except BaseException:  # nothing may leave a slot, and the text as it is will do
-        return text
+def _wording(kind: Any) -> Callable[[BaseException], str]:
+    """A `__str__` for `kind`, which words what is the text without it."""
+
+    def __str__(self: BaseException) -> str:
+        return told(super(kind, self).__str__())
+
+    return __str__
 
 
-_hook = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(_str)
-_stock_address = _words[(id(_stock_str) >> 3) + _WRAPPED]
-_hook_address = ctypes.cast(_hook, ctypes.c_void_p).value or 0
+class _Written:
+    """A class with a `__str__` in Python, for the sake of its slot."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+_stock_slot = _words[(id(BaseException.__str__) >> 3) + _WRAPPED]
+_slot_of_python = _words[(id(_Written) >> 3) + _STR]
 
 
 def _slot(kind: type, expected: int) -> int | None:
@@ -66,21 +76,35 @@ def _slot(kind: type, expected: int) -> int | None:
     return at + _STR if understood else None
 
 
-def _exchange(old: int, new: int) -> None:
-    for kind in _KINDS:
-        slot = _slot(kind, old)
-        if slot is not None:
-            _words[slot] = new
+def _attributes(kind: type) -> dict[str, Any]:
+    """The dictionary of a type, which `vars` shows and does not let be changed."""
+    (attributes,) = gc.get_referents(vars(kind))
+    return attributes  # type: ignore[no-any-return]
+
+
+def _forget_lookups(kind: type) -> None:
+    """Let the interpreter look attributes of `kind` and its subclasses up anew."""
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
 def install(patches: Patches) -> None:
     """Let built-in errors be worded too, until everything is undone or the process ends."""
-    _exchange(_stock_address, _hook_address)
     patches.then(_undo)
+    for kind in _KINDS:
+        slot = _slot(kind, _stock_slot)
+        if slot is not None:
+            _attributes(kind)["__str__"] = _wording(kind)
+            _forget_lookups(kind)
+            _words[slot] = _slot_of_python
 
 
 def _undo() -> None:
-    _exchange(_hook_address, _stock_address)
+    for kind in _KINDS:
+        slot = _slot(kind, _slot_of_python)
+        if slot is not None:
+            _words[slot] = _stock_slot
+            del _attributes(kind)["__str__"]
+            _forget_lookups(kind)
 
 
 atexit.register(_undo)

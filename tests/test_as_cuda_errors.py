@@ -20,6 +20,7 @@ from simgpu.errors import OutOfMemoryError, SimGPUError, UnsupportedError
 from tests import test_device_error_cases as cases
 from tests import test_device_error_texts as texts
 from tests.planted_faults.plant import Edit
+from tests.test_device_interrupts import Interrupt, Interrupter
 
 few = settings(max_examples=2)
 
@@ -169,13 +170,48 @@ def test_the_last_words_of_a_process(python):
     assert done.stdout == "'simgpu'\n"
 
 
+class Unspeakable:
+    """An argument of an error without a text."""
+
+    def __str__(self):
+        raise LookupError("no text")
+
+
+def test_a_text_that_raises_raises_what_it_does_elsewhere(cuda):
+    for kind in _told._KINDS:
+        with pytest.raises(LookupError, match="no text"):
+            str(kind(Unspeakable()))
+
+
+def test_an_interrupted_text_is_interrupted(cuda):
+    error = RuntimeError("tensors on simgpu:1")
+    with Interrupter(0) as whole:
+        str(error)
+    for at in range(1, whole.passed):  # the last moment is that at which this block ends
+        with pytest.raises(Interrupt), Interrupter(at):
+            str(error)
+    assert str(error) == "tensors on cuda:1"
+
+
+def test_derived_classes_keep_the_texts_of_their_other_bases():
+    with simgpu.as_cuda(1):
+
+        class Derived(RuntimeError, KeyError):
+            pass
+
+        inside = str(Derived("on simgpu:0"))
+    assert inside == "'on cuda:0'"
+    assert str(Derived("on simgpu:0")) == "'on simgpu:0'"
+    assert all("__str__" not in vars(kind) for kind in _told._KINDS)
+
+
 FAULTS = {
     "the name is not translated": (
         Edit("simgpu._told:told", 'sub("cuda", text)', 'sub("simgpu", text)'),
         lambda: test_kernels(name="mm", slot=0),
     ),
     "the slot is not restored": (
-        Edit("simgpu._told:_undo", "_exchange(_hook_address, _stock_address)", "pass"),
+        Edit("simgpu._told:_undo", "_words[slot] = _stock_slot", "pass"),
         lambda: test_slots_are_restored(),
     ),
 }
