@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 
 ROUNDS = 150  # per child process
 CALLS = 25  # per round
@@ -151,7 +152,7 @@ def run_round(seed, number, places, say):
         function = variants(entry, pick)
         leaves = [sample.input, list(sample.args), dict(sample.kwargs)]
         try:
-            first, args, kwargs = tree_map(lambda leaf: spoil(leaf, pick, places), leaves)
+            first, args, kwargs = tree_map(partial(spoil, pick=pick, places=places), leaves)
             if pick.random() < 0.3 and result is not None:
                 kwargs["out"] = outputs(result, pick, places)
             say(f"{number} {call} {entry.formatted_name} {dtype} {function}", (first, args, kwargs))
