@@ -10,11 +10,12 @@ How the package is laid out, from the bottom up:
     _nccl           the one transport that has a name
     _buckets        many tensors laid out as few
     _transport      moving tensors that are known to fit
-    comm            broadcast, reduce, scatter and gather of tensors (the last two in _cut_and_join)
+    _cut_and_join, comm     broadcast, reduce, scatter and gather of tensors
     functions       the same for autograd
     _tree, _packed  structures of tensors
+    _scalar_warning
     scatter_gather  scatter, scatter_kwargs, gather
-    _plan, _cache   what a module consists of, how a replica is built, what need not be sent again
+    _cache, _plan   what need not be sent again; what a module consists of, how a replica is built
     replicate
     _state, _workers
     parallel_apply

@@ -7,33 +7,35 @@ How the package is laid out, from the bottom up:
 
     errors          every error raised here
     _relabel        the one place where memory crosses a device label
-    _world          which devices exist; what each owns; the current device
-    _random, _streams
+    _patches        what is replaced for a while and put back
+    _random, _world     which devices exist; what each owns; the current device
+    _told           what errors call the devices
+    _stand_in, _streams
     _launch         the one function that every kernel and copy passes; observers
-    _memory         ownership of results, and the ledger
+    _memory_functions, _memory      the ledger, and ownership of results
     _aliases        host aliases that show a kernel which of its tensors overlap
-    _arguments, _kernels, _copies, _resize, _dropout, _recurrent, _attention, _composite     kernels
-    _guards, _sparse_indices    checks before host kernels that trust their arguments
-    _refused        operators that raise, and why
+    _virtual, _native_answers, _pinned      what C++ asks of a backend, told without Python
+    _layout, _growth, _storage      storages, and the words in them that Python cannot set
+    _native_functions, _arguments, _resize, _kernels, _copies, _indexing, _dropout, _recurrent,
+    _attention, _sparse_indices, _composite     kernels
+    _guards, _refused       checks before host kernels that trust their arguments; what is refused
     _register       which operator gets which kernel
-    _autocast_policy, _autocast    automatic mixed precision
+    _autocast_policy, _autocast     automatic mixed precision
+    comm, _collectives      how hardware sums; what PyTorch has in its CUDA builds only
+    _legacy, _generators    what torch makes in C++ for the device types that it knows
     _accelerator    the current device, as others ask for it
-    _autograd, _data      what torch must do differently
-    _layout, _growth, _storage     storages, and the words in them that Python cannot set
-    _virtual, _native_answers      what C++ asks of a backend, told without Python
-    _pinned, _generators, _stand_in, _legacy     what torch makes in C++ for the device types that
-                    it knows
-    _sending, _life       other processes: what is not sent, forks, the end
+    _autograd, _data        what torch must do differently
+    _sending, _life         other processes: what is not sent, forks, the end
+    _settings, _refused_names, device_module        torch.simgpu
     _frames         what torch.compile leaves alone
     _backend        registering all of it with torch, once
-    _memory_functions, _settings, _refused_names, device_module    torch.simgpu
     _api, _trace    what users call
-    _as_cuda, _cuda_names, _cuda_module, _cuda_tools, _told, _patches     devices that go by the
-                    name of CUDA
-    _values, _network, _tried, strategies     inputs for tests, with hypothesis
-    _fuzz, _fuzz_*  the command that looks for examples which break a property
-    _run, _pictures, _inputs              the command that runs a script; what it saw
-    pytest_plugin (with _gpu_groups, pytest_as_cuda), __main__, _autoload    ways in
+    _cuda_names, _cuda_module, _cuda_tools, _as_cuda        devices that go by the name of CUDA
+    _values, _network, _tried, _fuzz_source, strategies     inputs for tests, with hypothesis
+    _inputs, _pictures, _run        the command that runs a script; what it saw
+    _fuzz_tally, _fuzz_report, _fuzz_plugin, _fuzz      the command that looks for examples which
+                    break a property
+    _gpu_groups, pytest_plugin, pytest_as_cuda, _autoload, __main__     ways in
 
 Importing this package does not import torch; the first use of a public name does. It never
 imports dataparallel.

@@ -1,7 +1,12 @@
 """Who may import whom: the simulator and the library under test know nothing of each other."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+ROOT = Path(__file__).parents[1]
 ROOTS = ("simgpu", "dataparallel")
 
 # torch itself imports simgpu where it is installed, as it does every registered device.
@@ -79,3 +84,30 @@ def test_simgpu_names_what_it_has(python):
     assert done.stdout == "True\n"
     assert "AttributeError" in done.stderr
     assert "nothing" in done.stderr
+
+
+def package_map(package):
+    """The names in the map that a package's docstring draws, in order."""
+    text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
+    lines = text.partition("from the bottom up:")[2].splitlines()
+    drawn = [re.split(" {2,}", line.strip())[0] for line in lines if re.match(" {4}[^ ]", line)]
+    return [name.strip() for names in drawn for name in names.split(",") if name.strip()]
+
+
+def imported_at_once(package, path):
+    """The modules of its package that a file imports before it does anything else."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}."):
+            yield node.module.split(".")[1]
+
+
+@pytest.mark.parametrize("package", ROOTS)
+def test_the_map_names_every_module_above_what_it_imports(package):
+    drawn = package_map(package)
+    modules = {path.stem: path for path in (ROOT / package).glob("*.py")}
+    del modules["__init__"]
+    assert sorted(drawn) == sorted(modules)
+    for place, module in enumerate(drawn):
+        assert set(imported_at_once(package, modules[module])) <= set(drawn[:place]), module
