@@ -1,8 +1,8 @@
-"""Threads that live between calls, as many as there are replicas that run at the same time.
+"""Threads that live between calls, as many as there were replicas that ran at the same time.
 
-A pool that only grows: a call takes as many idle threads as it has jobs and starts the rest, so
-nested and concurrent calls never wait for each other. The threads are daemons and know nothing of
-modules or devices.
+A pool that only grows: where no thread is idle a new one is started, so nested and concurrent calls
+never wait for each other. A thread that is soon done with a replica takes the next one of its call.
+The threads are daemons and know nothing of modules or devices.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ followers: list[Callable[[], None]] = []
 # The device types that mean simulated devices; "cuda" is one of them under `as_cuda`.
 names = frozenset({DEVICE_TYPE})
 
-# Whether this process is a forked child whose parent was using its devices (`_fork`).
+# Whether this process is a forked child whose parent was using its devices (`_life`).
 _forked = False
 
 
