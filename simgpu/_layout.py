@@ -1,4 +1,4 @@
-"""Words inside PyTorch's own objects: the only file that writes where Python has no setter.
+"""Words inside PyTorch's storages and generators, which have no setter in Python.
 
 Two things that a C++ backend sets directly have no name in Python: which memory a storage stands
 on, and which device a generator is of. Both are a few words of a C++ object whose address Python
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from simgpu._relabel import DEVICE_TYPE, _words
+from simgpu._virtual import PRIVATE_USE_1
 from simgpu.errors import UnsupportedError
 
 _StorageBase: Any = torch._C.StorageBase
@@ -22,15 +23,15 @@ _SEARCHED = 16  # words; what is looked for lies within the first ten
 
 # What a device looks like: its type in one byte, its index in the next (-1 for the CPU).
 _DEVICE_BITS = 0xFFFF
-_PRIVATE_USE_1 = 20
 _NO_INDEX = 0xFF
+_CPU_BITS = _NO_INDEX << 8
 
 # A StorageImpl holds {data, owner, function that frees it, device, size in bytes}: five words.
 _DATA, _DEVICE, _SIZE, _MEMORY_WORDS = 0, 3, 4, 5
 
 
 def _device_bits(device: torch.device) -> int:
-    kind = 0 if device.type == "cpu" else _PRIVATE_USE_1
+    kind = 0 if device.type == "cpu" else PRIVATE_USE_1
     return kind | (_NO_INDEX if device.index is None else device.index) << 8
 
 
@@ -77,12 +78,13 @@ def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 def set_size(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Let a storage say that it has only the first `nbytes` of its bytes.
 
-    For storages that `swap_memory` has understood.
+    Raises UnsupportedError, and changes nothing, where that is not possible.
     """
     offset = _memory_offset()
-    if offset is None or not 0 <= nbytes <= storage.nbytes():
+    start = (storage._cdata >> 3) + (offset or 0)
+    if offset is None or not _holds_memory(start, storage) or not 0 <= nbytes <= storage.nbytes():
         raise UnsupportedError(f"a storage of {storage.nbytes()} bytes cannot say it has {nbytes}")
-    _words[(storage._cdata >> 3) + offset + _SIZE] = nbytes
+    _words[start + _SIZE] = nbytes
 
 
 @functools.cache
@@ -93,7 +95,7 @@ def _generator_offset() -> int | None:
     key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU).raw_repr()
     for at in range(_SEARCHED):
         word = _words[start + at]
-        here = word & _DEVICE_BITS == _NO_INDEX << 8 and _words[start + at + 1] == key_set
+        here = word & _DEVICE_BITS == _CPU_BITS and _words[start + at + 1] == key_set
         if here and _writes_device(scratch, start + at, word):
             return at
     return None
@@ -116,5 +118,7 @@ def label_generator(generator: Any, device: torch.device) -> bool:
     if offset is None:
         return False
     at = (generator._cdata >> 3) + offset
+    if _words[at] & _DEVICE_BITS != _CPU_BITS:
+        return False
     _words[at] = _words[at] & ~_DEVICE_BITS | _device_bits(device)
     return True

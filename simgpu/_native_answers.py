@@ -10,8 +10,8 @@ comes too late to prevent that.
 But the answers are constants: simgpu:0, its default stream, yes. So in the tables of virtual
 functions of the two C++ objects (`_virtual`), those that ask Python are replaced by instructions
 that return the constant. Nothing is replaced unless everything is as expected: Linux on x86-64, the
-order of the functions in PyTorch's headers, and memory in which code may run. Otherwise Python is
-asked as before (`_backend`).
+order of the functions in PyTorch's headers, and memory in which code may run and answers what it
+should when it is called. Otherwise Python is asked as before (`_backend`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _GUARD = _Question(
         *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
         "exchangeStream",
     ),
-    # All but getDevice, which says what the current device is (`_accelerator`).
+    # All that ask Python but getDevice, which says what the current device is (`_accelerator`).
     replaced=("type", "exchangeDevice", "getStream", "getNewStream", "exchangeStream"),
     code=_FIRST_DEVICE,
     answer=PRIVATE_USE_1,

@@ -120,9 +120,9 @@ def let_hooks_allocate(hooks: _virtual.Table) -> bool:
         try:
             made = _empty(HOST_KEYS, (1,), **options)
         except RuntimeError:  # the stock function was asked, and has no allocator
-            put_back()
             continue
-        put_back()
+        finally:
+            put_back()
         _allocator.offset = _allocator.place_in(made.untyped_storage())
         if _allocator.offset is not None:
             _while_there_are_devices(hooks, position, give)

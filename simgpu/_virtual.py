@@ -4,8 +4,11 @@ A device guard and hooks written in Python are asked for a few things; to the re
 answer by themselves, in virtual functions (torch/csrc/acc/Module.cpp). Here such an object gets a
 table of virtual functions of its own: a copy of PyTorch's, in which a function can be replaced.
 
-Which function is which is never assumed: whoever replaces one tries it out by asking PyTorch what
-it now answers, and puts it back where the answer is not the one that was given. What is put there
+Which function is which is never assumed. Whoever replaces one tries it out by asking PyTorch what
+it now answers, and puts it back where the answer is not the one that was given; or reads in the
+headers that come with PyTorch in which order the functions stand (`_native_answers`). An object has
+its table replaced, and the guard is lent to CUDA's name, only if the place where PyTorch keeps its
+guards was found to hold ours (`tables`); otherwise nothing is written. What is put in a table
 calls no Python function: at its entry the handler of a signal would run, and where that raises, as
 Ctrl-C's does, the error would be lost and the answer be garbage. At the end of the process, when
 nothing of Python may be called any more, the objects get their old tables back.
@@ -54,7 +57,7 @@ def _in_python_object(instance: object) -> int:
 
 
 class Table:
-    """The virtual functions of one C++ object."""
+    """The virtual functions of the C++ object at `address`, which the caller knows to be one."""
 
     def __init__(self, address: int) -> None:
         self._at = address >> 3
@@ -93,7 +96,7 @@ def lend_guard(patches: Patches) -> bool:
     there is none. Returns whether that was possible.
     """
     guards = _guards()
-    if guards is None:
+    if guards is None or not _kept:  # no table was made: `tables` did not find our guard
         return False
     stock, guards[_CUDA] = guards[_CUDA], guards[PRIVATE_USE_1]
     patches.then(lambda: guards.__setitem__(_CUDA, stock))
