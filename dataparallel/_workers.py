@@ -131,8 +131,14 @@ def run_all(jobs: Sequence[Job]) -> None:
     `PATIENCE`: they may wait for each other.
     """
     batch = _Batch(jobs)
-    batch.start_next()
-    batch.wait()
+    try:
+        batch.start_next()
+        batch.wait()
+    except BaseException:
+        # Interrupted. Those that have begun may wait for those that have not, and would for ever.
+        while batch.start_next():
+            pass
+        raise
 
 
 def _forget_threads() -> None:

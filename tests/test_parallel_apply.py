@@ -1,5 +1,6 @@
 """parallel_apply: each replica in its own thread, on its own device, in its caller's grad mode."""
 
+import _thread
 import contextlib
 import threading
 
@@ -114,6 +115,23 @@ def test_replicas_run_at_the_same_time(devices):
     together = threading.Barrier(len(devices), timeout=120)
     threads = applied(lambda x: (together.wait(), threading.get_ident())[1], devices)
     assert len(set(threads)) == len(devices)
+
+
+@pytest.mark.devices(4)
+def test_replicas_that_wait_for_each_other_end_though_the_caller_is_interrupted(devices):
+    """The first one interrupts the caller before the last one has begun."""
+    together = threading.Barrier(len(devices), timeout=20)
+    ended = threading.Semaphore(0)
+
+    def wait(x):
+        if x.device == devices[0]:
+            _thread.interrupt_main()
+        together.wait()
+        ended.release()
+
+    with pytest.raises(KeyboardInterrupt):
+        applied(wait, devices)
+    assert all(ended.acquire(timeout=20) for _ in devices)
 
 
 def test_a_single_module_runs_in_the_callers_thread(devices):
