@@ -27,6 +27,10 @@ from torch._C import (
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
+from torch._C._autograd import (  # type: ignore[attr-defined]
+    _saved_tensors_hooks_is_enabled,
+    _top_saved_tensors_default_hooks,
+)
 from torch._functorch.pyfunctorch import (
     temporarily_clear_interpreter_stack,
     temporarily_restore_interpreter_stack,
@@ -109,6 +113,8 @@ class ThreadState:
         for kind, dtype in self.dtypes:
             if torch.get_autocast_dtype(kind) is not dtype:
                 torch.set_autocast_dtype(kind, dtype)
+        if torch.is_autocast_cache_enabled() is not self.cache_enabled:
+            torch.set_autocast_cache_enabled(self.cache_enabled)
 
 
 def _transform_levels() -> list[Any]:
@@ -120,10 +126,12 @@ def _transform_levels() -> list[Any]:
 
 
 def thread_is_fresh(device_types: Iterable[str]) -> bool:
-    """Whether the calling thread carries none of the state above (grad mode aside)."""
+    """Whether the calling thread carries none of the state above (grad mode aside), nor hooks."""
     return all(read() is fresh for read, fresh, _ in _SWITCHES) and not (
         _len_torch_function_stack()
         or _len_torch_dispatch_stack()
         or _are_functorch_transforms_active()
+        or _top_saved_tensors_default_hooks(True) is not None
+        or not _saved_tensors_hooks_is_enabled()
         or any(torch.is_autocast_enabled(device_type) for device_type in {*device_types, "cpu"})
     )

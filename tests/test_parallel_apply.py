@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
 
 import dataparallel
 from tests import strategies
@@ -132,6 +133,55 @@ def test_replicas_that_wait_for_each_other_end_though_the_caller_is_interrupted(
     with pytest.raises(KeyboardInterrupt):
         applied(wait, devices)
     assert all(ended.acquire(timeout=20) for _ in devices)
+
+
+# What a replica may leave in its thread, and how another one would see it there.
+LEFT = {
+    "autocast": (
+        lambda kind: torch.autocast(kind).__enter__(),
+        lambda kind: torch.is_autocast_enabled(kind),
+    ),
+    "autocast cache": (
+        lambda kind: torch.set_autocast_cache_enabled(False),
+        lambda kind: not torch.is_autocast_cache_enabled(),
+    ),
+    "grad mode": (
+        lambda kind: torch.set_grad_enabled(False),
+        lambda kind: not torch.is_grad_enabled(),
+    ),
+    "inference mode": (
+        lambda kind: torch.inference_mode().__enter__(),
+        lambda kind: torch.is_inference_mode_enabled(),
+    ),
+    "default device": (
+        lambda kind: torch.set_default_device("meta"),
+        lambda kind: torch.empty(1).device.type == "meta",
+    ),
+    "saved-tensor hooks": (
+        lambda kind: save_on_cpu().__enter__(),
+        lambda kind: torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
+    ),
+    "saved-tensor hooks disabled": (
+        lambda kind: disable_saved_tensors_hooks("not here").__enter__(),
+        lambda kind: not torch._C._autograd._saved_tensors_hooks_is_enabled(),
+    ),
+}
+
+
+@given(data=st.data(), name=st.sampled_from(sorted(LEFT)))
+def test_what_a_replica_leaves_in_its_thread_reaches_no_other(devices, data, name):
+    """Neither the next one of the same call, which may get the same thread, nor the next call."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    leave, is_there = LEFT[name]
+    kind = targets[0].type
+
+    def look_and_leave(x):
+        found = is_there(kind)
+        leave(kind)
+        return found
+
+    for _ in range(2):
+        assert applied(look_and_leave, targets) == [False] * len(targets)
 
 
 def test_a_single_module_runs_in_the_callers_thread(devices):

@@ -6,6 +6,7 @@ from hypothesis import Phase
 
 from tests import test_data_parallel_transforms as transforms
 from tests import test_oracle_comm as oracle
+from tests import test_parallel_apply as apply
 from tests import test_reduction_models as models
 from tests import test_training_exact as training
 from tests.fault_table import test_calls as calls
@@ -126,6 +127,13 @@ KEPT = [
         "self._settle()",
         "pass",
         calls.test_threads_that_are_used_again_have_the_settings_of_now,
+    ),
+    fault(
+        "a thread with hooks that a replica left is used again",
+        f"{STATE}:thread_is_fresh",
+        "_top_saved_tensors_default_hooks(True) is not None",
+        "False",
+        apply.test_what_a_replica_leaves_in_its_thread_reaches_no_other,
     ),
     fault(
         "tangents are cut off on their way to replicas",
