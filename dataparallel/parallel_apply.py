@@ -33,6 +33,8 @@ def parallel_apply(
 
     A module that is done within 5 ms is let finish before the next one begins: for short calls, and
     no longer, one thread is faster than many. So modules may wait for each other.
+    Threads are kept, and one may take several modules: what a module keeps in `threading.local` is
+    seen by others, on other devices.
 
     Args:
         modules: the replicas. A single one runs in the caller's thread.
