@@ -30,14 +30,16 @@ class _Batch:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._waiting = list(reversed(jobs))
-        self._left = len(jobs)
+        self._count = self._left = len(jobs)
+        self._asked = 0
         self._free: list[_Worker] = []
         self._lock = threading.Lock()
         self._done = threading.Lock()
         self._done.acquire()
         self._began = 0.0
 
-    def _next(self) -> Job | None:
+    def next_job(self) -> Job | None:
+        """A job for the calling thread, which it has to run; None if all have begun."""
         try:
             job = self._waiting.pop()
         except IndexError:
@@ -46,22 +48,29 @@ class _Batch:
         return job
 
     def start_next(self) -> bool:
-        """Give the next job to a thread; False if all have begun."""
-        job = self._next()
-        if job is None:
+        """Ask one more thread for the next job; False if those asked are enough for all.
+
+        The thread takes the job itself: a caller that is interrupted here has none to lose.
+        """
+        if not self._waiting or self._asked >= self._count:
             return False
         try:
             worker = _take()
         except RuntimeError:  # the system has no more threads: this one does the work
+            job = self.next_job()
+            if job is None:
+                return False
             job()
             self.one_done()
         else:
-            worker.inbox.put((job, self))
+            self._began = time.monotonic()
+            worker.inbox.put(self)
+            self._asked += 1
         return True
 
     def one_done(self, worker: _Worker | None = None) -> Job | None:
         """A job has ended, and left `worker` free for the one that is returned."""
-        job = None if worker is None else self._next()
+        job = None if worker is None else self.next_job()
         with self._lock:
             if worker is not None and job is None:
                 self._free.append(worker)
@@ -86,13 +95,15 @@ class _Batch:
 class _Worker(threading.Thread):
     def __init__(self, number: int) -> None:
         super().__init__(name=f"dataparallel-{number}", daemon=True)
-        self.inbox: SimpleQueue[tuple[Job, _Batch]] = SimpleQueue()
+        self.inbox: SimpleQueue[_Batch] = SimpleQueue()
 
     def run(self) -> None:
         reusable = True
         while reusable:
-            job: Job | None
-            job, batch = self.inbox.get()
+            batch = self.inbox.get()
+            job = batch.next_job()
+            if job is None:  # others were faster
+                _idle.append(self)
             while job is not None:
                 reusable = False
                 try:
