@@ -16,7 +16,7 @@ from queue import SimpleQueue
 # Seconds, as long as Python lets a thread keep its global lock. Threads that issue many short
 # operations at the same time spend more on handing that lock to each other than on the operations.
 # A replica that is done within this time is let finish before the next one begins; the price for
-# one that is not is that the next begins this much later.
+# one that is not is that all others begin this much later.
 PATIENCE = 0.005
 
 Job = Callable[[], bool]  # returns whether its thread may be used again
@@ -82,9 +82,11 @@ class _Batch:
         return job
 
     def wait(self) -> None:
-        """Wait until all jobs have ended; begin one more whenever the last one takes long."""
+        """Wait until all jobs have ended; once one takes long, begin all others."""
         while not self._done.acquire(timeout=self._patience()):
-            if self._patience() == 0 and not self.start_next():
+            if self._patience() == 0:
+                while self.start_next():
+                    pass
                 self._done.acquire()
                 return
 
@@ -138,8 +140,8 @@ def _take() -> _Worker:
 def run_all(jobs: Sequence[Job]) -> None:
     """Run every job in a thread and wait for all.
 
-    Jobs begin one after the other, each as soon as the one before it has ended, or has taken
-    `PATIENCE`: they may wait for each other.
+    Jobs begin one after the other while they are short, each as the one before it ends; as soon as
+    one takes longer than `PATIENCE`, all others begin at once: they may wait for each other.
     """
     batch = _Batch(jobs)
     try:

@@ -251,7 +251,7 @@ class Campaign:
         total = tally.examples.total()
         words = (
             f"{total} examples ({total / max(now, 0.1):.0f}/s), {len(tally.tried)} combinations, "
-            f"{len(tally.failures)} failures"
+            f"{_fuzz_report.plural(len(tally.failures), 'failure')}"
         )
         part = now / (self.minutes * 60) if self.minutes else 0.0
         done = round(24 * min(part, 1.0))
@@ -281,7 +281,8 @@ def _summary(tally: Tally, details: dict[str, Any], report: Path) -> None:
     total = tally.examples.total()
     print(
         f"\n{total} examples in {details['seconds']:.0f} s, {len(tally.tried)} combinations of "
-        f"batch and devices, {len(tally.failures)} failures; report: {report}"
+        f"batch and devices, {_fuzz_report.plural(len(tally.failures), 'failure')}; "
+        f"report: {report}"
     )
     for failure in _fuzz_report.as_json(tally, details)["failures"]:
         print(f"\n{failure['property']}: {failure['error']} at {failure['place']}")

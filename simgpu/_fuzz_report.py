@@ -37,6 +37,11 @@ pre { background: #f6f8fa; border: 1px solid #d0d7de; border-radius: 6px; paddin
 """
 
 
+def plural(count: int, one: str, many: str = "") -> str:
+    """ "1 failure", "2 failures"."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def replay_command(failure: dict[str, Any], run: dict[str, Any]) -> str:
     """Return the command that runs one failing example again."""
     low, high = run["devices"]
@@ -156,7 +161,7 @@ def as_html(tally: Tally, run: dict[str, Any]) -> str:
     low, high = run["devices"]
     failures = report["failures"]
     verdict = (
-        f'<span class="bad">{len(failures)} failure{"s" * (len(failures) != 1)}</span>'
+        f'<span class="bad">{plural(len(failures), "failure")}</span>'
         if failures
         else '<span class="good">no failures</span>'
     )
@@ -184,7 +189,9 @@ def as_html(tally: Tally, run: dict[str, Any]) -> str:
 <h1>Fuzzing: {verdict}</h1>
 <p class="facts">{report["total_examples"]} examples of {len(tally.examples)} properties in
 {run["seconds"]:.0f} s ({report["total_examples"] / max(run["seconds"], 1e-9):.0f} per second) in
-{run["jobs"]} processes, {len(tally.tried)} combinations of batch and devices. torch {run["torch"]},
+{plural(run["jobs"], "process", "processes")}, {
+        len(tally.tried)
+    } combinations of batch and devices. torch {run["torch"]},
 hypothesis {run["hypothesis"]}, {html.escape(run["date"])}.</p>
 <h2>Failures</h2>{"".join(map(_failure, failures)) or none}
 <h2>Batches and devices</h2>{_heat_map(tally, (low, high))}

@@ -211,8 +211,9 @@ _POOL = pytest.StashKey[Pool]()
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "devices(count, distinct=False): the test has exactly `count` devices; distinct=True when "
-        "they must be different GPUs, which an oversubscribed GPU cannot be.",
+        "devices(count, distinct=False, at_least=False): the test has exactly `count` devices, or "
+        "with at_least=True all that there are, if not fewer; distinct=True when they must be "
+        "different GPUs, which an oversubscribed GPU cannot be.",
     )
     if hasattr(config, "workerinput"):
         _use_one_thread()
@@ -268,7 +269,8 @@ _WANTED = "devices wanted"
 def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
     """The devices of this test, as a list of ``torch.device``.
 
-    As many as ``--device-count`` says, or exactly `n` under ``@pytest.mark.devices(n)``. Seeds,
+    As many as ``--device-count`` says, or exactly `n` under ``@pytest.mark.devices(n)``, or no
+    fewer than `n` under ``@pytest.mark.devices(n, at_least=True)``. Seeds,
     current device, memory counters and trace start afresh for each test.
 
     Under hypothesis the list is made once per test and shared by its examples; let each example
@@ -278,15 +280,15 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
     rely on the state that a former example left on a device.
     """
     pool = _pool(request.config)
-    count, distinct = pool.count, False
+    count, distinct, at_least = pool.count, False, False
     marker = request.node.get_closest_marker("devices")
     if marker is not None:
-        count, distinct = _wanted(*marker.args, **marker.kwargs)
+        count, distinct, at_least = _wanted(*marker.args, **marker.kwargs)
     if count > pool.count:
         _skip(request, f"needs {_plural(count, 'device')}, this session has {pool.count}")
     if distinct and not pool.distinct:
         _skip(request, f"needs {count} distinct devices, this session has {pool.describe()}")
-    with pool.lend(count) as lent:
+    with pool.lend(pool.count if at_least else count) as lent:
         yield lent
 
 
@@ -295,8 +297,10 @@ def _skip(request: pytest.FixtureRequest, why: str) -> NoReturn:
     pytest.skip(why)
 
 
-def _wanted(count: int, *, distinct: bool = False) -> tuple[int, bool]:
-    return count, distinct
+def _wanted(
+    count: int, *, distinct: bool = False, at_least: bool = False
+) -> tuple[int, bool, bool]:
+    return count, distinct, at_least
 
 
 def _pool(config: pytest.Config) -> Pool:

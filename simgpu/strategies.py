@@ -1,8 +1,9 @@
 """Hypothesis strategies for multi-device tests, for this suite and for yours.
 
-    from hypothesis import given, strategies as st
+    from hypothesis import HealthCheck, given, settings, strategies as st
     from simgpu import strategies
 
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_it(devices, data):
         some = data.draw(strategies.device_lists(devices))

@@ -70,9 +70,17 @@ def chosen(slots: tuple[int, ...], devices: list[torch.device]) -> list[torch.de
 
 
 def place(slot: int, devices: list[torch.device]) -> torch.device:
+    """Return the device in `slot`, the CPU where it is negative."""
     if slot < 0:
         return torch.device("cpu")
     return devices[slot] if slot < len(devices) else devices[0]
+
+
+def sum_target(case: Case, devices: list[torch.device]) -> torch.device:
+    """Return the case's target if a part of the sum lies there, else the place of the first."""
+    targets = chosen(case.slots, devices)
+    target = place(case.target, devices)
+    return target if target in targets else targets[0]
 
 
 def slot_of(device: torch.device, devices: list[torch.device]) -> int:
@@ -165,7 +173,7 @@ def _reduce_add(case: Case, devices: list[torch.device], library: Any) -> dict[s
         part.to(target) for part, target in zip(parts_of(case, len(targets)), targets, strict=True)
     ]
     before = [plain(part) for part in parts]
-    total = library.comm.reduce_add(parts, place(case.target, devices))
+    total = library.comm.reduce_add(parts, sum_target(case, devices))
     return {
         "slot": slot_of(total.device, devices),
         "dtype": str(total.dtype),

@@ -5,13 +5,14 @@ nothing of the library under test.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from simgpu.strategies import DTYPES, FLOATS, Pair, batches, device_lists, dims, exact_values, tried
+from simgpu import strategies as public
+from simgpu.strategies import DTYPES, FLOATS, Pair, batches, dims, exact_values, tried
 from simgpu.strategies import nested as nested_of
 from tests.observe import Case
 
@@ -19,15 +20,25 @@ __all__ = ["DTYPES", "FLOATS", "Pair", "batches", "device_lists", "dims", "tried
 
 MAX_DEVICES = 8
 
+T = TypeVar("T")
+
 # For a property that is run once for each of many operators or modules.
 fewer_examples = settings(max_examples=max(1, settings().max_examples // 3))
+
+
+def device_lists(
+    devices: Sequence[T], min_size: int = 1, max_size: int | None = None
+) -> SearchStrategy[list[T]]:
+    """Lists of devices as `simgpu.strategies` has them, shorter in a session that has fewer."""
+    most = len(devices)
+    return public.device_lists(devices, min(min_size, most), min(max_size or most, most))
 
 
 def device_slots(
     min_size: int = 1, max_size: int = MAX_DEVICES, repeats: bool = False
 ) -> SearchStrategy[tuple[int, ...]]:
     """Slots of devices, in any order, different unless `repeats`."""
-    slots = device_lists(range(MAX_DEVICES), min_size, max_size, repeats=repeats)
+    slots = public.device_lists(range(MAX_DEVICES), min_size, max_size, repeats=repeats)
     return slots.map(tuple)
 
 

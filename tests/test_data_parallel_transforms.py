@@ -270,6 +270,7 @@ def test_a_compiled_parallel_module(devices):
     same(*found)
 
 
+@pytest.mark.devices(2, at_least=True)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_compiled_modules_inside_are_refused(devices, in_place):
     """They would compute with the original's parameters. The original is left as it was."""

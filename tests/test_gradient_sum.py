@@ -17,7 +17,7 @@ from torch import nn
 import dataparallel
 from dataparallel import comm
 from tests import strategies
-from tests.observe import ExactNet, chosen, observe, place, plain, slot_of, values
+from tests.observe import ExactNet, chosen, observe, plain, slot_of, sum_target, values
 
 ROUNDING = ("float32", "float16", "bfloat16")
 SUMMABLE = tuple(name for name in strategies.DTYPES if name != "bool")
@@ -41,7 +41,7 @@ def test_exact_sums_are_bitwise(devices, case):
     n = len(chosen(case.slots, devices))
     parts = [values(case.shape, case.dtype, case.seed + k, span=9) for k in range(n)]
     assert seen["values"] == plain(torch.stack(parts).sum(0, dtype=parts[0].dtype))
-    assert seen["slot"] == slot_of(place(case.target, devices), devices)
+    assert seen["slot"] == slot_of(sum_target(case, devices), devices)
     assert seen["dtype"] == f"torch.{case.dtype}"
 
 

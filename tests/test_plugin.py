@@ -89,6 +89,10 @@ def test_all_devices(devices):
 def test_two(devices):
     assert len(devices) == 2
 
+@pytest.mark.devices(2, at_least=True)
+def test_two_or_more(devices):
+    assert len(devices) == 3
+
 @pytest.mark.devices(4)
 def test_four(devices):
     raise AssertionError("never run")
@@ -119,7 +123,7 @@ def test_a_session_on_simulated_devices(pytester):
     pytester.makepyfile(SUITE)
     options = ("--devices", "simgpu", "--device-count", "3")
     result = pytester.runpytest_subprocess(*options, "-rs", "-W", "error", "--strict-markers")
-    result.assert_outcomes(passed=6, skipped=1)
+    result.assert_outcomes(passed=7, skipped=1)
     result.stdout.fnmatch_lines(
         ["devices: 3 simulated GPUs (simgpu)", "*needs 4 devices, this session has 3*"]
     )
@@ -129,7 +133,7 @@ def test_distinct_devices_are_not_to_be_had_on_one_gpu():
     """The marker's other half: several slots on one GPU are no different devices."""
     assert not CudaPool([0, 0]).distinct
     assert CudaPool([0, 1]).distinct
-    assert pytest_plugin._wanted(2, distinct=True) == (2, True)
+    assert pytest_plugin._wanted(2, distinct=True) == (2, True, False)
     with pytest.raises(TypeError):
         pytest_plugin._wanted(2, different=True)
 

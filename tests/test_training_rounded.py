@@ -61,6 +61,7 @@ def chunk_gradients(net, chunks):
     return [{name: p.grad for name, p in one.named_parameters()} for one in copies], copies
 
 
+@pytest.mark.devices(2, at_least=True)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("name", NETS)
 @few
@@ -88,6 +89,7 @@ def buffers(net):
     return {name: plain(buffer) for name, buffer in net.named_buffers()}
 
 
+@pytest.mark.devices(2, at_least=True)
 @few
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_batch_norm_in_training_is_not_that_of_one_device(devices, data, seed):

@@ -137,6 +137,7 @@ def test_fault_09_outputs_on_the_cpu(devices):
     assert plain(out) == plain(rows(8))
 
 
+@pytest.mark.devices(2, at_least=True)
 @given(data=st.data(), there=st.booleans(), wanted=st.sampled_from((None, "cpu")))
 def test_fault_09_gradients_come_back_from_the_cpu(devices, data, there, wanted):
     """Outputs made on the CPU, or wanted there, are differentiable all the way."""

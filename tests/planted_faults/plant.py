@@ -131,8 +131,8 @@ def run(
 
 
 def devices_wanted(test: Callable[..., None]) -> int | None:
-    """Return how many devices the `devices` marker of `test` asks for, if it has one."""
+    """Return the number of devices that the `devices` marker of `test` asks for, if it does."""
     for mark in getattr(test, "pytestmark", []):
-        if mark.name == "devices":
+        if mark.name == "devices" and not mark.kwargs.get("at_least"):
             return int(mark.args[0])
     return None

@@ -7,6 +7,7 @@ import functools
 import inspect
 
 import pytest
+import torch
 
 from tests.planted_faults.faults import FAULTS
 from tests.planted_faults.plant import Edit, devices_wanted, run
@@ -43,6 +44,7 @@ def test_the_property_catches_it(simulated, fault, record_property):
             run_on(fault.caught_by, simulated, seen=seen)
     finally:
         record_property("examples", len(seen))
+        torch._C._set_multithreading_enabled(True)  # which a fault may have left off
 
 
 @pytest.mark.parametrize("test", PROPERTIES, ids=name_of)
