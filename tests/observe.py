@@ -152,7 +152,7 @@ def _gather(case: Case, devices: list[torch.device], library: Any) -> dict[str, 
         "slot": slot_of(whole.device, devices),
         "dtype": str(whole.dtype),
         "values": plain(whole),
-        "views": [same_memory(chunk, whole) for chunk in chunks if len(chunks) > 1],
+        "views": [same_memory(chunk, whole) for chunk in chunks],
     }
 
 

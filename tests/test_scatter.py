@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import dataparallel
 from tests import strategies
-from tests.observe import Case, chosen, observe, place, plain, same_memory, values
+from tests.observe import Case, chosen, observe, place, plain, values
 from tests.strategies import Pair, Rows
 
 
@@ -189,13 +189,3 @@ def test_inputs_of_different_batches_lose_no_row(devices, slots, one, other, key
     calls = zip(*dataparallel.scatter_kwargs(args, kwargs, targets), strict=True)
     seen = [(call[0], kw["mask"]) if keyword else call for call, kw in calls]
     assert [sum(len(pair[side]) for pair in seen) for side in (0, 1)] == [one, other]
-
-
-@pytest.mark.devices(4, distinct=True)
-@given(case=strategies.cases("scatter"))
-def test_chunks_never_share_memory(devices, case):
-    x = values((8, 3), case.dtype, case.seed).to(devices[0])
-    chunks = dataparallel.scatter(x, devices)
-    for k, chunk in enumerate(chunks):
-        for other in chunks[k + 1 :]:
-            assert not same_memory(chunk, other)

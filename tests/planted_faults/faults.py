@@ -1,9 +1,21 @@
 """The table of planted faults: name, place, what stands there, what shall stand there, the test.
 
 To add one, add a line to the file that is about its place. Which test catches it matters: choose
-the property that is about the thing that is broken, not one that happens to pass by.
+the property that is about the thing that is broken, not one that happens to pass by. Where one
+mistake breaks what several properties are about, the others are under its name in `MORE`.
 """
 
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from tests import test_data_parallel as end_to_end
+from tests import test_device_rules as rules
+from tests import test_gradient_sum as gradient_sum
+from tests import test_parallel_apply as parallel_apply
+from tests import test_replicate as replicate
+from tests import test_scatter as scatter
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_operators import OPERATORS
@@ -11,8 +23,9 @@ from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, STORAGE
+from tests.planted_faults.plant import Fault
 
-FAULTS = [
+ONCE = [
     *SCATTER,
     *GATHER,
     *GRADIENTS,
@@ -26,3 +39,46 @@ FAULTS = [
     *PINNING,
     *GENERATORS,
 ]
+
+MORE = {
+    "chunks are cut in reverse": (
+        scatter.test_balanced_chunks,
+        end_to_end.test_nested_inputs_and_outputs,
+        end_to_end.test_dim_chooses_the_batch_dimension,
+    ),
+    "outputs are joined in reverse": (end_to_end.test_output_is_that_of_one_device,),
+    "buckets are cut one number too early": (gradient_sum.test_gradients_accumulate_over_steps,),
+    "a replica keeps the original's tensors": (
+        replicate.test_no_other_replica_shares_memory,
+        replicate.test_buckets_change_nothing,
+    ),
+    "autocast is lost": (parallel_apply.test_autocast_reaches_every_replica,),
+    "the current device is not set": (
+        parallel_apply.test_devices_default_to_where_the_inputs_are,
+        parallel_apply.test_each_call_is_on_the_callers_stream_of_its_device,
+    ),
+    "results lie on the first device": (
+        parallel_apply.test_results_come_in_order,
+        rules.test_a_cpu_scalar_may_mix,
+        rules.test_a_number_from_anywhere_is_put_anywhere,
+    ),
+    "mixed devices are computed": (rules.test_a_scalar_of_another_device_may_not,),
+    "one chunk more where the batch divides evenly": (end_to_end.test_each_replica_sees_its_chunk,),
+    "one gradient is summed twice": (end_to_end.test_a_device_may_be_named_several_times,),
+    "the output stays on another device": (
+        end_to_end.test_function_and_module_agree,
+        end_to_end.test_integers_name_devices_of_the_modules_type,
+    ),
+}
+
+
+def _more() -> Iterator[Fault]:
+    named = {fault.name: fault for fault in ONCE}
+    failed = (AssertionError, pytest.fail.Exception)
+    for name, properties in MORE.items():
+        for test in properties:
+            title = f"{name}: {test.__name__.removeprefix('test_')}"
+            yield dataclasses.replace(named[name], name=title, caught_by=test, raises=failed)
+
+
+FAULTS = [*ONCE, *_more()]

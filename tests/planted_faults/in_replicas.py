@@ -164,6 +164,13 @@ CALLS = [
         apply.test_grad_mode_reaches_every_replica,
     ),
     fault(
+        "replicas compute without gradients",
+        "dataparallel._state:ThreadState.run",
+        "torch.set_grad_enabled(self.grad)\n        try:",
+        "torch.set_grad_enabled(False)\n        try:",
+        end_to_end.test_the_grad_mode_is_the_callers,
+    ),
+    fault(
         "the current device is not set",
         f"{CALL}:_Call.run",
         "with on_stream(self.stream):",

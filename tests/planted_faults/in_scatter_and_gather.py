@@ -119,6 +119,13 @@ SCATTER = [
 
 GATHER = [
     fault(
+        "a single output is joined to nothing",
+        f"{MOVE}:gather_checked",
+        "return torch.cat(moved, dim)",
+        "return torch.cat(moved, dim) if len(moved) > 1 else moved[0]",
+        gather.test_the_whole_is_a_copy,
+    ),
+    fault(
         "outputs are joined in reverse",
         f"{MOVE}:gather_checked",
         "return torch.cat(moved, dim)",

@@ -14,6 +14,13 @@ from tests.planted_faults.plant import fault
 
 SIMULATOR = [
     fault(
+        "a copy loses its strides",
+        "simgpu._copies:to_copy",
+        "arguments = (host_alias(self),)",
+        "arguments = (host_alias(self).contiguous(),)",
+        rules.test_copies_keep_values_strides_and_types,
+    ),
+    fault(
         "a copy between devices is an alias",
         "simgpu._copies:to_copy",
         "return adopt(launch_copy(_TO_COPY, source, target, arguments, options), target)",
