@@ -122,7 +122,38 @@ class ReduceAddCoalesced(_Transfer):
     def compute(
         devices: Sequence[torch.device], layout: Layout, *tensors: MaybeTensor
     ) -> Sequence[MaybeTensor]:
-        return _reduce(devices, layout, tensors)
+        """The sums of a grid of tensors, device by device; None where a column is missing."""
+        if len(devices) == 1:
+            return tensors
+        if _transforms.active(tensors):
+            layout = one_by_one(layout)
+        count = layout.total
+        columns = [list(tensors[i : i + count]) for i in range(0, len(tensors), count)]
+        results: list[Any] = [None] * count
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index in range(count):
+            row = [column[index] for column in columns]
+            sparse = [tensor is not None and tensor.layout is not torch.strided for tensor in row]
+            present = tuple(r for r, tensor in enumerate(row) if tensor is not None)
+            if not any(sparse):
+                groups.setdefault(present, []).append(index)
+            elif all(sparse[r] for r in present):
+                results[index] = _sum(devices, present, [row[r] for r in present])
+            else:
+                for r in present:
+                    if sparse[r]:
+                        columns[r][index] = row[r].to_dense()  # type: ignore[union-attr]
+                groups.setdefault(present, []).append(index)
+        for present, indices in groups.items():
+            if not present:
+                continue
+            part = layout if len(indices) == count else subset(layout, indices)
+            for bucket in part.buckets:
+                flats = [flatten(columns[r], bucket) for r in present]  # type: ignore[arg-type]
+                unflatten(_sum(devices, present, flats), bucket, results)
+            for index in part.loose:
+                results[index] = _sum(devices, present, [columns[r][index] for r in present])
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: MaybeTensor) -> tuple[Any, ...]:
@@ -138,43 +169,6 @@ class ReduceAddCoalesced(_Transfer):
                 if ctx.present[place]:
                     result[place] = copy
         return (None, None, *result)
-
-
-def _reduce(
-    devices: Sequence[torch.device], layout: Layout, tensors: Sequence[MaybeTensor]
-) -> Sequence[MaybeTensor]:
-    """The sums of a grid of tensors (device by device), None where a whole column is missing."""
-    if len(devices) == 1:
-        return tensors
-    if _transforms.active(tensors):
-        layout = one_by_one(layout)
-    count = layout.total
-    columns = [list(tensors[i : i + count]) for i in range(0, len(tensors), count)]
-    results: list[Any] = [None] * count
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index in range(count):
-        row = [column[index] for column in columns]
-        sparse = [tensor is not None and tensor.layout is not torch.strided for tensor in row]
-        present = tuple(r for r, tensor in enumerate(row) if tensor is not None)
-        if not any(sparse):
-            groups.setdefault(present, []).append(index)
-        elif all(sparse[r] for r in present):
-            results[index] = _sum(devices, present, [row[r] for r in present])
-        else:
-            for r in present:
-                if sparse[r]:
-                    columns[r][index] = row[r].to_dense()  # type: ignore[union-attr]
-            groups.setdefault(present, []).append(index)
-    for present, indices in groups.items():
-        if not present:
-            continue
-        part = layout if len(indices) == count else subset(layout, indices)
-        for bucket in part.buckets:
-            flats = [flatten(columns[r], bucket) for r in present]  # type: ignore[arg-type]
-            unflatten(_sum(devices, present, flats), bucket, results)
-        for index in part.loose:
-            results[index] = _sum(devices, present, [columns[r][index] for r in present])
-    return results
 
 
 def _sum(devices: Sequence[torch.device], present: Sequence[int], parts: list[Any]) -> Any:

@@ -64,7 +64,7 @@ GRADIENTS = [
     ),
     fault(
         "the last replica's gradient is forgotten",
-        "dataparallel.functions:_reduce",
+        "dataparallel.functions:ReduceAddCoalesced.compute",
         "if len(devices) == 1:",
         "if len(devices) > 2:\n"
         "        devices, tensors = devices[:-1], tensors[: -layout.total]\n"
