@@ -95,8 +95,8 @@ def properties(seconds: float, seed: int) -> tuple[dict[str, list[float]], list[
     import torch
 
     import simgpu
-    from simgpu import _tried
-    from tests import test_gather, test_gradient_sum, test_scatter
+    from simgpu._testing import example_log
+    from tests.dataparallel import test_gather, test_gradient_sum, test_scatter
 
     torch.set_num_threads(1)
     tests = {
@@ -106,7 +106,7 @@ def properties(seconds: float, seed: int) -> tuple[dict[str, list[float]], list[
     }
     counts: dict[str, list[float]] = {}
     shapes: list[tuple[int, ...]] = []
-    _tried.listen(lambda batch, n, error: shapes.append((n or 1, batch or 0)))
+    example_log.listen(lambda batch, n, error: shapes.append((n or 1, batch or 0)))
     with simgpu.devices(8) as devices:
         for name, test in tests.items():
             start = time.perf_counter()

@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 from torch.nn import Module
 
-from dataparallel import _transforms
 from dataparallel._devices import (
     CPU,
     DeviceLike,
@@ -23,7 +22,8 @@ from dataparallel._devices import (
     resolve,
     resolve_all,
 )
-from dataparallel._plan import Plan
+from dataparallel._replication.plan import Plan
+from dataparallel._transfer import transforms
 from dataparallel.parallel_apply import parallel_apply
 from dataparallel.scatter_gather import Chunking, chunk_sizes, gather, scatter_kwargs
 
@@ -176,7 +176,7 @@ class DataParallel(Module, Generic[T]):
         return [resolve(device, self.device_type or "cpu") for device in device_ids]
 
     def _current_plan(self, module: Module) -> Plan:
-        if _transforms.active():
+        if transforms.active():
             return Plan(module)  # not kept: it may hold tensors that end with the transform
         plan = self._plan
         if plan is None or not plan.fits(module):

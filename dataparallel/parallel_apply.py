@@ -16,9 +16,9 @@ import torch
 from torch.nn import Module
 
 from dataparallel._devices import DeviceLike, current_stream, on_stream, resolve, type_of
-from dataparallel._state import ThreadState, thread_is_fresh
-from dataparallel._tree import take_apart
-from dataparallel._workers import run_all
+from dataparallel._structure.trees import take_apart
+from dataparallel._threads.caller_state import ThreadState, thread_is_fresh
+from dataparallel._threads.worker_pool import run_all
 
 __all__ = ["parallel_apply"]
 

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import torch
 
 from dataparallel._devices import DeviceLike, resolve_all
-from dataparallel._plan import Plan
+from dataparallel._replication.plan import Plan
 
 __all__ = ["replicate"]
 

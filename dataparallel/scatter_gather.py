@@ -14,13 +14,13 @@ from typing import Any, Literal
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from dataparallel import _packed
-from dataparallel._cut_and_join import check_gatherable
 from dataparallel._devices import CPU, DeviceLike, resolve, resolve_all, type_of
-from dataparallel._scalar_warning import warn_of_scalars
-from dataparallel._transport import gather_checked
-from dataparallel._tree import children_of, paths, put_together, take_apart
-from dataparallel.functions import Gather, Scatter, apply, scatter_split
+from dataparallel._structure import packed_sequences
+from dataparallel._structure.scalar_warning import warn_of_scalars
+from dataparallel._structure.trees import children_of, paths, put_together, take_apart
+from dataparallel._transfer.autograd import Gather, Scatter, apply, scatter_split
+from dataparallel._transfer.copies import gather_checked
+from dataparallel.comm.scatter_and_gather import check_gatherable
 
 __all__ = ["Chunking", "gather", "scatter", "scatter_kwargs"]
 
@@ -150,7 +150,7 @@ def _length(leaf: Any, dim: int) -> int | None:
     if isinstance(leaf, torch.Tensor):
         return leaf.size(dim) if leaf.dim() else None
     if isinstance(leaf, PackedSequence):
-        return _packed.batch_size(leaf)
+        return packed_sequences.batch_size(leaf)
     return None
 
 
@@ -181,7 +181,7 @@ def _scatter_leaf(
             return chunks
         return scatter_split(leaf, devices, sizes, dim)
     if sizes is not None:
-        return _packed.split(leaf, sizes, devices)
+        return packed_sequences.split(leaf, sizes, devices)
     return [leaf] * len(devices)
 
 
@@ -294,7 +294,7 @@ def _agree(first: Any, other: Any) -> bool:
 
 
 def _gather_packed(outputs: Any, device: torch.device, dim: int) -> PackedSequence:
-    return _packed.join(outputs, device)
+    return packed_sequences.join(outputs, device)
 
 
 def _gather_tensors(

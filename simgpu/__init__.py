@@ -47,21 +47,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simgpu import comm, errors
-    from simgpu import strategies as strategies  # needs hypothesis: a name, not in __all__
-    from simgpu._api import devices
-    from simgpu._as_cuda import as_cuda
-    from simgpu._launch import Record
-    from simgpu._trace import Trace, trace
+    from simgpu import (
+        comm,
+        errors,
+    )
+    from simgpu import (
+        strategies as strategies,  # needs hypothesis: a name, not in __all__
+    )
+    from simgpu._backend.devices import devices
+    from simgpu._cuda.as_cuda import as_cuda
+    from simgpu._profiling.trace import Trace, trace
+    from simgpu._runtime.launch import Record
+
 
 __all__ = ["Record", "Trace", "as_cuda", "comm", "devices", "errors", "trace"]
 
 _HOME = {
-    "Record": "simgpu._launch",
-    "Trace": "simgpu._trace",
-    "as_cuda": "simgpu._as_cuda",
-    "devices": "simgpu._api",
-    "trace": "simgpu._trace",
+    "Record": "simgpu._runtime.launch",
+    "Trace": "simgpu._profiling.trace",
+    "as_cuda": "simgpu._cuda.as_cuda",
+    "devices": "simgpu._backend.devices",
+    "trace": "simgpu._profiling.trace",
 }
 
 

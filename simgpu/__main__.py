@@ -1,17 +1,16 @@
 """`python -m simgpu run --devices N SCRIPT [ARGS...]`: run a script as if N GPUs were there.
 
-`fuzz` and `replay` are in `_fuzz`.
+`fuzz` and `replay` look for examples that break a property, and run them again.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from simgpu import _fuzz, _run
+from simgpu._cli import fuzz, run
+from simgpu._fuzz import campaign
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -19,8 +18,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m simgpu", description="Simulated GPUs for PyTorch programs."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    _run.add_arguments(commands)
-    _fuzz.add_arguments(commands)
+    run.add_arguments(commands)
+    fuzz.add_arguments(commands)
     return parser
 
 
@@ -29,20 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.command in ("fuzz", "replay"):
-        return _fuzz.fuzz(options) if options.command == "fuzz" else _fuzz.replay(options)
-    return _run.run(options, parser, _replace_data_parallel)
-
-
-def _replace_data_parallel() -> None:
-    """Let the names of PyTorch's DataParallel mean the one of the package `dataparallel`.
-
-    Looked up only here and only when asked for: simgpu does without that package.
-    """
-    nn: Any = importlib.import_module("torch.nn")
-    ours = importlib.import_module("dataparallel")
-    for module in (nn, nn.parallel):
-        module.DataParallel = ours.DataParallel
-    nn.parallel.data_parallel = ours.data_parallel
+        return campaign.fuzz(options) if options.command == "fuzz" else campaign.replay(options)
+    return run.run(options, parser)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from simgpu._naming import told
+
 
 class SimGPUError(Exception):
     """Root of all errors raised by simgpu.
@@ -16,8 +18,6 @@ class SimGPUError(Exception):
     """
 
     def __init__(self, *args: object) -> None:
-        from simgpu._told import told  # which is built on what raises these
-
         super().__init__(*[told(arg) if isinstance(arg, str) else arg for arg in args])
 
 

@@ -27,13 +27,14 @@ except ImportError as error:
     raise ImportError(
         "simgpu.strategies needs hypothesis, which is not installed: pip install hypothesis"
     ) from error
+
 import torch
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from simgpu._fuzz_source import Drawn
-from simgpu._network import ACTIVATIONS, Network
-from simgpu._tried import tried, within_limits
-from simgpu._values import exact_values, ordinary_values
+from simgpu._testing.drawn import Drawn
+from simgpu._testing.example_log import tried, within_limits
+from simgpu._testing.network import ACTIVATIONS, Network
+from simgpu._testing.values import exact_values, ordinary_values
 
 __all__ = [
     "DTYPES",

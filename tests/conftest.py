@@ -37,10 +37,10 @@ def cuda():
 @pytest.fixture
 def gpus(monkeypatch):
     """Say how many real GPUs there are."""
-    from simgpu import pytest_plugin
+    from simgpu._pytest import pools
 
     def there_are(count):
-        monkeypatch.setattr(pytest_plugin, "gpu_count", lambda: count)
+        monkeypatch.setattr(pools, "gpu_count", lambda: count)
 
     return there_are
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import test_data_parallel as end_to_end
-from tests import test_device_rules as rules
-from tests import test_gradient_sum as gradient_sum
-from tests import test_parallel_apply as parallel_apply
-from tests import test_replicate as replicate
-from tests import test_scatter as scatter
+from tests.dataparallel import test_data_parallel as end_to_end
+from tests.dataparallel import test_gradient_sum as gradient_sum
+from tests.dataparallel import test_parallel_apply as parallel_apply
+from tests.dataparallel import test_replicate as replicate
+from tests.dataparallel import test_scatter as scatter
+from tests.devices.computing import test_mixing_devices as rules
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_operators import OPERATORS

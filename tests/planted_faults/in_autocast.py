@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from tests import test_device_autocast as autocast
-from tests import test_device_autocast_regions as regions
+from tests.devices.computing import test_autocast as autocast
+from tests.devices.computing import test_autocast_regions as regions
 from tests.planted_faults.plant import fault
 
-CAST = "simgpu._autocast"
+CAST = "simgpu._kernels.autocast"
 
 POLICIES = autocast.test_operators_run_in_the_dtype_of_their_policy
 

@@ -4,20 +4,20 @@ from functools import partial
 
 from hypothesis import Phase
 
-from tests import test_data_parallel_transforms as transforms
-from tests import test_oracle_comm as oracle
-from tests import test_parallel_apply as apply
-from tests import test_reduction_models as models
-from tests import test_training_exact as training
-from tests.fault_table import test_calls as calls
-from tests.fault_table import test_replicas as replicas
-from tests.fault_table import test_structures as structures
+from tests.dataparallel import test_parallel_apply as apply
+from tests.dataparallel import test_summation_orders as models
+from tests.dataparallel import test_training_exact as training
+from tests.dataparallel import test_transforms as transforms
+from tests.dataparallel.against_torch import test_comm as oracle
+from tests.dataparallel.test_plan_reuse import run_machine
+from tests.dataparallel.torch_faults import test_calls as calls
+from tests.dataparallel.torch_faults import test_replicas as replicas
+from tests.dataparallel.torch_faults import test_structures as structures
 from tests.planted_faults.plant import fault
-from tests.test_plan_machine import run_machine
 
-PLAN = "dataparallel._plan"
-CACHE = "dataparallel._cache"
-STATE = "dataparallel._state"
+PLAN = "dataparallel._replication.plan"
+CACHE = "dataparallel._replication.parameter_cache"
+STATE = "dataparallel._threads.caller_state"
 
 
 def any_edit_is_noticed(devices, examples=200):
@@ -137,8 +137,8 @@ KEPT = [
     ),
     fault(
         "tangents are cut off on their way to replicas",
-        "dataparallel._transport:broadcast_laid_out",
-        "if _transforms.active(tensors):",
+        "dataparallel._transfer.copies:broadcast_laid_out",
+        "if transforms.active(tensors):",
         "if False:",
         partial(transforms.test_transforms_of_a_parallel_module, name="parameters: jvp"),
     ),
@@ -172,21 +172,21 @@ KEPT = [
     ),
     fault(
         "unused parameters get zeros",
-        "dataparallel.functions:Broadcast.forward",
+        "dataparallel._transfer.autograd:Broadcast.forward",
         "ctx.set_materialize_grads(False)",
         "pass",
         replicas.test_fault_06_unused_parameters_get_zeros,
     ),
     fault(
         "buckets take every tensor for contiguous",
-        "dataparallel._buckets:lay_out",
+        "dataparallel._transfer.buckets:lay_out",
         "if not tensor.is_contiguous():",
         "if False:",
         replicas.test_fault_10_strides_are_kept_there_and_back,
     ),
     fault(
         "complex tensors begin anywhere in a bucket",
-        "dataparallel._buckets:lay_out",
+        "dataparallel._transfer.buckets:lay_out",
         "if any(tensor.is_complex() for tensor in tensors):",
         "if False:",
         replicas.test_fault_11_complex_and_real_parameters_in_any_order,
@@ -194,7 +194,7 @@ KEPT = [
     ),
     fault(
         "sequences are packed in the order given",
-        "dataparallel._packed:split",
+        "dataparallel._structure.packed_sequences:split",
         "order = sorted(range(size), key=mine.__getitem__)",
         "order = list(range(size))",
         structures.test_fault_17_each_replica_has_whole_sequences,
@@ -212,21 +212,21 @@ KEPT = [
     ),
     fault(
         "a tensor is broadcast from wherever it is",
-        "dataparallel.comm:broadcast_coalesced",
+        "dataparallel.comm.broadcast_and_reduce:broadcast_coalesced",
         "if tensor.device != targets[0]:",
         "if False:",
         partial(oracle.test_bad_calls, name="coalesced from elsewhere"),
     ),
     fault(
         "a sum goes where none of its parts is",
-        "dataparallel.comm:reduce_add",
+        "dataparallel.comm.broadcast_and_reduce:reduce_add",
         "if root is None:",
         "root = root or 0\n    if root is None:",
         partial(oracle.test_bad_calls, name="sum to nobody's device"),
     ),
     fault(
         "the sum by NCCL is one of its parts",
-        "dataparallel._nccl:reduce",
+        "dataparallel._transfer.nccl:reduce",
         "return output",
         "return tensors[root]",
         partial(models.test_exact_sums_are_bitwise, model="random"),

@@ -3,21 +3,21 @@
 import warnings
 from functools import partial
 
-from tests import test_device_attention as attention
-from tests import test_device_error_texts as texts
-from tests import test_device_guards as guards
-from tests import test_device_ledger as ledger
-from tests import test_device_nn as modules
-from tests import test_device_random as streams
-from tests import test_device_random_threads as random
+from tests.devices.memory import test_ledger as ledger
+from tests.devices.messages import test_mismatches as texts
+from tests.devices.state import test_random as streams
+from tests.devices.state import test_random_threads as random
+from tests.devices.training import test_nn as modules
 from tests.planted_faults.plant import fault
+from tests.simulator import test_argument_checks as guards
+from tests.simulator import test_attention as attention
 
 MODULE = modules.test_a_module_on_a_device_does_what_it_does_on_the_cpu
 
 
 def swept(simulated, case):
     """A case of the sweep; the database is imported only where one is run."""
-    from tests.sweep import test_operators
+    from tests.simulator.sweep import test_operators
 
     kind, name, dtype = case.split()
     with warnings.catch_warnings():
@@ -34,7 +34,7 @@ def worded(simulated, name):
 OPERATORS = [
     fault(
         "a sparse tensor may point one past its end",
-        "simgpu._sparse_indices:_check_coo",
+        "simgpu._kernels.sparse_invariants:_check_coo",
         "high[dim] >= size",
         "high[dim] > size",
         partial(
@@ -43,63 +43,63 @@ OPERATORS = [
     ),
     fault(
         "an output that had to grow stays as it was",
-        "simgpu._resize:settle_output",
+        "simgpu._kernels.outputs:settle_output",
         "if is_stand_in and host.numel():",
         "if False:",
         partial(swept, case="out add float32"),
     ),
     fault(
         "an output without elements loses its strides",
-        "simgpu._resize:stand_in",
+        "simgpu._kernels.outputs:stand_in",
         "torch.empty_strided(out.shape, out.stride(), dtype=out.dtype)",
         "torch.empty(out.shape, dtype=out.dtype)",
         partial(swept, case="out add float32"),
     ),
     fault(
         "outputs begin anew at the start of their storage",
-        "simgpu._resize:settle_output",
+        "simgpu._kernels.outputs:settle_output",
         "out, storage, offset, host.shape",
         "out, storage, 0, host.shape",
         partial(swept, case="out add float32"),
     ),
     fault(
         "an LSTM never forgets",
-        "simgpu._recurrent:_lstm",
+        "simgpu._kernels.rnn_cells:_lstm",
         "forget * cx + in_ * cell",
         "cx + in_ * cell",
         partial(MODULE, name="lstm"),
     ),
     fault(
         "an LSTM's cell has the gradient of one that never forgets",
-        "simgpu._recurrent:_lstm_backward",
+        "simgpu._kernels.rnn_cells:_lstm_backward",
         "grad_cell_state * forget, grad_gates",
         "grad_cell_state, grad_gates",
         partial(MODULE, name="lstm"),
     ),
     fault(
         "a GRU updates the wrong way round",
-        "simgpu._recurrent:_gru",
+        "simgpu._kernels.rnn_cells:_gru",
         "(hx - new) * update + new",
         "(new - hx) * update + hx",
         partial(MODULE, name="gru"),
     ),
     fault(
         "an error names an out= kernel as its functional form",
-        "simgpu._arguments:Arguments._common_device",
+        "simgpu._kernels.arguments:Arguments._common_device",
         'f"{op}_out" if self._has_outputs else op',
         "op",
         partial(worded, name="mm_out"),
     ),
     fault(
         "an error leaves the overload of a kernel out",
-        "simgpu._arguments:Arguments._common_device",
+        "simgpu._kernels.arguments:Arguments._common_device",
         'f"{op}_{overload}".removesuffix("_") if structured',
         "op if structured",
         partial(worded, name="scatter"),
     ),
     fault(
         "attention is fused whatever a program asks for",
-        "simgpu._attention:_may_be_fused",
+        "simgpu._kernels.attention:_may_be_fused",
         "_flash_is_enabled() and (",
         "True or (",
         attention.test_a_program_chooses_the_kernel,
@@ -107,7 +107,7 @@ OPERATORS = [
     ),
     fault(
         "batch norm takes vectors",
-        "simgpu._guards:_batch_norm",
+        "simgpu._kernels.argument_checks:_batch_norm",
         "if input.dim() < 2:",
         "if False:",
         partial(
@@ -118,28 +118,28 @@ OPERATORS = [
     ),
     fault(
         "bytes are counted as they are",
-        "simgpu._memory:adopt",
+        "simgpu._memory.ownership:adopt",
         "nbytes = (nbytes + _BLOCK - 1) & -_BLOCK",
         "nbytes = nbytes + 0",
         ledger.test_a_summary_has_the_numbers,
     ),
     fault(
         "every device drops what the first one draws",
-        "simgpu._dropout:native_dropout",
-        "_world.device(index).generator",
-        "_world.device(0).generator",
+        "simgpu._kernels.dropout:native_dropout",
+        "world.device(index).generator",
+        "world.device(0).generator",
         partial(random.test_masks_repeat_per_seed, name="dropout"),
     ),
     fault(
         "the gradient of what is kept is scaled twice",
-        "simgpu._dropout:_host_backward",
+        "simgpu._kernels.dropout:_host_backward",
         "grad_input = grad_output * kept",
         "grad_input = grad_output * kept * scale",
         streams.test_dropout_and_its_gradient_are_products_with_the_mask,
     ),
     fault(
         "seed_all is about the current device",
-        "simgpu.device_module:seed_all",
+        "simgpu._backend.device_module.random:seed_all",
         "manual_seed_all(",
         "manual_seed(",
         random.test_seeds_from_the_operating_system,

@@ -2,14 +2,14 @@
 
 from functools import partial
 
-from tests import test_data_parallel as end_to_end
-from tests import test_garbage as garbage
-from tests import test_gradient_sum as sums
-from tests import test_parallel_apply as apply
-from tests import test_replicate as replicate
+from tests.dataparallel import test_data_parallel as end_to_end
+from tests.dataparallel import test_gradient_sum as sums
+from tests.dataparallel import test_parallel_apply as apply
+from tests.dataparallel import test_reference_cycles as garbage
+from tests.dataparallel import test_replicate as replicate
 from tests.planted_faults.plant import fault
 
-MOVE = "dataparallel._transport"
+MOVE = "dataparallel._transfer.copies"
 CALL = "dataparallel.parallel_apply"
 
 GRADIENTS = [
@@ -36,7 +36,7 @@ GRADIENTS = [
     ),
     fault(
         "gradients are averaged",
-        "dataparallel.functions:_sum",
+        "dataparallel._transfer.autograd:_sum",
         "return sum_to(parts, roots[-1])",
         "return sum_to(parts, roots[-1]) / len(parts)",
         sums.test_parameter_gradients_are_those_of_one_device,
@@ -57,14 +57,14 @@ GRADIENTS = [
     ),
     fault(
         "buckets are cut one number too early",
-        "dataparallel._buckets:unflatten",
+        "dataparallel._transfer.buckets:unflatten",
         "base + slot.offset)",
         "base + max(slot.offset - 1, 0))",
         sums.test_coalesced_sums_are_the_plain_ones,
     ),
     fault(
         "the last replica's gradient is forgotten",
-        "dataparallel.functions:ReduceAddCoalesced.compute",
+        "dataparallel._transfer.autograd:ReduceAddCoalesced.compute",
         "if len(devices) == 1:",
         "if len(devices) > 2:\n"
         "        devices, tensors = devices[:-1], tensors[: -layout.total]\n"
@@ -83,7 +83,7 @@ REPLICATE = [
     ),
     fault(
         "ties are broken",
-        "dataparallel._plan:Plan.build",
+        "dataparallel._replication.plan:Plan.build",
         "{name: row[index] for name, index in params}",
         "{name: row[index] if row[index] is None else row[index].view_as(row[index])"
         " for name, index in params}",
@@ -98,14 +98,14 @@ REPLICATE = [
     ),
     fault(
         "updates of buffers by the first replica are lost",
-        "dataparallel._plan:Plan.build",
+        "dataparallel._replication.plan:Plan.build",
         "{name: row[index] for name, index in buffers}",
         "{name: row[index].clone() for name, index in buffers}",
         end_to_end.test_batch_norm_statistics_are_those_of_the_first_chunk,
     ),
     fault(
         "parameters are cut off from the original",
-        "dataparallel._plan:Plan.replicas",
+        "dataparallel._replication.plan:Plan.replicas",
         "if detach or not torch.is_grad_enabled():",
         "if True:",
         replicate.test_gradients_flow_back_to_the_original,
@@ -113,14 +113,14 @@ REPLICATE = [
     ),
     fault(
         "detach is ignored",
-        "dataparallel._plan:Plan.replicas",
+        "dataparallel._replication.plan:Plan.replicas",
         "if detach or not torch.is_grad_enabled():",
         "if not torch.is_grad_enabled():",
         replicate.test_a_detached_replica_asks_for_no_gradient,
     ),
     fault(
         "replicas are always in training mode",
-        "dataparallel._plan:Plan.build",
+        "dataparallel._replication.plan:Plan.build",
         'state["_modules"] = {}',
         'state["_modules"] = {}; state["training"] = True',
         replicate.test_replicas_follow_the_mode_and_leave_the_module_as_it_was,
@@ -158,14 +158,14 @@ CALLS = [
     ),
     fault(
         "grad mode is lost",
-        "dataparallel._state:ThreadState.run",
+        "dataparallel._threads.caller_state:ThreadState.run",
         "torch.set_grad_enabled(self.grad)\n        try:",
         "torch.set_grad_enabled(True)\n        try:",
         apply.test_grad_mode_reaches_every_replica,
     ),
     fault(
         "replicas compute without gradients",
-        "dataparallel._state:ThreadState.run",
+        "dataparallel._threads.caller_state:ThreadState.run",
         "torch.set_grad_enabled(self.grad)\n        try:",
         "torch.set_grad_enabled(False)\n        try:",
         end_to_end.test_the_grad_mode_is_the_callers,
@@ -208,7 +208,7 @@ CALLS = [
     ),
     fault(
         "replicas hold on to themselves",
-        "dataparallel._plan:Plan.build",
+        "dataparallel._replication.plan:Plan.build",
         'state["_modules"] = {}',
         'state["_modules"] = {}; state["me"] = shell',
         garbage.test_nothing_to_collect_after_a_step,

@@ -1,12 +1,12 @@
 """Faults planted where batches are cut and outputs are joined."""
 
-from tests import test_data_parallel as end_to_end
-from tests import test_gather as gather
-from tests import test_scatter as scatter
+from tests.dataparallel import test_data_parallel as end_to_end
+from tests.dataparallel import test_gather as gather
+from tests.dataparallel import test_scatter as scatter
 from tests.planted_faults.plant import Edit, fault
 
 CUT = "dataparallel.scatter_gather"
-MOVE = "dataparallel._transport"
+MOVE = "dataparallel._transfer.copies"
 CALL = "dataparallel.parallel_apply"
 
 SCATTER = [
@@ -78,7 +78,7 @@ SCATTER = [
     ),
     fault(
         "gradients of chunks come back in reverse",
-        "dataparallel.functions:Scatter.backward",
+        "dataparallel._transfer.autograd:Scatter.backward",
         "*grads)",
         "*grads[::-1])",
         scatter.test_gradient_comes_back_in_order,
@@ -168,7 +168,7 @@ GATHER = [
     ),
     fault(
         "the gradient is cut into equal parts",
-        "dataparallel.functions:Gather.forward",
+        "dataparallel._transfer.autograd:Gather.forward",
         "ctx.sizes = [1 if ctx.scalars else tensor.size(dim) for tensor in tensors]",
         "ctx.sizes = sorted(1 if ctx.scalars else tensor.size(dim) for tensor in tensors)",
         gather.test_gradient_is_cut_as_the_outputs_were,
@@ -185,7 +185,7 @@ GATHER = [
     ),
     fault(
         "named tuples become tuples",
-        "dataparallel._tree:_rebuild_namedtuple",
+        "dataparallel._structure.trees:_rebuild_namedtuple",
         "return _with_attributes(type(example)._make(values), example)",
         "return tuple(values)",
         gather.test_structure_is_kept,

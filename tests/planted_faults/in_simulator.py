@@ -2,55 +2,55 @@
 
 from functools import partial
 
-from tests import test_device_interrupts as interrupts
-from tests import test_device_memory as memory
-from tests import test_device_modules as modules
-from tests import test_device_overlap as overlap
-from tests import test_device_random as random
-from tests import test_device_rules as rules
-from tests import test_device_threads as threads
-from tests import test_device_without_index as without_index
+from tests.devices.computing import test_mixing_devices as rules
+from tests.devices.memory import test_overlap as overlap
+from tests.devices.memory import test_statistics as memory
+from tests.devices.state import test_default_index as without_index
+from tests.devices.state import test_random as random
+from tests.devices.state import test_threads as threads
+from tests.devices.training import test_interrupts as interrupts
+from tests.devices.training import test_modules as modules
 from tests.planted_faults.plant import fault
 
 SIMULATOR = [
     fault(
         "a copy loses its strides",
-        "simgpu._copies:to_copy",
+        "simgpu._kernels.copies:to_copy",
         "arguments = (host_alias(self),)",
         "arguments = (host_alias(self).contiguous(),)",
         rules.test_copies_keep_values_strides_and_types,
     ),
     fault(
         "a copy between devices is an alias",
-        "simgpu._copies:to_copy",
+        "simgpu._kernels.copies:to_copy",
         "return adopt(launch_copy(_TO_COPY, source, target, arguments, options), target)",
         "return adopt(host_alias(self), target)",
         partial(rules.test_a_copy_never_aliases_its_source, way="to"),
     ),
     fault(
         "results lie on the first device",
-        "simgpu._memory:adopt",
+        "simgpu._memory.ownership:adopt",
         "return relabel(host, LABELS[index])",
         "return relabel(host, LABELS[0])",
         rules.test_a_default_device_is_obeyed_with_its_index,
     ),
     fault(
         "no index is the first device",
-        "simgpu._world:set_current_device",
+        "simgpu._runtime.world:set_current_device",
         "_per_thread.current_device = index",
         "_per_thread.current_device = 0",
         partial(without_index.test_no_index_means_the_current_device, way="Tensor.to"),
     ),
     fault(
         "a generic stream is of the first device",
-        "simgpu._streams:GenericStream.__new__",
+        "simgpu._backend.torch_patches.stream_types:GenericStream.__new__",
         "return Stream(device, kwargs",
         "return Stream(0, kwargs",
         partial(threads.test_generic_streams_and_events_are_those_of_the_device, by="device"),
     ),
     fault(
         "arguments that share memory look apart",
-        "simgpu._aliases:touches_another",
+        "simgpu._memory.host_aliases:touches_another",
         "if on_one_storage(target, value):",
         "if False:",
         partial(
@@ -59,70 +59,70 @@ SIMULATOR = [
     ),
     fault(
         "mixed devices are computed",
-        "simgpu._arguments:Arguments._iterator_device",
+        "simgpu._kernels.arguments:Arguments._iterator_device",
         "if tensor.device != common and not number:",
         "if tensor.is_cpu and not number:",
         partial(rules.test_mixing_devices_raises, name="add"),
     ),
     fault(
         "an index past the end is the last device",
-        "simgpu._world:device",
+        "simgpu._runtime.world:device",
         "if not 0 <= index < len(_world.devices):",
-        "index = min(index, len(_world.devices) - 1)\n    if not 0 <= index < len(_world.devices):",
+        "index = min(index, len(world.devices) - 1)\n    if not 0 <= index < len(_world.devices):",
         rules.test_an_index_past_the_end_raises,
     ),
     fault(
         "seeding one device seeds them all",
-        "simgpu.device_module:manual_seed",
-        "_world.device(_world.current_device()).generator.manual_seed(int(seed))",
+        "simgpu._backend.device_module.random:manual_seed",
+        "world.device(world.current_device()).generator.manual_seed(int(seed))",
         "manual_seed_all(seed)",
         random.test_seeding_one_device_leaves_the_others_alone,
     ),
     fault(
         "a state is put back on the wrong device",
-        "simgpu.device_module:set_rng_state",
-        "_world.resolve(device)",
+        "simgpu._backend.device_module.random:set_rng_state",
+        "world.resolve(device)",
         "0",
         random.test_a_seed_repeats_what_it_gave,
     ),
     fault(
         "a new thread is not on the first device",
-        "simgpu._world:current_device",
+        "simgpu._runtime.world:current_device",
         "_per_thread.current_device",
         "vars(_per_thread).get('current_device', len(active) - 1)",
         threads.test_the_current_device_is_the_threads_own,
     ),
     fault(
         "leaving a block forgets the device before it",
-        "simgpu.device_module:device.__exit__",
-        "_world.set_current_device(self._outer)",
-        "_world.set_current_device(0)",
+        "simgpu._backend.device_module:device.__exit__",
+        "world.set_current_device(self._outer)",
+        "world.set_current_device(0)",
         threads.test_blocks_put_the_device_back,
     ),
     fault(
         "memory is never given back",
-        "simgpu._world:Device.settle",
+        "simgpu._runtime.device:Device.settle",
         "self.returned += dead[-1]",
         "pass",
         memory.test_bytes_are_counted_where_they_are,
     ),
     fault(
         "an interrupt leaves autograd without its threads",
-        "simgpu._autograd:_in_this_thread",
+        "simgpu._backend.torch_patches.autograd:_in_this_thread",
         "torch._C._set_multithreading_enabled(multithreading)",
         "pass",
         interrupts.test_an_interrupted_step_leaves_nothing_behind,
     ),
     fault(
         "the peak is what there is now",
-        "simgpu.device_module:max_memory_allocated",
+        "simgpu._backend.device_module:max_memory_allocated",
         ".peak",
         ".allocated",
         memory.test_the_peak_is_the_most_there_was,
     ),
     fault(
         "a moved module has other parameters",
-        "simgpu._data:_may_exchange_data",
+        "simgpu._backend.torch_patches.tensor_data:_may_exchange_data",
         "or (_crosses(*pair) and not _per_thread.scripted)",
         "",
         modules.test_moving_a_module_keeps_its_parameters,

@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from tests import test_device_pinning as pinning
-from tests import test_device_storage as storage
+from tests.devices.memory import test_pinned as pinning
+from tests.devices.memory import test_storage as storage
 from tests.planted_faults.plant import fault
 
-GROWTH = "simgpu._growth"
+GROWTH = "simgpu._memory.storages"
 RESIZED = storage.test_a_storage_that_is_resized_keeps_its_bytes_and_its_views
 WRONG_KIND = partial(pinning.test_a_generator_of_the_wrong_kind_of_device_raises, draw="randn")
 
@@ -27,7 +27,7 @@ STORAGE = [
     ),
     fault(
         "a storage stays too small for its tensor",
-        "simgpu._resize:set_to_storage",
+        "simgpu._memory.resizing:set_to_storage",
         "if needed > source.nbytes()",
         "if False",
         storage.test_all_tensors_over_a_storage_grow_with_it,
@@ -35,23 +35,23 @@ STORAGE = [
     ),
     fault(
         "a storage made of values has none",
-        "simgpu._storage:_make",
+        "simgpu._backend.torch_patches.storage_methods:_make",
         "storage.copy_(values)",
         "storage.fill_(7)",
         storage.test_storages_are_made_written_and_copied,
     ),
     fault(
         "a storage counts True as a size",
-        "simgpu._storage:_make",
+        "simgpu._backend.torch_patches.storage_methods:_make",
         "type(given[0]) is int",
         "isinstance(given[0], int)",
         storage.test_a_storage_refuses_what_the_cpu_refuses,
     ),
     fault(
         "storages go to the current device",
-        "simgpu._storage:_make",
-        "_world.resolve(device)",
-        "_world.current_device()",
+        "simgpu._backend.torch_patches.storage_methods:_make",
+        "world.resolve(device)",
+        "world.current_device()",
         partial(storage.test_what_is_loaded_is_what_was_saved, target="a device"),
         raises=Exception,
     ),
@@ -60,35 +60,35 @@ STORAGE = [
 PINNING = [
     fault(
         "pinned memory is not marked",
-        "simgpu._pinned:mark",
+        "simgpu._memory.pinned:mark",
         "setattr(storage, _MARK, True)",
         "pass",
         pinning.test_pinning_copies_once_and_views_are_pinned,
     ),
     fault(
         "pinned memory has other values",
-        "simgpu._pinned:pin_memory",
+        "simgpu._memory.pinned:pin_memory",
         "_copy(HOST_KEYS, pinned, self)",
         "pass",
         pinning.test_pinning_copies_once_and_views_are_pinned,
     ),
     fault(
         "pinning marks its source",
-        "simgpu._pinned:pin_memory",
+        "simgpu._memory.pinned:pin_memory",
         "mark_result(pinned)",
         "(mark_result(self), mark_result(pinned))[1]",
         pinning.test_pinning_copies_once_and_views_are_pinned,
     ),
     fault(
         "copies to the host are never pinned",
-        "simgpu._copies:to_copy",
+        "simgpu._kernels.copies:to_copy",
         "if pinned",
         "if False",
         pinning.test_what_comes_to_the_host_without_blocking_is_pinned,
     ),
     fault(
         "memory of a device counts as pinned",
-        "simgpu._pinned:check_not_wanted",
+        "simgpu._memory.pinned:check_not_wanted",
         "if pin_memory:",
         "if False:",
         pinning.test_memory_of_a_device_cannot_be_pinned,
@@ -98,49 +98,49 @@ PINNING = [
 GENERATORS = [
     fault(
         "the host draws from a device's generator",
-        "simgpu._generators:DeviceGenerator.__new__",
+        "simgpu._backend.generators:DeviceGenerator.__new__",
         "label_generator(self, device)",
         "pass",
         WRONG_KIND,
     ),
     fault(
         "a device draws from the host's generator",
-        "simgpu._random:check_generator",
+        "simgpu._runtime.random:check_generator",
         "if device.type != DEVICE_TYPE:",
         "if False:",
         WRONG_KIND,
     ),
     fault(
         "randperm draws from another device's generator",
-        "simgpu._random:check_generator",
+        "simgpu._runtime.random:check_generator",
         "exact and",
         "False and",
         pinning.test_randperm_wants_a_generator_of_its_very_device,
     ),
     fault(
         "the seed depends on the device",
-        "simgpu._generators:DeviceGenerator.manual_seed",
+        "simgpu._backend.generators:DeviceGenerator.manual_seed",
         "manual_seed(seed)",
         "manual_seed(seed + self._device.index)",
         pinning.test_generators_of_one_seed_draw_the_same_on_every_device,
     ),
     fault(
         "a generator's clone shares its stream",
-        "simgpu._generators:DeviceGenerator.clone_state",
+        "simgpu._backend.generators:DeviceGenerator.clone_state",
         "self.host.clone_state()",
         "self.host",
         partial(pinning.test_a_generator_repeats_what_it_drew, draw="rand"),
     ),
     fault(
         "new tensors are on the current device",
-        "simgpu._legacy:_new",
+        "simgpu._backend.torch_patches.tensor_methods:new",
         "_current(index)",
         "_current(0)",
         pinning.test_new_tensors_of_a_tensor_are_on_its_device,
     ),
     fault(
         "DLPack names the first device",
-        "simgpu._legacy:_dlpack_device",
+        "simgpu._backend.torch_patches.dlpack_export:dlpack_device",
         "self.device.index",
         "0",
         pinning.test_dlpack_shares_the_memory_on_its_device,

@@ -1,0 +1,120 @@
+"""Copies of parameters and buffers that stay on their devices between calls without grad mode.
+
+Behind `DataParallel(..., cache_parameters=True)`. A tensor is sent again when its version counter
+or its memory has changed, here or at the other end. What moves no version counter cannot be seen:
+edits through `.data`, kernels that write running statistics, and on accelerators `torch._foreach_*`
+and fused kernels, which optimizers use. For statistics all buffers of a module count as changed
+with any one of them (batch norm counts its batches), while the module is training, and after any
+forward in grad mode. For optimizers everything counts as changed after a step of any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dataparallel._transfer.buckets import Layout, subset
+from dataparallel._transfer.copies import broadcast_laid_out
+
+# A tensor as it was when it was sent: an alias that keeps its memory from being given to another
+# tensor, and its version. None if versions are not counted.
+_Seen = tuple[torch.Tensor, int] | None
+
+
+class _Steps:
+    """How many steps optimizers have taken since the first cache was made."""
+
+    taken = 0
+    watched = False
+
+    @classmethod
+    def watch(cls) -> None:
+        """Begin to count; a program without a cache pays nothing."""
+        if not cls.watched:
+            cls.watched = True
+            register_optimizer_step_post_hook(cls._one_more)
+
+    @classmethod
+    def _one_more(cls, *_: Any) -> None:
+        cls.taken += 1
+
+
+class ParameterCache:
+    """What was sent to which devices. Never changed once it is made, so threads may share it."""
+
+    __slots__ = ("devices", "rows", "seen", "steps", "versions")
+
+    def __init__(
+        self,
+        devices: Sequence[torch.device],
+        rows: list[list[torch.Tensor]],
+        seen: list[_Seen],
+    ) -> None:
+        self.devices = list(devices)
+        self.rows = rows
+        self.seen = seen
+        _Steps.watch()
+        self.steps = _Steps.taken
+        self.versions = [[copy._version for copy in row] for row in rows[1:]]
+
+    def changed(self, tensors: Sequence[torch.Tensor], count: int) -> set[int]:
+        """The tensors whose copies on the first `count` devices are out of date."""
+        if self.steps != _Steps.taken:
+            return set(range(len(tensors)))
+        found = {i for i, tensor in enumerate(tensors) if not _is_as(tensor, self.seen[i])}
+        for row, versions in zip(self.rows[1:count], self.versions, strict=False):
+            for index, copy in enumerate(row):
+                if copy._version != versions[index]:
+                    found.add(index)
+        return found
+
+
+def _look(tensor: torch.Tensor) -> _Seen:
+    return None if tensor.is_inference() else (tensor.data, tensor._version)
+
+
+def _is_as(tensor: torch.Tensor, seen: _Seen) -> bool:
+    if seen is None or tensor.is_inference():
+        return False
+    return tensor._version == seen[1] and _memory(tensor) == _memory(seen[0])
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
+
+
+def refreshed(
+    cache: ParameterCache | None,
+    tensors: Sequence[torch.Tensor],
+    layout: Layout,
+    devices: Sequence[torch.device],
+    groups: Sequence[tuple[bool, Sequence[int]]],
+) -> ParameterCache:
+    """A cache that is up to date for `devices`, which may be fewer than it has.
+
+    `groups` are tensors of which one does not change alone, each with whether it counts as changed
+    in any case.
+    """
+    known = cache is not None and cache.devices[: len(devices)] == list(devices)
+    changed = set(range(len(tensors)))
+    if cache is not None and known:
+        changed = cache.changed(tensors, len(devices))
+        for always, group in groups:
+            if always or not changed.isdisjoint(group):
+                changed.update(group)
+        if not changed:
+            return cache
+    seen = [_look(tensor) for tensor in tensors]
+    partial = layout if len(changed) == len(tensors) else subset(layout, sorted(changed))
+    # Copies made as inference tensors could not be used, or counted, outside inference mode.
+    with torch.inference_mode(False), torch.no_grad():
+        rows = broadcast_laid_out(list(tensors), devices, partial)
+    if cache is not None and known:
+        for row, old in zip(rows[1:], cache.rows[1:], strict=False):
+            for index, copy in enumerate(old):
+                if index not in changed:
+                    row[index] = copy
+    return ParameterCache(devices, rows, seen)

@@ -1,0 +1,4 @@
+"""How tensors travel between devices: copies, buckets, NCCL, and their backward passes.
+
+May import: `dataparallel._devices`.
+"""

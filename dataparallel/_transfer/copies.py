@@ -1,0 +1,149 @@
+"""Moving tensors that are known to fit: what `comm` and `functions` do once all is checked.
+
+Nothing here looks at what a caller wrote. What may change here is how bytes travel: the number of
+copies and kernels, which stream they run on, and when NCCL carries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dataparallel._devices import CPU, on_stream
+from dataparallel._transfer import nccl, transforms
+from dataparallel._transfer.buckets import Layout, flatten, one_by_one, unflatten
+
+# A result up to this size is put together with one kernel; a larger one is written piece by piece,
+# so that the destination never holds it twice (within a transform, whose levels it may have more
+# of than an empty result, it is one kernel again).
+_SMALL_BYTES = 2**20
+
+
+def broadcast_to(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
+    """The tensor itself for the first entry that names its device, and a copy for every other."""
+    source = tensor.device
+    if nccl.reaches(tensor, devices):
+        copies = [torch.empty_like(tensor, device=device) for device in devices[1:]]
+        nccl.broadcast([tensor, *copies])
+        return [tensor, *copies]
+    results = []
+    given = False
+    for device in devices:
+        if device == source and not given:
+            given = True
+            results.append(tensor)
+        else:
+            results.append(tensor.to(device, non_blocking=True, copy=True))
+    return results
+
+
+def broadcast_laid_out(
+    tensors: list[torch.Tensor], devices: Sequence[torch.device], layout: Layout
+) -> list[list[torch.Tensor]]:
+    """Copies of many tensors, laid out before; the first device gets the tensors themselves.
+
+    Call it without grad mode, except within a transform.
+    """
+    outputs = [tensors, *(list(tensors) for _ in devices[1:])]
+    if len(devices) == 1:
+        return outputs
+    if transforms.active(tensors):
+        layout = one_by_one(layout)
+    for bucket in layout.buckets:
+        flat = flatten(tensors, bucket)
+        if len(bucket) > 1 and devices[0] in devices[1:]:
+            # Fresh memory on the first device serves its next replica as it is.
+            copies = broadcast_to(flat, devices[1:])
+        else:
+            copies = broadcast_to(flat, devices)[1:]
+        for copy, output in zip(copies, outputs[1:], strict=True):
+            unflatten(copy, bucket, output)
+    for index in layout.loose:
+        copies = broadcast_to(tensors[index], devices)[1:]
+        for copy, output in zip(copies, outputs[1:], strict=True):
+            output[index] = copy
+    return outputs
+
+
+def sum_to(inputs: list[torch.Tensor], root: int) -> torch.Tensor:
+    """The sum of `inputs` on the device of `inputs[root]`, from the root on in ascending order."""
+    if len(inputs) == 1:
+        return inputs[0]
+    if nccl.usable(inputs):
+        return nccl.reduce(inputs, root)
+    device = inputs[root].device
+    others = [tensor for index, tensor in enumerate(inputs) if index != root]
+    result = inputs[root] + others[0].to(device, non_blocking=True)
+    # Within a transform what is added may have more dimensions than the sum so far.
+    add = torch.add if transforms.active(inputs) else torch.Tensor.add_
+    for other in others[1:]:
+        result = add(result, other.to(device, non_blocking=True))
+    return result
+
+
+def scatter_chunks(
+    chunks: Sequence[torch.Tensor],
+    devices: Sequence[torch.device],
+    streams: Sequence[Any] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Move each chunk to its device; one that is there already stays the view that it is."""
+    moved = []
+    for index, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
+        if chunk.device == device:
+            moved.append(chunk)
+            continue
+        stream = streams[index] if streams is not None and index < len(streams) else None
+        if stream is None:
+            moved.append(chunk.to(device, non_blocking=True))
+            continue
+        if stream.device != device:
+            raise RuntimeError(
+                f"Expected the device associated with the stream at index {index} (was "
+                f"{stream.device}) to match the device supplied at that index (expected {device})"
+            )
+        with on_stream(stream):
+            moved.append(chunk.to(device, non_blocking=True))
+    return tuple(moved)
+
+
+def gather_checked(tensors: Sequence[torch.Tensor], dim: int, device: torch.device) -> torch.Tensor:
+    """The tensors concatenated on `device`, in the dtype of the first."""
+    first = tensors[0]
+    dtype = first.dtype
+    total = sum(tensor.numel() for tensor in tensors)
+    if total * first.element_size() <= _SMALL_BYTES or transforms.active(tensors):
+        moved = [
+            tensor
+            if tensor.device == device and tensor.dtype == dtype
+            else tensor.to(device, dtype, non_blocking=device != CPU)
+            for tensor in tensors
+        ]
+        return torch.cat(moved, dim)
+    size = list(first.shape)
+    size[dim] = sum(tensor.size(dim) for tensor in tensors)
+    result = torch.empty(size, dtype=dtype, device=device, memory_format=_common_format(tensors))
+    write_chunks(result, tensors, dim)
+    return result
+
+
+def _common_format(tensors: Sequence[torch.Tensor]) -> torch.memory_format:
+    """Channels-last if all tensors are, and not only because they have a single channel."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensors[0].dim())
+    if (
+        last is not None
+        and all(tensor.is_contiguous(memory_format=last) for tensor in tensors)
+        and not all(tensor.is_contiguous() for tensor in tensors)
+    ):
+        return last
+    return torch.contiguous_format
+
+
+def write_chunks(result: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int) -> None:
+    """Copy tensors into the place that each has along `dim` of `result`."""
+    places = result.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
+    # Reading a result on the CPU needs no synchronisation by the caller.
+    non_blocking = result.device != CPU
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor, non_blocking=non_blocking)

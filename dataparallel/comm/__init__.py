@@ -1,0 +1,21 @@
+"""Copies and sums over devices, with the signatures of `torch.nn.parallel.comm`.
+
+May import: `dataparallel._transfer`, `_devices`.
+"""
+
+from dataparallel.comm.broadcast_and_reduce import (
+    broadcast,
+    broadcast_coalesced,
+    reduce_add,
+    reduce_add_coalesced,
+)
+from dataparallel.comm.scatter_and_gather import gather, scatter
+
+__all__ = [
+    "broadcast",
+    "broadcast_coalesced",
+    "gather",
+    "reduce_add",
+    "reduce_add_coalesced",
+    "scatter",
+]

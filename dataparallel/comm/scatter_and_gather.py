@@ -1,0 +1,196 @@
+"""The half of `comm` that cuts a tensor along a dimension and joins it again.
+
+Public as `comm.scatter` and `comm.gather`; names, arguments and results follow
+`torch.nn.parallel.comm`. Arguments are checked here, tensors are moved in `_transport`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dataparallel._devices import CPU, DeviceLike, current_device, resolve, resolve_all
+from dataparallel._transfer.copies import gather_checked, scatter_chunks, write_chunks
+
+
+def scatter(
+    tensor: torch.Tensor,
+    devices: Sequence[DeviceLike] | None = None,
+    chunk_sizes: Sequence[int] | None = None,
+    dim: int = 0,
+    streams: Sequence[Any] | None = None,
+    *,
+    out: Sequence[torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Cut a tensor into chunks and put each on its device.
+
+    Args:
+        tensor: on any device, with at least one dimension.
+        devices: where the chunks go. A chunk whose target is the tensor's own device is a view of
+            the tensor; the others are copies that keep the memory format.
+        chunk_sizes: size of each device's chunk along `dim`; they add up to `tensor.size(dim)`.
+            Default: those of `tensor.chunk(len(devices), dim)`, of which there may be fewer than
+            devices.
+        dim: the dimension to cut, negative from the end.
+        streams: for each device the stream to copy on, or None for the current one.
+        out: tensors to copy the chunks into, whose sizes along `dim` add up, instead of `devices`.
+
+    Raises:
+        RuntimeError: arguments that exclude each other, no devices, sizes that do not add up, or a
+            stream of another device.
+        IndexError: a `dim` that the tensor does not have.
+
+    Source: torch/csrc/cuda/comm.cpp, scatter and scatter_out.
+    """
+    if out is not None:
+        if devices is not None:
+            raise RuntimeError(
+                "'devices' must not be specified when 'out' is specified, "
+                f"but got devices={devices}"
+            )
+        if chunk_sizes is not None:
+            raise RuntimeError(
+                "'chunk_sizes' must not be specified when 'out' is specified, "
+                f"but got chunk_sizes={chunk_sizes}"
+            )
+        return _scatter_out(tensor, tuple(out), dim)
+    if devices is None or len(devices) == 0:
+        raise RuntimeError(f"Expected at least one device to scatter to, but got {devices=}")
+    targets = resolve_all(devices, [tensor])
+    if chunk_sizes is None:
+        return scatter_chunks(tensor.chunk(len(targets), dim), targets, streams)
+    chunk_sizes = list(chunk_sizes)
+    if len(chunk_sizes) != len(targets):
+        raise RuntimeError(
+            "Expected devices and chunk_sizes to be of same length, but got "
+            f"len(devices) = {len(targets)} and len(chunk_sizes) = {len(chunk_sizes)}"
+        )
+    if sum(chunk_sizes) != tensor.size(dim):
+        raise RuntimeError(
+            "given chunk sizes don't sum up to the tensor's size "
+            f"(sum(chunk_sizes) == {sum(chunk_sizes)}, but expected {tensor.size(dim)})"
+        )
+    return scatter_chunks(tensor.split_with_sizes(chunk_sizes, dim), targets, streams)
+
+
+def _scatter_out(
+    tensor: torch.Tensor, outputs: tuple[torch.Tensor, ...], dim: int
+) -> tuple[torch.Tensor, ...]:
+    if not outputs:
+        raise RuntimeError("Expected at least one output tensor to scatter to, but got out=()")
+    check_one_kind(outputs)
+    length = tensor.size(dim)
+    dim %= tensor.dim()
+    expected = list(tensor.shape)
+    for index, output in enumerate(outputs):
+        if output.dim() == tensor.dim():
+            expected[dim] = output.size(dim)
+        if list(output.shape) != expected:
+            raise RuntimeError(
+                f"Output tensor at index {index} has incorrect shape: got {list(output.shape)}, "
+                f"but expected {expected}"
+            )
+    sizes = [output.size(dim) for output in outputs]
+    if sum(sizes) != length:
+        raise RuntimeError(
+            "Total size for output tensors along scatter dim does not match the input's: "
+            f"expected {length}, but got {sum(sizes)}"
+        )
+    for chunk, output in zip(tensor.split_with_sizes(sizes, dim), outputs, strict=True):
+        output.copy_(chunk, non_blocking=True)
+    return outputs
+
+
+def gather(
+    tensors: Sequence[torch.Tensor],
+    dim: int = 0,
+    destination: DeviceLike | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Concatenate tensors from several devices on one.
+
+    Args:
+        tensors: of one shape but for `dim`, and of at least one dimension.
+        dim: the dimension to concatenate along, negative from the end.
+        destination: device of the result, the CPU included (default: the current device).
+        out: a tensor of the result's size to write into, instead of `destination`.
+
+    Returns:
+        A new tensor in the dtype of the first; channels-last if all tensors are.
+
+    Raises:
+        RuntimeError: no tensors, sizes that do not fit, or both `destination` and `out`.
+
+    Source: torch/csrc/cuda/comm.cpp, gather and gather_out.
+    """
+    tensors = list(tensors)
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
+    total = check_gatherable(tensors, dim)
+    if out is None:
+        kinds = (tensor.device.type for tensor in tensors)
+        device_type = next((kind for kind in kinds if kind != "cpu"), "cpu")
+        if destination is None:
+            target = current_device(device_type)
+        elif type(destination) is int and destination == -1:
+            warnings.warn(
+                "Using -1 to represent CPU tensor is deprecated. Please use a "
+                'device object or string instead, e.g., "cpu".',
+                FutureWarning,
+                stacklevel=2,
+            )
+            target = CPU
+        else:
+            target = resolve(destination, device_type)
+        return gather_checked(tensors, dim, target)
+    if destination is not None:
+        raise RuntimeError(
+            "'destination' must not be specified when 'out' is specified, "
+            f"but got destination={destination}"
+        )
+    expected = list(tensors[0].shape)
+    expected[dim] = total
+    if list(out.shape) != expected:
+        raise RuntimeError(
+            f"Expected out tensor to have shape {expected}, but got {list(out.shape)}"
+        )
+    write_chunks(out, tensors, dim)
+    return out
+
+
+def check_gatherable(tensors: Sequence[torch.Tensor], dim: int) -> int:
+    """The length of the result along `dim`."""
+    first = tensors[0]
+    if not -first.dim() <= dim < first.dim():
+        raise IndexError(
+            f"Dimension out of range: got dim={dim} for tensors of {first.dim()} dimensions"
+        )
+    dim %= first.dim()
+    expected = list(first.shape)
+    total = 0
+    for tensor in tensors:
+        if tensor.dim() == len(expected):
+            expected[dim] = tensor.size(dim)
+        if list(tensor.shape) != expected:
+            raise RuntimeError(
+                f"Gather got an input of invalid size: got {list(tensor.shape)}, "
+                f"but expected {expected}"
+            )
+        total += expected[dim]
+    return total
+
+
+def check_one_kind(outputs: Sequence[torch.Tensor]) -> None:
+    """Refuse outputs on the CPU next to outputs on an accelerator."""
+    kinds = {output.device.type for output in outputs} - {"cpu"}
+    for index, output in enumerate(outputs):
+        if kinds and output.device.type == "cpu":
+            kind = kinds.pop()
+            raise RuntimeError(
+                f"Expected all output tensors to be {kind.upper()} tensors, but output tensor at "
+                f"index {index} has device 'cpu'; move it to a {kind} device first"
+            )

@@ -1,0 +1,55 @@
+"""The random number streams of devices, as in `torch.cuda.random`."""
+
+from __future__ import annotations
+
+import torch
+
+from simgpu._runtime import world
+from simgpu._runtime.world import DeviceLike
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the current device's random stream; the other devices' are untouched."""
+    world.device(world.current_device()).generator.manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed every device's random stream."""
+    for state in world.active:
+        state.generator.manual_seed(int(seed))
+
+
+def seed() -> None:
+    """Seed the current device's random stream from the operating system."""
+    world.device(world.current_device()).generator.seed()
+
+
+def seed_all() -> None:
+    """Seed every device's random stream with one seed from the operating system."""
+    manual_seed_all(torch.Generator().seed())
+
+
+def initial_seed() -> int:
+    """The seed of the current device's random stream."""
+    return world.device(world.current_device()).generator.initial_seed()
+
+
+def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
+    """State of the random stream of `device`: a CPU uint8 tensor for `set_rng_state`."""
+    return world.device(world.resolve(device)).generator.get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
+    """Put the random stream of `device` into a state that `get_rng_state` gave."""
+    world.device(world.resolve(device)).generator.set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """States of all devices' random streams."""
+    return [state.generator.get_state() for state in world.active]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    """Put all devices' random streams into the given states, in the order of the devices."""
+    for state, new_state in zip(world.active, new_states, strict=True):
+        state.generator.set_state(new_state)

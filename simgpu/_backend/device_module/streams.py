@@ -1,0 +1,40 @@
+"""Which stream is current, and waiting for a device, as in `torch.cuda.streams`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from simgpu._runtime import world
+from simgpu._runtime.streams import Event as Event
+from simgpu._runtime.streams import Stream as Stream
+from simgpu._runtime.world import DeviceLike
+
+
+class StreamContext:
+    """Context manager: `stream` and its device are current within; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.__enter__()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._stream is not None:
+            self._stream.__exit__(exc_type, exc, traceback)
+
+
+def stream(stream: Stream | None) -> StreamContext:
+    """Context manager: `stream` and its device are current within."""
+    return StreamContext(stream)
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Wait for all work on `device`: it is done, since every call works at once."""
+    world.device(world.resolve(device))

@@ -1,0 +1,83 @@
+"""The names of torch.cuda for what simulated devices cannot do, and what stands there instead.
+
+They raise UnsupportedError, a NotImplementedError, under `torch.simgpu`, and under `torch.cuda`
+while the devices go by that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE
+from simgpu.errors import UnsupportedError
+
+DEVICE_NAME = "Simulated GPU"
+
+# What simulated devices cannot do, by submodule.
+REFUSED: dict[str, str] = {
+    "": (
+        "CudaError ExternalStream GreenContext check_error clock_rate cudart current_blas_handle "
+        "current_solver_handle get_stream_from_external memory_usage power_draw temperature "
+        "utilization"
+    ),
+    "graphs": "CUDAGraph graph graph_pool_handle make_graphed_callables",
+    "green_contexts": "GreenContext",
+    "memory": (
+        "CUDAPluggableAllocator MemPool caching_allocator_alloc caching_allocator_delete "
+        "caching_allocator_disabled change_current_allocator host_memory_stats "
+        "host_memory_stats_as_nested_dict list_gpu_processes memory_snapshot "
+        "reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool"
+    ),
+    "nccl": "all_gather all_reduce init_rank reduce_scatter unique_id version",
+    "gds": "GdsFile gds_deregister_buffer gds_register_buffer",
+    "jiterator": "_create_jit_fn _create_multi_output_jit_fn",
+    "streams": "ExternalStream",
+    "tunable": (
+        "enable is_enabled tuning_enable tuning_is_enabled record_untuned_enable "
+        "record_untuned_is_enabled set_max_tuning_duration get_max_tuning_duration "
+        "set_max_tuning_iterations get_max_tuning_iterations set_filename get_filename "
+        "get_results get_validators read_file tune_gemm_in_file mgpu_tune_gemm_in_file "
+        "set_rotating_buffer_size get_rotating_buffer_size set_numerical_check_tolerances"
+    ),
+}
+
+
+def refusal(name: str, stock: Any) -> Callable[..., Any]:
+    """What stands for a name that is refused, and for `stock` where there is such a thing.
+
+    A class for a class, since libraries annotate and derive.
+    """
+    module = ".".join(name.split(".")[:2])
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            f"{name} has no counterpart on simulated devices: run this part of the program on real "
+            f"CUDA, or leave it out where {module}.get_device_name() is {DEVICE_NAME!r}"
+        )
+
+    if not isinstance(stock, type):
+        return refuse
+    members = {"__new__": refuse, "__module__": stock.__module__, "__doc__": stock.__doc__}
+    return type(stock.__name__, (), members)
+
+
+# Their names say CUDA, and so do those of the things that a program would do with them.
+_CUDAS_OWN = frozenset(
+    {"CUDAGraph", "CUDAPluggableAllocator", "CudaError", "GreenContext", "check_error", "cudart"}
+)
+
+_found: dict[str, Callable[..., Any]] = {}
+
+
+def find(name: str) -> Callable[..., Any] | None:
+    """`torch.simgpu.<name>`, where that is refused, or None."""
+    refused = {word for home in ("", "graphs", "memory") for word in REFUSED[home].split()}
+    stock = getattr(torch.cuda, name, None)
+    if name not in refused - _CUDAS_OWN or stock is None:
+        return None
+    if name not in _found:
+        _found[name] = refusal(f"torch.{DEVICE_TYPE}.{name}", stock)
+    return _found[name]

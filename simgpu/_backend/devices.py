@@ -1,0 +1,74 @@
+"""Making simulated devices: `simgpu.devices(n)`, and what a process does at start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from simgpu._backend import install
+from simgpu._runtime import world
+
+
+@contextmanager
+def devices(
+    count: int, *, memory: int | str | Sequence[int | str] | None = None
+) -> Iterator[list[torch.device]]:
+    """Have `count` fresh simulated GPUs for the length of a `with` block.
+
+    Args:
+        count: 1 to 64.
+        memory: what each device has: bytes, or a text such as "16GiB" or "512MiB"; a list gives
+            one per device. 16 GiB unless told. Past it, torch.OutOfMemoryError is raised.
+
+    Yields the devices, ``simgpu:0`` to ``simgpu:{count - 1}``. Current device, streams, memory
+    ledgers and random streams begin anew at every entry; the random streams are seeded by
+    ``torch.initial_seed()``.
+
+    Raises:
+        TypeError, ValueError: `count` is no int, or out of range.
+        DevicesActiveError: there are simulated devices already; blocks do not nest.
+        BackendSlotTakenError: another package uses PyTorch's slot for outside devices.
+    """
+    capacities = None if memory is None else _capacities(count, memory)
+    install.install()
+    entered = world.enter(count, capacities)
+    try:
+        yield [device.torch_device for device in entered.devices]
+    finally:
+        world.leave(entered)
+
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _bytes(memory: int | str) -> int:
+    """Bytes that a number or a text such as "16GiB" means."""
+    if isinstance(memory, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(
+                f"memory={memory!r} must be a number of bytes or a number with one of the units "
+                f"{', '.join(unit for unit in _UNITS if unit)}, such as '16GiB'"
+            )
+        return int(float(match[1]) * _UNITS[match[2]])
+    if isinstance(memory, bool) or not isinstance(memory, int):
+        raise TypeError(f"memory must be bytes (int) or a text such as '16GiB', got {memory!r}")
+    if memory < 0:
+        raise ValueError(f"memory={memory} must not be negative")
+    return memory
+
+
+def _capacities(count: int, memory: int | str | Sequence[int | str]) -> list[int]:
+    """Bytes of each device."""
+    if isinstance(memory, (bytes, bytearray)) or not isinstance(memory, Sequence | int | str):
+        raise TypeError(
+            f"memory must be bytes (int), a text or one of these per device, got {memory!r}"
+        )
+    if isinstance(memory, (int, str)):
+        return [_bytes(memory)] * count
+    if len(memory) != count:
+        raise ValueError(f"memory={memory!r} has {len(memory)} entries for {count} devices")
+    return [_bytes(entry) for entry in memory]

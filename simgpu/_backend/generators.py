@@ -1,0 +1,111 @@
+"""`torch.Generator(device="simgpu:1")`: random number generators that a caller makes.
+
+PyTorch makes a generator in C++ for the device types that it knows. One for a simulated device is
+a CPU generator under another label, so that the host's kernels refuse it in PyTorch's own words,
+next to an unlabelled one, `host`, that the device's kernels draw from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu._native.object_layouts import label_generator
+from simgpu._runtime import world
+from simgpu._runtime.random import made
+from simgpu.errors import UnsupportedError
+
+_Stock: Any = torch._C.Generator
+
+
+class DeviceGenerator(_Stock):  # type: ignore[misc]
+    """A generator for tensors of a simulated device.
+
+    As on CUDA, and unlike the devices' own generators, two of them that are given one seed draw
+    the same numbers, whatever devices they are of.
+    """
+
+    host: Any
+    _device: torch.device
+
+    def __new__(cls, device: torch.device, host: Any = None) -> DeviceGenerator:
+        self: DeviceGenerator = _Stock.__new__(cls)
+        self._device = device
+        self.host = _Stock() if host is None else host
+        made[self._cdata] = self
+        label_generator(self, device)
+        return self
+
+    def __init__(self, device: torch.device, host: Any = None) -> None:
+        """Nothing: a generator is complete after __new__."""
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def manual_seed(self, seed: int) -> DeviceGenerator:
+        """Restart the stream from `seed`."""
+        self.host.manual_seed(seed)
+        return self
+
+    def initial_seed(self) -> int:
+        """The seed that was last set."""
+        return self.host.initial_seed()  # type: ignore[no-any-return]
+
+    def seed(self) -> int:
+        """Restart the stream from a seed drawn from the operating system, and return the seed."""
+        return self.host.seed()  # type: ignore[no-any-return]
+
+    def get_state(self) -> torch.Tensor:
+        """Where the stream is: a CPU uint8 tensor for `set_state`."""
+        return self.host.get_state()  # type: ignore[no-any-return]
+
+    def set_state(self, new_state: torch.Tensor) -> None:
+        """Put the stream where `get_state` said it was."""
+        self.host.set_state(new_state)
+
+    def clone_state(self) -> DeviceGenerator:
+        """A generator of the same device that will draw the same numbers."""
+        return DeviceGenerator(self._device, self.host.clone_state())
+
+    def graphsafe_get_state(self) -> DeviceGenerator:
+        """A generator that shares this one's stream."""
+        return DeviceGenerator(self._device, self.host)
+
+    def graphsafe_set_state(self, state: DeviceGenerator) -> None:
+        """Share the stream of `state` from now on."""
+        self.host = state.host
+
+    def get_offset(self) -> int:
+        """CUDA's count of numbers drawn, which a simulated device does not keep."""
+        raise self._no_offset()
+
+    def set_offset(self, offset: int) -> None:
+        """CUDA's count of numbers drawn, which a simulated device does not keep."""
+        raise self._no_offset()
+
+    def _no_offset(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"a generator of {self._device} has no offset: keep its place by get_state and "
+            "set_state"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (str(self._device), self.get_state())
+
+
+def _rebuilt(device: str, state: torch.Tensor) -> DeviceGenerator:
+    generator = make(torch.device(device))
+    generator.set_state(state)
+    return generator
+
+
+def make(device: torch.device) -> DeviceGenerator:
+    """A generator of `device`, where no index means the current device."""
+    return DeviceGenerator(world.device(world.resolve(device)).torch_device)
+
+
+def default_generators() -> tuple[DeviceGenerator, ...]:
+    """The generators that the devices draw from unless told otherwise, by index."""
+    return tuple(DeviceGenerator(device.torch_device, device.generator) for device in world.active)

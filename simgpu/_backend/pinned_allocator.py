@@ -1,0 +1,50 @@
+"""`pin_memory=True` in factories: the allocator that C++ asks the backend for."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import repeat
+from typing import Any
+
+import torch
+
+from simgpu._native import virtual_tables
+from simgpu._native.host_allocator import SEARCHED, allocator
+from simgpu._runtime import world
+from simgpu._runtime.launch import HOST_KEYS
+
+_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
+_GetAllocator = ctypes.CFUNCTYPE(ctypes.c_void_p)
+
+
+def let_hooks_allocate(hooks: virtual_tables.Table) -> bool:
+    """Let tensors be made in pinned memory while there are devices; returns whether they can."""
+    if not allocator.copy():
+        return False
+    give = _GetAllocator(repeat(allocator.address).__next__)  # runs no Python code (`_virtual`)
+    options: dict[str, Any] = {"device": torch.device("cpu"), "pin_memory": True}
+    for position in range(2, SEARCHED):  # the first two destroy the object
+        put_back = hooks.replace(position, give)
+        try:
+            made = _empty(HOST_KEYS, (1,), **options)
+        except RuntimeError:  # the stock function was asked, and has no allocator
+            continue
+        finally:
+            put_back()
+        allocator.offset = allocator.place_in(made.untyped_storage())
+        if allocator.offset is not None:
+            _while_there_are_devices(hooks, position, give)
+        return allocator.offset is not None
+    return False
+
+
+def _while_there_are_devices(hooks: virtual_tables.Table, position: int, give: Any) -> None:
+    put_back: list[Any] = []
+
+    def follow() -> None:
+        if world.active and not put_back:
+            put_back.append(hooks.replace(position, give))
+        elif put_back and not world.active:
+            put_back.pop()()
+
+    world.followers.append(follow)

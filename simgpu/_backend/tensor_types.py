@@ -1,0 +1,66 @@
+"""What PyTorch decides by a list of the device types that it knows, extended by ours.
+
+Old ways to make tensors (`torch.simgpu.FloatTensor`, `Tensor.new`) and storages
+(`torch.simgpu.FloatStorage`), and the name of a tensor's device in DLPack.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.storage import _LegacyStorage
+
+from simgpu._naming import DEVICE_TYPE
+
+DTYPES = {
+    "BFloat16": torch.bfloat16,
+    "Bool": torch.bool,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "ComplexDouble": torch.complex128,
+    "ComplexFloat": torch.complex64,
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Short": torch.int16,
+}
+
+
+class TensorType(type):
+    """The type of `torch.simgpu.FloatTensor` and its like."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any, device: Any = None) -> Any:
+        here = torch.device(DEVICE_TYPE) if device is None else torch.device(device)
+        return torch.empty(0, dtype=cls.dtype, device=here).new(*args)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return (
+            isinstance(instance, torch.Tensor)
+            and instance.device.type == DEVICE_TYPE
+            and instance.dtype == cls.dtype
+        )
+
+
+_types: dict[str, Any] = {}
+_storage_type: Any = type(_LegacyStorage)
+
+
+def find(name: str, home: str = DEVICE_TYPE) -> Any:
+    """`torch.<home>.<name>`, where that is an old type of tensors or storages, or None."""
+    prefix = name.removesuffix("Tensor").removesuffix("Storage")
+    module = f"torch.{home}"
+    path = f"{module}.{name}"
+    if path not in _types and prefix != name and prefix in DTYPES:
+        dtype = DTYPES[prefix]
+        members = {"__module__": module, "__qualname__": name, "dtype": dtype, "_dtype": dtype}
+        if name.endswith("Tensor"):
+            # `tensor.type(torch.simgpu.LongTensor)` reads the whole path from the type's name.
+            _types[path] = TensorType(path, (), members)
+        else:
+            _types[path] = _storage_type(name, (_LegacyStorage,), members)
+    return _types.get(path)

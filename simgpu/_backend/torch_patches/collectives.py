@@ -1,0 +1,308 @@
+"""The collectives that PyTorch has in its CUDA builds only, for simulated devices.
+
+`torch.nn.parallel` and `torch.cuda.comm` accept outside devices, and then call functions of
+`torch._C` that a CPU build lacks. With these in their place, PyTorch's own DataParallel runs on
+simulated devices and can be compared with others. Sizes, views, buckets, version counters, memory
+formats and errors are those of torch/csrc/cuda/comm.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.cuda.nccl
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn.parallel import _functions
+
+from simgpu import comm
+from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime import world
+from simgpu._runtime.streams import Stream
+
+Tensor = torch.Tensor
+
+
+def _device(index: int | None) -> torch.device:
+    if index == -1:
+        return torch.device("cpu")
+    return torch.device(DEVICE_TYPE, world.resolve(index))
+
+
+def broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
+    """The tensor itself for its own device, which is the first; copies for the others."""
+    if not tensor.is_cpu and tensor.get_device() != devices[0]:
+        raise RuntimeError("device of broadcasted tensor must appear as the first on devices list")
+    targets = devices if tensor.is_cpu else devices[1:]
+    copies = [tensor.to(_device(index), non_blocking=True, copy=True) for index in targets]
+    return copies if tensor.is_cpu else [tensor, *copies]
+
+
+def broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Copy the tensor into every tensor of `out`."""
+    for index, target in enumerate(out):
+        _check_on_device(target, index)
+        if target.shape != tensor.shape:
+            raise RuntimeError(
+                f"Expected all output tensors to have same shape as the source tensor "
+                f"{list(tensor.shape)}, but output tensor at index {index} has shape "
+                f"{list(target.shape)}"
+            )
+        target.copy_(tensor, non_blocking=True)
+    return out
+
+
+def broadcast_coalesced(
+    tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int
+) -> list[list[Tensor]]:
+    """`broadcast` of many tensors, in flat buckets of one dtype and up to `buffer_size` bytes."""
+    if any(tensor.get_device() != devices[0] for tensor in tensors):
+        raise RuntimeError("all tensors must be on devices[0]")
+    outputs: list[list[Any]] = [list(tensors)]
+    outputs += [[None] * len(tensors) for _ in devices[1:]]
+    for bucket in _buckets(tensors, buffer_size):
+        if tensors[bucket[0]].is_sparse:
+            for position in bucket:
+                for output, copy in zip(
+                    outputs, broadcast(tensors[position], devices), strict=True
+                ):
+                    output[position] = copy
+            continue
+        originals = [tensors[position] for position in bucket]
+        flat = _flatten_dense_tensors(originals)  # type: ignore[no-untyped-call]
+        for output, copy in zip(outputs[1:], broadcast(flat, devices)[1:], strict=True):
+            parts = _unflatten_dense_tensors(copy, originals)  # type: ignore[no-untyped-call]
+            for position, part in zip(bucket, parts, strict=True):
+                # Parts share a buffer that nobody sees: each gets a version counter of its own.
+                output[position] = part.data
+    return outputs
+
+
+def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[int]]:
+    """Positions of tensors that travel together: one dtype and layout, up to `limit` bytes."""
+    filling: dict[tuple[torch.dtype, torch.layout], tuple[list[int], int]] = {}
+    for position, tensor in enumerate(tensors):
+        kind = (tensor.dtype, tensor.layout)
+        nbytes = tensor.numel() * tensor.itemsize
+        bucket, size = filling.get(kind, ([], 0))
+        if bucket and size + nbytes > limit:
+            yield bucket
+            bucket, size = [], 0
+        filling[kind] = ([*bucket, position], size + nbytes)
+    for bucket, _ in filling.values():
+        yield bucket
+
+
+def scatter(
+    tensor: Tensor,
+    devices: Sequence[int],
+    chunk_sizes: Sequence[int] | None,
+    dim: int,
+    streams: Sequence[Any] | None,
+) -> list[Tensor]:
+    """Chunks of the tensor, one per device; a view where the device is the tensor's own."""
+    if chunk_sizes is None:
+        chunks = list(tensor.chunk(len(devices), dim))
+    else:
+        if sum(chunk_sizes) != tensor.size(dim):
+            raise RuntimeError(
+                "given chunk sizes don't sum up to the tensor's size (sum(chunk_sizes) == "
+                f"{sum(chunk_sizes)}, but expected {tensor.size(dim)})"
+            )
+        if any(size < 0 for size in chunk_sizes):
+            raise RuntimeError("Chunk size must be non-negative")
+        chunks = list(tensor.split_with_sizes(list(chunk_sizes), dim))
+    moved = []
+    for position, (chunk, index) in enumerate(zip(chunks, devices, strict=False)):
+        stream = streams[position] if streams else None
+        if stream is not None and stream.device_index != index:
+            raise RuntimeError(
+                f"Expected the device associated with the stream at index {position} (was "
+                f"{stream.device_index}) to match the device supplied at that index (expected "
+                f"{index})"
+            )
+        if stream is None:
+            moved.append(chunk.to(_device(index), non_blocking=True))
+        else:
+            with stream:
+                moved.append(chunk.to(_device(index), non_blocking=True))
+    return moved
+
+
+def scatter_out(
+    tensor: Tensor, out: Sequence[Tensor], dim: int, streams: Sequence[Any] | None
+) -> Sequence[Tensor]:
+    """Write chunks of the tensor into `out`, whose sizes along `dim` say which."""
+    for index, target in enumerate(out):
+        _check_on_device(target, index)
+    sizes = [target.size(dim) for target in out]
+    if sum(sizes) != tensor.size(dim):
+        raise RuntimeError(
+            f"Total size for output tensors along scatter dim {dim} does not match (expected "
+            f"{tensor.size(dim)}, but got total size {sum(sizes)})"
+        )
+    for target, chunk in zip(out, tensor.split_with_sizes(sizes, dim), strict=True):
+        target.copy_(chunk, non_blocking=True)
+    return out
+
+
+def gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tensor:
+    """The tensors concatenated along `dim` on the destination, -1 being the CPU."""
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
+    shape = _gathered_shape(tensors, dim)
+    formats = {_memory_format(tensor) for tensor in tensors}
+    result = torch.empty(
+        shape,
+        dtype=tensors[0].dtype,
+        device=_device(destination),
+        memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format,
+    )
+    return gather_out(tensors, result, dim)
+
+
+def gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
+    """Write the tensors one after the other along `dim` into `out`."""
+    if not tensors:
+        raise RuntimeError("Expected at least one tensor to gather from")
+    shape = _gathered_shape(tensors, dim)
+    if list(out.shape) != shape:
+        raise RuntimeError(f"Expected out tensor to have shape {shape}, but got {list(out.shape)}")
+    parts = out.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.copy_(tensor, non_blocking=True)
+    return out
+
+
+def _gathered_shape(tensors: Sequence[Tensor], dim: int) -> list[int]:
+    first = tensors[0]
+    for index, tensor in enumerate(tensors):
+        _check_on_device(tensor, index, "Gather expects all inputs to be on CUDA")
+        if tensor.dim() != first.dim():
+            raise RuntimeError(
+                f"Expected all input tensors to have the same number of dimensions, but input "
+                f"tensor at index {index} has {tensor.dim()} dimensions, expected {first.dim()}"
+            )
+    shape = list(first.shape)
+    for index, tensor in enumerate(tensors):
+        shape[dim] = tensor.size(dim)
+        if list(tensor.shape) != shape:
+            raise RuntimeError(
+                f"Input tensor at index {index} has invalid shape {list(tensor.shape)}, but "
+                f"expected {shape}"
+            )
+    shape[dim] = sum(tensor.size(dim) for tensor in tensors)
+    return shape
+
+
+def _memory_format(tensor: Tensor) -> torch.memory_format:
+    """Channels-last if the strides say so (c10/core/MemoryFormat.h, is_channels_last_strides)."""
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0 or not tensor.numel():
+        return torch.contiguous_format
+    least = 0
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        step = tensor.stride(dim)
+        if step < least or (dim == 0 and least == tensor.stride(1)):
+            return torch.contiguous_format
+        least = step * max(tensor.size(dim), 1)
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+
+
+def _check_on_device(
+    tensor: Tensor, index: int, what: str = "Expected all output tensors to be CUDA tensors"
+) -> None:
+    if tensor.device.type != DEVICE_TYPE:
+        raise RuntimeError(
+            f"{what.replace('CUDA', DEVICE_TYPE)}, but tensor at index {index} is on "
+            f"{tensor.device}"
+        )
+
+
+def nccl_is_available(tensors: Sequence[Tensor]) -> bool:
+    """Whether a model of NCCL is in force and would take these tensors."""
+    places = [tensor.get_device() for tensor in tensors]
+    fit = all(
+        tensor.device.type == DEVICE_TYPE
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        for tensor in tensors
+    )
+    return not comm.is_ordered() and fit and len(set(places)) == len(places)
+
+
+def nccl_all_reduce(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], *_: Any, **__: Any
+) -> None:
+    """Write the sum of `inputs` into each of `outputs`, in the order of the model in force."""
+    total = comm.reduce_add(inputs)
+    for output in outputs:
+        output.copy_(total)
+
+
+def nccl_reduce(
+    inputs: Sequence[Tensor], output: Tensor, root: int = 0, *_: Any, **__: Any
+) -> None:
+    """Write the sum of `inputs` into `output`, in the order of the model in force."""
+    output.copy_(comm.reduce_add(inputs, root))
+
+
+def nccl_broadcast(inputs: Sequence[Tensor], root: int = 0, *_: Any, **__: Any) -> None:
+    """Copy `inputs[root]` into the others."""
+    for index, tensor in enumerate(inputs):
+        if index != root:
+            tensor.copy_(inputs[root])
+
+
+def _simulated(argument: Any) -> bool:
+    """Whether a call is about simulated devices: by its tensors, or by there being some."""
+    if isinstance(argument, Tensor):
+        return argument.device.type == DEVICE_TYPE or (argument.is_cpu and bool(world.active))
+    return any(_simulated(item) for item in argument)
+
+
+def _missing(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("this build of PyTorch has no CUDA, and the tensors are not simulated ones")
+
+
+def _routed(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        return (ours if _simulated(first) else theirs)(first, *args, **kwargs)
+
+    return call
+
+
+def _background_stream(device: torch.device) -> torch.Stream | None:
+    """The stream on which torch.nn.parallel copies from the CPU; one for each device."""
+    if not world.active:
+        return _their_background_stream(device)
+    if device.type != DEVICE_TYPE:
+        return None
+    owner = world.device(device.index)
+    if owner.background_stream is None:
+        owner.background_stream = Stream(device)
+    return owner.background_stream
+
+
+_their_background_stream: Callable[[torch.device], torch.Stream | None] = _functions._get_stream
+
+
+def install() -> None:
+    """Let PyTorch find these; calls about other devices go where they went before."""
+    for name, ours in (
+        ("_broadcast", broadcast),
+        ("_broadcast_coalesced", broadcast_coalesced),
+        ("_broadcast_out", broadcast_out),
+        ("_gather", gather),
+        ("_gather_out", gather_out),
+        ("_nccl_all_reduce", nccl_all_reduce),
+        ("_nccl_broadcast", nccl_broadcast),
+        ("_nccl_reduce", nccl_reduce),
+        ("_scatter", scatter),
+        ("_scatter_out", scatter_out),
+    ):
+        setattr(torch._C, name, _routed(ours, getattr(torch._C, name, _missing)))
+    functions: Any = _functions
+    functions._get_stream = _background_stream
+    nccl: Any = torch.cuda.nccl
+    nccl.is_available = _routed(nccl_is_available, nccl.is_available)

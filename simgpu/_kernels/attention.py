@@ -1,0 +1,114 @@
+"""Scaled dot-product attention in one kernel, wherever the CPU would compute it in one.
+
+PyTorch looks up in a table of C++ whether a device has a fused kernel. Python cannot add to it, so
+on a simulated device PyTorch would always compute attention step by step, with memory for a score
+of every pair of positions. Here the choice is made first; it is the CPU's, whose kernel it is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from simgpu._runtime.launch import HOST_KEYS
+
+Tensor = torch.Tensor
+_Keys = torch._C.DispatchKeySet
+_aten = torch.ops.aten
+# PyTorch's own code for this operator is the same under every key; the CPU's finds it.
+_in_steps = _aten.scaled_dot_product_attention.default._handle.redispatch_boxed
+_host_choice = _aten._fused_sdp_choice.default._handle.redispatch_boxed
+_fused = _aten._scaled_dot_product_flash_attention_for_cpu.default._handle.redispatch_boxed
+_FUSED = torch._C._SDPBackend.FLASH_ATTENTION.value
+_flash_is_enabled = torch._C._get_flash_sdp_enabled
+_math_is_enabled = torch._C._get_math_sdp_enabled
+
+
+def _scaled_dot_product_attention(
+    keys: _Keys,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Autograd sees the fused kernel or the steps, whichever it is, as it does on the CPU."""
+    if enable_gqa and 0 in (*key.shape[-3:-2], *value.shape[-3:-2]):
+        raise RuntimeError(  # PyTorch would divide by their number
+            "scaled_dot_product_attention with enable_gqa=True needs heads in key and value, got "
+            f"shapes {tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+    if (
+        dropout_p > 0  # CUDA's fused kernels drop out, so this must not fail where they are forced
+        or query.numel() == 0  # with no heads, the kernel would divide by their number
+        or _is_batched()
+        or not _may_be_fused()
+        or not _consistent(query, key, value, attn_mask)
+        or _host_choice(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa) != _FUSED
+    ):
+        result: Tensor = _in_steps(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa)
+        return result
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = _summand(mask, query.dtype)
+    result, _ = _fused(keys, query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
+    return result
+
+
+def _is_batched() -> bool:
+    """Whether `torch.vmap` is at work, which has rules for CUDA's kernels and not for the CPU's."""
+    transforms = torch._C._functorch.get_interpreter_stack()
+    return transforms is not None and any(
+        transform.key() == torch._C._functorch.TransformType.Vmap for transform in transforms
+    )
+
+
+def _may_be_fused() -> bool:
+    """Whether `torch.nn.attention.sdpa_kernel` leaves the choice to the CPU's rules.
+
+    They know flash attention and the steps, and raise where neither is left. Where a program
+    forbids the steps and allows another of CUDA's kernels, the steps stand for that kernel.
+    """
+    return _flash_is_enabled() and (
+        _math_is_enabled()
+        or not (torch._C._get_mem_efficient_sdp_enabled() or torch._C._get_cudnn_sdp_enabled())
+    )
+
+
+def _consistent(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether devices and dtypes agree; if not, PyTorch's own code says so."""
+    return (
+        query.device == key.device == value.device
+        and query.dtype is key.dtype is value.dtype
+        and (
+            mask is None
+            or (
+                mask.device == query.device
+                and mask.dtype in (torch.bool, torch.float32, query.dtype)
+            )
+        )
+    )
+
+
+def _summand(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to add to the scores: nothing where `allowed`, minus infinity elsewhere."""
+    with torch._C.DisableTorchFunction():  # functions that users installed do not see it
+        zero = torch.zeros((), dtype=dtype, device=allowed.device)
+        return torch.where(allowed, zero, -math.inf)
+
+
+def register() -> list[torch.library.Library]:
+    """Register the choice where autograd is on, and where it is off for good (inference mode)."""
+    libraries = []
+    for key in ("AutogradPrivateUse1", "PrivateUse1"):
+        library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
+        assert library.m is not None, "a library that was just made is open"
+        library.m.impl("scaled_dot_product_attention", key, _scaled_dot_product_attention, True)
+        libraries.append(library)
+    return libraries

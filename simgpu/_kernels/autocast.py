@@ -1,0 +1,233 @@
+"""Automatic mixed precision: what `torch.autocast("simgpu")` does to operators.
+
+One kernel per operator of `_autocast_policy`, under the dispatch key that tensors of the device
+carry above autograd's; PyTorch visits it only while autocast is on, so autocast costs nothing
+otherwise. A kernel casts its arguments with the key switched off, so that neither the casts nor
+the operators within the operator are cast again, and hands over to autograd, which therefore sees
+the casts. Everything follows aten/src/ATen/autocast_mode.{h,cpp}.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from simgpu._kernels.autocast_policy import BANNED_MESSAGES, OVERLOAD_WITH_DTYPE, POLICIES, Policy
+from simgpu._naming import DEVICE_TYPE
+
+Tensor = torch.Tensor
+_KEY = "AutocastPrivateUse1"
+_AUTOCAST = torch._C._dispatch_key_parse(_KEY)
+_AUTOCAST_ONLY = torch._C.DispatchKeySet(_AUTOCAST)
+_BELOW_AUTOCAST = torch._C._dispatch_keyset_full_after(_AUTOCAST)
+_without_autocast = torch._C._ExcludeDispatchKeyGuard
+
+# Called with the dispatch keys and an operator's arguments; PyTorch leaves out trailing defaults.
+_Kernel = Callable[..., Any]
+
+
+class _PerThread(threading.local):
+    """The casts of parameters that are kept until the thread leaves its outermost region.
+
+    By the id of the parameter: the parameter itself, so that no other object can get its id
+    meanwhile, and the cast, whose history holds the parameter anyway. CUDA keeps one such table
+    for all threads, which whichever thread leaves first empties for the others; with a table for
+    each, the number of casts that a thread makes does not depend on timing.
+    """
+
+    def __init__(self) -> None:
+        self.casts: dict[int, tuple[Tensor, Tensor]] = {}
+
+
+_per_thread = _PerThread()
+
+
+def _eligible(tensor: Tensor) -> bool:
+    """Whether autocast may cast `tensor` at all."""
+    dtype = tensor.dtype
+    return (
+        dtype.is_floating_point and dtype is not torch.float64 and tensor.device.type == DEVICE_TYPE
+    )
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.dtype is dtype or not _eligible(tensor):
+        return tensor
+    if (
+        tensor.requires_grad
+        and tensor.is_leaf
+        and tensor.dtype is torch.float32
+        and not tensor._is_view()
+        and torch.is_autocast_cache_enabled()
+        and not torch.is_inference_mode_enabled()
+    ):
+        return _cast_of_parameter(tensor, dtype)
+    return tensor.to(dtype)
+
+
+def _cast_of_parameter(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    casts = _per_thread.casts
+    known = casts.get(id(parameter))
+    if known is not None:
+        # Even where an inner region asks for another dtype: so it is on CUDA.
+        return known[1]
+    # With its history even under `no_grad`: the next use of the parameter may need a gradient.
+    with torch.enable_grad():
+        cast = parameter.to(dtype)
+    casts[id(parameter)] = parameter, cast
+    return cast
+
+
+def _cast_all(values: Iterable[Any], dtype: torch.dtype) -> list[Any]:
+    """Arguments of an operator, with tensors and lists of tensors cast to `dtype`."""
+    result: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            result.append(_cast(value, dtype))
+        elif isinstance(value, (list, tuple)):
+            result.append([_cast(v, dtype) if isinstance(v, Tensor) else v for v in value])
+        else:
+            result.append(value)
+    return result
+
+
+def _widest(values: Iterable[Any], lower: torch.dtype) -> torch.dtype:
+    """float32 if a tensor among the arguments has it, else `lower`, autocast's dtype."""
+    widest = lower
+    for value in values:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if not isinstance(item, Tensor) or not _eligible(item):
+                continue
+            if torch.float32 in (widest, item.dtype):
+                widest = torch.float32
+            elif item.dtype is not lower:
+                raise RuntimeError(
+                    f"Unexpected floating ScalarType in at::autocast::prioritize: {item.dtype} "
+                    f"under autocast to {lower}; cast the tensor to {lower} or torch.float32"
+                )
+    return widest
+
+
+def _casting_kernel(
+    op: torch._ops.OpOverload, choose: Callable[[tuple[Any, ...]], torch.dtype]
+) -> _Kernel:
+    """Run `op` on its arguments cast to the dtype that `choose` finds for them."""
+    run: _Kernel = op._handle.redispatch_boxed
+
+    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with _without_autocast(_AUTOCAST_ONLY):
+            # Tensors are never among the keyword arguments of these operators.
+            cast = _cast_all(args, choose(args))
+            return run(keys & _BELOW_AUTOCAST, *cast, **kwargs)
+
+    return kernel
+
+
+def _dtype_kernel(op: torch._ops.OpOverload) -> _Kernel:
+    """Ask `op` for a float32 result, unless the caller asks for another."""
+    run: _Kernel = op._handle.redispatch_boxed
+    position = [argument.name for argument in op._schema.arguments].index("dtype")
+
+    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with _without_autocast(_AUTOCAST_ONLY):
+            # PyTorch leaves a dtype out that is None.
+            if len(args) <= position and "dtype" not in kwargs and _eligible(args[0]):
+                kwargs["dtype"] = torch.float32
+            return run(keys & _BELOW_AUTOCAST, *args, **kwargs)
+
+    return kernel
+
+
+def _overload_kernel(op: torch._ops.OpOverload, with_dtype: torch._ops.OpOverload) -> _Kernel:
+    """Run `with_dtype` in place of `op`: for a float32 result, or one of the argument's dtype."""
+    run: _Kernel = with_dtype._handle.redispatch_boxed
+    arguments = op._schema.arguments
+
+    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        # The dtype comes last, so arguments that were left out as defaults are filled in.
+        rest = [kwargs.pop(a.name, a.default_value) for a in arguments[len(args) :]]
+        with _without_autocast(_AUTOCAST_ONLY):
+            dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
+            return run(keys & _BELOW_AUTOCAST, *args, *rest, dtype=dtype)
+
+    return kernel
+
+
+def _banned_kernel(message: str) -> _Kernel:
+    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(message)
+
+    return kernel
+
+
+def _lower_precision(_: tuple[Any, ...]) -> torch.dtype:
+    return torch.get_autocast_dtype(DEVICE_TYPE)
+
+
+def _float32(_: tuple[Any, ...]) -> torch.dtype:
+    return torch.float32
+
+
+def _widest_of(values: tuple[Any, ...]) -> torch.dtype:
+    return _widest(values, torch.get_autocast_dtype(DEVICE_TYPE))
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    packet, _, overload = name.partition(".")
+    op: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return op
+
+
+def _kernel(name: str, policy: Policy) -> _Kernel:
+    if policy is Policy.BANNED:
+        return _banned_kernel(BANNED_MESSAGES[name])
+    op = _overload(name)
+    if policy is Policy.FLOAT32_OVERLOAD:
+        return _overload_kernel(op, _overload(OVERLOAD_WITH_DTYPE[name]))
+    if policy is Policy.FLOAT32_DTYPE:
+        return _dtype_kernel(op)
+    choose = {
+        Policy.LOWER_PRECISION: _lower_precision,
+        Policy.FLOAT32: _float32,
+        Policy.WIDEST: _widest_of,
+    }
+    return _casting_kernel(op, choose[policy])
+
+
+_forget_host_casts = torch.clear_autocast_cache
+_fast_path_is_on = torch.backends.mha.get_fastpath_enabled
+
+
+def _clear_autocast_cache() -> None:
+    """`torch.clear_autocast_cache`, which every outermost region calls when it is left."""
+    _per_thread.casts.clear()
+    _forget_host_casts()
+
+
+def _get_fastpath_enabled() -> bool:
+    """`torch.backends.mha.get_fastpath_enabled`: off while autocast is on, as for CUDA.
+
+    Attention and encoder layers in eval mode ask PyTorch only whether CUDA's autocast is on, and
+    would go past the operators that are cast.
+    """
+    return _fast_path_is_on() and not torch.is_autocast_enabled(DEVICE_TYPE)
+
+
+def install() -> list[torch.library.Library]:
+    """Register the kernels; the registrations last as long as the returned libraries.
+
+    An operator that the installed PyTorch does not cast on CUDA is not cast here either.
+    """
+    anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    anything.fallback(torch.library.fallthrough_kernel, _KEY)  # type: ignore[no-untyped-call]
+    library = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+    assert library.m is not None, "a library that was just made is open"
+    for name, policy in POLICIES.items():
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"):
+            library.m.impl(name, _KEY, _kernel(name, policy), True)
+    torch.clear_autocast_cache = _clear_autocast_cache
+    torch.backends.mha.get_fastpath_enabled = _get_fastpath_enabled
+    return [anything, library]

@@ -1,0 +1,87 @@
+"""Copies: between devices, between a device and the host, and within a device.
+
+A copy is the only operation whose tensors may lie on different devices, and its result never
+shares memory with its source.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu._memory import pinned as memory_pinned
+from simgpu._memory.host_aliases import Together, on_one_storage
+from simgpu._memory.ownership import adopt
+from simgpu._native.dlpack_relabel import host_alias
+from simgpu._runtime import world
+from simgpu._runtime.launch import Kernel, launch, launch_copy
+
+_aten = torch.ops.aten
+_COPY = Kernel(_aten.copy_.default)
+_TO_COPY = Kernel(_aten._to_copy.default)
+_CLONE = Kernel(_aten.clone.default)
+_ITEM = Kernel(_aten._local_scalar_dense.default)
+_CPU = torch.device("cpu")
+
+
+def _index(tensor: torch.Tensor) -> int | None:
+    """The tensor's simulated device, or None for the host."""
+    return None if tensor.is_cpu else tensor.get_device()
+
+
+def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """`self.copy_(src)`, whatever devices they are on."""
+    source, target = _index(src), _index(self)
+    arguments = (host_alias(self), host_alias(src), non_blocking)
+    if source == target:
+        assert target is not None
+        if on_one_storage(self, src):
+            alias = Together()
+            arguments = (alias(self), alias(src), non_blocking)
+        launch(_COPY, target, arguments, {})
+    else:
+        launch_copy(_COPY, source, target, arguments, {})
+    return self
+
+
+def to_copy(
+    self: torch.Tensor,
+    *,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """`self.to(...)` where something changes: a fresh tensor on `device`.
+
+    What comes to the host without blocking comes in pinned memory, as on CUDA.
+    """
+    source = _index(self)
+    options["device"] = _CPU
+    arguments = (host_alias(self),)
+    if device is not None and device.type == "cpu":
+        result: torch.Tensor = launch_copy(_TO_COPY, source, None, arguments, options)
+        pinned = pin_memory or options.get("non_blocking")
+        return memory_pinned.mark_result(result) if pinned else result
+    target = self.get_device() if device is None else world.resolve(device)
+    world.device(target)
+    memory_pinned.check_not_wanted(pin_memory)
+    if source == target:
+        return adopt(launch(_TO_COPY, target, arguments, options), target)
+    return adopt(launch_copy(_TO_COPY, source, target, arguments, options), target)
+
+
+def item(self: torch.Tensor) -> Any:
+    """`self.item()`: the value of a one-element tensor, copied to the host."""
+    return launch_copy(_ITEM, self.get_device(), None, (host_alias(self),), {})
+
+
+def copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """The operator that PyTorch asks of outside devices in place of `copy_`."""
+    return copy_(dst, self, non_blocking)
+
+
+def copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    """`copy_from` into a tensor that takes the shape of its source."""
+    dst.resize_(self.shape)
+    return copy_(dst, self)

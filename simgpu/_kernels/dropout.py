@@ -1,0 +1,67 @@
+"""Dropout, drawn from the device's own random stream.
+
+The host's kernel takes no generator and would consume the default CPU one. Its backward kernel
+gives the same numbers as the one here, which is twice as fast: PyTorch has no vector code that
+reads booleans, but has some that reads the same bytes as integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu._kernels.from_schema import computed_kernel
+from simgpu._memory.ownership import adopt
+from simgpu._native.dlpack_relabel import HOST, relabel
+from simgpu._runtime import world
+from simgpu._runtime.launch import Kernel, launch
+
+_aten = torch.ops.aten
+_empty_like = _aten.empty_like.default._handle.redispatch_boxed
+_bernoulli = _aten.bernoulli_.float._handle.redispatch_boxed
+_mul = _aten.mul.Tensor._handle.redispatch_boxed
+_mul_ = _aten.mul_.Scalar._handle.redispatch_boxed
+
+
+def _host_dropout(
+    keys: torch._C.DispatchKeySet,
+    tensor: torch.Tensor,
+    p: float,
+    generator: torch.Generator,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = _empty_like(keys, tensor, dtype=torch.bool)
+    _bernoulli(keys, mask, 1 - p, generator=generator)
+    kept = _mul(keys, tensor, mask.view(torch.uint8))
+    return _mul_(keys, kept, 0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _host_identity(
+    keys: torch._C.DispatchKeySet, tensor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = _empty_like(keys, tensor, dtype=torch.bool).fill_(True)
+    return tensor.clone(), mask
+
+
+def _host_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    kept = mask.view(torch.uint8) if mask.dtype is torch.bool else mask
+    grad_input = grad_output * kept
+    return grad_input.mul_(scale) if grad_input.is_floating_point() else grad_input * scale
+
+
+_DROPOUT = Kernel(_aten.native_dropout.default, _host_dropout)
+_IDENTITY = Kernel(_aten.native_dropout.default, _host_identity)
+
+
+def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
+    """Zero elements with probability `p` and scale the rest; the mask is the second result."""
+    index = input.get_device()
+    host = relabel(input, HOST)
+    if train is False or p == 0:
+        result = launch(_IDENTITY, index, (host,), {})
+    else:
+        result = launch(_DROPOUT, index, (host, p, world.device(index).generator), {})
+    return tuple(adopt(tensor, index) for tensor in result)
+
+
+native_dropout_backward = computed_kernel(_aten.native_dropout_backward.default, _host_backward)

@@ -1,0 +1,182 @@
+"""Tensors made of other tensors: sparse (COO, CSR, CSC, BSR, BSC) and nested ones.
+
+They have no memory of their own to relabel, so they cross part by part: the dense tensors inside
+are relabelled, and a tensor of the same kind is put together of them on the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simgpu._kernels import sparse_invariants
+from simgpu._memory.composites import is_composite, make_on, to_host
+from simgpu._memory.ownership import to_device
+from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime import world
+from simgpu._runtime.launch import Kernel, launch, launch_copy
+
+Tensor = torch.Tensor
+_Key = torch._C.DispatchKey
+_aten = torch.ops.aten
+
+# For each kind of composite: the key of simulated devices, and the one whose kernels work on
+# the description of a tensor (indices, sizes) whatever device its parts are on.
+KEYS = {
+    "SparsePrivateUse1": torch._C.DispatchKeySet(_Key.SparseCPU),
+    "SparseCsrPrivateUse1": torch._C.DispatchKeySet(_Key.SparseCsrCPU),
+    "NestedTensorPrivateUse1": torch._C.DispatchKeySet(_Key.NestedTensorCPU),
+}
+
+# Operators that read or write the description alone, and never the parts' memory.
+DESCRIPTIVE = {
+    "SparsePrivateUse1": (
+        "_coalesced_",
+        "_dimI",
+        "_dimV",
+        "_indices",
+        "_nnz",
+        "_sparse_coo_tensor_with_dims",
+        "_sparse_coo_tensor_with_dims_and_tensors",
+        "_values",
+        "dense_dim",
+        "indices",
+        "is_coalesced",
+        "sparse_dim",
+        "values",
+    ),
+    "SparseCsrPrivateUse1": (
+        "_nnz",
+        "ccol_indices",
+        "col_indices",
+        "crow_indices",
+        "dense_dim",
+        "row_indices",
+        "sparse_dim",
+        "values",
+    ),
+    "NestedTensorPrivateUse1": (
+        "_nested_tensor_size",
+        "_nested_tensor_storage_offsets",
+        "_nested_tensor_strides",
+        "values",
+    ),
+}
+
+# The host has these, CUDA has not, and neither have simulated devices.
+HOST_ONLY = ("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward")
+
+
+def _index_of(values: Any) -> int | None:
+    """Device of the first simulated tensor among (nested) arguments."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.device.type == DEVICE_TYPE:
+                return value.device.index
+        elif isinstance(value, torch.device) and value.type == DEVICE_TYPE:
+            return world.resolve(value)
+        elif isinstance(value, (tuple, list)):
+            found = _index_of(value)
+            if found is not None:
+                return found
+    return None
+
+
+def computing_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A kernel that lets the host compute `op` on composites and brings the results back."""
+
+    def on_host(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return op(*args, **kwargs)
+
+    kernel = Kernel(op, on_host)
+    names = [argument.name for argument in op._schema.arguments]
+    written = {a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write}
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = _index_of((*args, *kwargs.values()))
+        index = world.current_device() if found is None else found
+        host_args = [_argument_to_host(value) for value in args]
+        host_kwargs = {name: _argument_to_host(value) for name, value in kwargs.items()}
+        result = launch(kernel, index, host_args, host_kwargs)
+        arguments = [*zip(names, args, host_args, strict=False)]
+        arguments += [(name, kwargs[name], host_kwargs[name]) for name in kwargs]
+        for name, value, host in arguments:
+            if name in written and isinstance(value, Tensor) and is_composite(value):
+                _write_back(value, host, index)
+
+        def bring_back(output: Any) -> Any:
+            for _, value, host in arguments:
+                if output is host:
+                    return value
+            return to_device(output, index) if isinstance(output, Tensor) else output
+
+        if isinstance(result, (tuple, list)):
+            return [bring_back(output) for output in result]
+        return bring_back(result)
+
+    return run
+
+
+def _argument_to_host(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if is_composite(value) and not value.is_nested:
+            sparse_invariants.check(value)
+        return to_host(value)
+    if isinstance(value, (tuple, list)):
+        return [_argument_to_host(item) if isinstance(item, Tensor) else item for item in value]
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _write_back(target: Tensor, host: Tensor, index: int) -> None:
+    """Let `target` be what an in-place operator made of its host counterpart."""
+    if target.layout == torch.sparse_coo:
+        fresh = to_device(host.clone(), index)
+        copy = _aten.copy_sparse_to_sparse_.default._handle.redispatch_boxed
+        make_on(index, lambda: copy(KEYS["SparsePrivateUse1"], target, fresh, False))
+
+
+def describing_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A kernel that runs PyTorch's own code on the description of a simulated composite."""
+    run_stock = op._handle.redispatch_boxed
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        index = _index_of((*args, *kwargs.values()))
+        return make_on(index, lambda: run_stock(KEYS[key], *args, **kwargs))
+
+    return run
+
+
+_COPY = Kernel(_aten.clone.default, lambda _, tensor: tensor.clone())
+
+
+def to_copy(self: Tensor, *, device: torch.device | None = None, **options: Any) -> Tensor:
+    """`self.to(...)` for a composite."""
+    source = self.device.index
+    target = source if device is None else device
+    to = None if isinstance(target, torch.device) and target.type == "cpu" else target
+    place = None if to is None else world.resolve(to)
+    host = to_host(self)
+    dtype = options.get("dtype")
+    if place == source:
+        copy = launch(_COPY, source, (host,), {})
+    else:
+        copy = launch_copy(_COPY, source, place, (host,), {})
+    copy = copy if dtype is None else copy.to(dtype)
+    return copy if place is None else to_device(copy, place)
+
+
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """`self.copy_(src)` where one of them is a composite."""
+    source = None if src.is_cpu else src.device.index
+    target = None if self.is_cpu else self.device.index
+    if target is None:
+        return self.copy_(launch_copy(_COPY, source, None, (to_host(src),), {}))
+    host = launch_copy(_COPY, source, target, (to_host(src),), {})
+    destination = to_host(self)
+    destination.copy_(host)
+    if is_composite(self):
+        _write_back(self, destination, target)
+    return self

@@ -1,0 +1,77 @@
+"""Host aliases of tensors that stand on one storage, for kernels that write to one of them.
+
+Every alias that `_relabel` makes has a storage of its own, and PyTorch sees by their storages
+whether tensors overlap: `x[1:].add_(x[:-1])` is an error on every device. Here the aliases stand on
+one storage where the tensors do, so that the host kernel's own checks, which are CUDA's too, see
+what there is to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from simgpu._memory.ownership import with_bits_of
+from simgpu._native.dlpack_relabel import LABELS, host_alias, relabel
+from simgpu._runtime.launch import HOST_KEYS
+
+Tensor = torch.Tensor
+_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
+_CPU = torch.device("cpu")
+
+# Whether two tensors stand on one storage.
+on_one_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
+
+
+def host_empty(count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """`count` elements of the host, whatever modes and default devices the user has set."""
+    return _empty(HOST_KEYS, (count,), dtype=dtype, device=_CPU)  # type: ignore[no-any-return]
+
+
+def bytes_of(storage: torch.UntypedStorage, nbytes: int, index: int) -> Tensor:
+    """The first `nbytes` bytes of `storage`, of device `index`, as a host tensor."""
+    tensor = relabel(host_empty(0), LABELS[index])
+    _set_storage(HOST_KEYS, tensor, storage, 0, (nbytes,), (1,))
+    return host_alias(tensor)
+
+
+def touches_another(target: Tensor, values: Iterable[Any]) -> bool:
+    """Whether a tensor among `values`, apart from `target` once, stands on its storage."""
+    met = False
+    for value in values:
+        if value is target:
+            if met:
+                return True
+            met = True
+        elif isinstance(value, Tensor):
+            if on_one_storage(target, value):
+                return True
+        elif isinstance(value, (tuple, list)) and touches_another(target, (target, *value)):
+            return True
+    return False
+
+
+class Together:
+    """Makes the host aliases of one operator's tensors."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if tensor.is_cpu or not tensor.numel():
+            return host_alias(tensor)
+        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+        nbytes = storage.nbytes()
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        if (offset + last + 1) * tensor.itemsize > nbytes:  # a storage that has shrunk since
+            return host_alias(tensor)
+        shared = self._storages.get(storage._cdata)
+        if shared is None:
+            shared = bytes_of(storage, nbytes, tensor.get_device()).untyped_storage()
+            self._storages[storage._cdata] = shared
+        alias = host_empty(0, tensor.dtype)
+        _set_storage(HOST_KEYS, alias, shared, offset, tensor.shape, tensor.stride())
+        return with_bits_of(tensor, alias)

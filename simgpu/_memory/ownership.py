@@ -1,0 +1,91 @@
+"""From host memory to device memory: where a simulated device takes ownership of a result.
+
+Ownership is a device label (`dlpack_relabel`) and an entry in the device's ledger, which ends with
+the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from simgpu._memory.composites import is_composite, rebuild
+from simgpu._naming import DEVICE_TYPE
+from simgpu._native.dlpack_relabel import LABELS, relabel
+from simgpu._runtime import world
+from simgpu._runtime.device import Device, format_bytes
+from simgpu._runtime.world import active
+from simgpu.errors import OutOfMemoryError
+
+_BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
+
+
+def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
+    """Turn a host tensor that owns fresh memory into a tensor of device `index`.
+
+    The caller must not use `host` afterwards: it has no memory of its own any more.
+    """
+    try:
+        device = active[index]
+    except IndexError:
+        device = world.device(index)  # raises, and says what there is
+    try:
+        nbytes = host.untyped_storage().nbytes()
+    except NotImplementedError:  # sparse: asking first would cost every dense result
+        return to_device(host, index)
+    nbytes = (nbytes + _BLOCK - 1) & -_BLOCK
+    allocation = device.take(nbytes)
+    if allocation is None:
+        raise_out_of_memory(device, nbytes)
+    host._simgpu_allocation = allocation  # type: ignore[attr-defined]
+    if host.is_complex():
+        return with_bits_of(host, relabel(host, LABELS[index]))
+    return relabel(host, LABELS[index])
+
+
+def with_bits_of(host: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
+    """`owned`, conjugated or negated lazily where `host` is."""
+    if host.is_conj():
+        owned = torch._conj(owned)
+    if host.is_neg():
+        owned = torch._neg_view(owned)
+    return owned
+
+
+def to_device(host: torch.Tensor, index: int) -> torch.Tensor:
+    """`adopt`, part by part where the tensor is made of other tensors (sparse, nested)."""
+    if not is_composite(host):
+        return adopt(host, index)
+    return rebuild(host, lambda part: adopt(part, index), index)
+
+
+def make_sure_of_room(index: int, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
+    """Raise if device `index` has no room for a tensor, before the host makes one."""
+    device = world.device(index)
+    nbytes = math.prod(shape) * (torch.get_default_dtype() if dtype is None else dtype).itemsize
+    if nbytes > device.limit - device.allocated:
+        raise_out_of_memory(device, nbytes)
+
+
+def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
+    """Raise what CUDA raises when `device` has no room for `nbytes` more."""
+    device.out_of_memory_count += 1
+    room = device.limit - device.allocated
+    raise OutOfMemoryError(
+        f"{DEVICE_TYPE} out of memory. Tried to allocate {format_bytes(nbytes)}. GPU "
+        f"{device.index} has a total capacity of {format_bytes(device.capacity)} of which "
+        f"{format_bytes(room)} is free. Of the allocated memory {format_bytes(device.allocated)} "
+        "is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+    )
+
+
+def adopt_all(results: Any, index: int) -> Any:
+    """`adopt` every tensor of a kernel's results; numbers and undefined tensors pass through."""
+    if isinstance(results, torch.Tensor):
+        return to_device(results, index) if results.is_nested else adopt(results, index)
+    if isinstance(results, (tuple, list)):
+        return [adopt_all(result, index) for result in results]
+    return results

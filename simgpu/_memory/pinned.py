@@ -1,0 +1,83 @@
+"""Pinned host memory: memory with a mark, since no simulated device needs pages to stay put.
+
+`torch.empty(..., pin_memory=True)` and its kin ask the backend's hooks in C++ for an allocator of
+pinned memory. They are given the host's own under another address: a storage keeps the address of
+its allocator, so its memory can be told from any other.
+
+What is copied into pinned memory (`Tensor.pin_memory`, and with it `DataLoader(pin_memory=True)`,
+or a copy to the host that does not block) is ordinary memory of the host, and a mark on its
+storage. Every view of either is pinned, and nothing else is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu._native.dlpack_relabel import words
+from simgpu._native.host_allocator import allocator
+from simgpu._runtime import world
+from simgpu._runtime.launch import HOST_KEYS
+
+# Under a key that has no kernel of its own stands the one that PyTorch has for any backend.
+_STOCK_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
+_aten = torch.ops.aten
+_empty = _aten.empty.memory_format._handle.redispatch_boxed
+_empty_strided = _aten.empty_strided.default._handle.redispatch_boxed
+_copy = _aten.copy_.default._handle.redispatch_boxed
+_stock_pin = _aten._pin_memory.default._handle.redispatch_boxed
+_stock_is_pinned = _aten.is_pinned.default._handle.redispatch_boxed
+
+_MARK = "_simgpu_pinned"
+
+
+def mark(storage: torch.UntypedStorage) -> None:
+    """Call the host memory of `storage` pinned for as long as it lives."""
+    # PyTorch keeps a storage's Python object, and this attribute, while the memory lives.
+    setattr(storage, _MARK, True)
+
+
+def mark_result(result: torch.Tensor) -> torch.Tensor:
+    """Call the memory of a fresh host tensor pinned."""
+    mark(result.untyped_storage())
+    return result
+
+
+def check_not_wanted(pin_memory: bool | None) -> None:
+    """Raise where pinned memory was asked of a device."""
+    if pin_memory:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+
+
+def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
+    """`Tensor.is_pinned` of a CPU tensor."""
+    if world.device_count():
+        storage = self.untyped_storage()
+        return getattr(storage, _MARK, False) or (
+            allocator.offset is not None
+            and words[(storage._cdata >> 3) + allocator.offset] == allocator.address
+        )
+    return bool(_stock_is_pinned(_STOCK_KEYS, self, device))
+
+
+def pin_memory(self: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """`Tensor.pin_memory` of a CPU tensor that is not pinned: a pinned copy, strides kept."""
+    if not world.device_count():
+        return _stock_pin(_STOCK_KEYS, self, device)  # type: ignore[no-any-return]
+    options: dict[str, Any] = {"dtype": self.dtype, "device": torch.device("cpu")}
+    pinned: torch.Tensor = _empty_strided(HOST_KEYS, self.shape, self.stride(), **options)
+    _copy(HOST_KEYS, pinned, self)
+    return mark_result(pinned)
+
+
+_libraries: list[torch.library.Library] = []
+
+
+def install() -> None:
+    """Register pinning for CPU tensors; without simulated devices it stays PyTorch's own."""
+    library = torch.library.Library("aten", "IMPL", "CPU")  # type: ignore[no-untyped-call]
+    assert library.m is not None, "a library that was just made is open"
+    library.m.impl("is_pinned", "CPU", is_pinned, False)
+    library.m.impl("_pin_memory", "CPU", pin_memory, False)
+    _libraries.append(library)

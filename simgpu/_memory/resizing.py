@@ -1,0 +1,68 @@
+"""Changing what memory a simulated tensor stands on: `set_`, `resize_`, growing outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from simgpu._memory.storages import new_storage, resize_storage
+from simgpu._runtime.launch import HOST_KEYS
+
+_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_resize = torch.ops.aten.resize_.default._handle.redispatch_boxed
+_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
+
+
+def resize_(
+    self: torch.Tensor, size: list[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """`Tensor.resize_`: keeps the elements, in the order of the memory.
+
+    Where the storage is too small it grows, for every tensor over it.
+    """
+    options: dict[str, Any] = {} if memory_format is None else {"memory_format": memory_format}
+    wanted = _empty(HOST_KEYS, size, dtype=self.dtype, device=torch.device("meta"), **options)
+    needed = (wanted.untyped_storage().nbytes()) + self.storage_offset() * self.itemsize
+    if needed > self.untyped_storage().nbytes():
+        grow(self, needed)
+    return _resize(HOST_KEYS, self, size, **options)  # type: ignore[no-any-return]
+
+
+def grow(tensor: torch.Tensor, nbytes: int) -> None:
+    """Give the storage of `tensor`, and so all tensors over it, room for `nbytes` bytes."""
+    resize_storage(tensor.untyped_storage(), nbytes)
+
+
+def set_to_storage(
+    self: torch.Tensor,
+    source: torch.UntypedStorage,
+    storage_offset: int,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+) -> torch.Tensor:
+    """`self.set_(storage, offset, size, stride)`, which grows a storage that is too small."""
+    if min((storage_offset, *size, *stride)) < 0 or (stride and len(stride) != len(size)):
+        # PyTorch says so when it has changed half of the tensor, which is then unsafe to use.
+        raise RuntimeError(
+            f"storage_offset={storage_offset}, size={list(size)} and stride={list(stride)} must "
+            "not be negative, with as many strides as sizes"
+        )
+    if source.device == self.device and all(size):
+        steps = zip(size, stride, strict=True) if stride else ()
+        last = sum((n - 1) * step for n, step in steps) if stride else math.prod(size) - 1
+        needed = (storage_offset + last + 1) * self.itemsize
+        if needed > source.nbytes():
+            resize_storage(source, needed)
+    return _set_storage(HOST_KEYS, self, source, storage_offset, size, stride)  # type: ignore[no-any-return]
+
+
+def set_to_nothing(self: torch.Tensor) -> torch.Tensor:
+    """`self.set_()`: no elements, on the same device, over a storage of its own."""
+    return set_to_storage(self, new_storage(0, self.get_device()), 0, (0,), (1,))
+
+
+def record_stream(self: torch.Tensor, s: torch.Stream) -> None:
+    """`Tensor.record_stream`: memory is never reused early here, so there is nothing to note."""

@@ -1,0 +1,87 @@
+"""Storages of simulated devices: made, grown and shrunk in place, copied to the host.
+
+A storage that changes its size stays the same storage, as on CUDA: every tensor over it stands on
+the new memory afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from simgpu._memory.host_aliases import bytes_of, host_empty
+from simgpu._memory.ownership import adopt, make_sure_of_room
+from simgpu._native.dlpack_relabel import LABELS, relabel
+from simgpu._native.object_layouts import set_size, swap_memory
+from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
+
+_aten = torch.ops.aten
+_fill = _aten.fill_.Scalar._handle.redispatch_boxed
+_EMPTY = Kernel(_aten.empty.memory_format)
+_COPY = Kernel(_aten.copy_.default)
+_CPU = torch.device("cpu")
+
+
+def new_storage(nbytes: int, index: int) -> torch.UntypedStorage:
+    """`nbytes` fresh bytes on device `index`, with any values."""
+    make_sure_of_room(index, (nbytes,), torch.uint8)
+    host = launch(_EMPTY, index, ((nbytes,),), {"dtype": torch.uint8, "device": _CPU})
+    return adopt(host, index).untyped_storage()
+
+
+# Attributes of a storage that has shrunk: the most bytes it ever had, and the storage that is
+# entered in the ledger in its place.
+_EXTENT, _COUNTED = "_simgpu_extent", "_simgpu_counted"
+_FREED = 255  # the bytes of memory given back: NaN in every floating dtype
+
+
+# A storage whose memory others point to without standing on it, and what they may point to.
+_LENT, _KEPT = "_simgpu_lent", "_simgpu_kept"
+
+
+def lend(storage: torch.UntypedStorage) -> None:
+    """Note that something points into the memory of `storage`: a slice of it, or a DLPack capsule.
+
+    Its memory then lasts as long as the storage, even where that moves on to other memory.
+    """
+    setattr(storage, _LENT, True)
+
+
+def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Give `storage` room for `nbytes` bytes; it keeps its first ones, and so does every view.
+
+    As on CUDA the old and the new memory are both taken for a moment. A tensor over bytes that
+    were given back reads NaN there, where CUDA would fault; so a host kernel never leaves the
+    memory it may read. Raises UnsupportedError where PyTorch's storages are not understood
+    (`_layout`).
+    """
+    old, index = storage.nbytes(), storage.device.index
+    if nbytes == old:
+        return
+    kept = min(old, nbytes)
+    extent = max(old, nbytes, getattr(storage, _EXTENT, 0))
+    counted = new_storage(nbytes, index)
+    fresh = counted
+    if nbytes < extent:
+        host = host_empty(extent)
+        _fill(HOST_KEYS, host, _FREED)
+        fresh = relabel(host, LABELS[index]).untyped_storage()
+    if kept:
+        launch(_COPY, index, (bytes_of(fresh, kept, index), bytes_of(storage, kept, index)), {})
+    swap_memory(storage, fresh)  # which has the old memory now, and ends it with this call
+    if hasattr(storage, _LENT):
+        vars(storage).setdefault(_KEPT, []).append(fresh)
+    if nbytes < extent:
+        set_size(storage, nbytes)
+        setattr(storage, _EXTENT, extent)
+        setattr(storage, _COUNTED, counted)
+    else:
+        vars(storage).pop(_COUNTED, None)
+
+
+def copy_to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The bytes of `storage`, in host memory."""
+    nbytes, index = storage.nbytes(), storage.device.index
+    host = host_empty(nbytes)
+    if nbytes:
+        launch_copy(_COPY, index, None, (host, bytes_of(storage, nbytes, index)), {})
+    return host.untyped_storage()

@@ -1,0 +1,134 @@
+"""What PyTorch asks about the device while it differentiates is answered without Python.
+
+For every node of a graph PyTorch asks the device guard for device and stream, for every backward
+pass the backend's hooks for a context (torch/csrc/acc/Module.cpp). On its way to a Python backend,
+pybind11 turns a name into a string, and there CPython calls the handlers of signals that have come
+in. If one raises, as Ctrl-C's does, the process is aborted, since in these functions nothing may be
+raised; or a reference to the running frame is lost, and with it all tensors of a step. Python code
+comes too late to prevent that.
+
+But the answers are constants: simgpu:0, its default stream, yes. So in the tables of virtual
+functions of the two C++ objects (`_virtual`), those that ask Python are replaced by instructions
+that return the constant. Nothing is replaced unless everything is as expected: Linux on x86-64, the
+order of the functions in PyTorch's headers, and memory in which code may run and answers what it
+should when it is called. Otherwise Python is asked as before (`_backend`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simgpu._naming import PRIVATE_USE_1
+from simgpu._native.virtual_tables import Table
+
+# A type of 20, a Device of type 20 and index 0, and the Stream number 0 of that device, which all
+# are returned in registers: endbr64; mov eax, 20; xor edx, edx; ret
+_FIRST_DEVICE = bytes.fromhex("f30f1efa b814000000 31d2 c3")
+# A bool: endbr64; mov eax, 1; ret
+_YES = bytes.fromhex("f30f1efa b801000000 c3")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Virtual functions of one C++ object that ask Python, and the code that answers instead.
+
+    `first` are the functions with which the class begins in its header of PyTorch's, where `~`
+    stands for the two entries of a destructor.
+    """
+
+    header: str
+    first: tuple[str, ...]
+    replaced: tuple[str, ...]
+    code: bytes
+    answer: int
+
+
+_GUARD = _Question(
+    header="c10/core/impl/DeviceGuardImplInterface.h",
+    first=(
+        *("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice"),
+        *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
+        "exchangeStream",
+    ),
+    # All that ask Python but getDevice, which says what the current device is (`_accelerator`).
+    replaced=("type", "exchangeDevice", "getStream", "getNewStream", "exchangeStream"),
+    code=_FIRST_DEVICE,
+    answer=PRIVATE_USE_1,
+)
+_HOOKS = _Question(
+    header="ATen/detail/AcceleratorHooksInterface.h",
+    first=("~", "~", "isBuilt", "isAvailable", "hasPrimaryContext"),
+    replaced=("hasPrimaryContext",),
+    code=_YES,
+    answer=1,
+)
+
+
+def _virtual_functions(header: str) -> list[str]:
+    """The virtual functions that a header of PyTorch's declares, in their order."""
+    path = Path(torch.__file__).with_name("include") / header
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return []
+    names = re.findall(r"^ +virtual [^(;]*?(~?)(\w+)\(", text, re.MULTILINE)
+    return [entry for tilde, name in names for entry in (["~", "~"] if tilde else [name])]
+
+
+def _executable(code: bytes) -> Any:
+    """Memory that holds `code` and may be run, not written; None where the system forbids it."""
+    pages = mmap.mmap(-1, mmap.PAGESIZE)
+    pages.write(code)
+    memory = (ctypes.c_char * mmap.PAGESIZE).from_buffer(pages)  # keeps the pages, too
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if protect(ctypes.addressof(memory), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
+        return None
+    return memory
+
+
+class Replacement:
+    """One virtual function that has become code of ours."""
+
+    def __init__(self, table: Table, position: int, code: Any) -> None:
+        self._replace = functools.partial(table.replace, position, code)
+        self._put_back = self._replace()
+
+    def use(self, ours: bool = True) -> None:
+        """Answer without Python, or by it again."""
+        if ours:
+            self._put_back = self._replace()
+        else:
+            self._put_back()
+
+
+# What was replaced.
+replacements: list[Replacement] = []
+
+
+def _replace(table: Table, question: _Question) -> None:
+    functions = tuple(_virtual_functions(question.header)[: len(question.first)])
+    code = _executable(question.code) if functions == question.first else None
+    if code is None:
+        return
+    if ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(code))() != question.answer:
+        return
+    for name in question.replaced:
+        replacements.append(Replacement(table, question.first.index(name), code))
+
+
+def install(guard: Table, hooks: Table) -> None:
+    """Replace what asks Python, if everything is as expected."""
+    if sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32:
+        _replace(guard, _GUARD)
+        _replace(hooks, _HOOKS)

@@ -1,0 +1,73 @@
+"""How the inputs of models are spread over the devices, as modules are called with them.
+
+Whatever cuts a batch, its chunks end up as the arguments of a module: of each replica in turn, or
+of the model itself. Counted are the outermost calls of every thread, of modules that learn; a
+wrapper that only hands out work, as DataParallel does, is looked through.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patches
+
+
+class _PerThread(threading.local):
+    """Whether the calling thread is inside a call that was counted."""
+
+    inside = False
+
+
+def _hands_out_work(module: torch.nn.Module) -> bool:
+    return hasattr(module, "device_ids") and isinstance(
+        getattr(module, "module", None), torch.nn.Module
+    )
+
+
+def _learns(module: torch.nn.Module) -> bool:
+    """Whether the module has parameters; PyTorch's replicas keep theirs elsewhere."""
+    return getattr(module, "_is_replica", False) or next(module.parameters(), None) is not None
+
+
+class Inputs:
+    """Bytes of tensors that modules were called with, by the index of the device they lie on."""
+
+    def __init__(self) -> None:
+        self.nbytes: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, arguments: Iterable[Any]) -> None:
+        """See the arguments of one call."""
+        with self._lock:
+            for value in _pytree.tree_leaves(tuple(arguments)):
+                if isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE:
+                    self.nbytes[value.get_device()] += value.numel() * value.element_size()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count within the block."""
+        stock, per_thread, patches = torch.nn.Module.__call__, _PerThread(), Patches()
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if per_thread.inside or _hands_out_work(module) or not _learns(module):
+                return stock(module, *args, **kwargs)
+            self.add((*args, *kwargs.values()))
+            per_thread.inside = True
+            try:
+                return stock(module, *args, **kwargs)
+            finally:
+                per_thread.inside = False
+
+        patches.set(torch.nn.Module, "__call__", call)
+        try:
+            yield
+        finally:
+            patches.undo()

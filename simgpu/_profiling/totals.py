@@ -1,0 +1,55 @@
+"""`--summary`: what each device did, as a table."""
+
+from __future__ import annotations
+
+from simgpu._profiling.module_inputs import Inputs
+from simgpu._profiling.timeline import index_of
+from simgpu._runtime import world
+from simgpu._runtime.device import format_bytes
+from simgpu._runtime.launch import Record
+
+
+class Totals:
+    """Sums per device."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[int]] = {}  # kernels, bytes in, bytes out, bytes written
+
+    def add(self, record: Record) -> None:
+        """See one launch."""
+        source, target = index_of(record.source), index_of(record.target)
+        if source == target:
+            row = self._row(source)
+            row[0] += 1
+            row[3] += record.nbytes
+            return
+        self._row(target)[1] += record.nbytes
+        self._row(source)[2] += record.nbytes
+
+    def _row(self, index: int) -> list[int]:
+        return self._rows.setdefault(index, [0, 0, 0, 0])
+
+    def as_text(self, names: list[str], inputs: Inputs) -> str:
+        """The table, with two shares of each device.
+
+        `work` is of the bytes that kernels wrote, `batch` of the bytes that models were called
+        with.
+        """
+        rows = [self._row(index) for index in range(len(names))]
+        written = [row[3] for row in rows]
+        given = [inputs.nbytes[index] for index in range(len(names))]
+        lines = [
+            f"{'device':<10}{'kernels':>9}{'in':>13}{'out':>13}{'peak memory':>13}"
+            f"{'work':>8}{'batch':>8}"
+        ]
+        for index, (name, device) in enumerate(zip(names, world.active, strict=True)):
+            kernels, received, sent, _ = rows[index]
+            amounts = [format_bytes(amount) for amount in (received, sent, device.peak)]
+            cells = "".join(f"{amount:>13}" for amount in amounts)
+            shares = f"{_share(written, index):>8}{_share(given, index):>8}"
+            lines.append(f"{name:<10}{kernels:>9}{cells}{shares}")
+        return "\n".join(lines) + "\n"
+
+
+def _share(amounts: list[int], index: int) -> str:
+    return f"{amounts[index] / sum(amounts):.1%}" if any(amounts) else "-"

@@ -1,0 +1,54 @@
+"""`simgpu.trace()`: what ran on the simulated devices, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from simgpu._runtime import launch
+from simgpu._runtime.launch import Record
+
+
+class Trace(list[Record]):
+    """The launches seen so far, oldest first; a list of records with a few ways to look at it."""
+
+    @property
+    def kernels(self) -> list[Record]:
+        """Work within one device."""
+        return [record for record in self if record.kind == "kernel"]
+
+    @property
+    def copies(self) -> list[Record]:
+        """Transfers between devices, or between a device and the host."""
+        return [record for record in self if record.kind == "copy"]
+
+    def bytes_copied(
+        self,
+        source: torch.device | str | None = None,
+        target: torch.device | str | None = None,
+    ) -> int:
+        """Bytes of all copies, or of those from `source` and to `target`."""
+        from_ = None if source is None else torch.device(source)
+        to = None if target is None else torch.device(target)
+        return sum(
+            record.nbytes
+            for record in self.copies
+            if from_ in (None, record.source) and to in (None, record.target)
+        )
+
+
+@contextmanager
+def trace() -> Iterator[Trace]:
+    """Record every kernel and every copy of all threads within the block.
+
+    Yields a `Trace`, which stays readable afterwards. Traces may be nested.
+    """
+    seen = Trace()
+    observer = seen.append  # appending to a list is atomic: threads need no lock
+    launch.add_observer(observer)
+    try:
+        yield seen
+    finally:
+        launch.remove_observer(observer)

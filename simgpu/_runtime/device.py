@@ -1,0 +1,123 @@
+"""One simulated GPU: its memory ledger, its generator, and the streams made on it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime.random import Generator
+
+
+def format_bytes(number: int) -> str:
+    """Bytes as CUDA's messages write them: "20.00 MiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number} bytes"
+
+
+DEFAULT_MEMORY = 16 * 2**30  # bytes
+
+
+class Allocation(functools.partial[None]):
+    """Bytes of a device that are taken for as long as this object lives; made by `Device.take`.
+
+    It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
+    last tensor, view or autograd node over that memory does. It is a call to be made then, all of
+    it in C: a Python function would let the handler of a signal (Ctrl-C) run, and an error that it
+    raises while an object dies is lost, together with the bytes.
+    """
+
+    __slots__ = ()
+    __del__ = functools.partial.__call__
+
+
+class Device:
+    """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
+
+    __slots__ = (
+        "_dead",
+        "_give_back",
+        "background_stream",
+        "capacity",
+        "generator",
+        "index",
+        "limit",
+        "out_of_memory_count",
+        "peak",
+        "peak_count",
+        "returned",
+        "returned_before",
+        "returned_count",
+        "returned_count_before",
+        "stream_ids",
+        "taken",
+        "taken_before",
+        "taken_count",
+        "taken_count_before",
+        "torch_device",
+    )
+
+    def __init__(self, index: int, capacity: int) -> None:
+        self.index = index
+        self.torch_device = torch.device(DEVICE_TYPE, index)
+        # The ledger, in bytes and in numbers of allocations: taken and given back ever, the same
+        # at the last reset, and the most at once.
+        self.capacity = self.limit = capacity
+        self.taken = self.returned = self.taken_before = self.returned_before = self.peak = 0
+        self.taken_count = self.returned_count = self.peak_count = 0
+        self.taken_count_before = self.returned_count_before = 0
+        self.out_of_memory_count = 0
+        # Sizes of allocations that have died and are not counted as given back yet.
+        self._dead: list[int] = []
+        self._give_back = self._dead.append
+        self.stream_ids = itertools.count(1)
+        self.background_stream: torch.Stream | None = None
+        # As on CUDA, where a seed set before the devices wake up reaches them when they do.
+        self.generator = Generator(index).manual_seed(torch.initial_seed())
+
+    # No locks below, since memory is given back in the middle of anything. With the GIL, threads
+    # are switched and signals handled where a function begins, a call returns or a loop starts
+    # over, so neither happens between two lines that do nothing of that kind.
+
+    def take(self, nbytes: int) -> Allocation | None:
+        """Enter `nbytes` in the ledger, until the result dies; None if there is no room."""
+        if self._dead:
+            self.settle()
+        allocated = self.taken - self.returned + nbytes
+        count = self.taken_count - self.returned_count + 1
+        if allocated > self.limit:
+            return None
+        if allocated > self.peak:
+            self.peak = allocated
+        if count > self.peak_count:
+            self.peak_count = count
+        self.taken += nbytes
+        self.taken_count += 1
+        return Allocation(self._give_back, nbytes)
+
+    def settle(self) -> None:
+        """Count what has died as given back."""
+        dead = self._dead
+        try:
+            while dead:
+                self.returned += dead[-1]
+                self.returned_count += 1
+                del dead[-1]
+        except IndexError:
+            pass  # another thread came first
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that are taken now."""
+        self.settle()
+        return self.taken - self.returned
+
+    @property
+    def count(self) -> int:
+        """How many allocations there are now."""
+        self.settle()
+        return self.taken_count - self.returned_count

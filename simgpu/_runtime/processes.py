@@ -1,0 +1,70 @@
+"""Where a process may not use its devices: in a forked child, and at its very end.
+
+Memory would survive a fork here, so a program that forks after its first tensor on a GPU would
+run, and fail on hardware. A forked child may use the CPU, and no device that its parent was using,
+as on CUDA. A child forked before its parent did anything with the devices may use them; a spawned
+child begins anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from types import FrameType
+
+from simgpu._runtime import launch, world
+
+_PATIENCE = 5.0  # seconds that the end of a process waits for an operator in another thread
+
+
+def _in_child() -> None:
+    world.lose_to_fork()
+    if world.is_in_bad_fork():
+        launch.forbid(world.check_fork)
+
+
+_parked: set[int] = set()
+
+
+def _park_other_threads() -> None:
+    """Stop for good, without a word, in a thread that computes while the interpreter ends."""
+    if threading.current_thread() is not threading.main_thread():
+        _parked.add(threading.get_ident())
+        threading.Event().wait()
+
+
+def _computes(ident: int, frame: FrameType | None) -> bool:
+    """Whether a thread is within an operator of a simulated device."""
+    if ident in _parked or ident == threading.main_thread().ident:
+        return False
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("simgpu."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _at_exit() -> None:
+    """Stop daemon threads that still compute.
+
+    PyTorch takes its registrations back while the interpreter ends, and then the interpreter ends
+    such threads wherever they are: within an operator, that is an error on stderr or an abort.
+    """
+    if world.is_in_bad_fork() or len(sys._current_frames()) == 1:
+        return
+    launch.forbid(_park_other_threads)
+    patience = time.monotonic() + _PATIENCE
+    while time.monotonic() < patience:
+        time.sleep(2 * sys.getswitchinterval())  # time for each to come to its next launch
+        if not any(_computes(*thread) for thread in sys._current_frames().items()):
+            break
+
+
+def install() -> None:
+    """Let every child that this process forks from now on know, and the end of the process."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_in_child)
+    atexit.register(_at_exit)

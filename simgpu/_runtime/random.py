@@ -1,0 +1,78 @@
+"""Random numbers: every simulated device has a stream of its own.
+
+PyTorch cannot make a generator for a device type that lives in Python, so a simulated device's
+generator is a CPU generator that knows its device. It is never the default CPU generator.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds of neighbouring devices lie far apart
+
+
+class Generator(torch.Generator):
+    """The random number generator of one simulated device.
+
+    The same seed gives different numbers on different devices (on CUDA it gives the same), so
+    that replicas do not drop out the same units.
+    """
+
+    _index: int
+    _seed: int
+
+    def __new__(cls, index: int) -> Generator:
+        self = super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+        self._index = index
+        return self
+
+    def __init__(self, index: int) -> None:
+        """Nothing: torch.Generator is complete after __new__."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(DEVICE_TYPE, self._index)
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Restart the stream from `seed`."""
+        super().manual_seed((seed + self._index * _GOLDEN) & 0xFFFF_FFFF_FFFF_FFFF)
+        self._seed = seed
+        return self
+
+    def initial_seed(self) -> int:
+        """The seed that was last set, as the caller gave it."""
+        return self._seed
+
+    def seed(self) -> int:
+        """Restart the stream from a seed drawn from the operating system, and return the seed."""
+        seed = super().seed()
+        self.manual_seed(seed)
+        return seed
+
+
+# Callers' generators (`_generators`) by the address of their C++ part: a kernel is handed that part
+# in a Python object of its own, not the object that the caller passed.
+made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def check_generator(generator: Any, index: int, *, exact: bool = False) -> torch.Generator:
+    """The host's generator to draw from for a kernel on device `index`; raises as CUDA does.
+
+    Of a caller's generator only the device type must be right, unless `exact`, as for randperm.
+    """
+    known = made.get(generator._cdata)
+    device = generator.device if known is None else known.device
+    if exact and device != torch.device(DEVICE_TYPE, index):
+        raise RuntimeError(
+            f"Expected a '{DEVICE_TYPE}:{index}' generator device but found '{device}'"
+        )
+    if device.type != DEVICE_TYPE:
+        raise RuntimeError(
+            f"Expected a '{DEVICE_TYPE}' device type for generator but found '{device.type}'"
+        )
+    return generator if known is None else known.host  # type: ignore[no-any-return]

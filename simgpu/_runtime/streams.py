@@ -1,0 +1,207 @@
+"""Streams and events of simulated devices.
+
+A simulated device does its work while it is being asked for, so a stream has nothing to wait for:
+what remains of it is its identity, the device it belongs to, and which stream is current in a
+thread. Shapes follow `torch.cuda.Stream` and `torch.cuda.Event`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE, told
+from simgpu._runtime import world
+from simgpu.errors import DeviceMismatchError
+
+_DEVICE_TYPE_NUMBER = 20  # c10::DeviceType::PrivateUse1
+
+
+class Stream(torch.Stream):
+    """A queue of work on one simulated device (torch.cuda.Stream).
+
+    Args: `device` as a torch.device, index or None for the current device; `priority` is accepted
+    and kept, and has no effect.
+    """
+
+    priority: int
+
+    def __new__(
+        cls,
+        device: torch.device | str | int | None = None,
+        priority: int = 0,
+        *,
+        stream_id: int | None = None,
+        **_: Any,
+    ) -> Stream:
+        owner = world.device(world.resolve(device))
+        number = next(owner.stream_ids) if stream_id is None else stream_id
+        self: Stream = super().__new__(
+            cls, stream_id=number, device_index=owner.index, device_type=_DEVICE_TYPE_NUMBER
+        )
+        return self
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.priority = priority
+        self._outer: list[tuple[int, Stream]] = []
+
+    def wait_event(self, event: torch.Event) -> None:
+        """Let later work wait for `event`: nothing to do, it has happened."""
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        """Let later work wait for `stream`: nothing to do, its work is done."""
+
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        """Mark this point of the queue."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether all work asked for is done: always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until all work asked for is done: it is."""
+
+    def __enter__(self) -> Stream:
+        self._outer.append((world.current_device(), current_stream(self.device)))
+        world.set_current_device(self.device_index)
+        set_stream(self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        device, stream = self._outer.pop()
+        set_stream(stream)
+        world.set_current_device(device)
+
+    def __repr__(self) -> str:
+        return told(f"<torch.{DEVICE_TYPE}.Stream device={self.device} id={self.stream_id}>")
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority; a lower number would go first."""
+        return 0, -1
+
+
+class Event(torch.Event):
+    """A mark in a stream (torch.cuda.Event); it has happened as soon as it is recorded."""
+
+    enable_timing: bool
+    _recorded_at: float | None
+    _recorded_on: int | None
+
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Event:
+        self: Event = super().__new__(cls, device=DEVICE_TYPE, enable_timing=enable_timing)
+        self.enable_timing = enable_timing
+        self._recorded_at = self._recorded_on = None
+        return self
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        """Nothing: an event is complete after __new__."""
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        """Put the mark into `stream`, or into the current one.
+
+        The first stream decides the event's device; raises DeviceMismatchError for another's.
+        """
+        index = world.current_device() if stream is None else stream.device_index
+        if self._recorded_on not in (None, index):
+            raise DeviceMismatchError(
+                f"Event device {self._recorded_on} does not match recording stream's device "
+                f"{index}."
+            )
+        self._recorded_at, self._recorded_on = time.perf_counter(), index
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        """Let `stream` wait for the mark: nothing to do."""
+
+    def query(self) -> bool:
+        """Whether the mark has been passed: always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Wait until the mark has been passed: it has."""
+
+    def elapsed_time(self, end_event: torch.Event) -> float:
+        """Milliseconds of host time between two recorded events made with `enable_timing`.
+
+        As on CUDA, events of different devices have none: DeviceMismatchError.
+        """
+        if not isinstance(end_event, Event):
+            raise TypeError(f"end_event must be a simgpu Event, got {end_event!r}")
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._recorded_at is None or end_event._recorded_at is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if self._recorded_on != end_event._recorded_on:
+            raise DeviceMismatchError(
+                f"{DEVICE_TYPE} error: invalid resource handle: one event was recorded on device "
+                f"{self._recorded_on} and the other on device {end_event._recorded_on}"
+            )
+        return (end_event._recorded_at - self._recorded_at) * 1e3
+
+    def __repr__(self) -> str:
+        recorded = "not recorded" if self._recorded_at is None else f"at {self._recorded_at:.6f} s"
+        return told(f"<torch.{DEVICE_TYPE}.Event {recorded}>")
+
+
+class _PerThread(threading.local):
+    """Which stream is current on each device, for one thread and one world."""
+
+    world: object = None
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+
+
+_per_thread = _PerThread()
+
+
+def _current() -> dict[int, Stream]:
+    current = world.current_world()
+    if _per_thread.world is not current:
+        _per_thread.world = current
+        _per_thread.streams = {}
+    return _per_thread.streams
+
+
+def current_stream_id(index: int) -> int:
+    """Number of the calling thread's current stream on device `index`; 0 is the default stream."""
+    stream = _current().get(index)
+    return 0 if stream is None else stream.stream_id
+
+
+def current_stream(device: torch.device | str | int | None = None) -> Stream:
+    """The calling thread's current stream on `device` (default: the current device)."""
+    index = world.resolve(device)
+    return _current().get(index) or default_stream(index)
+
+
+def default_stream(device: torch.device | str | int | None = None) -> Stream:
+    """The stream that is current on `device` unless another is set."""
+    return Stream(world.resolve(device), stream_id=0)
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Make `stream` current on its device, in the calling thread; None changes nothing."""
+    if stream is None:
+        return
+    if stream.device.type != DEVICE_TYPE:
+        raise ValueError(f"expected a stream of a {DEVICE_TYPE} device, got one of {stream.device}")
+    if not isinstance(stream, Stream):
+        stream = Stream(stream.device_index, stream_id=stream.stream_id)
+    _current()[stream.device_index] = stream

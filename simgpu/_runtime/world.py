@@ -1,0 +1,171 @@
+"""The simulated devices that exist now: how many, and what each of them owns.
+
+One `World` at a time; entering `simgpu.devices(n)` makes a fresh one. The current device is a
+property of each thread, as on CUDA. Nothing here touches tensors or kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from simgpu import _naming
+from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
+from simgpu._runtime.device import DEFAULT_MEMORY, Device
+from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
+
+# What callers name a device by; None is the current one.
+DeviceLike = torch.device | str | int | None
+
+
+class _PerThread(threading.local):
+    """What each thread has of its own: a current device."""
+
+    current_device: int = 0
+
+
+class World:
+    """A set of simulated devices."""
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self.devices = [Device(index, capacity) for index, capacity in enumerate(capacities)]
+        self.asked = False
+        self.sync_debug_mode = 0
+
+    def in_use(self) -> bool:
+        """Whether anything was done with the devices beyond counting them."""
+        return self.asked or any(device.taken_count for device in self.devices)
+
+
+_per_thread = _PerThread()  # another one whenever the world changes
+_world: World | None = None
+_this_module = sys.modules[__name__]
+
+# The devices of the world that exists now, by index; the same list object for the whole process,
+# so that hot paths can hold on to it.
+active: list[Device] = []
+
+# Called whenever devices come or go.
+followers: list[Callable[[], None]] = []
+
+# Whether this process is a forked child whose parent was using its devices (`_life`).
+_forked = False
+
+
+def enter(count: int, memory: Sequence[int] | None = None) -> World:
+    """Make `count` fresh devices with `memory` bytes each; raises if there are some already."""
+    global _world, _per_thread
+    check_fork()
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
+    if not 1 <= count <= MAX_DEVICES:
+        raise ValueError(f"device count must be from 1 to {MAX_DEVICES}, got {count}")
+    if _world is not None:
+        raise DevicesActiveError(
+            f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
+            "be made: leave the `with simgpu.devices(...)` block first, or unset "
+            "SIMGPU_DEVICE_COUNT if that made them"
+        )
+    _world = World([DEFAULT_MEMORY] * count if memory is None else memory)
+    _per_thread = _PerThread()
+    _set_active(_world.devices)
+    return _world
+
+
+def _set_active(devices: list[Device]) -> None:
+    active[:] = devices
+    for follow in followers:
+        follow()
+
+
+def leave(world: World) -> None:
+    """End `world`; its tensors keep their values but no new work can be put on its devices."""
+    global _world, _per_thread
+    if _world is world:
+        _world = None
+        _per_thread = _PerThread()
+        _set_active([])
+
+
+def lose_to_fork() -> None:
+    """In a forked child: give up the parent's devices, if it was using them."""
+    global _forked
+    if _world is not None and _world.in_use():
+        _forked = True
+        _set_active([])
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that was using its devices."""
+    return _forked
+
+
+def check_fork() -> None:
+    """Raise if this process cannot have devices for the way it was started."""
+    if _forked:
+        raise ForkedError(
+            f"Cannot re-initialize {DEVICE_TYPE} in forked subprocess. To use {DEVICE_TYPE} with "
+            "multiprocessing, you must use the 'spawn' start method"
+        )
+
+
+def device_count() -> int:
+    """How many simulated devices exist now (0 outside `simgpu.devices`)."""
+    return 0 if _world is None else len(_world.devices)
+
+
+def device(index: int) -> Device:
+    """The device with this index, or the error that CUDA calls "invalid device ordinal"."""
+    check_fork()
+    if _world is None:
+        raise NoDevicesError(
+            f"{DEVICE_TYPE}:{index} was used, but there are no simulated devices: enter "
+            "`with simgpu.devices(n)`, set SIMGPU_DEVICE_COUNT, or start the script by "
+            "`python -m simgpu run --devices N`"
+        )
+    _world.asked = True
+    if not 0 <= index < len(_world.devices):
+        raise InvalidDeviceError(
+            f"{DEVICE_TYPE} error: invalid device ordinal: {DEVICE_TYPE}:{index} was asked for, "
+            f"but there are {len(_world.devices)} simulated devices, "
+            f"{DEVICE_TYPE}:0 to {DEVICE_TYPE}:{len(_world.devices) - 1}"
+        )
+    return _world.devices[index]
+
+
+def current_world() -> World | None:
+    """The world that exists now; a new object for every `enter`."""
+    return _world
+
+
+def current_device() -> int:
+    """Index of the calling thread's current device."""
+    return _per_thread.current_device
+
+
+def set_current_device(index: int) -> None:
+    """Set the calling thread's current device; raises for an index that names none."""
+    device(index)
+    _per_thread.current_device = index
+
+
+def current_device_steps() -> Iterator[int]:
+    """`current_device`, time after time, for C++: no step runs Python code (`_virtual`)."""
+    return map(operator.attrgetter("_per_thread.current_device"), itertools.repeat(_this_module))
+
+
+def resolve(device_: DeviceLike) -> int:
+    """Index of the device that a caller means: None and a bare "simgpu" are the current one."""
+    if device_ is None:
+        return current_device()
+    if isinstance(device_, int):
+        return current_device() if device_ < 0 else device_
+    wanted = torch.device(device_)
+    if wanted.type not in _naming.names:
+        raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
+    return current_device() if wanted.index is None else wanted.index

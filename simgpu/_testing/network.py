@@ -1,0 +1,89 @@
+"""The random small networks of `simgpu.strategies.modules`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from simgpu._testing.values import exact_values
+
+ACTIVATIONS = {"none": nn.Identity, "relu": nn.ReLU, "hardtanh": nn.Hardtanh}
+
+
+class Network(nn.Module):
+    """A small network of linear layers, told in full by its arguments (and by its repr).
+
+    Args:
+        widths: the numbers of features from the input to the output, two or more.
+        bias: whether the layers have one.
+        activation: between two layers: "none", "relu" or "hardtanh".
+        tied: if the first layer is square, every later layer of its shape shares its weight.
+        shared: one module object stands in two places (the last layer's activation).
+        frozen: the first layer asks for no gradient.
+        buffered: the output is multiplied by a buffer and a second, non-persistent buffer is added.
+        dtype, seed: of the parameters, which are -1, 0 and 1, so that inputs of small integers
+            give outputs and gradients that are exact.
+
+    Its input is (batch, widths[0]), its output (batch, widths[-1]).
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        *,
+        bias: bool = True,
+        activation: str = "none",
+        tied: bool = False,
+        shared: bool = False,
+        frozen: bool = False,
+        buffered: bool = False,
+        dtype: str = "float32",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if len(widths) < 2:
+            raise ValueError(f"widths={widths!r} must name at least an input and an output width")
+        self._told = (
+            f"widths={tuple(widths)}, bias={bias}, activation={activation!r}, tied={tied}, "
+            f"shared={shared}, frozen={frozen}, buffered={buffered}, dtype={dtype!r}, seed={seed}"
+        )
+        kind = getattr(torch, dtype)
+        self.layers = nn.ModuleList(
+            nn.Linear(narrow, wide, bias=bias, dtype=kind) for narrow, wide in pairwise(widths)
+        )
+        self.activation = ACTIVATIONS[activation]()
+        if shared:
+            self.again = self.activation
+        first: nn.Linear = self.layers[0]  # type: ignore[assignment]  # a ModuleList of Linear
+        with torch.no_grad():
+            for place, parameter in enumerate(self.parameters()):
+                parameter.copy_(exact_values(parameter.shape, kind, seed + place, span=3))
+        if tied and widths[0] == widths[1]:
+            for layer in self.layers[1:]:
+                if layer.weight.shape == first.weight.shape:
+                    layer.weight = first.weight
+        if frozen:
+            first.requires_grad_(False)
+        self.scale: torch.Tensor | None
+        self.shift: torch.Tensor | None
+        scale = torch.full((), 2, dtype=kind) if buffered else None
+        shift = exact_values((widths[-1],), kind, seed, span=3) if buffered else None
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the network's output for a batch of rows."""
+        last = len(self.layers) - 1
+        for place, layer in enumerate(self.layers):
+            x = layer(x)
+            if place < last or hasattr(self, "again"):
+                x = self.activation(x)
+        if self.scale is not None and self.shift is not None:
+            x = x * self.scale + self.shift
+        return x
+
+    def __repr__(self) -> str:
+        return f"Network({self._told})"

@@ -1,0 +1,1 @@
+"""Code written for CUDA on simulated devices."""

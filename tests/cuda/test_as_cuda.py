@@ -1,0 +1,389 @@
+"""simgpu.as_cuda(): what a program sees that names CUDA, and that nothing of it stays behind.
+
+Whole programs are in tests/cuda/programs; the functions of torch.cuda in test_names.
+"""
+
+import atexit
+import copy
+import io
+import pickle
+import threading
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch import randn as imported_before_anything
+
+import dataparallel
+import simgpu
+from simgpu.errors import DevicesActiveError, RealCudaError
+from tests.planted_faults.plant import Edit
+
+
+def test_the_devices_have_cudas_names(cuda):
+    assert cuda == [torch.device("cuda", index) for index in range(4)]
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == torch.accelerator.device_count() == 4
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+
+
+# Every way to make a tensor on a device that is named.
+MAKERS = {
+    "empty": lambda device: torch.empty(2, device=device),
+    "zeros": lambda device: torch.zeros(2, device=device),
+    "full": lambda device: torch.full((2,), 3.0, device=device),
+    "arange": lambda device: torch.arange(3, device=device),
+    "linspace": lambda device: torch.linspace(0, 1, 3, device=device),
+    "eye": lambda device: torch.eye(3, device=device),
+    "rand": lambda device: torch.rand(2, device=device),
+    "randn": lambda device: imported_before_anything(2, device=device),
+    "randint": lambda device: torch.randint(4, (2,), device=device),
+    "randperm": lambda device: torch.randperm(4, device=device),
+    "normal": lambda device: torch.normal(0.0, 1.0, (2,), device=device),
+    "drawn": lambda device: torch.rand(2, generator=torch.Generator(device), device=device),
+    "tril": lambda device: torch.tril_indices(3, 3, device=device),
+    "window": lambda device: torch.hann_window(4, device=device),
+    "tensor": lambda device: torch.tensor([1, 2], device=device),
+    "as_tensor": lambda device: torch.as_tensor([1, 2], device=device),
+    "as_tensor of a tensor": lambda device: torch.as_tensor(torch.ones(2), device=device),
+    "asarray": lambda device: torch.asarray([1, 2], device=device),
+    "scalar": lambda device: torch.scalar_tensor(2, device=device),
+    "strided": lambda device: torch.empty_strided((2,), (1,), device=device),
+    "like": lambda device: torch.zeros_like(torch.ones(2), device=device),
+    "like on a device": lambda device: torch.rand_like(torch.ones(2).cuda(3), device=device),
+    "new": lambda device: torch.ones(2).new_zeros(3, device=device),
+    "new on a device": lambda device: torch.ones(2).cuda(3).new_full((2,), 1, device=device),
+    "new tensor": lambda device: torch.ones(2).cuda(3).new_tensor([1], device=device),
+    "to": lambda device: torch.ones(2).to(device),
+    "to by name": lambda device: torch.ones(2).to(device=device, non_blocking=True),
+    "to with dtype": lambda device: torch.ones(2).to(device, torch.float64),
+    "between": lambda device: torch.ones(2).cuda(3).to(device),
+    "cuda": lambda device: torch.ones(2).cuda(device),
+    "cuda by name": lambda device: torch.ones(2).cuda(device=device, non_blocking=True),
+    "module": lambda device: nn.Linear(2, 2, device=device).weight,
+    "module to": lambda device: nn.Linear(2, 2).to(device).weight,
+    "module cuda": lambda device: nn.Linear(2, 2).cuda(device).weight,
+    "operator": lambda device: torch.ops.aten.ones.default([2], device=torch.device(device)),
+    "saved": lambda device: torch.load(saved(torch.ones(2)), map_location=device),
+    "storage": lambda device: torch.UntypedStorage(4, device=device),
+}
+
+
+def saved(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@given(named=st.sampled_from(["cuda:2", "cuda", 2, torch.device("cuda", 1)]))
+def test_every_way_to_make_a_tensor(make, named):
+    if named == 2 and make in ("operator", "saved", "drawn"):
+        named = "cuda:2"  # these take no number
+    with simgpu.as_cuda(4), torch.cuda.device(3):
+        made = MAKERS[make](named)
+        index = {"cuda": 3}.get(named, 1 if isinstance(named, torch.device) else 2)
+        assert made.device == torch.device("cuda", index)
+        assert made.is_cuda
+        if isinstance(made, torch.Tensor):
+            assert made.get_device() == index
+            assert not made.is_cpu
+
+
+def test_what_a_tensor_says_of_itself(cuda):
+    x = torch.ones(2, device="cuda:1")
+    assert repr(x) == "tensor([1., 1.], device='cuda:1')"
+    assert x.type() == "torch.cuda.FloatTensor"
+    assert isinstance(x, torch.cuda.FloatTensor)
+    assert not isinstance(x.cpu(), torch.cuda.FloatTensor)
+    assert x.type("torch.cuda.DoubleTensor").dtype is torch.float64
+    assert x.type(torch.cuda.LongTensor).device == x.device
+    assert x.long().type("torch.FloatTensor").device == torch.device("cpu")
+    assert x.untyped_storage().device == torch.device("cuda:1")
+    assert (torch.cuda.Stream(2).device, torch.cuda.Stream(2).device_index) == (cuda[2], 2)
+    assert torch.Generator("cuda:3").device == cuda[3]
+    assert torch.cuda.Event().device.type == "cuda"
+    assert not hasattr(x, "__cuda_array_interface__")
+
+
+def test_modules_without_shapes_move_before_they_have_any(cuda):
+    for net in (nn.LazyLinear(3).cuda(1), nn.LazyLinear(3).to("cuda:1")):
+        assert net(torch.ones(2, 7, device="cuda:1")).device == net.weight.device == cuda[1]
+
+
+def test_a_tensor_that_is_there_already_stays_itself(cuda):
+    x = torch.ones(2, device="cuda:1")
+    assert x.to("cuda:1") is x.cuda(1) is x.to(device=cuda[1]) is x.to(1) is x
+    assert torch.as_tensor(x, device="cuda:1") is x
+    with torch.cuda.device(1):
+        assert x.cuda() is x.to("cuda") is x
+    assert x.cuda().device == x.to("cuda").device == cuda[0]
+
+
+def test_devices_are_kept_apart(cuda):
+    with pytest.raises(RuntimeError, match="two devices"):
+        torch.ones(2, device="cuda:1") + torch.ones(2, device="cuda:2")
+    with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+        torch.ones(2, device="cuda:4")
+    with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+        torch.ones(2).cuda(4)
+
+
+def test_the_name_reaches_backward_hooks_and_functions_of_the_user(cuda):
+    seen = []
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(grad.device)
+            return grad * torch.full((), 2.0, device="cuda:1")
+
+    x = torch.ones(2, device="cuda:1", requires_grad=True)
+    x.register_hook(lambda grad: seen.append(grad.device))
+    Double.apply(x).sum().backward()
+    assert seen == [cuda[1], cuda[1]]
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_old_types_are_named_and_written_as_on_cuda(cuda):
+    x = torch.ones(2, device="cuda:1")
+    kind = torch.cuda.FloatTensor
+    assert f"{kind.__module__}.FloatTensor" == str(kind)[8:-2] == x.type()
+    assert x.cpu().type(kind).device == torch.cuda.FloatTensor([1.0]).device == cuda[0]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # once per process
+        assert x.storage().type() == "torch.cuda.FloatStorage"
+
+
+def test_what_streams_and_events_say_of_themselves(cuda):
+    stream, event = torch.cuda.Stream(1), torch.cuda.Event()
+    assert repr(stream) == f"<torch.cuda.Stream device=cuda:1 id={stream.stream_id}>"
+    assert repr(event) == "<torch.cuda.Event not recorded>"
+    assert isinstance(torch.Stream("cuda:1"), torch.cuda.Stream)
+    assert isinstance(torch.Event("cuda"), torch.cuda.Event)
+    with torch.Stream("cuda:2") as current:
+        assert torch.cuda.current_stream() == torch.accelerator.current_stream() == current
+        assert torch.cuda.current_device() == 2
+    assert torch.cuda.memory_summary(1).startswith("cuda:1 memory")
+
+
+def test_threads_see_the_same_world(cuda):
+    seen = []
+
+    def work(index):
+        torch.cuda.set_device(index)
+        seen.append((torch.zeros(1).cuda().device, torch.rand(1, device="cuda").device))
+
+    for index in range(4):
+        thread = threading.Thread(target=work, args=(index,))
+        thread.start()
+        thread.join()
+    assert seen == [(device, device) for device in cuda]
+    assert torch.cuda.current_device() == 0
+
+
+def test_default_devices(cuda):
+    torch.set_default_device("cuda:2")
+    try:
+        assert torch.ones(2).device == torch.tensor([1]).device == cuda[2]
+        torch.set_default_device("cuda")  # for which C++ asks for the current device
+        assert torch.get_default_device() == torch.tensor([1]).device == cuda[0]
+    finally:
+        torch.set_default_device(None)
+    with torch.device("cuda:1"):
+        assert nn.Linear(2, 2).weight.device == cuda[1]
+    with pytest.raises(NotImplementedError, match="set_default_device"):
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+
+
+def test_autocast_is_cudas(cuda):
+    x = torch.ones(2, 2, device="cuda")
+    assert not torch.is_autocast_enabled()
+    with torch.autocast("cuda"):
+        assert torch.is_autocast_enabled()
+        assert torch.is_autocast_enabled("cuda")
+        assert (x @ x).dtype == torch.get_autocast_gpu_dtype() == torch.float16
+        assert (x.cpu() @ x.cpu()).dtype is torch.float32
+        with torch.autocast("cuda", enabled=False):
+            assert (x @ x).dtype is torch.float32
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.get_autocast_dtype("cuda") == torch.bfloat16
+    assert not torch.is_autocast_enabled("cuda")
+    assert (x @ x).dtype is torch.float32
+
+
+def test_saving_says_cuda_and_loading_understands_it(cuda):
+    x = torch.arange(3.0, device="cuda:2")
+    assert b"cuda:2" in saved(x).getvalue()
+    assert b"simgpu" not in saved(x).getvalue()
+    assert torch.load(saved(x)).device == cuda[2]
+    assert torch.load(saved(x), map_location="cpu").device.type == "cpu"
+    assert torch.load(saved(x), map_location={"cuda:2": "cuda:1"}).device == cuda[1]
+    assert torch.load(saved(x), map_location=lambda storage, _: storage.cuda(3)).device == cuda[3]
+    for copied in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+        assert copied.device == cuda[2]
+        assert copied.tolist() == [0, 1, 2]
+
+
+def test_loading_to_a_device_that_is_not_there(cuda):
+    with simgpu_as_saved_elsewhere() as file, pytest.raises(RuntimeError, match=r"device_count|7"):
+        torch.load(file)
+
+
+def simgpu_as_saved_elsewhere():
+    """A file that says its tensor was on cuda:7."""
+    raw = saved(torch.arange(3.0, device="cuda:2")).getvalue()
+    return io.BytesIO(saved_without_checksums(raw))
+
+
+def saved_without_checksums(raw):
+    import zipfile
+
+    target = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(raw)) as old, zipfile.ZipFile(target, "w") as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry).replace(b"cuda:2", b"cuda:7"))
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("kind", [nn.DataParallel, dataparallel.DataParallel])
+def test_data_parallel_runs_on_all_devices(cuda, kind):
+    torch.manual_seed(0)
+    net = nn.Linear(5, 2).cuda()
+    alone = copy.deepcopy(net)
+    x = torch.randn(30, 5)
+    with simgpu.trace() as trace:
+        out = kind(net)(x)
+        out.sum().backward()
+    assert out.device == cuda[0]
+    assert {record.device.index for record in trace.kernels} == {0, 1, 2, 3}
+    torch.testing.assert_close(out, alone(x.cuda()))
+    alone(x.cuda()).sum().backward()
+    torch.testing.assert_close(net.weight.grad, alone.weight.grad)
+
+
+def everything_replaced():
+    """The names of `torch` that a block may replace, and what they stand for now."""
+    owners = [torch, torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs]
+    owners += [torch.cuda.nvtx, torch.cuda.nccl, torch.cuda.streams, torch.nn.parallel._functions]
+    owners += [torch.Tensor, torch.UntypedStorage, torch.Generator, torch.Stream, torch.Event]
+    owners += [torch.accelerator, torch.backends.cuda, torch.autograd.profiler, torch._C]
+    owners += [torch._subclasses.fake_tensor.FakeTensor]
+    # Loaded when first asked for, whoever asks.
+    lazy = {"_cupti_monitor", "_gpu_trace", "_memory_viz", "jiterator", "comm", "profiler"}
+    return {
+        (owner.__name__, name): value
+        for owner in owners
+        for name, value in list(vars(owner).items())
+        if name not in lazy
+    }
+
+
+def test_nothing_stays_behind():
+    with simgpu.devices(1):
+        pass  # the simulated devices' own registrations stay, for the whole process
+    before = everything_replaced()
+    with simgpu.as_cuda(2):
+        x = torch.ones(2, device="cuda:1")
+        assert everything_replaced() != before
+    assert everything_replaced() == before
+    assert not torch.cuda.is_available()
+    assert x.device == torch.device("simgpu:1")
+    with pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"):
+        torch.ones(2, device="cuda")
+    with simgpu.devices(2):
+        assert torch.ones(2, device="simgpu:1").device == torch.device("simgpu:1")
+
+
+def test_blocks_leave_nothing_to_do_at_the_end_of_the_process():
+    with simgpu.as_cuda(1):
+        pass
+    waiting = atexit._ncallbacks()
+    with simgpu.as_cuda(1):
+        pass
+    assert atexit._ncallbacks() == waiting
+
+
+def test_nothing_stays_behind_an_error():
+    before = everything_replaced()
+    with pytest.raises(KeyError, match="lost"), simgpu.as_cuda(2):
+        raise KeyError("lost")
+    assert everything_replaced() == before
+    with simgpu.as_cuda(3) as devices:
+        assert len(devices) == 3
+
+
+def test_blocks_do_not_nest(cuda):
+    with pytest.raises(DevicesActiveError), simgpu.as_cuda(2):
+        raise AssertionError("entered")
+    assert torch.ones(1, device="cuda:3").device == cuda[3]
+
+
+def test_real_cuda_is_not_hidden_unless_told_to(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(RealCudaError, match="2 real CUDA devices"), simgpu.as_cuda(4):
+        raise AssertionError("entered")
+    with simgpu.as_cuda(4, force=True):
+        assert torch.cuda.device_count() == 4
+    assert torch.cuda.device_count() == 2
+
+
+COVERED = """
+import torch, simgpu
+library = torch.library.Library("aten", "IMPL")
+library.impl("empty.memory_format", lambda *args, **kwargs: torch.empty(0), "CUDA")
+with simgpu.as_cuda(2):
+    print(torch.zeros(3, device="cuda:1").shape, torch.zeros(3, device="cuda:1").device)
+torch.cuda._lazy_init = lambda: None
+print(torch.empty(3, device="cuda:1").device)
+from simgpu._backend import devices
+from simgpu._cuda import as_cuda
+world = devices.devices(2)
+world.__enter__()
+as_cuda.start_process()
+print(torch.zeros(3, device="cuda:1").device)
+"""
+
+
+def test_kernels_of_a_cuda_build_are_hidden_for_as_long(python):
+    """A build with CUDA, on a machine without it, has a kernel that would look for a driver."""
+    done = python("-c", COVERED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["torch.Size([3]) cuda:1", "cpu", "cuda:1"]
+
+
+# What would be wrong, and the test above that says so.
+FAULTS = {
+    "a bare name is the first device": (
+        Edit(
+            "simgpu._cuda.renaming:to_simgpu",
+            "return torch.device(DEVICE_TYPE, world.resolve(device))",
+            "return torch.device(DEVICE_TYPE, device.index or 0)",
+        ),
+        lambda: test_every_way_to_make_a_tensor(make="zeros"),
+    ),
+    "a number is not understood": (
+        Edit("simgpu._cuda.renaming:_cuda", "index = world.resolve(device)", "index = 0"),
+        lambda: test_every_way_to_make_a_tensor(make="cuda"),
+    ),
+    "everyone is told the truth": (
+        Edit("simgpu._cuda.renaming:_is_cuda", "== DEVICE_TYPE", "== CUDA"),
+        lambda: test_every_way_to_make_a_tensor(make="to"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name):
+    edit, test = FAULTS[name]
+    with edit.planted(), pytest.raises(AssertionError):
+        test()

@@ -1,0 +1,240 @@
+"""The words of errors while simulated devices go by the name of CUDA: CUDA's, to the letter.
+
+The rows are those of `test_device_error_texts` and `test_device_error_cases`, which ask the same of
+real GPUs; here each is run on a few placements. The second part is about texts of built-in types,
+which PyTorch raises in C++, and about what is left alone.
+"""
+
+import traceback
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import simgpu
+from simgpu._cuda import error_texts
+from simgpu.errors import OutOfMemoryError, SimGPUError, UnsupportedError
+from tests.devices.messages import test_mismatches as texts
+from tests.devices.messages import test_misuse as cases
+from tests.devices.training.test_interrupts import Interrupt, Interrupter
+from tests.planted_faults.plant import Edit
+
+few = settings(max_examples=2)
+
+
+def on_cuda(test, **arguments):
+    with simgpu.as_cuda(3) as devices:
+        test.hypothesis.inner_test(devices=devices, **arguments)
+
+
+@pytest.mark.parametrize(("name", "slot"), texts.rows(texts.NAMED))
+@few
+@given(data=st.data())
+def test_kernels(name, slot, data):
+    on_cuda(
+        texts.test_a_kernel_names_the_argument_that_is_elsewhere, name=name, slot=slot, data=data
+    )
+
+
+@pytest.mark.parametrize(("name", "slot"), texts.rows(texts.ELEMENTWISE))
+@few
+@given(data=st.data())
+def test_elementwise_kernels(name, slot, data):
+    on_cuda(texts.test_an_elementwise_kernel_names_two_devices, name=name, slot=slot, data=data)
+
+
+CASES = {
+    "convolution": (cases.test_convolutions_name_the_types_of_both, {}),
+    "generators": (cases.test_generators_belong_to_a_device, {}),
+    "gradients": (cases.test_gradients_meet_on_one_device, {}),
+    "indexing": (
+        cases.test_indices_come_from_the_cpu_or_the_same_device,
+        {"name": "get", "mask": False},
+    ),
+    "numpy": (cases.test_numpy, {}),
+    "ordinals": (cases.test_ordinals, {"past": 3}),
+    **{
+        kind: (cases.test_recurrent_networks_name_input_and_parameters, {"kind": kind})
+        for kind in ("RNN", "LSTM", "GRU")
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@few
+@given(data=st.data())
+def test_cases(name, data):
+    test, arguments = CASES[name]
+    on_cuda(test, **arguments, data=data)
+
+
+def test_running_out_of_memory():
+    """Programs look for these words, and halve their batch."""
+    with simgpu.as_cuda(2, memory="4KiB"):
+        with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+            torch.empty(4096, device="cuda:1")
+        assert str(caught.value).startswith(
+            "CUDA out of memory. Tried to allocate 16.00 KiB. GPU 1 has a total capacity of 4.00"
+        )
+        assert isinstance(caught.value, SimGPUError)
+    with simgpu.devices(1, memory="4KiB"), pytest.raises(OutOfMemoryError, match="simgpu out of"):
+        torch.empty(4096, device="simgpu")
+
+
+# What is raised where no Python code of simgpu is in between.
+IN_CPP = {
+    "numpy": (lambda x, y: x.numpy(), TypeError),
+    "lstm": (lambda x, y: nn.LSTM(3, 3).to(x.device)(y), RuntimeError),
+    "generator": (
+        lambda x, y: torch.rand(2, generator=torch.Generator(x.device)),
+        RuntimeError,
+    ),
+    "attention": (lambda x, y: F.scaled_dot_product_attention(x, y, x), RuntimeError),
+    "stft": (
+        lambda x, y: torch.stft(x.flatten(), 4, window=torch.ones(4), return_complex=True),
+        RuntimeError,
+    ),
+    "pinning": (lambda x, y: x.pin_memory(), RuntimeError),
+    "backward": (lambda x, y: (x.requires_grad_() * 2).backward(y), RuntimeError),
+    "script": (lambda x, y: torch.jit.script(nn.Linear(3, 3)).cuda(1)(y), RuntimeError),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", IN_CPP)
+def test_what_cpp_says(cuda, name):
+    call, kind = IN_CPP[name]
+    x, y = torch.ones(3, 3, device="cuda:1"), torch.ones(3, 3, device="cuda:2")
+    with pytest.raises(kind) as caught:
+        call(x, y)
+    for text in (str(caught.value), "".join(traceback.format_exception_only(caught.value))):
+        assert "cuda" in text.lower()
+        assert "simgpu:" not in text
+        assert "'simgpu" not in text
+    assert caught.type is kind
+
+
+class Derived(RuntimeError):
+    """Of a program."""
+
+
+@example(text="simgpu:1 and 'simgpu' in torch.simgpu.FloatTensor on a simgpu device")
+@given(text=st.text())
+def test_all_other_texts_stay(text):
+    """Outside, and within for what says nothing of the devices; the error's own parts always."""
+    for kind in (RuntimeError, Derived, KeyError, ValueError):
+        said = str(kind(text))
+        with simgpu.as_cuda(1):
+            error = kind(text, 1)
+            assert error.args == (text, 1)
+            assert str(error) == str((text, 1)) or "simgpu" in text
+            assert str(kind(text)) == said or "simgpu" in text
+        assert str(kind(text)) == said
+        assert str(error) == str((text, 1))
+
+
+def test_what_is_no_device_keeps_its_name(cuda):
+    for text in (
+        "enter `with simgpu.devices(n)`, or `python -m simgpu run`",
+        "File /home/me/simgpu/launch.py",
+        "import simgpu",
+    ):
+        assert str(RuntimeError(text)) == text
+    with pytest.raises(UnsupportedError, match="simulated devices"):
+        torch.cuda.CUDAGraph()
+
+
+LAST_WORDS = """
+import simgpu, torch
+world = simgpu.as_cuda(2)
+world.__enter__()
+
+class Held:
+    def __del__(self):
+        print(str(RuntimeError("'simgpu'")))
+
+held = Held()
+held.me = held
+torch.ones(1, device="cuda:1").numpy()
+"""
+
+
+def test_the_last_words_of_a_process(python):
+    """The traceback of an error that nobody caught, and errors while all is taken down."""
+    done = python("-c", LAST_WORDS)
+    assert done.returncode == 1
+    assert "TypeError: can't convert cuda:1 device type tensor to numpy" in done.stderr
+    assert done.stdout == "'simgpu'\n"
+
+
+class Unspeakable:
+    """An argument of an error without a text."""
+
+    def __str__(self):
+        raise LookupError("no text")
+
+
+def test_a_text_that_raises_raises_what_it_does_elsewhere(cuda):
+    for kind in error_texts._KINDS:
+        with pytest.raises(LookupError, match="no text"):
+            str(kind(Unspeakable()))
+
+
+def test_an_interrupted_text_is_interrupted(cuda):
+    error = RuntimeError("tensors on simgpu:1")
+    with Interrupter(0) as whole:
+        str(error)
+    for at in range(1, whole.passed):  # the last moment is that at which this block ends
+        with pytest.raises(Interrupt), Interrupter(at):
+            str(error)
+    assert str(error) == "tensors on cuda:1"
+
+
+def test_derived_classes_keep_the_texts_of_their_other_bases():
+    with simgpu.as_cuda(1):
+
+        class Derived(RuntimeError, KeyError):
+            pass
+
+        inside = str(Derived("on simgpu:0"))
+    assert inside == "'on cuda:0'"
+    assert str(Derived("on simgpu:0")) == "'on simgpu:0'"
+    assert all("__str__" not in vars(kind) for kind in error_texts._KINDS)
+
+
+FAULTS = {
+    "the name is not translated": (
+        Edit("simgpu._naming:told", 'sub("cuda", text)', 'sub("simgpu", text)'),
+        lambda: test_kernels(name="mm", slot=0),
+    ),
+    "the slot is not restored": (
+        Edit("simgpu._cuda.error_texts:_undo", "words[slot] = _stock_slot", "pass"),
+        lambda: test_slots_are_restored(),
+    ),
+}
+
+
+def test_slots_are_restored():
+    before = slots()
+    with simgpu.as_cuda(1):
+        assert slots() != before
+    assert slots() == before
+
+
+def slots():
+    return [error_texts.words[(id(kind) >> 3) + error_texts._STR] for kind in error_texts._KINDS]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name):
+    edit, test = FAULTS[name]
+    before = slots()
+    try:
+        with edit.planted(), pytest.raises(AssertionError):
+            test()
+    finally:
+        for kind, slot in zip(error_texts._KINDS, before, strict=True):
+            error_texts.words[(id(kind) >> 3) + error_texts._STR] = slot

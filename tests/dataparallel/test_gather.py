@@ -1,0 +1,186 @@
+"""Gather: the outputs come back whole, in replica order, whichever replica finishes first."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dataparallel
+from tests.support import strategies
+from tests.support.observe import chosen, input_of, observe, place, plain, slot_of, values
+from tests.support.strategies import Rows
+
+# Long enough for the slowest machine: reaching it means that a turn never came.
+PATIENCE = 120
+
+
+@given(case=strategies.cases("gather"))
+def test_gather_undoes_scatter(devices, case):
+    seen = observe(case, devices)
+    assert seen["shape"] == list(case.shape)
+    assert seen["dtype"] == f"torch.{case.dtype}"
+    assert seen["slot"] == slot_of(place(case.target, devices), devices)
+    assert seen["values"] == plain(input_of(case, devices))
+
+
+@given(case=strategies.cases("gather"))
+def test_the_whole_is_a_copy(devices, case):
+    assert not any(observe(case, devices)["views"])
+
+
+@given(case=strategies.cases("gather"))
+def test_order_survives_what_devices_compute(devices, case):
+    """Each device changes its chunk in its own way; the changes come back where they belong."""
+    targets = chosen(case.slots, devices)
+    x = values(case.shape, "float32", case.seed)
+    pieces = x.tensor_split(len(targets), case.dim)
+    marked = [piece * (k + 2) + k for k, piece in enumerate(pieces)]
+    outputs = [
+        piece.to(target) * (k + 2) + k
+        for k, (piece, target) in enumerate(zip(pieces, targets, strict=True))
+    ]
+    whole = dataparallel.gather(outputs, place(case.target, devices), case.dim)
+    assert plain(whole) == plain(torch.cat(marked, case.dim))
+
+
+class Turns(nn.Module):
+    """A module whose replicas finish in a given order, made sure of by events."""
+
+    def __init__(self, order: list[int]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.before = {rank: order[k - 1] for k, rank in enumerate(order) if k}
+        self.done = {rank: threading.Event() for rank in order}
+        self.finished: list[int] = []
+
+    def forward(self, x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        mine = int(rank[0])
+        if mine in self.before and not self.done[self.before[mine]].wait(PATIENCE):
+            raise TimeoutError(f"replica {self.before[mine]} did not let replica {mine} go on")
+        out = x * self.scale
+        self.finished.append(mine)
+        self.done[mine].set()
+        return out
+
+
+@given(data=st.data())
+def test_order_survives_any_order_of_completion(devices, data):
+    targets = data.draw(strategies.device_lists(devices))
+    order = data.draw(st.permutations(range(len(targets))))
+    rows = data.draw(st.integers(1, 4))
+    turns = Turns(list(order)).to(targets[0])
+    x = values((rows * len(targets), 3), "float32", seed=len(targets))
+    rank = torch.arange(len(targets)).repeat_interleave(rows)
+    out = dataparallel.DataParallel(turns, device_ids=targets)(x, rank)
+    assert turns.finished == list(order)
+    assert plain(out) == plain(x)
+
+
+@given(data=st.data(), dim=st.sampled_from((0, 1, -1)))
+def test_gradient_is_cut_as_the_outputs_were(devices, data, dim):
+    """Outputs of any sizes, not only those that scatter makes, each get their own part back."""
+    targets = data.draw(strategies.device_lists(devices))
+    sizes = data.draw(st.lists(st.integers(0, 9), min_size=len(targets), max_size=len(targets)))
+    outputs = []
+    for k, (size, target) in enumerate(zip(sizes, targets, strict=True)):
+        shape = [2, 2]
+        shape[dim] = size
+        outputs.append(values(tuple(shape), "float32", k).to(target).requires_grad_())
+    whole = dataparallel.gather(outputs, targets[-1], dim)
+    weight = values(tuple(whole.shape), "float32", seed=3)
+    whole.backward(weight.to(whole.device))
+    for output, part in zip(outputs, weight.split(sizes, dim), strict=True):
+        assert output.grad.device == output.device
+        assert plain(output.grad) == plain(part)
+
+
+leaves = st.none() | st.builds(
+    Rows,
+    row=st.lists(st.integers(0, 3), max_size=2).map(tuple),
+    dtype=strategies.dtypes(),
+    seed=st.integers(0, 1000),
+)
+
+
+@given(data=st.data(), tree=strategies.nested(leaves))
+def test_structure_is_kept(devices, data, tree):
+    targets = data.draw(strategies.device_lists(devices))
+    batch = data.draw(strategies.batches(len(targets), 30))
+    whole = strategies.built(tree, batch)
+    back = dataparallel.gather(dataparallel.scatter(whole, targets), targets[0])
+    check_same(back, whole, targets[0])
+
+
+def check_same(back, whole, device):
+    assert type(back) is type(whole)
+    if isinstance(whole, torch.Tensor):
+        assert back.device == device
+        assert back.dtype == whole.dtype
+        assert back.shape == whole.shape
+        assert plain(back) == plain(whole)
+    elif isinstance(whole, dict):
+        assert list(back) == list(whole)
+        for key in whole:
+            check_same(back[key], whole[key], device)
+    elif isinstance(whole, list | tuple):
+        assert len(back) == len(whole)
+        for part, full in zip(back, whole, strict=True):
+            check_same(part, full, device)
+    else:
+        assert back is whole
+
+
+@given(data=st.data(), agree=st.booleans())
+def test_channels_last_only_if_all_agree(devices, data, agree):
+    targets = data.draw(strategies.device_lists(devices))
+    formats = [torch.channels_last] * len(targets)
+    if not agree:
+        formats[-1] = torch.contiguous_format
+    outputs = [
+        values((2, 3, 4, 5), "float32", k).to(target).contiguous(memory_format=layout)
+        for k, (target, layout) in enumerate(zip(targets, formats, strict=True))
+    ]
+    whole = dataparallel.gather(outputs, targets[0])
+    assert whole.is_contiguous(memory_format=torch.channels_last) == agree
+    assert plain(whole) == plain(torch.cat([output.cpu() for output in outputs]))
+
+
+@pytest.mark.filterwarnings("ignore:every replica returned a 0-dimensional tensor")
+@given(data=st.data())
+def test_scalars_become_a_vector(devices, data):
+    """A loss without dimensions cannot be joined along one: the user gets one for each replica."""
+    targets = data.draw(strategies.device_lists(devices))
+    losses = [torch.tensor(float(k), device=target) for k, target in enumerate(targets)]
+    assert plain(dataparallel.gather(losses, targets[0])) == [float(k) for k in range(len(targets))]
+
+
+def test_a_vector_of_scalars_is_told_once(devices):
+    losses = [torch.tensor(1.0, device=device) for device in devices]
+    with pytest.warns(UserWarning, match="0-dimensional") as told:
+        wholes = [dataparallel.gather(losses, devices[0]) for _ in range(3)]
+    assert len(told) == 1
+    assert [len(whole) for whole in wholes] == [len(devices)] * 3
+
+
+@given(
+    data=st.data(),
+    last=st.booleans(),
+    dim=st.integers(0, 3),
+    to_cpu=st.booleans(),
+)
+def test_large_outputs(devices, data, last, dim, to_cpu):
+    """Outputs of megabytes travel another way than small ones; what arrives is the same."""
+    targets = data.draw(strategies.device_lists(devices))
+    layout = torch.channels_last if last else torch.contiguous_format
+    outputs = [
+        values((4, 8, 64, 128), "float32", k).contiguous(memory_format=layout).to(target)
+        for k, target in enumerate(targets)
+    ]
+    wanted = torch.device("cpu") if to_cpu else targets[-1]
+    whole = dataparallel.gather(outputs, wanted, dim)
+    assert whole.device == wanted
+    assert whole.is_contiguous(memory_format=layout)
+    assert torch.equal(whole.cpu(), torch.cat([output.cpu() for output in outputs], dim))

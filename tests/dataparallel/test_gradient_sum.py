@@ -1,0 +1,138 @@
+"""Gradient summation: every replica's gradient is in the sum, once.
+
+Exact where it can be exact: integers small enough for the dtype have the same sum in any order, so
+they are compared bit for bit. On other data the bound is the rounding bound of summation,
+|s - s*| <= gamma(n-1) * sum|g| with gamma(k) = k*u / (1 - k*u), u the unit roundoff of the dtype
+and s* the sum in float64.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dataparallel
+from dataparallel import comm
+from tests.support import strategies
+from tests.support.observe import ExactNet, chosen, observe, plain, slot_of, sum_target, values
+
+ROUNDING = ("float32", "float16", "bfloat16")
+SUMMABLE = tuple(name for name in strategies.DTYPES if name != "bool")
+
+
+def check_bound(total: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    """Check `total` against the float64 sum of `parts`, with the rounding bound of summation."""
+    unit = torch.finfo(parts[0].dtype).eps / 2
+    steps = len(parts) - 1
+    gamma = steps * unit / (1 - steps * unit)
+    columns = [part.detach().cpu().double().flatten().tolist() for part in parts]
+    for got, *terms in zip(total.detach().cpu().double().flatten().tolist(), *columns, strict=True):
+        error, bound = abs(got - math.fsum(terms)), gamma * math.fsum(map(abs, terms))
+        strategies.tried(error=error / bound if bound else 0.0)
+        assert error <= bound
+
+
+@given(case=strategies.collective_cases("reduce_add", SUMMABLE))
+def test_exact_sums_are_bitwise(devices, case):
+    seen = observe(case, devices)
+    n = len(chosen(case.slots, devices))
+    parts = [values(case.shape, case.dtype, case.seed + k, span=9) for k in range(n)]
+    assert seen["values"] == plain(torch.stack(parts).sum(0, dtype=parts[0].dtype))
+    assert seen["slot"] == slot_of(sum_target(case, devices), devices)
+    assert seen["dtype"] == f"torch.{case.dtype}"
+
+
+@given(case=strategies.collective_cases("reduce_add", SUMMABLE))
+def test_summing_leaves_its_inputs_alone(devices, case):
+    seen = observe(case, devices)
+    assert seen["parts_after"] == seen["parts"]
+
+
+def ordinary(seed: int, count: int, dtype: str) -> list[torch.Tensor]:
+    """Return `count` small tensors of numbers of many magnitudes, whose sums have to round."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    exponents = torch.randint(-6, 7, (count, 4), generator=generator)
+    return list((numbers * 2.0**exponents).to(getattr(torch, dtype)).unbind())
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_other_sums_keep_the_rounding_bound(devices, dtype, data, seed):
+    targets = data.draw(strategies.device_lists(devices))
+    parts = ordinary(seed, len(targets), dtype)
+    placed = [part.to(target) for part, target in zip(parts, targets, strict=True)]
+    check_bound(comm.reduce_add(placed, targets[0]), parts)
+
+
+@given(data=st.data(), names=st.lists(st.sampled_from(SUMMABLE), min_size=1, max_size=6))
+def test_coalesced_sums_are_the_plain_ones(devices, data, names):
+    """Buckets, however small, change neither the sums nor their order, dtypes or shapes."""
+    targets = data.draw(strategies.device_lists(devices))
+    buffer_size = data.draw(st.sampled_from((1, 16, 64, 10 << 20)))
+    shapes = [tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=2))) for _ in names]
+    groups = [
+        [
+            values(shape, name, seed=k + 10 * place, span=9).to(target)
+            for k, (shape, name) in enumerate(zip(shapes, names, strict=True))
+        ]
+        for place, target in enumerate(targets)
+    ]
+    sums = comm.reduce_add_coalesced(groups, targets[0], buffer_size)
+    assert len(sums) == len(names)
+    for total, *parts in zip(sums, *groups, strict=True):
+        expected = torch.stack([part.cpu() for part in parts]).sum(0, dtype=parts[0].dtype)
+        assert total.device == targets[0]
+        assert total.dtype == parts[0].dtype
+        assert plain(total) == plain(expected)
+
+
+@given(case=strategies.step_cases())
+def test_parameter_gradients_are_those_of_one_device(devices, case):
+    """The sum over replicas is the gradient of the whole batch, bit for bit."""
+    seen = observe(case, devices)
+    net = ExactNet(case.shape[-1], case.dtype, case.seed).to(devices[0])
+    x = values(case.shape, case.dtype, case.seed + 7, span=3).to(devices[0]).requires_grad_()
+    out = net(x)
+    weight = values(tuple(out.shape), case.dtype, case.seed + 11, span=3).to(devices[0])
+    (out * weight).sum().backward()
+    assert seen["gradients"] == {name: plain(p.grad) for name, p in net.named_parameters()}
+    assert seen["input_gradient"] == plain(x.grad)
+
+
+class Scale(nn.Module):
+    """Its gradient on one row is that row, so that a replica's gradient is known exactly."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_the_sum_over_replicas_keeps_the_rounding_bound(devices, dtype, data, seed):
+    targets = data.draw(strategies.device_lists(devices))
+    rows = ordinary(seed, len(targets), dtype)
+    scale = Scale(getattr(torch, dtype)).to(targets[0])
+    out = dataparallel.DataParallel(scale, device_ids=targets)(torch.stack(rows).to(targets[0]))
+    out.backward(torch.ones_like(out))
+    check_bound(scale.weight.grad, rows)
+
+
+@given(case=strategies.step_cases(min_batch=1))
+def test_gradients_accumulate_over_steps(devices, case):
+    targets = chosen(case.slots, devices)
+    net = ExactNet(case.shape[-1], case.dtype, case.seed).to(targets[0])
+    parallel = dataparallel.DataParallel(net, device_ids=targets)
+    x = values(case.shape, case.dtype, case.seed, span=3).to(targets[0])
+    parallel(x).sum().backward()
+    once = {name: p.grad.clone() for name, p in net.named_parameters()}
+    parallel(x).sum().backward()
+    for name, parameter in net.named_parameters():
+        assert plain(parameter.grad) == plain(once[name] * 2)

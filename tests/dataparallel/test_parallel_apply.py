@@ -1,0 +1,234 @@
+"""parallel_apply: each replica in its own thread, on its own device, in its caller's grad mode."""
+
+import _thread
+import contextlib
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
+
+import dataparallel
+from tests.support import strategies
+from tests.support.observe import plain, values
+
+
+class Call(nn.Module):
+    """A module that is whatever function it is given."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+
+def device_module(device: torch.device):
+    return torch.get_device_module(device)
+
+
+def applied(function, targets, *more):
+    """Run `function` once per target, on a one-row input that is there already."""
+    inputs = [
+        (torch.full((1,), float(k), device=target), *more) for k, target in enumerate(targets)
+    ]
+    modules = [Call(function) for _ in targets]
+    return dataparallel.parallel_apply(modules, inputs, devices=targets)
+
+
+@given(data=st.data())
+def test_results_come_in_order(devices, data):
+    targets = data.draw(strategies.device_lists(devices))
+    outputs = applied(lambda x: x * 2 + 1, targets)
+    assert [plain(out) for out in outputs] == [[2.0 * k + 1] for k in range(len(targets))]
+    assert [out.device for out in outputs] == targets
+
+
+@given(data=st.data())
+def test_each_call_has_its_device_as_the_current_one(devices, data):
+    """A module that makes a tensor without naming an index gets it on its own device."""
+    targets = data.draw(strategies.device_lists(devices))
+    kind = targets[0].type
+    before = device_module(targets[0]).current_device()
+    made = applied(lambda x: torch.zeros(1, device=kind), targets)
+    assert [out.device for out in made] == targets
+    assert device_module(targets[0]).current_device() == before
+
+
+@given(data=st.data())
+def test_devices_default_to_where_the_inputs_are(devices, data):
+    targets = data.draw(strategies.device_lists(devices))
+    kind = targets[0].type
+    inputs = [(values((1,), "float32").to(target),) for target in targets]
+    modules = [Call(lambda x: torch.zeros(1, device=kind)) for _ in targets]
+    made = dataparallel.parallel_apply(modules, inputs)
+    assert [out.device for out in made] == targets
+
+
+@given(data=st.data())
+def test_each_call_is_on_the_callers_stream_of_its_device(devices, data):
+    targets = data.draw(strategies.device_lists(devices))
+    module = device_module(targets[0])
+    streams = {target: module.Stream(target) for target in targets}
+    with contextlib.ExitStack() as stack:
+        for stream in streams.values():
+            stack.enter_context(module.stream(stream))
+        found = applied(lambda x: module.current_stream(x.device), targets)
+    assert found == [streams[target] for target in targets]
+
+
+@given(data=st.data())
+def test_keywords_reach_their_own_replica(devices, data):
+    targets = data.draw(strategies.device_lists(devices))
+    modules = [Call(lambda x, *, times: x * times) for _ in targets]
+    inputs = [(torch.ones(1, device=target),) for target in targets]
+    keywords = [{"times": k} for k in range(len(targets))]
+    outputs = dataparallel.parallel_apply(modules, inputs, keywords, targets)
+    assert [plain(out) for out in outputs] == [[float(k)] for k in range(len(targets))]
+
+
+@given(data=st.data(), enabled=st.booleans())
+def test_grad_mode_reaches_every_replica(devices, data, enabled):
+    targets = data.draw(strategies.device_lists(devices))
+    modes = []
+    with torch.set_grad_enabled(enabled):
+        applied(lambda x: modes.append(torch.is_grad_enabled()), targets)
+    assert modes == [enabled] * len(targets)
+
+
+@given(data=st.data(), enabled=st.booleans())
+def test_autocast_reaches_every_replica(devices, data, enabled):
+    targets = data.draw(strategies.device_lists(devices))
+    kind = targets[0].type
+    modes = []
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=enabled):
+        applied(lambda x: modes.append(torch.is_autocast_enabled(kind)), targets)
+    assert modes == [enabled] * len(targets)
+
+
+@pytest.mark.devices(8)
+def test_replicas_run_at_the_same_time(devices):
+    """All of them must be inside their forward before any may leave."""
+    together = threading.Barrier(len(devices), timeout=120)
+    threads = applied(lambda x: (together.wait(), threading.get_ident())[1], devices)
+    assert len(set(threads)) == len(devices)
+
+
+@pytest.mark.devices(4)
+def test_replicas_that_wait_for_each_other_end_though_the_caller_is_interrupted(devices):
+    """The first one interrupts the caller before the last one has begun."""
+    together = threading.Barrier(len(devices), timeout=20)
+    ended = threading.Semaphore(0)
+
+    def wait(x):
+        if x.device == devices[0]:
+            _thread.interrupt_main()
+        together.wait()
+        ended.release()
+
+    with pytest.raises(KeyboardInterrupt):
+        applied(wait, devices)
+    assert all(ended.acquire(timeout=20) for _ in devices)
+
+
+# What a replica may leave in its thread, and how another one would see it there.
+LEFT = {
+    "autocast": (
+        lambda kind: torch.autocast(kind).__enter__(),
+        lambda kind: torch.is_autocast_enabled(kind),
+    ),
+    "autocast cache": (
+        lambda kind: torch.set_autocast_cache_enabled(False),
+        lambda kind: not torch.is_autocast_cache_enabled(),
+    ),
+    "grad mode": (
+        lambda kind: torch.set_grad_enabled(False),
+        lambda kind: not torch.is_grad_enabled(),
+    ),
+    "inference mode": (
+        lambda kind: torch.inference_mode().__enter__(),
+        lambda kind: torch.is_inference_mode_enabled(),
+    ),
+    "default device": (
+        lambda kind: torch.set_default_device("meta"),
+        lambda kind: torch.empty(1).device.type == "meta",
+    ),
+    "saved-tensor hooks": (
+        lambda kind: save_on_cpu().__enter__(),
+        lambda kind: torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
+    ),
+    "saved-tensor hooks disabled": (
+        lambda kind: disable_saved_tensors_hooks("not here").__enter__(),
+        lambda kind: not torch._C._autograd._saved_tensors_hooks_is_enabled(),
+    ),
+}
+
+
+@pytest.mark.devices(2, at_least=True)  # a single module runs in the caller's thread
+@given(data=st.data(), name=st.sampled_from(sorted(LEFT)))
+def test_what_a_replica_leaves_in_its_thread_reaches_no_other(devices, data, name):
+    """Neither the next one of the same call, which may get the same thread, nor the next call."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    leave, is_there = LEFT[name]
+    kind = targets[0].type
+
+    def look_and_leave(x):
+        found = is_there(kind)
+        leave(kind)
+        return found
+
+    for _ in range(2):
+        assert applied(look_and_leave, targets) == [False] * len(targets)
+
+
+def test_a_single_module_runs_in_the_callers_thread(devices):
+    assert applied(lambda x: threading.get_ident(), devices[:1]) == [threading.get_ident()]
+
+
+class ReplicaError(Exception):
+    """Raised on purpose."""
+
+
+@given(data=st.data())
+def test_the_first_failure_is_raised_again(devices, data):
+    """Its type is kept, and its text says which replica, which device and where in the code."""
+    targets = data.draw(strategies.device_lists(devices))
+    failing = data.draw(st.sets(st.sampled_from(range(len(targets))), min_size=1))
+
+    def broken(x):
+        if int(x) in failing:
+            raise ReplicaError(f"number {int(x)} is broken")
+        return x
+
+    with pytest.raises(ReplicaError) as caught:
+        applied(broken, targets)
+    first = min(failing)
+    text = str(caught.value)
+    assert f"number {first} is broken" in text
+    # A single module runs in the caller's thread: its error is its own, as without replicas.
+    if len(targets) > 1:
+        assert f"replica {first}" in text
+        assert str(targets[first]) in text
+        assert "in broken" in text
+
+
+@given(data=st.data())
+def test_no_failure_is_lost_among_results(devices, data):
+    """One failing replica is enough, whatever the others return."""
+    targets = data.draw(strategies.device_lists(devices))
+    bad = data.draw(st.sampled_from(range(len(targets))))
+
+    def broken(x):
+        return x if int(x) != bad else [][1]
+
+    with pytest.raises(IndexError, match="list index out of range"):
+        applied(broken, targets)
+
+
+def test_numbers_of_modules_and_inputs_must_agree(devices):
+    with pytest.raises((ValueError, AssertionError), match="2"):
+        dataparallel.parallel_apply([nn.Identity()] * 2, [(torch.ones(1, device=devices[0]),)])

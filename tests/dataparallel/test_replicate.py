@@ -1,0 +1,160 @@
+"""Broadcast and replicate: where the copies are, what they share, and what flows back."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dataparallel
+from dataparallel import comm
+from tests.support import strategies
+from tests.support.observe import chosen, observe, plain, same_memory, slot_of, values
+
+
+class Branched(nn.Module):
+    """A network with a tie, a frozen part, an unused slot, buffers and nesting."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3, bias=False))
+        self.head = nn.Linear(3, 3)
+        self.head.weight = self.body[0].weight
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_parameter("unused", None)
+        self.register_buffer("count", torch.zeros(2))
+        self.register_buffer("hidden", torch.ones(1, dtype=torch.int64), persistent=False)
+        self.again = self.body[2]
+        with torch.no_grad():
+            for k, parameter in enumerate(self.parameters()):
+                parameter.copy_(values(tuple(parameter.shape), parameter.dtype, seed + k, span=5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.again(self.body(x))) * self.frozen + self.count[0]
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by their name as attributes, ties under each of their names."""
+    found = {}
+    for path, child in module.named_modules(remove_duplicate=False):
+        names = [*child._parameters, *child._buffers]
+        for name in names:
+            value = getattr(child, name)
+            if value is not None:
+                found[f"{path}.{name}"] = value
+    return found
+
+
+@given(case=strategies.collective_cases("broadcast"))
+def test_broadcast_puts_the_same_values_everywhere(devices, case):
+    seen = observe(case, devices)
+    targets = chosen(case.slots, devices)
+    assert seen["slots"] == [slot_of(target, devices) for target in targets]
+    assert seen["values"] == [plain(values(case.shape, case.dtype, case.seed))] * len(targets)
+    assert not any(seen["views"][1:])
+
+
+@given(
+    data=st.data(),
+    names=st.lists(st.sampled_from(strategies.DTYPES), min_size=1, max_size=6),
+    buffer_size=st.sampled_from((1, 16, 64, 10 << 20)),
+)
+def test_buckets_change_nothing(devices, data, names, buffer_size):
+    targets = data.draw(strategies.device_lists(devices))
+    shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
+    sent = [values(shape, name, k).to(targets[0]) for k, name in enumerate(names)]
+    received = comm.broadcast_coalesced(sent, targets, buffer_size)
+    assert len(received) == len(targets)
+    for copies, target in zip(received, targets, strict=True):
+        assert [copy.device for copy in copies] == [target] * len(names)
+        assert [copy.dtype for copy in copies] == [x.dtype for x in sent]
+        assert [plain(copy) for copy in copies] == [plain(x) for x in sent]
+
+
+@given(data=st.data(), seed=st.integers(0, 100), detach=st.booleans())
+def test_each_replica_is_whole_and_at_home(devices, data, seed, detach):
+    targets = data.draw(strategies.device_lists(devices))
+    module = Branched(seed).to(targets[0])
+    original = tensors_of(module)
+    replicas = dataparallel.replicate(module, targets, detach)
+    assert len(replicas) == len(targets)
+    for replica, target in zip(replicas, targets, strict=True):
+        copied = tensors_of(replica)
+        assert set(copied) == set(original)
+        assert {tensor.device for tensor in copied.values()} == {target}
+        assert {n: plain(t) for n, t in copied.items()} == {
+            n: plain(t) for n, t in original.items()
+        }
+        assert [type(child) for child in replica.modules()] == [
+            type(child) for child in module.modules()
+        ]
+
+
+@given(data=st.data())
+def test_ties_stay_tied(devices, data):
+    targets = data.draw(strategies.device_lists(devices))
+    module = Branched().to(targets[0])
+    for replica in dataparallel.replicate(module, targets):
+        assert replica.head.weight is replica.body[0].weight
+        assert replica.again is replica.body[2]
+
+
+@given(data=st.data())
+def test_only_the_first_replica_shares_buffers(devices, data):
+    """What replica 0 writes into a buffer lasts; what the others write does not."""
+    targets = data.draw(strategies.device_lists(devices))
+    module = Branched().to(targets[0])
+    for k, replica in enumerate(dataparallel.replicate(module, targets)):
+        assert same_memory(replica.count, module.count) == (k == 0)
+        assert same_memory(replica.hidden, module.hidden) == (k == 0)
+        assert replica.count.grad_fn is None
+        assert not replica.count.requires_grad
+
+
+@pytest.mark.devices(8, distinct=True)
+@given(slots=strategies.device_slots(min_size=2))
+def test_no_other_replica_shares_memory(devices, slots):
+    targets = chosen(slots, devices)
+    module = Branched().to(targets[0])
+    replicas = [tensors_of(replica) for replica in dataparallel.replicate(module, targets)]
+    original = tensors_of(module)
+    for name in original:
+        for k in range(1, len(targets)):
+            assert not same_memory(replicas[k][name], original[name])
+            assert not same_memory(replicas[k][name], replicas[k - 1][name])
+
+
+@given(data=st.data(), frozen=st.booleans())
+def test_gradients_flow_back_to_the_original(devices, data, frozen):
+    """A replica's tensors are no leaves: what is done with them ends in the module's gradients."""
+    targets = data.draw(strategies.device_lists(devices))
+    module = nn.Linear(2, 2).to(targets[0])
+    module.bias.requires_grad_(not frozen)
+    replicas = dataparallel.replicate(module, targets)
+    used = [replica.weight.sum() * (k + 1) for k, replica in enumerate(replicas)]
+    for replica in replicas:
+        assert not replica.weight.is_leaf
+        assert replica.bias.requires_grad == (not frozen)
+    torch.autograd.backward(used)
+    total = len(targets) * (len(targets) + 1) / 2
+    assert plain(module.weight.grad) == [[total] * 2] * 2
+    assert module.weight.grad.device == targets[0]
+
+
+@given(data=st.data(), training=st.booleans())
+def test_replicas_follow_the_mode_and_leave_the_module_as_it_was(devices, data, training):
+    targets = data.draw(strategies.device_lists(devices))
+    module = Branched().to(targets[0]).train(training)
+    before = {name: id(tensor) for name, tensor in tensors_of(module).items()}
+    replicas = dataparallel.replicate(module, targets)
+    assert {child.training for replica in replicas for child in replica.modules()} == {training}
+    assert {name: id(tensor) for name, tensor in tensors_of(module).items()} == before
+    assert all(replica is not module for replica in replicas)
+
+
+@given(data=st.data())
+def test_a_detached_replica_asks_for_no_gradient(devices, data):
+    targets = data.draw(strategies.device_lists(devices))
+    replicas = dataparallel.replicate(nn.Linear(2, 2).to(targets[0]), targets, detach=True)
+    assert [replica.weight.grad_fn for replica in replicas] == [None] * len(targets)
+    assert not any(replica.weight.requires_grad for replica in replicas[1:])

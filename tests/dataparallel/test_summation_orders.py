@@ -1,0 +1,117 @@
+"""However hardware adds: the properties of sums hold for every order in which NCCL may sum.
+
+`simgpu.comm.reduction` chooses the order; with any but "ordered", `dataparallel` takes the way it
+takes on GPUs that have NCCL. Always on simulated devices: hardware has one order and does not say
+which.
+"""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dataparallel
+from dataparallel import comm
+from dataparallel._transfer import nccl
+from simgpu.comm import reduction
+from tests.dataparallel.test_gradient_sum import ROUNDING, Scale, check_bound, ordinary
+from tests.support import strategies
+from tests.support.observe import ExactNet, plain, values
+from tests.support.training import check_training, few
+
+MODELS = ("ordered", "ring", "tree", "random")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The sums that NCCL was asked for."""
+    found = []
+    reduce = nccl.reduce
+    monkeypatch.setattr(nccl, "reduce", lambda *args: found.append(args) or reduce(*args))
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_is_asked_and_peer_copies_are_not(simulated, asked, model):
+    parts = [torch.ones(3, device=device) for device in simulated[:4]]
+    with reduction(model):
+        assert plain(comm.reduce_add(parts, simulated[0])) == [4, 4, 4]
+    assert len(asked) == (model != "ordered")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_exact_sums_are_bitwise(simulated, model, data, seed):
+    targets = data.draw(strategies.device_lists(simulated))
+    dtype = data.draw(st.sampled_from(("float32", "float16", "bfloat16", "int32", "complex64")))
+    parts = [values((5, 3), dtype, seed + k, span=9) for k in range(len(targets))]
+    placed = [part.to(target) for part, target in zip(parts, targets, strict=True)]
+    wanted = data.draw(st.sampled_from(targets))
+    with reduction(model, seed):
+        total = comm.reduce_add(placed, wanted)
+    assert total.device == wanted
+    assert plain(total) == plain(sum(parts))
+    assert [plain(part) for part in placed] == [plain(part) for part in parts]
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@given(data=st.data(), model=st.sampled_from(MODELS), seed=st.integers(0, 99))
+def test_other_sums_keep_the_rounding_bound(simulated, dtype, data, model, seed):
+    targets = data.draw(strategies.device_lists(simulated))
+    parts = ordinary(seed, len(targets), dtype)
+    placed = [part.to(target) for part, target in zip(parts, targets, strict=True)]
+    with reduction(model, seed):
+        check_bound(comm.reduce_add(placed, targets[0]), parts)
+
+
+def test_the_models_add_in_different_orders(simulated):
+    """Else the two properties above would be about one order only."""
+    sums = set()
+    parts = [part.to(d) for part, d in zip(ordinary(3, 8, "float16"), simulated, strict=True)]
+    for model in MODELS:
+        with reduction(model, seed=1):
+            sums.add(tuple(plain(comm.reduce_add(parts, simulated[0]))))
+    assert len(sums) == len(MODELS)
+
+
+@given(data=st.data(), model=st.sampled_from(MODELS), seed=st.integers(0, 99))
+def test_gradients_keep_the_rounding_bound(simulated, data, model, seed):
+    targets = data.draw(strategies.device_lists(simulated, min_size=2))
+    rows = ordinary(seed, len(targets), "float32")
+    scale = Scale(torch.float32).to(targets[0])
+    parallel = dataparallel.DataParallel(scale, device_ids=targets)
+    with reduction(model, seed):
+        out = parallel(torch.stack(rows).to(targets[0]))
+        out.backward(torch.ones_like(out))
+    check_bound(scale.weight.grad, rows)
+
+
+@few
+@given(data=st.data(), model=st.sampled_from(MODELS), optimizer=st.sampled_from(("SGD", "Adam")))
+def test_exact_training_is_that_of_one_device(simulated, data, model, optimizer):
+    targets = data.draw(strategies.device_lists(simulated, min_size=2))
+
+    def make():
+        real = nn.Linear(4, 3, dtype=torch.float64)
+        return nn.Sequential(real, nn.ReLU(), nn.Linear(3, 2, dtype=torch.float64))
+
+    with reduction(model):
+        check_training(make, targets, optimizer, steps=2)
+
+
+@few
+@given(data=st.data(), model=st.sampled_from(MODELS))
+def test_replicas_are_the_module(simulated, data, model):
+    """What is broadcast arrives whole, also where one tensor is a bucket of its own."""
+    targets = data.draw(strategies.device_lists(simulated))
+    net = ExactNet(3, "float32", seed=len(targets)).to(targets[0])
+    with reduction(model):
+        replicas = dataparallel.replicate(net, targets)
+        copies = comm.broadcast(net.first.weight.detach(), targets)
+    for replica, copy, target in zip(replicas, copies, targets, strict=True):
+        assert copy.device == target
+        assert plain(copy) == plain(net.first.weight)
+        for mine, original in zip(replica.parameters(), net.parameters(), strict=True):
+            assert mine.device == target
+            assert plain(mine) == plain(original)

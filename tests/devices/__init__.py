@@ -1,0 +1,1 @@
+"""True on every device, real or simulated."""

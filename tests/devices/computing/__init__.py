@@ -1,0 +1,1 @@
+"""Operators, autocast, transforms, and which devices may mix."""

@@ -1,0 +1,244 @@
+"""Autocast: the dtype in which every operator runs.
+
+What an operator gives under autocast is computed on the CPU without autocast, from arguments that
+are cast by hand as the operator's policy says.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from simgpu._kernels.autocast_policy import OVERLOAD_WITH_DTYPE, POLICIES, Policy
+from tests.support import strategies
+from tests.support.autocast_calls import CALLS, ONLY_ON_DEVICES
+from tests.support.observe import plain, values
+
+HALVES = (torch.float16, torch.bfloat16)
+LOWER = st.sampled_from(HALVES)
+CASTABLE = (torch.float32, *HALVES)
+
+
+def operator(name):
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def mapped(arguments, function):
+    """Arguments of an operator with `function` applied to every tensor, also in lists."""
+
+    def one(a):
+        return function(a) if isinstance(a, torch.Tensor) else a
+
+    return tuple([*map(one, a)] if isinstance(a, list) else one(a) for a in arguments)
+
+
+def floats(arguments):
+    found = []
+    mapped(arguments, lambda x: found.append(x) if x.is_floating_point() else None)
+    return found
+
+
+def results(value):
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def by_hand(name, arguments, lower):
+    """The operator without autocast, its arguments cast as its policy says."""
+    policy = POLICIES[name]
+    tensors = floats(arguments)
+    target = {Policy.LOWER_PRECISION: lower, Policy.FLOAT32: torch.float32}.get(policy)
+    if policy is Policy.WIDEST:
+        target = torch.float32 if any(x.dtype is torch.float32 for x in tensors) else lower
+    if target is None and tensors[0].dtype in CASTABLE:
+        op = operator(OVERLOAD_WITH_DTYPE.get(name, name))
+        return op(*arguments, dtype=torch.float32)
+    cast = mapped(arguments, lambda x: x.to(target) if x.dtype in CASTABLE else x)
+    return operator(name)(*cast)
+
+
+# Devices have one kernel for what the CPU does in several steps, each rounded to `lower`.
+IN_ONE_KERNEL = {"gru_cell", "lstm_cell", "scaled_dot_product_attention"}
+
+
+def rounding(name, lower):
+    """How far two ways of computing `name` may differ; torch's own bounds for most operators."""
+    if name not in IN_ONE_KERNEL:
+        return {}
+    return dict.fromkeys(("atol", "rtol"), 8 * torch.finfo(lower).eps)
+
+
+def drawn(data, name, dtypes):
+    """Arguments for `name` on the CPU; every tensor has one of `dtypes`."""
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+
+    def t(*shape):
+        x = torch.rand(shape, generator=generator) * 0.8 + 0.1
+        return x.to(data.draw(st.sampled_from(dtypes)))
+
+    def i(high, *shape):
+        return torch.randint(high, shape, generator=generator)
+
+    return CALLS[name](t, i)
+
+
+def there(arguments, device, gradients=False):
+    """Copies of `arguments` on `device`."""
+    copies = mapped(arguments, lambda x: x.detach().to(device, copy=True))
+    for x in floats(copies):
+        x.requires_grad_(gradients)
+    return copies
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+@strategies.fewer_examples
+@given(data=st.data(), lower=LOWER)
+def test_operators_run_in_the_dtype_of_their_policy(devices, name, data, lower):
+    """Values, dtypes and gradients, for arguments in any mixture of dtypes that CUDA takes."""
+    device = data.draw(st.sampled_from(devices))
+    mixture = (torch.float32, lower) if POLICIES[name] is Policy.WIDEST else CASTABLE
+    arguments = drawn(data, name, data.draw(st.sampled_from((mixture, (torch.float64,)))))
+    here, moved = there(arguments, "cpu", True), there(arguments, device, True)
+    expected = results(by_hand(name, here, lower))
+    with torch.autocast(device.type, dtype=lower):
+        got = results(operator(name)(*moved))
+    assert [x.dtype for x in got] == [x.dtype for x in expected]
+    assert {x.device for x in got} == {device}
+    bound = rounding(name, lower)
+    for x, y in zip(got, expected, strict=True):
+        torch.testing.assert_close(x.cpu(), y, **bound)
+    for outs in (expected, got):
+        sum(x.double().sum() for x in outs if x.requires_grad).backward()
+    for x, y in zip(floats(moved), floats(here), strict=True):
+        assert x.grad.dtype is x.dtype
+        torch.testing.assert_close(x.grad.cpu(), y.grad, **bound)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+@strategies.fewer_examples
+@given(data=st.data(), lower=LOWER)
+def test_autocast_leaves_the_cpu_alone(devices, name, data, lower):
+    arguments = drawn(data, name, (torch.float32,))
+    expected = results(operator(name)(*arguments))
+    with torch.autocast(devices[0].type, dtype=lower):
+        got = results(operator(name)(*arguments))
+    assert [x.dtype for x in got] == [x.dtype for x in expected]
+    assert [plain(x) for x in got] == [plain(x) for x in expected]
+
+
+def test_a_number_on_the_cpu_does_not_count(devices):
+    """A CPU tensor without dimensions may take part: it is not cast and makes nothing wider."""
+    x = torch.ones(3, device=devices[0], dtype=torch.float16)
+    with torch.autocast(devices[0].type):
+        assert torch.atan2(x, torch.tensor(1.0)).dtype is torch.float16
+
+
+OTHERS = {
+    "add": lambda x, y: x + y,
+    "mul_": lambda x, y: x.mul_(y),
+    "relu": lambda x, y: x.relu(),
+    "tanh": lambda x, y: x.tanh(),
+    "cat": lambda x, y: torch.cat([x, y]),
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "mean": lambda x, y: y.mean(),
+    "max_pool": lambda x, y: functional.max_pool2d(x[None], 2),
+    "batch_norm": lambda x, y: functional.batch_norm(x, None, None, training=True),
+    "out": lambda x, y: torch.mm(x, x, out=torch.empty_like(x)),
+    "in_place": lambda x, y: x.exp_(),
+    "sum of integers": lambda x, y: x.to(torch.int64).sum(),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+@strategies.fewer_examples
+@given(data=st.data(), lower=LOWER)
+def test_other_operators_run_as_without_autocast(devices, name, data, lower):
+    device = data.draw(st.sampled_from(devices))
+    dtypes = [data.draw(st.sampled_from(CASTABLE)) for _ in range(2)]
+    made = [values((4, 4), "float32", seed, span=5).to(device) for seed in (0, 1)]
+    pair = [x.to(dtype) for x, dtype in zip(made, dtypes, strict=True)]
+    expected = OTHERS[name](*(x.clone() for x in pair))
+    with torch.autocast(device.type, dtype=lower):
+        got = OTHERS[name](*(x.clone() for x in pair))
+    assert got.dtype is expected.dtype
+    assert plain(got.float()) == plain(expected.float())
+
+
+def test_the_callers_dtype_is_kept(devices):
+    x = torch.ones(3, 4, device=devices[0])
+    with torch.autocast(devices[0].type):
+        assert x.sum(dtype=torch.float16).dtype is torch.float16
+        assert x.half().softmax(1, torch.float16).dtype is torch.float16
+        assert x.half().softmax(1, None).dtype is torch.float32
+
+
+def test_binary_cross_entropy_is_refused(devices):
+    x = torch.full((3,), 0.5, device=devices[0])
+    with (
+        torch.autocast(devices[0].type),
+        pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"),
+    ):
+        functional.binary_cross_entropy(x, x)
+    assert functional.binary_cross_entropy(x, x).dtype is torch.float32
+
+
+@given(lower=LOWER)
+def test_another_half_dtype_is_refused_where_the_widest_counts(devices, lower):
+    other = HALVES[lower is HALVES[0]]
+    x = torch.ones(3, device=devices[0])
+    with (
+        torch.autocast(devices[0].type, dtype=lower),
+        pytest.raises(RuntimeError, match="Unexpected floating ScalarType in at::autocast"),
+    ):
+        torch.dot(x.to(other), x.to(lower))
+
+
+def test_a_dtype_that_is_no_half_turns_autocast_off(devices):
+    x = torch.ones(2, 2, device=devices[0])
+    with pytest.warns(UserWarning, match="target dtype is not supported"):
+        region = torch.autocast(devices[0].type, dtype=torch.float64)
+    with region:
+        assert (x @ x).dtype is torch.float32
+
+
+def cuda_policies():
+    """The lists in the header that the installed PyTorch ships."""
+    lists = {
+        "AT_FORALL_LOWER_PRECISION_FP": Policy.LOWER_PRECISION,
+        "AT_FORALL_FP32": Policy.FLOAT32,
+        "AT_FORALL_FP32_SET_OPT_DTYPE": Policy.FLOAT32_DTYPE,
+        "AT_FORALL_PROMOTE": Policy.WIDEST,
+    }
+    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+    text = header.read_text().replace("\\\n", " ")
+    found = {"binary_cross_entropy": Policy.BANNED}
+    for macro, policy in lists.items():
+        line = re.search(rf"#define {macro}\(_\)(.*)", text)
+        for name, overload in re.findall(r"_\((\w+)(?:,\s*(\w+))?\)", line[1]):
+            found[f"{name}.{overload}" if overload else name] = policy
+    line = re.search(r"#define AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE\(_\)(.*)", text)
+    for name in re.findall(r'"(.*?)"', line[1]):
+        found[name] = Policy.FLOAT32_OVERLOAD
+    return found
+
+
+def test_the_policies_are_cudas(simulated):
+    """The lists are those of this PyTorch's header, and what is registered is what CUDA has."""
+    here = cuda_policies()
+    assert {name: policy for name, policy in POLICIES.items() if name in here} == here
+    registered = {
+        key: set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+        for key in ("AutocastCUDA", "AutocastPrivateUse1")
+    }
+    cuda = {name for name in registered["AutocastCUDA"] if "cudnn" not in name}
+    assert registered["AutocastPrivateUse1"] == cuda
+    assert {f"aten::{name}" for name in here} == cuda
+
+
+def test_every_operator_of_a_policy_is_called():
+    called = {*CALLS, *ONLY_ON_DEVICES, "binary_cross_entropy"}
+    assert called == set(POLICIES)

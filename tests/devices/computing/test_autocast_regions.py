@@ -1,0 +1,269 @@
+"""Autocast regions: where casting starts and ends, and what is kept until then.
+
+Nested regions, the casts of parameters, threads, and what runs a forward pass in some other way:
+custom functions, checkpoints, data parallelism, recurrent and attention modules.
+"""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import dataparallel
+from tests.support.observe import plain, values
+
+HALVES = (torch.float16, torch.bfloat16)
+LOWER = st.sampled_from(HALVES)
+
+
+@given(path=st.lists(st.tuples(st.booleans(), LOWER), max_size=4))
+def test_regions_nest(devices, path):
+    """The innermost region decides, and leaving it brings back the one around it."""
+    x = torch.ones(2, 2, device=devices[0])
+
+    def deeper(path, expected):
+        assert (x @ x).dtype is expected
+        if path:
+            (enabled, lower), *rest = path
+            with torch.autocast(devices[0].type, dtype=lower, enabled=enabled):
+                deeper(rest, lower if enabled else torch.float32)
+            assert (x @ x).dtype is expected
+
+    deeper(path, torch.float32)
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts to another dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default
+        return func(*args, **(kwargs or {}))
+
+
+def casts_of(weight, uses, **options):
+    """How many casts `uses` products with `weight` take, in one outermost region."""
+    x = weight.detach().to(torch.float16)
+    with torch.autocast(weight.device.type, **options), Casts() as casts:
+        for depth in range(uses):
+            with torch.autocast(weight.device.type) if depth % 2 else nullcontext():
+                (x @ weight).sum()
+    return casts.count
+
+
+@given(data=st.data(), uses=st.integers(1, 4))
+def test_a_parameter_is_cast_once_per_region(devices, data, uses):
+    device = data.draw(st.sampled_from(devices))
+    weight = nn.Parameter(torch.ones(2, 2, device=device))
+    assert casts_of(weight, uses) == 1
+    assert casts_of(weight, uses) == 1
+    assert casts_of(weight, 1, cache_enabled=False) == 1
+    assert casts_of(weight.detach(), uses) == uses
+    assert casts_of(weight * 1, uses) == uses
+    view = weight.detach()[:].requires_grad_()
+    assert casts_of(view, uses) == uses
+    half = weight.detach().bfloat16().requires_grad_()
+    assert casts_of(half, uses) == uses
+
+
+def test_without_the_cache_every_use_casts(devices):
+    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
+    x = torch.ones(2, 2, device=devices[0], dtype=torch.float16)
+    with torch.autocast(devices[0].type, cache_enabled=False), Casts() as casts:
+        for _ in range(3):
+            x @ weight
+    assert casts.count == 3
+
+
+@pytest.mark.parametrize("where", ["device", "cpu"])
+def test_a_region_sees_what_the_optimizer_wrote(devices, where):
+    """On devices, and as ever on the CPU."""
+    device = torch.device("cpu") if where == "cpu" else devices[0]
+    weight = nn.Parameter(torch.ones(2, 2, device=device))
+    for step in range(1, 4):
+        with torch.autocast(device.type):
+            product = weight.detach() @ weight
+        assert plain(product.detach()) == plain(torch.full((2, 2), 2.0 * step * step))
+        with torch.no_grad():
+            weight += 1
+
+
+def test_a_cast_made_without_gradients_still_has_one(devices):
+    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
+    x = torch.ones(2, 2, device=devices[0])
+    with torch.autocast(devices[0].type):
+        with torch.no_grad():
+            x @ weight
+        y = x @ weight
+    y.sum().backward()
+    assert plain(weight.grad) == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_a_cast_made_for_inference_is_not_used_in_training(devices):
+    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
+    x = torch.ones(2, 2, device=devices[0], requires_grad=True)
+    with torch.autocast(devices[0].type):
+        with torch.inference_mode():
+            x @ weight
+        y = x @ weight
+    y.sum().backward()
+    assert plain(x.grad) == plain(weight.grad) == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_regions_keep_nothing_alive(devices, no_collector):
+    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
+    gone = weakref.ref(weight)
+    held = torch.get_device_module(devices[0]).memory_allocated(devices[0])
+    with torch.autocast(devices[0].type):
+        (weight @ weight).exp()
+    assert torch.get_device_module(devices[0]).memory_allocated(devices[0]) == held
+    with pytest.raises(KeyError), torch.autocast(devices[0].type):
+        raise KeyError(float((weight @ weight).detach()[0, 0]))
+    assert torch.get_device_module(devices[0]).memory_allocated(devices[0]) == held
+    del weight
+    assert gone() is None
+    assert gc.collect() == 0
+
+
+@pytest.mark.devices(4)
+def test_threads_have_regions_of_their_own(devices):
+    """A region of one thread is none of the other threads'; all of them may be in one."""
+
+    def work(device, lower):
+        weight = nn.Parameter(torch.full((2, 2), 2.0, device=device))
+        outside = (weight @ weight).dtype
+        with torch.autocast(device.type, dtype=lower):
+            product = weight @ weight
+        product.float().sum().backward()
+        return outside, product.dtype, plain(weight.grad)
+
+    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
+    lowers = [HALVES[slot % 2] for slot in range(4)]
+    with torch.autocast(devices[0].type), ThreadPoolExecutor(4) as pool:
+        before = weight @ weight
+        answers = list(pool.map(work, devices, lowers))
+        after = weight @ weight
+    assert answers == [(torch.float32, lower, [[8.0, 8.0], [8.0, 8.0]]) for lower in lowers]
+    assert before.dtype is after.dtype is torch.float16
+
+
+@given(data=st.data(), lower=LOWER)
+def test_data_parallel_casts_on_every_device(devices, data, lower):
+    count = data.draw(st.integers(1, len(devices)))
+    net = nn.Linear(3, 2).to(devices[0])
+    with torch.no_grad():
+        net.weight.copy_(values((2, 3), "float32", span=5))
+        net.bias.zero_()
+    x = values((2 * count, 3), "float32", span=5)
+    model = dataparallel.DataParallel(net, device_ids=devices[:count])
+    with torch.autocast(devices[0].type, dtype=lower):
+        out = model(x.to(devices[0]))
+    out.sum().backward()
+    assert out.dtype is lower
+    assert plain(out.detach().float()) == plain(x @ values((2, 3), "float32", span=5).t())
+    assert net.weight.grad.dtype is torch.float32
+    assert plain(net.weight.grad) == plain(x.sum(0).expand(2, 3))
+
+
+class Product(torch.autograd.Function):
+    """A product that remembers the dtypes that its two passes computed in."""
+
+    seen: tuple = ()
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        y = x @ w
+        Product.seen = (y.dtype,)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        Product.seen += ((x.float() @ w.float()).dtype,)
+        return grad @ w.to(grad.dtype).t(), x.to(grad.dtype).t() @ grad
+
+
+@given(lower=LOWER, enabled=st.booleans(), cast_inputs=st.booleans())
+def test_custom_functions(devices, lower, enabled, cast_inputs):
+    """The backward pass runs as the forward pass did; `cast_inputs` runs both without autocast."""
+    kind = devices[0].type
+    cast = {"cast_inputs": torch.float32} if cast_inputs else {}
+
+    class Function(Product):
+        forward = staticmethod(torch.amp.custom_fwd(Product.forward, device_type=kind, **cast))
+        backward = staticmethod(torch.amp.custom_bwd(Product.backward, device_type=kind))
+
+    x = torch.ones(2, 2, device=devices[-1], requires_grad=True)
+    with torch.autocast(kind, dtype=lower, enabled=enabled):
+        y = Function.apply(x, x)
+    y.sum().backward()
+    expected = lower if enabled and not cast_inputs else torch.float32
+    assert Product.seen == (expected, expected)
+    assert x.grad.dtype is torch.float32
+    assert plain(x.grad) == [[4.0, 4.0], [4.0, 4.0]]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@given(data=st.data(), lower=LOWER)
+def test_checkpoints_compute_in_the_same_dtype_again(devices, reentrant, data, lower):
+    device = data.draw(st.sampled_from(devices))
+    seen = []
+
+    def block(x):
+        y = net(x)
+        seen.append(y.dtype)
+        return y.exp()
+
+    net = nn.Linear(2, 2).to(device)
+    x = torch.full((2, 2), 0.25, device=device, requires_grad=True)
+    grads = []
+    for way in (block, lambda x: checkpoint(block, x, use_reentrant=reentrant)):
+        net.zero_grad()
+        with torch.autocast(device.type, dtype=lower):
+            loss = way(x).sum()
+        loss.backward()
+        grads.append(plain(net.weight.grad))
+    assert seen == [lower] * 3
+    assert grads[0] == grads[1]
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+@given(data=st.data(), lower=LOWER)
+def test_recurrent_modules(devices, make, data, lower):
+    device = data.draw(st.sampled_from(devices))
+    net = make(3, 4, 2).to(device)
+    x = values((5, 2, 3), "float32", span=5).to(device) / 4
+    expected, _ = net(x)
+    with torch.autocast(device.type, dtype=lower):
+        out, state = net(x)
+    states = state if isinstance(state, tuple) else (state,)
+    assert {y.dtype for y in (out, *states)} == {lower}
+    torch.testing.assert_close(out.float(), expected, atol=0.05, rtol=0.05)
+    out.float().sum().backward()
+    assert all(p.grad.dtype is torch.float32 for p in net.parameters())
+
+
+@given(lower=LOWER, train=st.booleans(), half_input=st.booleans())
+def test_attention_is_cast_in_training_and_in_evaluation(devices, lower, train, half_input):
+    """The fused paths of evaluation, which autocast cannot see into, are not taken."""
+    device = devices[-1]
+    attention = nn.MultiheadAttention(4, 2, batch_first=True).to(device).train(train)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True).to(device).train(train)
+    x = torch.ones(2, 3, 4, device=device, dtype=lower if half_input else torch.float32)
+    with torch.no_grad(), torch.autocast(device.type, dtype=lower):
+        out, weights = attention(x, x, x)
+        assert (out.dtype, weights.dtype) == (lower, torch.float32)
+        assert layer(x).dtype is torch.float32
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -1,0 +1,226 @@
+"""What separates devices: no mixing, no aliasing, no index past the end, no silent way to numpy."""
+
+import operator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import strategies
+from tests.support.observe import place, plain, same_memory, slot_of, values
+
+TOGETHER = r"Expected all tensors to be on the same device|expected .* on"
+
+MIXERS = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "eq": torch.eq,
+    "maximum": torch.maximum,
+    "matmul": torch.matmul,
+    "cat": lambda a, b: torch.cat([a, b]),
+    "stack": lambda a, b: torch.stack([a, b]),
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "add_": lambda a, b: a.add_(b),
+    "addmm": lambda a, b: torch.addmm(a, a, b),
+    "linear": torch.nn.functional.linear,
+    "mse_loss": torch.nn.functional.mse_loss,
+    "addcmul": lambda a, b: torch.addcmul(a, a, b),
+    "foreach": lambda a, b: torch._foreach_add([a], [b]),
+}
+
+
+@pytest.mark.devices(4, distinct=True)
+@pytest.mark.parametrize("name", sorted(MIXERS))
+@given(pair=st.lists(st.integers(-1, 3), min_size=2, max_size=2, unique=True))
+def test_mixing_devices_raises(devices, name, pair):
+    one, other = (values((2, 2), "float32").to(place(slot, devices)) for slot in pair)
+    with pytest.raises(RuntimeError, match=TOGETHER) as caught:
+        MIXERS[name](one, other)
+    text = str(caught.value)
+    assert str(one.device) in text
+    assert str(other.device) in text or "cpu" in (one.device.type, other.device.type)
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(slot=st.integers(0, 3), first=st.booleans())
+def test_a_cpu_scalar_may_mix(devices, slot, first):
+    x = values((3,), "float32").to(devices[slot])
+    scalar = torch.tensor(2.0)
+    total = scalar + x if first else x + scalar
+    assert total.device == devices[slot]
+    assert plain(total) == plain(values((3,), "float32") + 2)
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(pair=st.lists(st.integers(0, 3), min_size=2, max_size=2, unique=True))
+def test_a_scalar_of_another_device_may_not(devices, pair):
+    one, other = pair
+    x = values((3,), "float32").to(devices[one])
+    with pytest.raises(RuntimeError, match=TOGETHER):
+        x + torch.tensor(2.0, device=devices[other])
+
+
+@given(slot=st.integers(0, 7), dtype=strategies.dtypes())
+def test_numpy_needs_the_cpu(devices, slot, dtype):
+    x = values((3,), dtype).to(place(slot, devices))
+    with pytest.raises(TypeError, match=r"can't convert .* device type tensor to numpy"):
+        x.numpy()
+
+
+@given(
+    past=st.integers(0, 50),
+    make=st.sampled_from(
+        (
+            lambda device: torch.empty(1, device=device),
+            lambda device: torch.arange(3, device=device),
+            lambda device: torch.randn(2, device=device),
+            lambda device: torch.ones(2).to(device),
+            lambda device: torch.tensor([1.0], device=device),
+            lambda device: torch.nn.Linear(1, 1).to(device),
+            lambda device: torch.get_device_module(device).synchronize(device),
+        )
+    ),
+)
+def test_an_index_past_the_end_raises(devices, past, make):
+    kind = devices[0].type
+    count = torch.get_device_module(kind).device_count()
+    with pytest.raises(RuntimeError, match=r"(?i)invalid device"):
+        make(torch.device(kind, count + past))
+    assert plain(torch.ones(1, device=devices[0])) == [1.0]
+
+
+COPIES = {
+    "to": lambda x, device: x.to(device),
+    "method": lambda x, device: getattr(x, device.type)(
+        *() if device.type == "cpu" else (device.index,)
+    ),
+    "to_copy": lambda x, device: x.to(device, copy=True),
+    "non_blocking": lambda x, device: x.to(device, non_blocking=True),
+    "copy_": lambda x, device: torch.empty_like(x, device=device).copy_(x),
+    "new_tensor": lambda x, device: torch.zeros_like(x, device=device).copy_(x, non_blocking=True),
+    "module": lambda x, device: torch.nn.ParameterList([x]).to(device)[0],
+    "data": lambda x, device: x.data.to(device),
+    "view": lambda x, device: x[1:].to(device),
+}
+
+
+@pytest.mark.parametrize("way", sorted(COPIES))
+@given(pair=st.lists(st.integers(-1, 7), min_size=2, max_size=2), data=st.data())
+def test_a_copy_never_aliases_its_source(devices, way, pair, data):
+    """Write to one, and the other is unchanged, between any two devices and the CPU."""
+    source, target = (place(slot, devices) for slot in pair)
+    dtype = "float32" if way == "module" else data.draw(strategies.dtypes())
+    x = values((3, 2), dtype).to(source)
+    if source == target and way != "to_copy":
+        return check_stays(x, target, way)
+    copy = COPIES[way](x, target)
+    assert copy.device == target
+    assert plain(copy) == plain(x[1:] if way == "view" else x)
+    assert not same_memory(copy, x)
+    assert not same_memory(x, copy)
+    return None
+
+
+def check_stays(x, target, way):
+    """A tensor that is there already is not copied, except by a request for a copy."""
+    assert x.to(target) is x
+    assert same_memory(COPIES[way](x, target), x) == (way not in ("copy_", "new_tensor"))
+
+
+@given(slot=st.integers(0, 7), dtype=strategies.dtypes(), data=st.data())
+def test_copies_keep_values_strides_and_types(devices, slot, dtype, data):
+    shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4)))
+    order = data.draw(st.permutations(range(len(shape))))
+    x = values(shape, dtype).permute(*order)
+    there = x.to(place(slot, devices))
+    back = there.cpu()
+    assert there.dtype == back.dtype == x.dtype
+    assert there.shape == x.shape
+    assert there.stride() == x.to("cpu", copy=True).stride()
+    assert plain(back) == plain(x)
+
+
+VIEWS = {
+    "index": lambda x: x[1],
+    "slice": lambda x: x[:, 1:],
+    "step": lambda x: x[::2],
+    "view": lambda x: x.view(-1),
+    "reshape": lambda x: x.reshape(6, 2),
+    "transpose": lambda x: x.t(),
+    "permute": lambda x: x.permute(1, 0),
+    "expand": lambda x: x[:1].expand(3, 4),
+    "unsqueeze": lambda x: x.unsqueeze(0),
+    "narrow": lambda x: x.narrow(0, 1, 2),
+    "diagonal": lambda x: x.diagonal(),
+    "unfold": lambda x: x.unfold(0, 2, 1),
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 2)),
+    "chunk": lambda x: x.chunk(2)[1],
+    "unbind": lambda x: x.unbind()[0],
+    "detach": lambda x: x.detach(),
+    "view_as": lambda x: x.view_as(x),
+    "flatten": lambda x: x.flatten(),
+}
+
+
+@pytest.mark.parametrize("name", sorted(VIEWS))
+@given(slot=st.integers(0, 7), dtype=strategies.dtypes())
+def test_views_share_memory_and_version(devices, name, slot, dtype):
+    """A view is on its base's device and index; writes through either show in both."""
+    x = values((3, 4), dtype).to(place(slot, devices))
+    view = VIEWS[name](x)
+    assert view.device == x.device
+    assert plain(view) == plain(VIEWS[name](values((3, 4), dtype)))
+    assert same_memory(x, view)
+    version = x._version
+    view.zero_()
+    assert x._version == view._version == version + 1
+    assert plain(x) != plain(values((3, 4), dtype))
+    assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def test_backward_notices_a_write_to_what_it_saved(devices):
+    x = torch.ones(3, device=devices[-1], requires_grad=True)
+    product = x * 2
+    square = product * product
+    product[0] = 5
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.sum().backward()
+
+
+@given(slot=st.integers(0, 7), index=st.integers(0, 7))
+def test_a_default_device_is_obeyed_with_its_index(devices, slot, index):
+    wanted, current = place(slot, devices), place(index, devices)
+    with torch.device(wanted):
+        assert torch.ones(2).device == wanted
+    with torch.get_device_module(current).device(current):
+        assert slot_of(torch.ones(2, device=current.type).device, devices) == slot_of(
+            current, devices
+        )
+
+
+@given(
+    slots=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+    to_host=st.booleans(),
+    mask=st.booleans(),
+    in_place=st.booleans(),
+)
+def test_a_number_from_anywhere_is_put_anywhere(devices, slots, to_host, mask, in_place):
+    """`x[index] = loss`: a value without dimensions comes along, from any device to any other."""
+    home = torch.device("cpu") if to_host else place(slots[0], devices)
+    x = torch.zeros(3, device=home)
+    value = torch.tensor(5.0, device=place(slots[1], devices), requires_grad=True)
+    index = torch.tensor([False, True, True] if mask else [1, 2], device=home)
+    if in_place:
+        x[index] = value
+    else:
+        x = x.index_put((index,), value)
+    assert (x.device, x.tolist()) == (home, [0, 5, 5])
+    x.sum().backward()
+    assert (value.grad.device, value.grad.item()) == (value.device, 2)
+
+
+def test_more_than_a_number_stays_where_it_is(devices):
+    x = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="two devices"):
+        x[torch.tensor([1, 2])] = torch.ones(2, device=devices[0])

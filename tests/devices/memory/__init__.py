@@ -1,0 +1,1 @@
+"""Storages, pinned memory, the ledger."""

@@ -1,0 +1,99 @@
+"""Memory accounting: bytes belong to the device that holds them, until the last view is gone."""
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import strategies
+from tests.support.observe import values
+
+sizes = st.lists(st.integers(0, 300), min_size=1, max_size=3).map(tuple)
+
+
+def allocated(devices):
+    module = torch.get_device_module(devices[0])
+    return [module.memory_allocated(device) for device in devices]
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(slot=st.integers(0, 3), shape=sizes, dtype=strategies.dtypes())
+def test_bytes_are_counted_where_they_are(devices, slot, shape, dtype):
+    before = allocated(devices)
+    x = torch.empty(shape, dtype=getattr(torch, dtype), device=devices[slot])
+    taken = [after - b for after, b in zip(allocated(devices), before, strict=True)]
+    assert taken[slot] >= x.numel() * x.element_size()
+    assert taken[slot] == 0 or x.numel()
+    assert sum(taken) == taken[slot]
+    del x
+    assert allocated(devices) == before
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(slot=st.integers(0, 3), shape=sizes)
+def test_views_take_nothing_and_keep_their_memory_alive(devices, slot, shape):
+    empty = allocated(devices)
+    x = torch.empty(shape, device=devices[slot])
+    held = allocated(devices)
+    view = x.view(-1)[1:].unsqueeze(0)
+    assert allocated(devices) == held
+    del x
+    assert allocated(devices) == held
+    del view
+    assert allocated(devices) == empty
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(pair=st.permutations(range(4)), shape=sizes)
+def test_a_copy_is_counted_on_its_target(devices, pair, shape):
+    source, target = pair[0], pair[1]
+    x = torch.empty(shape, device=devices[source])
+    before = allocated(devices)
+    copy = x.to(devices[target])
+    after = allocated(devices)
+    assert after[source] == before[source]
+    assert after[target] - before[target] >= copy.numel() * 4
+    del x, copy
+
+
+@given(data=st.data(), count=st.integers(1, 5))
+def test_the_peak_is_the_most_there_was(devices, data, count):
+    module = torch.get_device_module(devices[0])
+    device = data.draw(st.sampled_from(devices))
+    module.reset_peak_memory_stats(device)
+    start = module.memory_allocated(device)
+    held = [torch.empty(1024, device=device) for _ in range(count)]
+    most = module.memory_allocated(device)
+    assert most - start >= count * 4096
+    del held
+    assert module.memory_allocated(device) == start
+    assert module.max_memory_allocated(device) == most
+    module.reset_peak_memory_stats(device)
+    assert module.max_memory_allocated(device) == start
+
+
+def train(device, steps):
+    """Return the bytes held on `device` after each step."""
+    layer = torch.nn.Linear(8, 8).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    held = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        layer(values((16, 8), "float32").to(device)).square().mean().backward()
+        optimizer.step()
+        held.append(torch.get_device_module(device).memory_allocated(device))
+    return held
+
+
+@given(data=st.data(), steps=st.integers(1, 3))
+def test_training_leaves_nothing_behind(devices, no_collector, data, steps):
+    """Without the garbage collector's help: nothing in a step may be a reference cycle."""
+    device = data.draw(st.sampled_from(devices))
+    train(device, 1)  # the first optimizer of a process imports much, in cycles
+    gc.collect()
+    start = torch.get_device_module(device).memory_allocated(device)
+    assert len(set(train(device, steps))) == 1
+    assert torch.get_device_module(device).memory_allocated(device) == start
+    assert gc.collect() == 0

@@ -1,0 +1,267 @@
+"""Storages of a device: made, resized, copied, saved and loaded, with whoever shares them."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.support import strategies
+from tests.support.observe import Case, input_of, place, plain, same_memory, values
+
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+
+slots = st.integers(0, 7)
+cases = st.builds(
+    Case,
+    op=st.just("storage"),
+    slots=st.just(()),
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
+    dtype=strategies.dtypes(),
+    layout=strategies.layouts(),
+    seed=st.integers(0, 1000),
+    source=slots,
+)
+
+
+def held(device):
+    return torch.get_device_module(device).memory_allocated(device)
+
+
+def storage_of(data, device):
+    """A storage of these bytes on `device`."""
+    return torch.tensor(data, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def saved(value, **options):
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    file.seek(0)
+    return file
+
+
+TARGETS = {
+    "the device it was on": lambda home, other: (None, home),
+    "the CPU": lambda home, other: ("cpu", torch.device("cpu")),
+    "a string": lambda home, other: (str(other), other),
+    "a device": lambda home, other: (other, other),
+    "a dict": lambda home, other: ({str(home): str(other)}, other),
+    "a dict without it": lambda home, other: ({"nowhere": str(other)}, home),
+    "a function": lambda home, other: (lambda storage, _: storage.to(device=other), other),
+    "a function to the CPU": lambda home, other: (lambda storage, _: storage, torch.device("cpu")),
+    "a function that declines": lambda home, other: (lambda storage, _: None, home),
+}
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+@given(case=cases, other=slots, weights_only=st.booleans(), zipped=st.booleans())
+def test_what_is_loaded_is_what_was_saved(devices, target, case, other, weights_only, zipped):
+    """Values, dtype, strides, who shares memory with whom; on the device that was asked for."""
+    x, other = input_of(case, devices), place(other, devices)
+    home = x.device
+    file = saved({"x": x, "view": x[:1]}, _use_new_zipfile_serialization=zipped)
+    where, expected = TARGETS[target](home, other)
+    before = held(expected) if expected.type != "cpu" else None
+    loaded = torch.load(file, map_location=where, weights_only=weights_only)
+    y = loaded["x"]
+    assert y.device == loaded["view"].device == expected
+    assert (y.dtype, y.stride()) == (x.dtype, x.stride())
+    assert plain(y) == plain(x)
+    assert same_memory(loaded["view"], y)
+    assert not same_memory(y, x)
+    if before is not None:
+        taken = held(expected) - before
+        fresh = torch.UntypedStorage(y.untyped_storage().nbytes(), device=expected)
+        assert held(expected) - before == 2 * taken, "the views must share one storage"
+        del fresh
+
+
+@given(past=st.integers(0, 50), weights_only=st.booleans())
+def test_loading_to_a_device_that_is_not_there_raises(devices, past, weights_only):
+    kind = devices[0].type
+    count = torch.get_device_module(kind).device_count()
+    file = saved(torch.ones(2, device=devices[0]))
+    with pytest.raises(RuntimeError, match=rf"device_count\(\) is {count}"):
+        torch.load(file, map_location=f"{kind}:{count + past}", weights_only=weights_only)
+
+
+COPIERS = {
+    "deepcopy": copy.deepcopy,
+    "save": lambda value: torch.load(saved(value), weights_only=False),
+}
+
+
+@pytest.mark.parametrize("way", sorted(COPIERS))
+@given(case=cases)
+def test_copies_keep_sharing_within_and_share_nothing_without(devices, way, case):
+    x = input_of(case, devices)
+    y, row, storage = COPIERS[way]((x, x[:1], x._typed_storage()))
+    assert y.device == x.device
+    assert (y.dtype, y.stride(), plain(y)) == (x.dtype, x.stride(), plain(x))
+    assert storage._untyped_storage._cdata == y.untyped_storage()._cdata
+    assert same_memory(row, y)
+    assert not same_memory(y, x)
+
+
+@given(case=cases)
+def test_a_pickled_tensor_comes_back_where_it_was(devices, case):
+    x = input_of(case, devices)
+    y = pickle.loads(pickle.dumps(x))
+    assert (y.device, y.dtype, y.stride()) == (x.device, x.dtype, x.stride())
+    assert plain(y) == plain(x)
+    assert not same_memory(y, x)
+
+
+@given(slot=slots, seed=st.integers(0, 100))
+def test_a_deep_copied_optimizer_trains_the_deep_copied_module(devices, slot, seed):
+    device = place(slot, devices)
+    net = nn.Linear(3, 2).to(device)
+    x = values((4, 3), "float32", seed).to(device).requires_grad_()
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(2):
+        net(x).square().sum().backward()
+        optimizer.step()
+    twin, its_optimizer, its_x = copy.deepcopy((net, optimizer, x))
+    assert its_optimizer.param_groups[0]["params"][0] is twin.weight
+    assert isinstance(twin.weight, nn.Parameter)
+    assert twin.weight.device == its_x.grad.device == device
+    assert plain(its_x.grad) == plain(x.grad)
+    assert not same_memory(its_x.grad, x.grad)
+    before = plain(net.weight)
+    for model, its in ((twin, its_optimizer), (net, optimizer)):
+        assert plain(model.weight) == before
+        its.zero_grad()
+        model(x.detach()).square().sum().backward()
+        its.step()
+    assert plain(twin.weight) == plain(net.weight) != before
+
+
+@given(slot=slots, start=st.integers(1, 40), sizes=st.lists(st.integers(0, 3000), max_size=5))
+def test_a_storage_that_is_resized_keeps_its_bytes_and_its_views(devices, slot, start, sizes):
+    """Whoever stands on it sees the new memory, and it takes what a fresh one would take."""
+    device = place(slot, devices)
+    before = held(device)
+    x = values((start,), "uint8").to(device)
+    model, view, storage = x.tolist(), x[:], x.untyped_storage()
+    for size in sizes:
+        storage.resize_(size)
+        kept = min(len(model), size)
+        view.set_(view.untyped_storage(), 0, (size,), (1,))
+        assert view[:kept].tolist() == model[:kept]
+        view[kept:] = 7
+        model = model[:kept] + [7] * (size - kept)
+        seen = min(start, size)
+        assert x[:seen].tolist() == model[:seen]
+        assert storage.tolist() == model
+        taken = held(device) - before
+        fresh = torch.UntypedStorage(size, device=device)
+        assert held(device) - before == 2 * taken
+        del fresh
+    del x, view, storage
+    assert held(device) == before
+
+
+@given(slot=slots, count=st.integers(1, 6), extra=st.integers(1, 400))
+def test_all_tensors_over_a_storage_grow_with_it(devices, slot, count, extra):
+    x = values((count,), "float32").to(place(slot, devices))
+    view = x.view(-1)
+    x.resize_(count + extra)
+    assert plain(x[:count]) == plain(view) == plain(values((count,), "float32"))
+    assert same_memory(x[:count], view)
+    view.set_(view.untyped_storage(), 1, (count + 2 * extra,), (1,))
+    assert plain(view[: count - 1]) == plain(x[1:count])
+    assert same_memory(view, x)
+
+
+STORAGE_USES = {
+    "tolist": lambda s: s.tolist(),
+    "item": lambda s: s[len(s) - 1],
+    "slice": lambda s: s[1:].tolist(),
+    "clone": lambda s: s.clone().tolist(),
+    "copy": lambda s: copy.copy(s).tolist(),
+    "cpu": lambda s: s.cpu().tolist(),
+    "new": lambda s: [s.new().nbytes(), s.new().device == s.device],
+    "to": lambda s: s.to(device="cpu").tolist(),
+    "type": lambda s: s.type(),
+    "iter": lambda s: sum(s),
+    "len": lambda s: (len(s), s.nbytes(), s.size()),
+    "bytes as float": lambda s: s[: len(s) // 4 * 4].clone().nbytes(),
+}
+
+
+@pytest.mark.parametrize("use", sorted(STORAGE_USES))
+@given(data=st.lists(st.integers(0, 255), min_size=2, max_size=20), slot=slots)
+def test_a_storage_answers_as_one_on_the_cpu(devices, use, data, slot):
+    storage = storage_of(data, place(slot, devices))
+    assert STORAGE_USES[use](storage) == STORAGE_USES[use](storage_of(data, "cpu"))
+    assert storage.tolist() == data
+
+
+@given(data=st.lists(st.integers(0, 255), min_size=1, max_size=20), pair=st.tuples(slots, slots))
+def test_storages_are_made_written_and_copied(devices, data, pair):
+    here, there = (place(slot, devices) for slot in pair)
+    storage = torch.UntypedStorage(data, device=here)
+    assert (storage.device, storage.tolist()) == (here, data)
+    other = torch.UntypedStorage(len(data), device=there)
+    other.copy_(storage)
+    assert (other.device, other.tolist()) == (there, data)
+    other[0] = 255 - data[0]
+    assert other[0] == 255 - data[0]
+    other.fill_(3)
+    assert (other.tolist(), storage.tolist()) == ([3] * len(data), data)
+    assert storage.to(device=there).device == there
+    with pytest.raises(RuntimeError, match="size does not match"):
+        other.copy_(torch.UntypedStorage(len(data) + 1, device=here))
+
+
+@given(slot=slots, wrong=st.sampled_from([(1, 2), (True,), (1.5,), ("x",), (None,), ([1.5],)]))
+def test_a_storage_refuses_what_the_cpu_refuses(devices, slot, wrong):
+    with pytest.raises((TypeError, RuntimeError)) as on_cpu:
+        torch.UntypedStorage(*wrong, device="cpu")
+    with pytest.raises(type(on_cpu.value)):
+        torch.UntypedStorage(*wrong, device=place(slot, devices))
+
+
+@given(slot=slots)
+def test_sharing_a_storage_between_processes_changes_nothing(devices, slot):
+    x = values((3,), "float32").to(place(slot, devices))
+    address = x.data_ptr()
+    assert x.share_memory_() is x
+    assert x.is_shared()
+    assert x.untyped_storage().is_shared()
+    assert x.data_ptr() == address
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(pair=st.permutations(range(-1, 4)))
+def test_a_tensor_cannot_stand_on_a_storage_of_another_device(devices, pair):
+    x, other = (values((2,), "float32").to(place(slot, devices)) for slot in pair[:2])
+    with pytest.raises(RuntimeError, match="storage"):
+        x.set_(other.untyped_storage())
+    assert plain(x) == plain(values((2,), "float32"))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
+@pytest.mark.parametrize("by", ["nothing", "name", "function", "table"])
+def test_sparse_tensors_are_loaded_where_the_program_says(devices, layout, by):
+    there, elsewhere = devices[-1], devices[0]
+    dense = torch.eye(4, device=there)
+    blocks = ((2, 2),) if layout == "bsr" else ()
+    x = dense.to_sparse() if layout == "coo" else getattr(dense, f"to_sparse_{layout}")(*blocks)
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    to, expected = {
+        "nothing": (None, there),
+        "name": ("cpu", torch.device("cpu")),
+        "function": (lambda storage, location: storage, torch.device("cpu")),
+        "table": ({str(there): str(elsewhere)}, elsewhere),
+    }[by]
+    loaded = torch.load(file, map_location=to)
+    assert (loaded.device, loaded.layout) == (expected, x.layout)
+    assert torch.equal(loaded.to_dense().cpu(), dense.cpu())

@@ -1,0 +1,1 @@
+"""The current device, streams, threads, random numbers."""

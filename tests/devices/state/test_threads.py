@@ -1,0 +1,167 @@
+"""Threads: each has its own current device and current stream, and all may compute at once."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.observe import plain, values
+
+
+def in_thread(function, *args):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args).result()
+
+
+@given(data=st.data())
+def test_the_current_device_is_the_threads_own(devices, data):
+    module = torch.get_device_module(devices[0])
+    mine, theirs = (data.draw(st.sampled_from(devices)) for _ in range(2))
+
+    def work():
+        started_at = module.current_device()
+        module.set_device(theirs)
+        return started_at, module.current_device(), torch.ones(1, device=theirs.type).device
+
+    with module.device(mine):
+        assert in_thread(work) == (0, theirs.index, theirs)
+        assert module.current_device() == mine.index
+        assert torch.ones(1, device=mine.type).device == mine
+
+
+@given(data=st.data())
+def test_the_current_stream_is_the_threads_own(devices, data):
+    module = torch.get_device_module(devices[0])
+    device = data.draw(st.sampled_from(devices))
+    stream = module.Stream(device)
+
+    def work():
+        return module.current_stream(device) == module.default_stream(device)
+
+    with module.stream(stream):
+        assert module.current_stream(device) == stream
+        assert module.current_device() == device.index
+        assert in_thread(work)
+    assert module.current_stream(device) == module.default_stream(device)
+
+
+@given(data=st.data())
+def test_blocks_put_the_device_back(devices, data):
+    """However deep, and whether a block ends well or by an error."""
+    module = torch.get_device_module(devices[0])
+    path = data.draw(st.lists(st.sampled_from(devices), min_size=1, max_size=5))
+    before = module.current_device()
+
+    def deeper(rest):
+        if not rest:
+            raise KeyError("the innermost block fails")
+        with module.device(rest[0]):
+            assert module.current_device() == rest[0].index
+            try:
+                deeper(rest[1:])
+            finally:
+                assert module.current_device() == rest[0].index
+
+    with pytest.raises(KeyError):
+        deeper(path)
+    assert module.current_device() == before
+
+
+@given(data=st.data())
+def test_events_order_streams(devices, data):
+    """Work that waited for an event sees what was done before the event was recorded."""
+    module = torch.get_device_module(devices[0])
+    one, other = (data.draw(st.sampled_from(devices)) for _ in range(2))
+    first, second = module.Stream(one), module.Stream(other)
+    x = values((4,), "float32").to(one)
+    first.wait_stream(module.current_stream(one))
+    with module.stream(first):
+        y = x * 2
+        done = first.record_event()
+    second.wait_event(done)
+    with module.stream(second):
+        z = y.to(other) + 1
+    second.synchronize()
+    assert done.query()
+    assert plain(z) == plain(values((4,), "float32") * 2 + 1)
+
+
+@pytest.mark.devices(8)
+def test_devices_compute_side_by_side(devices):
+    """Forward and backward on every device at once, from a thread each, give the same numbers."""
+    together = threading.Barrier(len(devices), timeout=120)
+
+    def work(device):
+        together.wait()
+        layer = torch.nn.Linear(3, 3, device=device)
+        with torch.no_grad():
+            layer.weight.copy_(values((3, 3), "float32"))
+        for _ in range(20):
+            layer.weight.grad = None
+            layer(values((4, 3), "float32").to(device)).sum().backward()
+            assert layer.weight.grad.device == device
+        return plain(layer.weight.grad)
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        answers = list(pool.map(work, devices))
+    assert answers == [plain(values((4, 3), "float32").sum(0).expand(3, 3))] * len(devices)
+
+
+@pytest.mark.parametrize("by", ["device", "name", "number", "parts"])
+@given(data=st.data())
+def test_generic_streams_and_events_are_those_of_the_device(devices, by, data):
+    """torch.Stream and torch.Event, which name no device type, however the device is told."""
+    device = data.draw(st.sampled_from(devices))
+    module = torch.get_device_module(device)
+    if by == "parts":
+        known = module.Stream(device)
+        stream = torch.Stream(
+            stream_id=known.stream_id,
+            device_index=known.device_index,
+            device_type=known.device_type,
+        )
+        assert stream == known
+    else:
+        told = {"device": device, "name": str(device), "number": device.index}[by]
+        stream = torch.Stream(told)
+    assert isinstance(stream, torch.Stream)
+    assert (stream.device, stream.device_index) == (device, device.index)
+    with module.device(device):
+        assert torch.Stream().device == device
+    begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+    stream.record_event(begin)
+    end.record(stream)
+    stream.wait_event(end)
+    end.synchronize()
+    assert isinstance(end, torch.Event)
+    assert end.query()
+    assert begin.elapsed_time(end) >= 0
+
+
+@pytest.mark.devices(2, distinct=True)
+def test_an_event_belongs_to_the_device_where_it_was_first_recorded(devices):
+    module = torch.get_device_module(devices[0])
+    here, there = (module.Stream(device) for device in devices)
+    begin, end, other = (module.Event(enable_timing=True) for _ in range(3))
+    here.record_event(begin)
+    other.record(there)
+    with module.device(devices[0]):
+        end.record()
+    with pytest.raises(RuntimeError, match=r"^Event device 0 does not match .* device 1\.$"):
+        begin.record(there)
+    there.wait_event(begin)
+    module.synchronize(devices[0])
+    assert begin.elapsed_time(end) >= 0
+    with pytest.raises(RuntimeError, match="invalid resource handle"):
+        begin.elapsed_time(other)
+
+
+def test_own_classes_of_generic_streams(devices):
+    class Mine(torch.Stream):
+        pass
+
+    assert issubclass(Mine, torch.Stream)
+    assert not isinstance(torch.Stream(devices[0]), Mine)

@@ -1,0 +1,1 @@
+"""Modules, optimizers, loss scaling, errors and interrupts of backward passes."""

@@ -1,0 +1,172 @@
+"""Modules, autograd and optimizers on every device index: what training code counts on."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.support import strategies
+from tests.support.observe import ExactNet, plain, same_memory, values
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.5),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.5),
+    "adamw_foreach": lambda p: torch.optim.AdamW(p, lr=0.5, foreach=True),
+    "sgd_loop": lambda p: torch.optim.SGD(p, lr=0.5, foreach=False),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.5),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.5),
+}
+
+
+@given(data=st.data())
+def test_moving_a_module_keeps_its_parameters(devices, data):
+    """The objects stay the same from the CPU to a device, between devices and back."""
+    path = data.draw(strategies.device_lists([torch.device("cpu"), *devices]))
+    net = ExactNet(3, "float32")
+    parameters = list(net.parameters())
+    before = [plain(p) for p in parameters]
+    for device in path:
+        assert net.to(device) is net
+        assert [id(p) for p in net.parameters()] == [id(p) for p in parameters]
+        assert {p.device for p in parameters} == {device}
+        assert [plain(p) for p in parameters] == before
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@given(data=st.data())
+def test_a_scripted_module_moves(devices, data):
+    """C++ computes with its parameters, wherever it was compiled and wherever it goes."""
+    path = data.draw(strategies.device_lists([torch.device("cpu"), *devices]))
+    net = nn.Sequential(nn.Linear(3, 2), nn.Sequential(nn.BatchNorm1d(2)))
+    x = torch.arange(12.0).reshape(4, 3)
+    expected = plain(net(x))
+    net[1][0].reset_running_stats()
+    compiled = torch.jit.script(net)
+    for device in path:
+        assert compiled.to(device) is compiled
+        assert {t.device for t in compiled.state_dict().values()} == {device}
+        compiled.zero_grad()
+        y = compiled(x.to(device))
+        y.sum().backward()
+        assert {p.grad.device for p in compiled.parameters()} == {device}
+        torch.testing.assert_close(y.cpu(), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@given(data=st.data())
+def test_optimizers_built_before_the_move_train_the_module(devices, name, data):
+    """Several steps give the CPU's weights, whether the optimizer came before or after."""
+    device = data.draw(st.sampled_from(devices))
+    before = data.draw(st.booleans())
+    there, here = (ExactNet(3, "float64") for _ in range(2))
+    if before:
+        optimizers = [OPTIMIZERS[name](net.parameters()) for net in (there, here)]
+        there.to(device)
+    else:
+        there.to(device)
+        optimizers = [OPTIMIZERS[name](net.parameters()) for net in (there, here)]
+    for net, optimizer in zip((there, here), optimizers, strict=True):
+        start = [plain(p) for p in net.parameters()]
+        for step in range(2):
+            optimizer.zero_grad()
+            x = values((4, 3), "float64", step, span=3).to(next(net.parameters()).device)
+            net(x).sum().backward()
+            optimizer.step()
+        assert [plain(p) for p in net.parameters()] != start
+    for one, other in zip(there.parameters(), here.parameters(), strict=True):
+        torch.testing.assert_close(one.cpu(), other)
+
+
+@given(data=st.data())
+def test_backward_works_on_every_index(devices, data):
+    """A graph that runs through several devices gives each leaf its gradient where it lives."""
+    path = data.draw(st.lists(st.sampled_from(devices), min_size=1, max_size=5))
+    leaves = [torch.full((2,), k + 2.0, device=d, requires_grad=True) for k, d in enumerate(path)]
+    product = torch.ones(2)
+    expected = torch.ones(2)
+    for leaf in leaves:
+        product = product.to(leaf.device) * leaf
+        expected = expected * leaf.detach().cpu()
+    product.sum().backward()
+    for leaf in leaves:
+        assert leaf.grad.device == leaf.device
+        assert plain(leaf.grad) == plain(expected / leaf.detach().cpu())
+
+
+@given(data=st.data())
+def test_double_backward(devices, data):
+    x = torch.tensor([2.0, 3.0], device=data.draw(st.sampled_from(devices)), requires_grad=True)
+    (first,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert plain(first) == [12.0, 27.0]
+    assert plain(second) == [12.0, 18.0]
+    assert second.device == x.device
+
+
+@given(data=st.data(), reentrant=st.booleans())
+def test_checkpointing_computes_the_same_gradients(devices, data, reentrant):
+    device = data.draw(st.sampled_from(devices))
+    kept, recomputed = (ExactNet(3, "float32").to(device) for _ in range(2))
+    x = values((4, 3), "float32", span=3).to(device).requires_grad_()
+    calls = []
+    recomputed.register_forward_pre_hook(lambda module, given: calls.append(given))
+    kept(x).sum().backward()
+    checkpoint(recomputed, x, use_reentrant=reentrant).sum().backward()
+    assert [plain(p.grad) for p in recomputed.parameters()] == [
+        plain(p.grad) for p in kept.parameters()
+    ]
+    assert len(calls) == 2
+
+
+@given(data=st.data(), seed=st.integers(0, 100))
+def test_checkpointing_repeats_dropout(devices, data, seed):
+    """What a device drew in the forward is drawn again when the forward is run again."""
+    device = data.draw(st.sampled_from(devices))
+    x = torch.ones(256, device=device, requires_grad=True)
+    torch.manual_seed(seed)
+    out = checkpoint(nn.functional.dropout, x, use_reentrant=False)
+    out.sum().backward()
+    assert plain(x.grad) == plain(out)
+    assert 0 < int((out == 0).sum()) < 256
+
+
+@given(data=st.data())
+def test_hooks_run_on_the_device(devices, data):
+    device = data.draw(st.sampled_from(devices))
+    seen = []
+    net = ExactNet(3, "float32").to(device)
+    net.first.weight.register_hook(lambda grad: seen.append(grad.device))
+    net.register_full_backward_hook(lambda module, given, taken: seen.append(taken[0].device))
+    x = values((4, 3), "float32").to(device).requires_grad_()
+    net(x).sum().backward()
+    assert seen == [device, device]
+
+
+@given(data=st.data(), ways=st.lists(st.booleans(), min_size=1, max_size=3))
+def test_state_dicts_travel(devices, data, ways):
+    """From any device to any, into the parameters that are there."""
+    net = ExactNet(3, "float32", seed=1).to(data.draw(st.sampled_from(devices)))
+    for moved in ways:
+        other = ExactNet(3, "float32", seed=2).to(data.draw(st.sampled_from(devices)))
+        identity = [id(p) for p in other.parameters()]
+        state = net.state_dict()
+        if moved:
+            state = {name: tensor.cpu() for name, tensor in state.items()}
+        other.load_state_dict(state)
+        assert [id(p) for p in other.parameters()] == identity
+        assert [plain(p) for p in other.parameters()] == [plain(p) for p in net.parameters()]
+        net = other
+
+
+@given(data=st.data())
+def test_deep_copies_are_separate(devices, data):
+    device = data.draw(st.sampled_from(devices))
+    layer = nn.Linear(3, 3).to(device)
+    twin = copy.deepcopy(layer)
+    assert twin.weight.device == device
+    assert plain(twin.weight) == plain(layer.weight)
+    assert not same_memory(twin.weight, layer.weight)

@@ -1,0 +1,156 @@
+"""Every optimizer of torch.optim trains a device's parameters to the CPU's weights.
+
+In float64 and with PyTorch's own tolerance, so that the same file holds on real GPUs. An optimizer
+that a newer PyTorch adds has to be added here: the list is compared with torch.optim.
+"""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn, optim
+
+from tests.support import strategies
+
+# Beyond the learning rate: what makes an optimizer keep all the state that it can have.
+OPTIONS = {
+    "ASGD": {"t0": 1},
+    "Adadelta": {},
+    "Adafactor": {},
+    "Adagrad": {"lr_decay": 0.1},
+    "Adam": {"amsgrad": True},
+    "AdamW": {"amsgrad": True},
+    "Adamax": {},
+    "LBFGS": {"max_iter": 3, "line_search_fn": "strong_wolfe"},
+    "Muon": {},
+    "NAdam": {"momentum_decay": 0.1},
+    "RAdam": {},
+    "RMSprop": {"momentum": 0.5, "centered": True},
+    "Rprop": {},
+    "SGD": {"momentum": 0.5, "nesterov": True},
+    "SparseAdam": {},
+}
+WITHOUT_FOREACH = {"LBFGS", "Muon", "SparseAdam"}
+FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
+SPARSE = ("Adagrad", "SGD", "SparseAdam")
+
+WAYS = [
+    *((name, {"foreach": way}) for name in OPTIONS for way in (False, True)),
+    *((name, {"fused": True}) for name in FUSED),
+]
+WAYS = [way for way in WAYS if way[0] not in WITHOUT_FOREACH]
+WAYS += [(name, {}) for name in sorted(WITHOUT_FOREACH - {"SparseAdam"})]
+
+
+def train(net, optimizer, steps):
+    """Take some steps on a loss that no step brings to its minimum."""
+    device = next(net.parameters()).device
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3).to(device)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (net(x) - 3).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    # Muon takes matrices alone.
+    return nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 2, bias=False))
+
+
+def compare(here, there, device):
+    for one, other in zip(here.parameters(), there.parameters(), strict=True):
+        assert other.device == device
+        torch.testing.assert_close(other.detach().cpu(), one.detach())
+
+
+@pytest.mark.parametrize(("name", "way"), WAYS, ids=lambda value: str(value))
+@strategies.fewer_examples
+@given(data=st.data(), seed=st.integers(0, 1000), steps=st.integers(1, 3))
+def test_training_gives_the_weights_of_the_cpu(devices, name, way, data, seed, steps):
+    device = data.draw(st.sampled_from(devices))
+    here = network(seed).double()
+    there = copy.deepcopy(here).to(device)
+    start = [p.detach().clone() for p in here.parameters()]
+    for net in (here, there):
+        train(net, getattr(optim, name)(net.parameters(), **OPTIONS[name], **way), steps)
+    compare(here, there, device)
+    assert not all(map(torch.equal, start, here.parameters()))
+
+
+# On CUDA too, ASGD's count of steps stays on the device that it came from, and the next step fails.
+@pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"SparseAdam", "ASGD"}))
+@strategies.fewer_examples
+@given(data=st.data(), steps=st.integers(1, 2))
+def test_state_travels_to_the_device_of_the_parameters(devices, name, data, steps):
+    """A state dict from one device goes on on another as if nothing had happened."""
+    source, target = (data.draw(st.sampled_from(devices)) for _ in range(2))
+    through_cpu = data.draw(st.booleans())
+    here = network(0).double()
+    there = copy.deepcopy(here).to(source)
+    kind, options = getattr(optim, name), OPTIONS[name]
+    optimizers = [kind(net.parameters(), **options) for net in (here, there)]
+    for net, optimizer in zip((here, there), optimizers, strict=True):
+        train(net, optimizer, steps)
+    moved = copy.deepcopy(there).to(target)
+    fresh = kind(moved.parameters(), **options)
+    state = optimizers[1].state_dict()
+    if through_cpu:
+        state = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, state)
+    fresh.load_state_dict(state)
+    train(here, optimizers[0], steps)
+    train(moved, fresh, steps)
+    compare(here, moved, target)
+
+
+# Adagrad makes sparse tensors, and PyTorch says once a process that it does not check them.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@strategies.fewer_examples
+@given(data=st.data(), rows=st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_sparse_gradients_train_the_rows_they_name(devices, name, kind, data, rows):
+    device = data.draw(st.sampled_from(devices))
+    here = kind(6, 3, sparse=True, dtype=torch.float64)
+    there = copy.deepcopy(here).to(device)
+    start = here.weight.detach().clone()
+    for net in (here, there):
+        optimizer = getattr(optim, name)(net.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.tensor([rows], device=net.weight.device)).square().sum().backward()
+            assert net.weight.grad.is_sparse
+            optimizer.step()
+    compare(here, there, device)
+    untouched = [row for row in range(6) if row not in rows]
+    assert torch.equal(there.weight.detach().cpu()[untouched], start[untouched])
+    assert not torch.equal(there.weight.detach().cpu(), start)
+
+
+@given(data=st.data())
+def test_parameters_of_several_devices_share_an_optimizer(devices, data):
+    foreach = data.draw(st.sampled_from([False, True]))
+    places = data.draw(st.lists(st.sampled_from(devices), min_size=1, max_size=4))
+    here = [torch.ones(3, dtype=torch.float64, requires_grad=True) for _ in places]
+    there = [p.detach().to(d).requires_grad_() for p, d in zip(here, places, strict=True)]
+    for parameters in (here, there):
+        optimizer = optim.AdamW(parameters, lr=0.1, foreach=foreach)
+        for _ in range(2):
+            for k, p in enumerate(parameters):
+                p.grad = p.detach() * (k + 1)
+            optimizer.step()
+    for one, other, place in zip(here, there, places, strict=True):
+        assert other.device == place
+        torch.testing.assert_close(other.detach().cpu(), one.detach())
+
+
+def test_the_table_has_every_optimizer():
+    found = {name for name, value in vars(optim).items() if isinstance(value, type)}
+    assert found - {"Optimizer"} == set(OPTIONS)

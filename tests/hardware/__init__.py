@@ -1,0 +1,1 @@
+"""What hardware was seen to do."""

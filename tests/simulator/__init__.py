@@ -1,0 +1,1 @@
+"""What only simulated devices have: traces, argument checks, processes."""

@@ -1,0 +1,109 @@
+"""simgpu.trace(): every kernel and every copy, in order, with device, bytes and thread."""
+
+import threading
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dataparallel
+import simgpu
+from tests.dataparallel.test_scatter import chunk_sizes
+from tests.support import strategies
+from tests.support.observe import ExactNet, values
+
+
+@given(data=st.data(), shape=st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple))
+def test_a_copy_is_seen_with_its_bytes(simulated, data, shape):
+    """Once, from where to where, whichever way it goes."""
+    places = [torch.device("cpu"), *simulated]
+    source, target = data.draw(
+        st.lists(st.sampled_from(places), min_size=2, max_size=2, unique=True)
+    )
+    dtype = data.draw(strategies.dtypes())
+    x = values(shape, dtype).to(source)
+    with simgpu.trace() as trace:
+        x.to(target)
+    (copy,) = trace.copies
+    assert (copy.source, copy.target) == (source, target)
+    assert copy.nbytes == x.numel() * x.element_size()
+    assert trace.bytes_copied(source, target) == copy.nbytes
+    assert trace.bytes_copied(target, source) == 0
+
+
+@given(data=st.data())
+def test_kernels_come_in_order(simulated, data):
+    path = data.draw(st.lists(st.sampled_from(simulated), min_size=1, max_size=6))
+    tensors = [torch.ones(2, device=device) for device in path]
+    with simgpu.trace() as trace:
+        for x in tensors:
+            x.exp()
+    assert [(record.op, record.device) for record in trace.kernels] == [
+        ("exp", device) for device in path
+    ]
+    assert trace.copies == []
+
+
+def test_only_the_block_is_seen(simulated):
+    x = torch.ones(2, device=simulated[1])
+    x.exp()
+    with simgpu.trace() as outer:
+        x.sin()
+        with simgpu.trace() as inner:
+            x.cos()
+    x.tan()
+    assert [record.op for record in outer] == ["sin", "cos"]
+    assert [record.op for record in inner] == ["cos"]
+
+
+def test_work_on_the_cpu_is_not_seen(simulated):
+    with simgpu.trace() as trace:
+        torch.ones(3).exp().sum().item()
+    assert trace == []
+
+
+def test_every_thread_is_seen_by_name(simulated):
+    x = torch.ones(2, device=simulated[0])
+    with simgpu.trace() as trace:
+        workers = [threading.Thread(target=x.exp, name=f"worker {k}") for k in range(3)]
+        for worker in workers:
+            worker.start()
+            worker.join()
+    assert [record.thread for record in trace] == ["worker 0", "worker 1", "worker 2"]
+
+
+@given(case=strategies.step_cases(min_batch=1))
+def test_scatter_moves_every_row_once(simulated, case):
+    """From the first device, every chunk but the first crosses over, and nothing else does."""
+    targets = [simulated[slot] for slot in case.slots]
+    x = values(case.shape, "float32").to(targets[0])
+    with simgpu.trace() as trace:
+        dataparallel.scatter(x, targets)
+    sizes = chunk_sizes(case.shape[0], len(targets))
+    assert sorted((r.target.index, r.nbytes) for r in trace.copies) == sorted(
+        (target.index, size * case.shape[1] * 4)
+        for target, size in zip(targets[1:], sizes[1:], strict=False)
+    )
+    assert {record.source for record in trace.copies} <= {targets[0]}
+
+
+@given(case=strategies.step_cases(min_batch=8))
+def test_parameters_go_out_once_and_gradients_come_back_once(simulated, case):
+    """The bytes between devices in one step are those that data parallelism needs."""
+    targets = [simulated[slot] for slot in case.slots]
+    net = ExactNet(case.shape[1], "float32").to(targets[0])
+    model = dataparallel.DataParallel(net, device_ids=targets)
+    x = values(case.shape, "float32").to(targets[0])
+    weights = sum(p.numel() * 4 for p in net.parameters())
+    sizes = chunk_sizes(case.shape[0], len(targets))
+    replicas = len(sizes)
+    with simgpu.trace() as forward:
+        out = model(x)
+    with simgpu.trace() as backward:
+        out.sum().backward()
+    for target, size in zip(targets[1:replicas], sizes[1:], strict=True):
+        rows_in, rows_out = size * case.shape[1] * 4, size * 2 * 4
+        assert forward.bytes_copied(targets[0], target) == weights + rows_in
+        assert forward.bytes_copied(target, targets[0]) == rows_out
+        assert backward.bytes_copied(targets[0], target) == rows_out
+        assert backward.bytes_copied(target, targets[0]) == weights

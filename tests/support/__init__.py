@@ -1,0 +1,1 @@
+"""What tests share and no test is: observers, oracles, strategies, recordings, helpers."""

@@ -1,0 +1,1 @@
+"""Commands, the pytest plugin, strategies, fuzzing."""

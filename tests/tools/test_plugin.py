@@ -1,0 +1,169 @@
+"""The pytest plugin: what its options give, what they refuse, and what a test starts with."""
+
+import os
+
+import pytest
+import torch
+
+from simgpu import pytest_plugin
+from simgpu._pytest import pools
+from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool
+
+
+@pytest.mark.parametrize(
+    ("options", "here", "ordinals"),
+    [
+        (("auto", None, False), 0, None),
+        (("auto", None, False), 1, None),
+        (("auto", 4, False), 1, None),
+        (("auto", None, False), 2, (0, 1)),
+        (("auto", 2, False), 4, (0, 1)),
+        (("auto", None, False), 16, tuple(range(8))),
+        (("simgpu", None, False), 4, None),
+        (("cuda", None, False), 1, (0,)),
+        (("cuda", 3, False), 4, (0, 1, 2)),
+        (("auto", None, True), 1, (0,) * 8),
+        (("cuda", 3, True), 1, (0,) * 3),
+    ],
+)
+def test_options_choose_the_devices(gpus, options, here, ordinals):
+    gpus(here)
+    pool = choose_pool(*options)
+    if ordinals is None:
+        assert isinstance(pool, SimulatedPool)
+        assert pool.count == options[1] or pool.count == pools.DEFAULT_COUNT
+        assert "simulated" in pool.describe()
+    else:
+        assert isinstance(pool, CudaPool)
+        assert pool.ordinals == ordinals
+        assert pool.count == len(ordinals)
+        assert pool.distinct == (len(set(ordinals)) == len(ordinals))
+        assert ("oversubscribed" in pool.describe()) == (not pool.distinct)
+        assert str(len(ordinals)) in pool.describe()
+
+
+@pytest.mark.parametrize(
+    ("options", "here", "says"),
+    [
+        (("cuda", None, False), 0, "finds none here"),
+        (("cuda", 3, False), 2, "asks for more than the 2 GPUs here"),
+        (("cuda", 2, False), 1, "more than the 1 GPU here"),
+        (("cuda", None, True), 0, "needs a real GPU"),
+        (("auto", None, True), 0, "needs a real GPU"),
+        (("simgpu", None, True), 1, "cannot be combined with --devices simgpu"),
+    ],
+)
+def test_options_that_cannot_be_met(gpus, options, here, says):
+    gpus(here)
+    with pytest.raises(pytest.UsageError, match=says):
+        choose_pool(*options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--device-count", "0"], "from 1 to 64, not 0"),
+        (["--device-count", "65"], "from 1 to 64, not 65"),
+        (["--devices", "simgpu", "--oversubscribe"], "cannot be combined"),
+        (["--devices", "tpu"], "invalid choice"),
+    ],
+)
+def test_a_wrong_option_ends_the_session_at_its_start(pytester, arguments, says):
+    pytester.makepyfile("def test_it(): pass")
+    result = pytester.runpytest_subprocess(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{says}*"])
+    result.stdout.no_fnmatch_line("*passed*")
+
+
+# A suite as users have one, run in a session of its own.
+SUITE = """
+import pytest, torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+def test_all_devices(devices):
+    assert [device.type for device in devices] == ["simgpu"] * 3
+    assert [device.index for device in devices] == [0, 1, 2]
+    assert torch.ones(1, device=devices[-1]).device == devices[-1]
+
+@pytest.mark.devices(2)
+def test_two(devices):
+    assert len(devices) == 2
+
+@pytest.mark.devices(2, at_least=True)
+def test_two_or_more(devices):
+    assert len(devices) == 3
+
+@pytest.mark.devices(4)
+def test_four(devices):
+    raise AssertionError("never run")
+
+kept, drawn = [], []
+
+@pytest.mark.parametrize("turn", range(3))
+def test_every_test_starts_afresh(devices, turn):
+    module = torch.simgpu
+    assert module.current_device() == 0
+    assert module.memory_allocated(devices[1]) == 0
+    assert module.max_memory_allocated(devices[1]) == 0
+    drawn.append((torch.rand(2).tolist(), torch.rand(2, device=devices[1]).tolist()))
+    assert drawn[0] == drawn[-1]
+    kept.append(torch.ones(1000, device=devices[1]))
+    module.set_device(devices[1])
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
+@given(data=st.data())
+def test_examples_share_the_devices_of_their_test(devices, data):
+    some = data.draw(st.lists(st.sampled_from(devices), min_size=1, unique=True))
+    assert [torch.ones(1, device=device).device for device in some] == some
+"""
+
+
+def test_a_session_on_simulated_devices(pytester):
+    """All of a suite, under strict warnings; with too few devices a skip that has both numbers."""
+    pytester.makepyfile(SUITE)
+    options = ("--devices", "simgpu", "--device-count", "3")
+    result = pytester.runpytest_subprocess(*options, "-rs", "-W", "error", "--strict-markers")
+    result.assert_outcomes(passed=7, skipped=1)
+    result.stdout.fnmatch_lines(
+        ["devices: 3 simulated GPUs (simgpu)", "*needs 4 devices, this session has 3*"]
+    )
+
+
+def test_distinct_devices_are_not_to_be_had_on_one_gpu():
+    """The marker's other half: several slots on one GPU are no different devices."""
+    assert not CudaPool([0, 0]).distinct
+    assert CudaPool([0, 1]).distinct
+    assert pytest_plugin._wanted(2, distinct=True) == (2, True, False)
+    with pytest.raises(TypeError):
+        pytest_plugin._wanted(2, different=True)
+
+
+def test_a_session_without_devices_does_not_import_torch(pytester):
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_it():
+            assert "torch" not in sys.modules
+        """
+    )
+    for arguments in ([], ["--devices", "simgpu"]):
+        pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=1)
+
+
+def test_the_number_of_threads_is_the_users_where_he_gives_one(monkeypatch):
+    """Else a worker has one thread: tests/test_plugin_workers.py."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    before = torch.get_num_threads()
+    pytest_plugin._use_one_thread()
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert torch.get_num_threads() == before
+
+
+def test_the_fixture_of_this_session(devices, request):
+    """Here and now: as many as asked for, all usable, the first one current."""
+    pool = pytest_plugin._pool(request.config)
+    assert len(devices) == pool.count
+    assert torch.get_device_module(devices[0]).current_device() == devices[0].index
+    assert [torch.ones(1, device=device).device for device in devices] == devices

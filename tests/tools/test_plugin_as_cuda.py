@@ -1,0 +1,89 @@
+"""`pytest --as-cuda`: a suite written for CUDA, which knows nothing of simulated devices."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from simgpu._pytest import as_cuda
+
+CONFTEST = """
+import torch
+HERE = torch.cuda.device_count()
+"""
+
+SUITE = """
+import pytest, torch
+from conftest import HERE
+from torch import nn
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+@pytest.mark.parametrize("index", range(HERE))
+def test_every_gpu(index):
+    x = torch.ones(3, device=f"cuda:{index}")
+    assert x.is_cuda and x.sum().item() == 3
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_tensor_left_behind():
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
+
+
+def test_data_parallel():
+    model = nn.DataParallel(nn.Linear(4, 2)).cuda()
+    assert model(torch.randn(6, 4)).shape == (6, 2)
+
+
+def test_the_fixture(devices):
+    assert devices == [torch.device("cuda", index) for index in range(HERE)]
+    torch.cuda.set_device(devices[-1])
+    assert torch.ones(1).cuda().device == devices[-1]
+
+
+@pytest.mark.devices(1)
+def test_the_fixture_begins_anew(devices):
+    assert torch.cuda.current_device() == 0
+    assert len(devices) == 1
+"""
+
+
+@pytest.fixture
+def suite(pytester):
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(SUITE)
+    return pytester
+
+
+def test_the_suite_runs_where_no_gpu_is(suite):
+    """In a worker too, which is another process."""
+    options = ("--devices", "simgpu", "--as-cuda", "--device-count", "3", "-W", "error")
+    result = suite.runpytest_subprocess(*options, "-n", "1")
+    result.assert_outcomes(passed=7)
+    result.stdout.fnmatch_lines("*devices: 3 simulated GPUs (simgpu, as cuda)*")
+
+
+def test_without_the_option_nothing_is_there(suite, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    suite.runpytest_subprocess("--devices", "simgpu").assert_outcomes(skipped=5)
+
+
+OPTIONS = {"as_cuda": True, "devices": "simgpu", "oversubscribe": False, "device_count": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"devices": "cuda"}, "--devices cuda"),
+        ({"oversubscribe": True}, "--oversubscribe"),
+        ({}, "2 real CUDA devices"),
+    ],
+)
+def test_what_contradicts_it_is_refused(monkeypatch, options, says):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = SimpleNamespace(known_args_namespace=SimpleNamespace(**OPTIONS | options))
+    with pytest.raises(pytest.UsageError, match=says):
+        as_cuda.pytest_load_initial_conftests(config)

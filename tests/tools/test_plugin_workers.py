@@ -1,0 +1,145 @@
+"""The plugin under pytest-xdist on machines with real GPUs: who has which, and what is said.
+
+No GPU is needed: the queries that would count and set them are replaced by fakes.
+"""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._pytest.gpu_groups import Worker, describe, group_of
+from simgpu._pytest.pools import CudaPool, choose_pool
+
+
+@given(size=st.integers(1, 8), spare=st.integers(0, 8), workers=st.integers(1, 20))
+def test_groups_are_fair(size, spare, workers):
+    """Whole groups, no GPU in two of them, and no group with two workers more than another."""
+    gpus = size + spare
+    groups = [group_of(Worker(index, workers), gpus, size) for index in range(workers)]
+    ordinals = [group.ordinals for group in groups]
+    assert {len(one) for one in ordinals} == {size}
+    assert all(one.start >= 0 and one.stop <= gpus for one in ordinals)
+    for one in ordinals:
+        assert all(other == one or not set(other) & set(one) for other in ordinals)
+    assert [group.sharers for group in groups] == [ordinals.count(one) for one in ordinals]
+    used = {one: ordinals.count(one) for one in ordinals}
+    assert max(used.values()) - min(used.values()) <= 1
+    assert len(used) == min(workers, gpus // size)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
+def test_the_notice_is_about_sharing_alone(workers):
+    text = describe(workers, 5, 2)
+    assert text.startswith(f"{workers} workers, each with 2 of them")
+    assert ("share one" in text) == (workers > 2)
+    most = max(group_of(Worker(index, workers), 5, 2).sharers for index in range(workers))
+    assert (f"1/{most} of its memory" in text) == (most > 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "worker", "here", "ordinals", "sharers"),
+    [
+        (("cuda", None, False, None), (0, 4), 8, (0, 1), 1),
+        (("cuda", None, False, None), (3, 4), 8, (6, 7), 1),
+        (("auto", None, False, None), (3, 4), 8, (6, 7), 1),
+        (("cuda", None, False, 4), (1, 4), 8, (4, 5, 6, 7), 2),
+        (("cuda", None, False, 1), (2, 3), 3, (2,), 1),
+        (("cuda", 4, False, None), (1, 2), 8, (4, 5, 6, 7), 1),
+        (("cuda", 1, False, 2), (1, 2), 8, (2,), 1),
+        (("cuda", None, False, None), (1, 3), 1, (0,), 3),
+        (("cuda", None, False, None), (4, 5), 4, (0, 1), 3),
+        (("cuda", 3, True, None), (1, 4), 1, (0, 0, 0), 4),
+    ],
+)
+def test_a_worker_has_its_group(gpus, options, worker, here, ordinals, sharers):
+    gpus(here)
+    pool = choose_pool(*options, Worker(*worker))
+    assert isinstance(pool, CudaPool)
+    assert (pool.ordinals, pool.sharers, pool.seed) == (ordinals, sharers, worker[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "here", "says"),
+    [
+        (("cuda", None, False, 4), 2, "--gpus-per-worker 4 asks for more than the 2 GPUs here"),
+        (("cuda", None, False, 2), 0, "asks for more than the 0 GPUs here"),
+        (("auto", None, False, 2), 1, "asks for more than the 1 GPU here"),
+        (("cuda", 4, False, 2), 8, "--device-count 4 asks for more than --gpus-per-worker 2"),
+        (("simgpu", None, False, 2), 8, "cannot be combined with --devices simgpu"),
+        (("cuda", None, True, 2), 8, "cannot be combined with --oversubscribe"),
+    ],
+)
+def test_what_cannot_be_met_is_refused_by_what_is_there(gpus, options, here, says):
+    gpus(here)
+    with pytest.raises(pytest.UsageError, match=says):
+        choose_pool(*options)
+
+
+def test_a_shared_gpu_is_used_in_parts_and_with_a_seed_of_the_worker(monkeypatch):
+    called = []
+
+    def fake(name):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: called.append((name, *args)))
+
+    names = ("set_device", "set_per_process_memory_fraction", "reset_peak_memory_stats")
+    for name in (*names, "synchronize", "empty_cache"):
+        fake(name)
+    drawn = []
+    for seed, sharers in ((0, 1), (1, 1), (1, 4), (1, 4)):
+        called.clear()
+        with CudaPool((2, 3), seed, sharers).lend(2) as devices:
+            drawn.append(torch.rand(3).tolist())
+        assert devices == [torch.device("cuda:2"), torch.device("cuda:3")]
+        fractions = {(args[1], args[0]) for name, *args in called if name == names[1]}
+        assert fractions == ({(device, 0.25) for device in devices} if sharers == 4 else set())
+    assert drawn[0] != drawn[1] == drawn[2] == drawn[3]
+
+
+FAKE_MACHINE = """
+import os, pytest
+from simgpu._pytest import pools
+
+pools.gpu_count = lambda: 4
+if "PYTEST_XDIST_WORKER" in os.environ:
+  import torch
+  for name in ("set_device", "set_per_process_memory_fraction", "reset_peak_memory_stats",
+               "synchronize", "empty_cache"):
+    setattr(torch.cuda, name, lambda *args: None)
+"""
+
+WHO_HAS_WHAT = """
+import os, pytest, torch
+
+@pytest.mark.parametrize("turn", range(6))
+def test_it(devices, turn):
+    first = {"gw0": 0, "gw1": 2}[os.environ["PYTEST_XDIST_WORKER"]]
+    assert [device.index for device in devices] == [first, first + 1]
+    assert torch.get_num_threads() == 1
+
+@pytest.mark.devices(4)
+@pytest.mark.parametrize("turn", range(3))
+def test_many(devices, turn):
+    raise AssertionError("never run")
+"""
+
+
+def test_workers_on_a_machine_with_four_gpus(pytester, monkeypatch):
+    """Each has GPUs of its own and one thread; what is skipped is counted at the end."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    pytester.makeconftest(FAKE_MACHINE)
+    pytester.makepyfile(WHO_HAS_WHAT)
+    result = pytester.runpytest_subprocess("--devices", "cuda", "-n", "2", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=6, skipped=3)
+    result.stdout.fnmatch_lines(
+        [
+            "devices: 4 real GPUs (cuda); 2 workers, each with 2 of them",
+            "3 tests skipped, for each needs 4 devices, this session has 2",
+        ]
+    )
+
+
+def test_a_size_that_is_none_is_refused_at_the_start(pytester):
+    result = pytester.runpytest_subprocess("--gpus-per-worker", "0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--gpus-per-worker must be 1 or more, not 0*"])

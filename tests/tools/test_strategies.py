@@ -1,0 +1,281 @@
+"""`simgpu.strategies`: what they give, how far they reach, and what they shrink to."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+from simgpu import strategies
+from simgpu._testing import example_log
+
+MANY = settings(max_examples=2000, database=None, derandomize=True, deadline=None)
+
+
+def smallest(strategy, condition=lambda value: True):
+    return find(strategy, condition, settings=MANY)
+
+
+def reaches(strategy, condition):
+    """Say whether `strategy` ever gives a value of this kind, without shrinking it."""
+    quick = settings(MANY, phases=(Phase.generate,), max_examples=500)
+    try:
+        find(strategy, condition, settings=quick)
+    except NoSuchExample:
+        return False
+    return True
+
+
+@given(least=st.integers(0, 9), more=st.integers(0, 9), data=st.data())
+def test_device_counts_stay_in_their_range(least, more, data):
+    assert least <= data.draw(strategies.device_counts(least, least + more)) <= least + more
+
+
+@given(size=st.integers(1, 8), repeats=st.booleans(), data=st.data())
+def test_device_lists_are_made_of_the_devices(size, repeats, data):
+    devices = "abcdefgh"[:size]
+    most = 10 if repeats else size
+    some = data.draw(strategies.device_lists(devices, 1, most, repeats=repeats))
+    assert 1 <= len(some) <= most
+    assert set(some) <= set(devices)
+    assert repeats or len(set(some)) == len(some)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abc")))
+def test_every_order_and_subset_is_reached(order):
+    for size in (1, 2, 3):
+        assert reaches(strategies.device_lists("abc"), lambda some: some == list(order[:size]))  # noqa: B023  # called at once
+
+
+def test_repeats_are_reached_only_where_asked_for():
+    twice = strategies.device_lists("abc", repeats=True)
+    assert reaches(twice, lambda some: len(set(some)) < len(some))
+
+
+@given(n=st.integers(1, 8), low=st.integers(0, 20), more=st.integers(0, 300), data=st.data())
+def test_batches_stay_in_their_range(n, low, more, data):
+    assert low <= data.draw(strategies.batches(n, low + more, low)) <= low + more
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+def test_batches_reach_their_edges(n):
+    sizes = strategies.batches(n)
+    for edge in {0, 1, n - 1, n, n + 1, 2 * n, 3 * n, n * n, 199, 200}:
+        assert reaches(sizes, lambda batch: batch == edge)  # noqa: B023  # called at once
+
+
+def test_every_batch_can_be_drawn_but_edges_come_more_often():
+    sizes = strategies._batch_sizes(4, 0, 200)
+    assert set(sizes) == set(range(201))
+    often = [size for size in sizes if sizes.count(size) > 1]
+    assert {0, 1, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 199, 200} <= set(often)
+    assert sizes[:201] == tuple(range(201))
+    assert 0.4 < len(sizes[201:]) / len(sizes) < 0.6
+    assert set(strategies._batch_sizes(4, 0, 10**6)) >= {0, 1000, 10**6, 999983}
+
+
+@given(batch=st.integers(0, 50), n=st.integers(1, 8), least=st.integers(0, 3), data=st.data())
+def test_chunkings_cut_the_whole_batch(batch, n, least, data):
+    batch += n * least
+    sizes = data.draw(strategies.chunkings(batch, n, least))
+    assert (len(sizes), sum(sizes)) == (n, batch)
+    assert min(sizes) >= least
+
+
+@given(tensor=strategies.tensors(exact=True))
+def test_exact_tensors_sum_exactly(tensor):
+    if tensor.dtype == torch.bool or tensor.numel() == 0:
+        return
+    wide = torch.complex128 if tensor.dtype.is_complex else torch.float64
+    assert torch.equal(tensor.to(wide).to(tensor.dtype), tensor)
+    assert torch.equal(tensor.to(wide), tensor.to(wide).round() if not wide.is_complex else tensor)
+
+
+@pytest.mark.parametrize("dtype", strategies.FLOATS)
+def test_ordinary_values_have_sums_that_depend_on_the_order(dtype):
+    numbers = strategies.ordinary_values((16, 64), dtype)
+    assert torch.equal(numbers, strategies.ordinary_values((16, 64), dtype))
+    assert not torch.equal(numbers, numbers.round())
+    forward = backward = torch.zeros(64, dtype=numbers.dtype)
+    for one, other in zip(numbers, numbers.flip(0), strict=True):
+        forward, backward = forward + one, backward + other
+    assert not torch.equal(forward, backward)
+
+
+@pytest.mark.parametrize("dtype", strategies.DTYPES)
+@pytest.mark.parametrize("exact", [True, False])
+def test_every_dtype_has_both_kinds_of_values(dtype, exact):
+    tensor = smallest(strategies.tensors((3, 5), dtypes=(dtype,), exact=exact))
+    assert tensor.dtype == getattr(torch, dtype)
+    assert len(set(tensor.flatten().tolist())) > 1
+
+
+@given(shape=st.lists(st.integers(0, 3), max_size=4), layout=st.sampled_from(strategies.LAYOUTS))
+def test_a_layout_changes_no_value(shape, layout):
+    tensor = strategies.exact_values(shape, "float32")
+    other = strategies.laid_out(tensor, layout)
+    assert torch.equal(other, tensor)
+
+
+def test_layouts_are_what_they_say():
+    tensor = strategies.exact_values((2, 3, 4, 5), "float32")
+    made = {layout: strategies.laid_out(tensor, layout) for layout in strategies.LAYOUTS}
+    assert made["contiguous"].is_contiguous()
+    assert made["transposed"].stride() == (1, 2, 6, 24)
+    assert made["strided"].stride(-1) == 2
+    assert made["offset"].storage_offset() == 3
+    assert made["channels_last"].is_contiguous(memory_format=torch.channels_last)
+
+
+def leaves_of(tree):
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        return [leaf for child in tree for leaf in leaves_of(child)]
+    return [tree]
+
+
+@given(tree=strategies.nested(st.just(7.5)))
+def test_a_tree_has_a_leaf(tree):
+    assert 7.5 in leaves_of(tree)
+
+
+def has_a_tie(net):
+    return len(list(net.parameters())) < len(list(net.parameters(recurse=True))) or (
+        len({id(layer.weight) for layer in net.layers}) < len(net.layers)
+    )
+
+
+MODULES = {
+    "a tie": has_a_tie,
+    "a buffer": lambda net: bool(list(net.buffers())),
+    "a frozen part": lambda net: not all(p.requires_grad for p in net.parameters()),
+    "a module in two places": lambda net: hasattr(net, "again"),
+    "three layers": lambda net: len(net.layers) == 3,
+    "no bias": lambda net: net.layers[0].bias is None,
+}
+
+
+@pytest.mark.parametrize("what", MODULES)
+def test_modules_have(what):
+    assert reaches(strategies.modules(), MODULES[what])
+
+
+@given(net=strategies.modules(features=2), rows=st.integers(0, 5))
+def test_a_network_is_what_its_repr_says_and_computes_exactly(net, rows):
+    x = strategies.exact_values((rows, 2), net.layers[0].weight.dtype, span=3)
+    same = eval(repr(net), {"Network": strategies.Network})
+    out = net(x)
+    assert torch.equal(out, same(x))
+    assert torch.equal(out.double(), net.double()(x.double()))
+    assert len(out) == rows
+
+
+def test_a_frozen_layer_gets_no_gradient_and_the_others_do():
+    net = strategies.Network((2, 2, 1), frozen=True)
+    net(torch.ones(3, 2)).sum().backward()
+    assert [parameter.grad is None for parameter in net.parameters()] == [True, True, False, False]
+
+
+SHRINKS = {
+    "a count": (strategies.device_counts(), lambda n: n >= 3, 3),
+    "any devices": (strategies.device_lists("abcd"), lambda some: True, ["a"]),
+    "two devices": (strategies.device_lists("abcd"), lambda some: len(some) > 1, ["a", "b"]),
+    "an order": (
+        strategies.device_lists("abcd"),
+        lambda some: some != sorted(some),
+        ["b", "a"],
+    ),
+    "a repeat": (
+        strategies.device_lists("abcd", repeats=True),
+        lambda some: len(set(some)) < len(some),
+        ["a", "a"],
+    ),
+    "a batch": (strategies.batches(4), lambda batch: batch >= 10, 10),
+    "an uneven batch": (strategies.batches(3), lambda batch: batch > 3 and batch % 3, 4),
+    "a chunking": (strategies.chunkings(9, 3), lambda sizes: True, [0, 0, 9]),
+    "a tree": (strategies.nested(st.just(7.5)), lambda tree: True, 7.5),
+    "a tree with a list": (
+        strategies.nested(st.just(7.5)),
+        lambda tree: isinstance(tree, list),
+        [7.5, 7.5],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHRINKS)
+def test_shrinks_to(name):
+    strategy, condition, expected = SHRINKS[name]
+    assert smallest(strategy, condition) == expected
+
+
+def test_tensors_shrink_to_plain_ones():
+    tensor = smallest(strategies.tensors(), lambda tensor: tensor.numel() > 1)
+    assert (tensor.dtype, tensor.numel(), tensor.is_contiguous()) == (torch.float32, 2, True)
+    other = smallest(strategies.tensors(), lambda tensor: not tensor.is_contiguous())
+    assert (other.dtype, other.numel()) == (torch.float32, 2)
+
+
+def test_modules_shrink_to_one_layer():
+    net = smallest(strategies.modules(features=3))
+    assert repr(net) == (
+        "Network(widths=(3, 1), bias=False, activation='none', tied=False, shared=False, "
+        "frozen=False, buffered=False, dtype='float32', seed=0)"
+    )
+    tied = smallest(strategies.modules(features=3), has_a_tie)
+    assert "widths=(3, 3, 3), bias=False, activation='none', tied=True, shared=False" in repr(tied)
+
+
+def test_combinations_are_told_to_a_listener_and_to_nobody_else():
+    strategies.tried(batch=1, devices=1)
+    heard = []
+    example_log.listen(lambda *what: heard.append(what))
+    try:
+        batch = smallest(strategies.batches(3), lambda batch: batch > 4)
+        strategies.tried(error=0.5)
+    finally:
+        example_log.listen(None)
+    strategies.tried(batch=2, devices=2)
+    assert (batch, 3, None) in heard
+    assert heard[-1] == (None, None, 0.5)
+    assert {devices for _, devices, _ in heard[:-1]} == {3}
+
+
+def test_a_fuzzing_run_may_narrow_the_device_counts():
+    example_log.limit_devices((2, 3))
+    try:
+        assert smallest(strategies.device_lists("abcd")) == ["a", "b"]
+        assert not reaches(strategies.device_counts(), lambda n: n > 3)
+        assert smallest(strategies.device_counts(5, 6)) == 5  # what it asks for is elsewhere
+    finally:
+        example_log.limit_devices(None)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: strategies.device_counts(3, 2),
+        lambda: strategies.device_lists([]),
+        lambda: strategies.device_lists("ab", 3),
+        lambda: strategies.device_lists("ab", 1, 3),
+        lambda: strategies.batches(0),
+        lambda: strategies.batches(2, 3, 4),
+        lambda: strategies.chunkings(3, 2, 2),
+        lambda: strategies.laid_out(torch.ones(2), "diagonal"),
+        lambda: strategies.exact_values((2,), "float31"),
+        lambda: strategies.Network((2,)),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(call):
+    with pytest.raises(ValueError, match=r"\d|diagonal|float31|devices"):
+        call()
+
+
+def test_importing_simgpu_needs_no_hypothesis(python):
+    done = python("-c", "import sys, simgpu; simgpu.devices; print('hypothesis' in sys.modules)")
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    code = "import sys; sys.modules['hypothesis'] = None; import simgpu; simgpu.strategies"
+    done = python("-c", code)
+    assert "simgpu.strategies needs hypothesis" in done.stderr

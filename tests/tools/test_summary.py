@@ -1,0 +1,109 @@
+"""The table of `simgpu run --summary`: each device's share of the batch, whoever cuts it."""
+
+import io
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dataparallel
+import simgpu
+from simgpu._profiling import watch
+from tests.planted_faults.plant import Edit
+
+
+class Named(nn.Module):
+    """Takes its batch by name, next to what is the same for all, and calls other modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.loss = nn.MSELoss()
+
+    def forward(self, *, rows, scale):
+        return self.loss(self.layer(rows["x"]) * scale, rows["y"])[None]
+
+
+def summary(run):
+    """The last column of the table, by device, as numbers."""
+    table = io.StringIO()
+    with watch.watch(None, table):
+        run()
+    heading, *rows = table.getvalue().splitlines()
+    assert heading.endswith("    work   batch")
+    return [row.split()[-1] for row in rows]
+
+
+def shares(sizes, count):
+    sizes = [*sizes, *[0] * (count - len(sizes))]
+    return [f"{size / sum(sizes):.1%}" for size in sizes]
+
+
+@pytest.mark.parametrize("kind", [nn.DataParallel, dataparallel.DataParallel])
+@given(
+    rows=st.integers(1, 40),
+    count=st.integers(1, 5),
+    steps=st.integers(1, 3),
+    at_home=st.booleans(),
+    dim=st.integers(0, 1),
+)
+def test_the_share_of_the_batch_is_that_of_the_chunks(kind, rows, count, steps, at_home, dim):
+    x = torch.ones((rows, 3) if dim == 0 else (3, rows, 3))
+    loss = nn.CrossEntropyLoss()
+    with simgpu.devices(count) as devices:
+        net = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).to(devices[0])
+        parallel = kind(net, device_ids=devices, dim=dim)
+
+        def run():
+            for _ in range(steps):
+                out = parallel(x.to(devices[0]) if at_home else x)
+                loss(out, torch.zeros_like(out)).backward()
+
+        if count == 1 and not at_home and kind is nn.DataParallel:
+            x = x.to(devices[0])  # theirs leaves the batch where it is for one device
+        chunks = [chunk.shape[dim] for chunk in x.chunk(count, dim)]
+        assert summary(run) == shares(chunks, count)
+
+
+@given(rows=st.integers(2, 20), count=st.integers(2, 4))
+def test_batches_by_name(rows, count):
+    x, y = torch.ones(rows, 3), torch.ones(rows, 2)
+    with simgpu.devices(count) as devices:
+        parallel = dataparallel.DataParallel(Named().to(devices[0]), device_ids=devices)
+        chunks = [len(chunk) for chunk in x.chunk(count)]
+        assert summary(lambda: parallel(rows={"x": x, "y": y}, scale=2)) == shares(chunks, count)
+
+
+def test_models_on_their_own_and_no_model_at_all():
+    with simgpu.devices(3) as devices:
+        first, second = (nn.Linear(3, 3).to(device) for device in devices[1:])
+
+        def two_models():
+            second(first(torch.ones(3, 3, device=devices[1])).to(devices[2]))
+            second(torch.ones(6, 3, device=devices[2]))
+
+        assert summary(two_models) == ["0.0%", "25.0%", "75.0%"]
+        assert summary(lambda: torch.ones(2, device=devices[0]) + 1) == ["-"] * 3
+
+
+def test_nothing_is_left_behind():
+    call = nn.Module.__call__
+    seen = []
+
+    def fail():
+        seen.append(nn.Module.__call__)
+        raise KeyError("lost")
+
+    with simgpu.devices(1), pytest.raises(KeyError, match="lost"):
+        summary(fail)
+    assert seen != [call] == [nn.Module.__call__]
+
+
+def test_a_planted_fault_is_caught():
+    edit = Edit(
+        "simgpu._profiling.module_inputs:_hands_out_work", "return hasattr", "return not hasattr"
+    )
+    with edit.planted(), pytest.raises(AssertionError):
+        test_the_share_of_the_batch_is_that_of_the_chunks(nn.DataParallel)
