@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class StandIn(type):
+class ClassProxy(type):
     """The type of a class that stands in for the class in its attribute `_stock`.
 
     For classes derived from the one that stands in, nothing is special.
@@ -22,7 +22,7 @@ class StandIn(type):
         return super().__subclasscheck__(subclass) if stock is None else issubclass(subclass, stock)
 
 
-def named_alike(stand_in: type, stock: type) -> None:
-    """Let `stand_in` say of itself what `stock` says, so that it is found by that name."""
+def copy_identity(proxy: type, stock: type) -> None:
+    """Let `proxy` say of itself what `stock` says, so that it is found by that name."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(stand_in, name, getattr(stock, name))
+        setattr(proxy, name, getattr(stock, name))

@@ -21,7 +21,7 @@ _NAME = re.compile(
 )
 
 
-def told(text: str) -> str:
+def visible_text(text: str) -> str:
     """`text` as the program may read it: with the devices by the name that it knows."""
     if len(names) == 1 or DEVICE_TYPE not in text:
         return text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from simgpu._naming import told
+from simgpu._naming import visible_text
 
 
 class SimGPUError(Exception):
@@ -18,7 +18,7 @@ class SimGPUError(Exception):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*[told(arg) if isinstance(arg, str) else arg for arg in args])
+        super().__init__(*[visible_text(arg) if isinstance(arg, str) else arg for arg in args])
 
 
 class InvalidDeviceError(SimGPUError, torch.AcceleratorError):

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from dataparallel._replication.parameter_cache import ParameterCache, refreshed
 from dataparallel._transfer import transforms
-from dataparallel._transfer.autograd import Broadcast, Passengers, apply
+from dataparallel._transfer.autograd import Broadcast, NonDifferentiable, apply
 from dataparallel._transfer.buckets import lay_out
 from dataparallel._transfer.copies import broadcast_laid_out
 
@@ -29,7 +29,7 @@ _set = object.__setattr__  # Module's own looks for parameters in every value
 Row = list[Any]  # the tensors of one replica, in the plan's order, and a None at the end
 
 
-class _Skeleton:
+class _ModuleRecipe:
     """One submodule: the object it is made from and the indices of what it holds."""
 
     __slots__ = ("buffers", "children", "contents", "kind", "module", "params", "plain")
@@ -72,11 +72,11 @@ class Plan:
     def __init__(self, network: Module) -> None:
         _check_replicatable(network)
         # Strong references: an id in `contents` must not come back as another object's.
-        self.skeletons: list[_Skeleton] = []
+        self.skeletons: list[_ModuleRecipe] = []
         indices: dict[int, int] = {}
         for module in network.modules():
             indices[id(module)] = len(self.skeletons)
-            self.skeletons.append(_Skeleton(module))
+            self.skeletons.append(_ModuleRecipe(module))
         self.tensors = _unique_tensors(network)
         self.differentiable = sum(tensor.requires_grad for tensor in self.tensors)
         self.facts = [_facts(tensor) for tensor in self.tensors]
@@ -127,7 +127,7 @@ class Plan:
         count = self.differentiable
         if not count:
             return self._detached_rows(devices)
-        passengers = Passengers(self.layout, self.tensors[count:])
+        passengers = NonDifferentiable(self.layout, self.tensors[count:])
         copies = apply(Broadcast, devices, passengers, self.gradient_layout, *self.tensors[:count])
         return [
             [*copies[replica * count : (replica + 1) * count], *others]
@@ -211,7 +211,7 @@ def _is_compiled(module: Module) -> bool:
     return wrapped or module._compiled_call_impl is not None
 
 
-def _custom_shell(skeleton: _Skeleton, row: Row) -> Module:
+def _custom_shell(skeleton: _ModuleRecipe, row: Row) -> Module:
     """A replica of a module that has its own way of being copied or of taking attributes."""
     shell = skeleton.module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     if isinstance(shell, torch.jit.ScriptModule):
@@ -232,7 +232,7 @@ def _custom_shell(skeleton: _Skeleton, row: Row) -> Module:
     return shell  # type: ignore[no-any-return]
 
 
-def _adopt(skeleton: _Skeleton, shell: Module, shells: Sequence[Module]) -> None:
+def _adopt(skeleton: _ModuleRecipe, shell: Module, shells: Sequence[Module]) -> None:
     if skeleton.plain:
         shell._modules.update(
             {name: None if index < 0 else shells[index] for name, index in skeleton.children}

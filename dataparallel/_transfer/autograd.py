@@ -40,7 +40,7 @@ def apply(function: type[_Transfer], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
-class Passengers:
+class NonDifferentiable:
     """Tensors that travel in the same buckets as the differentiable ones, unseen by autograd.
 
     `layout` covers the differentiable tensors first, then `tensors`; `copies[r]` holds what
@@ -67,7 +67,7 @@ class Broadcast(_Transfer):
     def forward(
         ctx: Any,
         devices: Sequence[torch.device],
-        passengers: Passengers,
+        passengers: NonDifferentiable,
         own_layout: Layout,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
@@ -79,7 +79,7 @@ class Broadcast(_Transfer):
     @staticmethod
     def compute(
         devices: Sequence[torch.device],
-        passengers: Passengers,
+        passengers: NonDifferentiable,
         own_layout: Layout,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
@@ -162,7 +162,7 @@ class ReduceAddCoalesced(_Transfer):
         result: list[MaybeTensor] = [None] * len(ctx.present)
         if wanted:
             layout = lay_out(wanted)
-            copies = apply(Broadcast, ctx.devices, Passengers(layout, ()), layout, *wanted)
+            copies = apply(Broadcast, ctx.devices, NonDifferentiable(layout, ()), layout, *wanted)
             for position, copy in enumerate(copies):
                 replica, column = divmod(position, len(wanted))
                 place = replica * len(grads) + indices[column]

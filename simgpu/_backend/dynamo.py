@@ -43,7 +43,7 @@ _NOT_TRACED = (
 )
 
 
-def leave_alone() -> None:
+def skip_own_frames() -> None:
     """Tell the compiler about all modules of this package that have been imported by now."""
     for name in _NOT_TRACED:  # the mark that `torch.compiler.disable` leaves
         getattr(device_module, name)._torchdynamo_disable = True

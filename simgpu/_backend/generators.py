@@ -13,7 +13,7 @@ import torch
 
 from simgpu._native.object_layouts import label_generator
 from simgpu._runtime import world
-from simgpu._runtime.random import made
+from simgpu._runtime.random import user_generators
 from simgpu.errors import UnsupportedError
 
 _Stock: Any = torch._C.Generator
@@ -33,7 +33,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
         self: DeviceGenerator = _Stock.__new__(cls)
         self._device = device
         self.host = _Stock() if host is None else host
-        made[self._cdata] = self
+        user_generators[self._cdata] = self
         label_generator(self, device)
         return self
 
@@ -108,4 +108,6 @@ def make(device: torch.device) -> DeviceGenerator:
 
 def default_generators() -> tuple[DeviceGenerator, ...]:
     """The generators that the devices draw from unless told otherwise, by index."""
-    return tuple(DeviceGenerator(device.torch_device, device.generator) for device in world.active)
+    return tuple(
+        DeviceGenerator(device.torch_device, device.generator) for device in world.active_devices
+    )

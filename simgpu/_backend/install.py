@@ -76,4 +76,4 @@ def install() -> None:
         dlpack_export.install()
         processes.install()
         pickling.install()
-        dynamo.leave_alone()
+        dynamo.skip_own_frames()

@@ -42,9 +42,9 @@ def _while_there_are_devices(hooks: virtual_tables.Table, position: int, give: A
     put_back: list[Any] = []
 
     def follow() -> None:
-        if world.active and not put_back:
+        if world.active_devices and not put_back:
             put_back.append(hooks.replace(position, give))
-        elif put_back and not world.active:
+        elif put_back and not world.active_devices:
             put_back.pop()()
 
-    world.followers.append(follow)
+    world.device_listeners.append(follow)

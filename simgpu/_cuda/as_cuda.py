@@ -85,7 +85,7 @@ def _install() -> Callable[[], None]:
         covers._destroy()  # type: ignore[no-untyped-call]
         patches.undo()
 
-    dynamo.leave_alone()  # of the modules that only this needs
+    dynamo.skip_own_frames()  # of the modules that only this needs
     try:
         renaming.install(patches)
         torch_cuda.install(patches)

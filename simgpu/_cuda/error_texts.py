@@ -18,7 +18,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from simgpu._naming import told
+from simgpu._naming import visible_text
 from simgpu._native.dlpack_relabel import words
 from simgpu._patches import Patches
 
@@ -33,7 +33,7 @@ def _wording(kind: Any) -> Callable[[BaseException], str]:
     """A `__str__` for `kind`, which words what is the text without it."""
 
     def __str__(self: BaseException) -> str:
-        return told(super(kind, self).__str__())
+        return visible_text(super(kind, self).__str__())
 
     return __str__
 

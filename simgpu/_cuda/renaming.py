@@ -253,7 +253,7 @@ def install(patches: Patches) -> None:
     """Let "cuda" name the simulated devices, both ways."""
     patches.set(_naming, "names", frozenset({DEVICE_TYPE, CUDA}))
     error_texts.install(patches)
-    virtual_tables.lend_guard(patches)
+    virtual_tables.use_guard_for_cuda(patches)
     _install_tensors(patches)
     _install_fake_tensors(patches)
     _install_others(patches)

@@ -34,7 +34,7 @@ class _PlanCaches:
     """`torch.backends.cuda.cufft_plan_cache`: one for each device, and that of the current one."""
 
     def __init__(self) -> None:
-        vars(self)["_caches"] = [_PlanCache() for _ in world.active]
+        vars(self)["_caches"] = [_PlanCache() for _ in world.active_devices]
 
     def __getitem__(self, device: Any) -> Any:
         return self._caches[world.device(world.resolve(device)).index]

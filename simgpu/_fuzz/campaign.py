@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from simgpu._fuzz import report as fuzz_report
-from simgpu._fuzz.tally import Tally, add_up
+from simgpu._fuzz.tally import Tally, sum_tallies
 
 PLUGIN = "simgpu._fuzz.pytest_side"
 PLAN = "SIMGPU_FUZZ_PLAN"
@@ -76,7 +76,7 @@ def fuzz(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="simgpu-fuzz-") as folder, one_interrupt():
         campaign = Campaign(options, paths, jobs, Path(folder))
         status = campaign.run()
-        tally = add_up(Path(folder))
+        tally = sum_tallies(Path(folder))
         log = campaign.log.read_text(errors="replace") if campaign.log.exists() else ""
     if status in (2, 3, 4, 5):
         print(log[-4000:])
@@ -183,7 +183,7 @@ class Campaign:
             os.killpg(session.pid, signal.SIGKILL)
 
     def _show(self) -> None:
-        tally = add_up(self.folder)
+        tally = sum_tallies(self.folder)
         now = time.time() - self.start
         terminal = sys.stderr.isatty()
         if not terminal and now - self.printed < 10:

@@ -26,7 +26,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 from hypothesis.errors import HypothesisException
 from hypothesis.strategies import DataObject
 
-from simgpu._fuzz.reproducers import Recorder, Unwritable, regression_test
+from simgpu._fuzz.reproducers import NotReproducible, Recorder, regression_test
 from simgpu._fuzz.tally import Tally
 from simgpu._testing import example_log
 
@@ -154,7 +154,7 @@ class Fuzzing:
             text: str | None = regression_test(
                 test.__module__, test.__name__, arguments, fixtures, key[:6]
             )
-        except Unwritable:
+        except NotReproducible:
             text = None
         if text is not None and marks and item.get_closest_marker("devices") is not None:
             text = "import pytest\n" + text.replace("\n\n\ndef ", f"\n\n\n{marks[0]}def ", 1)

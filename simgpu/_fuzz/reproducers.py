@@ -12,7 +12,7 @@ from hypothesis.strategies import DataObject
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
-class Unwritable(Exception):
+class NotReproducible(Exception):
     """A value has no source that makes it again."""
 
 
@@ -80,9 +80,9 @@ class Writer:
             self.imports.add("from simgpu.strategies import Network")
             return repr(value)
         else:
-            raise Unwritable(f"no source is known for a {kind.__qualname__}")
+            raise NotReproducible(f"no source is known for a {kind.__qualname__}")
         if "<" in kind.__qualname__ or "." in kind.__qualname__:
-            raise Unwritable(f"{kind.__qualname__} cannot be imported")
+            raise NotReproducible(f"{kind.__qualname__} cannot be imported")
         self.imports.add(f"from {kind.__module__} import {kind.__name__}")
         arguments = ", ".join(f"{name}={self.write(getattr(value, name))}" for name in names)
         return f"{kind.__name__}({arguments})"
@@ -99,7 +99,7 @@ def regression_test(
         fixtures: names of the other arguments, to be had from fixtures.
         key: goes into the name of the test.
 
-    Raises Unwritable where a value cannot be written as source.
+    Raises NotReproducible where a value cannot be written as source.
     """
     writer = Writer(arguments.pop("devices", ()) if "devices" in fixtures else ())
     given = [f"{argument}={writer.write(value)}" for argument, value in arguments.items()]

@@ -87,7 +87,7 @@ class Tally:
         os.replace(draft, path)
 
 
-def add_up(folder: Path) -> Tally:
+def sum_tallies(folder: Path) -> Tally:
     """Return the sum of what every process of a run has written to `folder`."""
     total = Tally()
     for path in sorted(folder.glob("*.tally.json")):

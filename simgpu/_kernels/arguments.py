@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from simgpu._kernels.native_functions import native_function
-from simgpu._memory.host_aliases import Together, touches_another
+from simgpu._memory.host_aliases import SharedStorageAliases, shares_storage_with_another
 from simgpu._naming import DEVICE_TYPE
 from simgpu._native.dlpack_relabel import host_alias, relabel
 from simgpu.errors import DeviceMismatchError
@@ -93,7 +93,7 @@ class Arguments:
         """
         alias = self.alias
         if self._overwritten and self._overlap(args, kwargs):
-            alias = Together()
+            alias = SharedStorageAliases()
         index, mixed, host_args = self._aliases(args, alias)
         host_kwargs = kwargs
         if kwargs:
@@ -102,7 +102,7 @@ class Arguments:
             index = found if index < 0 else index
             host_kwargs = dict(zip(kwargs, aliases, strict=True))
         if mixed:
-            index = self._device_among_strangers(args, kwargs)
+            index = self._device_of_mixed_tensors(args, kwargs)
         # A wrapped number (the 2 of `torch.where(mask, x, 2)`) reaches Python as a plain number.
         for position in self._tensor_positions:
             if position < len(args) and isinstance(args[position], _NUMBERS):
@@ -117,7 +117,7 @@ class Arguments:
         values = (*args, *kwargs.values()) if kwargs else args
         for position, name in self._overwritten.items():
             target = args[position] if position < len(args) else kwargs.get(name)
-            if isinstance(target, Tensor) and touches_another(target, values):
+            if isinstance(target, Tensor) and shares_storage_with_another(target, values):
                 return True
         return False
 
@@ -146,7 +146,7 @@ class Arguments:
                 aliases.append(value)
         return index, mixed, aliases
 
-    def _device_among_strangers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def _device_of_mixed_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """`device` for tensors that are not all on the same simulated device."""
         named = [*zip(self._names, args, strict=False), *kwargs.items()]
         written = [pair for pair in named if pair[0] in self._written]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from simgpu._memory import pinned as memory_pinned
-from simgpu._memory.host_aliases import Together, on_one_storage
+from simgpu._memory.host_aliases import SharedStorageAliases, on_one_storage
 from simgpu._memory.ownership import adopt
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import world
@@ -37,7 +37,7 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if source == target:
         assert target is not None
         if on_one_storage(self, src):
-            alias = Together()
+            alias = SharedStorageAliases()
             arguments = (alias(self), alias(src), non_blocking)
         launch(_COPY, target, arguments, {})
     else:

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from simgpu._kernels.arguments import Arguments
-from simgpu._kernels.outputs import compute_out, settle_output
+from simgpu._kernels.outputs import compute_out, write_back_output
 from simgpu._memory import pinned
 from simgpu._memory.host_aliases import on_one_storage
 from simgpu._memory.ownership import adopt, adopt_all, make_sure_of_room
@@ -137,7 +137,7 @@ def _mutating(kernel: Kernel, reader: Arguments) -> PythonKernel:
             # Some let their first argument grow (addbmm_): memory under an alias cannot.
             host_args[0] = host_alias(args[0]).clone()
             result = launch(kernel, index, host_args, host_kwargs)
-            settle_output(args[0], host_args[0])
+            write_back_output(args[0], host_args[0])
         return pick(result, args, kwargs, index)
 
     return run

@@ -33,7 +33,8 @@ def compute_out(
         for name, value in outs.items():
             pairs = zip(_as_list(value), _as_list(host_kwargs[name]), strict=True)
             chosen = [
-                alias if only_empty and out.numel() else stand_in(out) for out, alias in pairs
+                alias if only_empty and out.numel() else resizable_copy_like(out)
+                for out, alias in pairs
             ]
             hosts[name] = chosen if isinstance(value, (list, tuple)) else chosen[0]
         launch(kernel, index, host_args, {**host_kwargs, **hosts})
@@ -47,20 +48,20 @@ def compute_out(
         hosts = compute(only_empty=False)
     for name, value in outs.items():
         for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
-            settle_output(out, host)
+            write_back_output(out, host)
 
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def stand_in(out: torch.Tensor) -> torch.Tensor:
+def resizable_copy_like(out: torch.Tensor) -> torch.Tensor:
     """A host tensor with the shape and strides of `out` whose memory can grow."""
     return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype)
 
 
-def settle_output(out: torch.Tensor, host: torch.Tensor) -> None:
-    """Let `out` be what a kernel made of its host tensor: an alias of it, or a `stand_in`.
+def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
+    """Let `out` be what a kernel made of its host tensor: an alias or a copy that can grow.
 
     As on CUDA an output keeps its storage and its place in it, if there is room.
     """

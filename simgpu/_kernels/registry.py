@@ -42,7 +42,7 @@ _METADATA_ONLY = (
 )
 
 # Kernels written by hand, where a host kernel on aliases would do something else.
-_BY_HAND: dict[str, PythonKernel] = {
+_HANDWRITTEN: dict[str, PythonKernel] = {
     "_copy_from": copies.copy_from,
     "_copy_from_and_resize": copies.copy_from_and_resize,
     # Zeros without memory cannot cross a label: here they have memory.
@@ -86,7 +86,7 @@ def _overload(name: str) -> torch._ops.OpOverload:
     return op
 
 
-def _composition_is_as_good(op: torch._ops.OpOverload) -> bool:
+def _prefer_decomposition(op: torch._ops.OpOverload) -> bool:
     """Whether PyTorch's composite of an operator should run instead of a kernel of ours."""
     arguments = op._schema.arguments
     names = {argument.name for argument in arguments}
@@ -104,10 +104,10 @@ def _metadata_kernel(op: torch._ops.OpOverload) -> PythonKernel:
 
 def kernels() -> Iterator[tuple[str, PythonKernel]]:
     """Every aten operator that runs on a simulated device, with its kernel."""
-    yield from _BY_HAND.items()
+    yield from _HANDWRITTEN.items()
     for name in _METADATA_ONLY:
         yield name, _metadata_kernel(_overload(name))
-    done = {*_BY_HAND, *_METADATA_ONLY, *_LEFT_TO_PYTORCH}
+    done = {*_HANDWRITTEN, *_METADATA_ONLY, *_LEFT_TO_PYTORCH}
     for name in _aten_names("CPU"):
         if name not in done:
             done.add(name)
@@ -116,7 +116,7 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
     for name in _aten_names("CompositeExplicitAutograd"):
         if name not in done and not name.endswith("out"):
             op = _overload(name)
-            if not _composition_is_as_good(op):
+            if not _prefer_decomposition(op):
                 yield name, guarded(op, device_kernel(op))
 
 
@@ -127,11 +127,11 @@ def _composite_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
     done = {"_to_copy", "copy_", *sparse_and_nested.HOST_ONLY}
     for name in sparse_and_nested.DESCRIPTIVE[key]:
         done.add(name)
-        yield name, sparse_and_nested.describing_kernel(key, _overload(name))
+        yield name, sparse_and_nested.metadata_kernel(key, _overload(name))
     for name in _aten_names(key.replace("PrivateUse1", "CPU")):
         if name not in done:
             op = _overload(name)
-            yield name, guarded(op, sparse_and_nested.computing_kernel(op))
+            yield name, guarded(op, sparse_and_nested.composite_kernel(op))
 
 
 def register() -> list[torch.library.Library]:

@@ -84,7 +84,7 @@ def _index_of(values: Any) -> int | None:
     return None
 
 
-def computing_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def composite_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """A kernel that lets the host compute `op` on composites and brings the results back."""
 
     def on_host(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +138,7 @@ def _write_back(target: Tensor, host: Tensor, index: int) -> None:
         make_on(index, lambda: copy(KEYS["SparsePrivateUse1"], target, fresh, False))
 
 
-def describing_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
+def metadata_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
     """A kernel that runs PyTorch's own code on the description of a simulated composite."""
     run_stock = op._handle.redispatch_boxed
 

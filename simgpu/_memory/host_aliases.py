@@ -38,7 +38,7 @@ def bytes_of(storage: torch.UntypedStorage, nbytes: int, index: int) -> Tensor:
     return host_alias(tensor)
 
 
-def touches_another(target: Tensor, values: Iterable[Any]) -> bool:
+def shares_storage_with_another(target: Tensor, values: Iterable[Any]) -> bool:
     """Whether a tensor among `values`, apart from `target` once, stands on its storage."""
     met = False
     for value in values:
@@ -49,12 +49,14 @@ def touches_another(target: Tensor, values: Iterable[Any]) -> bool:
         elif isinstance(value, Tensor):
             if on_one_storage(target, value):
                 return True
-        elif isinstance(value, (tuple, list)) and touches_another(target, (target, *value)):
+        elif isinstance(value, (tuple, list)) and shares_storage_with_another(
+            target, (target, *value)
+        ):
             return True
     return False
 
 
-class Together:
+class SharedStorageAliases:
     """Makes the host aliases of one operator's tensors."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from simgpu._naming import DEVICE_TYPE
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._runtime import world
 from simgpu._runtime.device import Device, format_bytes
-from simgpu._runtime.world import active
+from simgpu._runtime.world import active_devices
 from simgpu.errors import OutOfMemoryError
 
 _BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
@@ -29,7 +29,7 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     The caller must not use `host` afterwards: it has no memory of its own any more.
     """
     try:
-        device = active[index]
+        device = active_devices[index]
     except IndexError:
         device = world.device(index)  # raises, and says what there is
     try:
@@ -37,7 +37,7 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     except NotImplementedError:  # sparse: asking first would cost every dense result
         return to_device(host, index)
     nbytes = (nbytes + _BLOCK - 1) & -_BLOCK
-    allocation = device.take(nbytes)
+    allocation = device.allocate(nbytes)
     if allocation is None:
         raise_out_of_memory(device, nbytes)
     host._simgpu_allocation = allocation  # type: ignore[attr-defined]

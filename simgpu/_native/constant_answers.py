@@ -39,7 +39,7 @@ _YES = bytes.fromhex("f30f1efa b801000000 c3")
 
 
 @dataclass(frozen=True)
-class _Question:
+class VtablePatch:
     """Virtual functions of one C++ object that ask Python, and the code that answers instead.
 
     `first` are the functions with which the class begins in its header of PyTorch's, where `~`
@@ -53,7 +53,7 @@ class _Question:
     answer: int
 
 
-_GUARD = _Question(
+_GUARD = VtablePatch(
     header="c10/core/impl/DeviceGuardImplInterface.h",
     first=(
         *("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice"),
@@ -65,7 +65,7 @@ _GUARD = _Question(
     code=_FIRST_DEVICE,
     answer=PRIVATE_USE_1,
 )
-_HOOKS = _Question(
+_HOOKS = VtablePatch(
     header="ATen/detail/AcceleratorHooksInterface.h",
     first=("~", "~", "isBuilt", "isAvailable", "hasPrimaryContext"),
     replaced=("hasPrimaryContext",),
@@ -116,7 +116,7 @@ class Replacement:
 replacements: list[Replacement] = []
 
 
-def _replace(table: Table, question: _Question) -> None:
+def _replace(table: Table, question: VtablePatch) -> None:
     functions = tuple(_virtual_functions(question.header)[: len(question.first)])
     code = _executable(question.code) if functions == question.first else None
     if code is None:

@@ -89,7 +89,7 @@ def _guards() -> Any:
         return None
 
 
-def lend_guard(patches: Patches) -> bool:
+def use_guard_for_cuda(patches: Patches) -> bool:
     """Let questions about a CUDA device go to our guard, until `patches` are undone.
 
     C++ asks the guard of a device that is named, in places where it can only end the process if

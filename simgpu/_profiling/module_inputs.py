@@ -26,13 +26,13 @@ class _PerThread(threading.local):
     inside = False
 
 
-def _hands_out_work(module: torch.nn.Module) -> bool:
+def _is_parallel_wrapper(module: torch.nn.Module) -> bool:
     return hasattr(module, "device_ids") and isinstance(
         getattr(module, "module", None), torch.nn.Module
     )
 
 
-def _learns(module: torch.nn.Module) -> bool:
+def _has_parameters(module: torch.nn.Module) -> bool:
     """Whether the module has parameters; PyTorch's replicas keep theirs elsewhere."""
     return getattr(module, "_is_replica", False) or next(module.parameters(), None) is not None
 
@@ -57,7 +57,7 @@ class Inputs:
         stock, per_thread, patches = torch.nn.Module.__call__, _PerThread(), Patches()
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if per_thread.inside or _hands_out_work(module) or not _learns(module):
+            if per_thread.inside or _is_parallel_wrapper(module) or not _has_parameters(module):
                 return stock(module, *args, **kwargs)
             self.add((*args, *kwargs.values()))
             per_thread.inside = True

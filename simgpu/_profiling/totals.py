@@ -42,7 +42,7 @@ class Totals:
             f"{'device':<10}{'kernels':>9}{'in':>13}{'out':>13}{'peak memory':>13}"
             f"{'work':>8}{'batch':>8}"
         ]
-        for index, (name, device) in enumerate(zip(names, world.active, strict=True)):
+        for index, (name, device) in enumerate(zip(names, world.active_devices, strict=True)):
             kernels, received, sent, _ = rows[index]
             amounts = [format_bytes(amount) for amount in (received, sent, device.peak)]
             cells = "".join(f"{amount:>13}" for amount in amounts)

@@ -23,7 +23,7 @@ DEFAULT_MEMORY = 16 * 2**30  # bytes
 
 
 class Allocation(functools.partial[None]):
-    """Bytes of a device that are taken for as long as this object lives; made by `Device.take`.
+    """Bytes of a device that are taken for as long as this object lives; made by `Device.allocate`.
 
     It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
     last tensor, view or autograd node over that memory does. It is a call to be made then, all of
@@ -39,20 +39,20 @@ class Device:
     """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
 
     __slots__ = (
-        "_dead",
         "_give_back",
+        "_pending_frees",
         "background_stream",
         "capacity",
+        "freed",
+        "freed_before",
+        "freed_count",
+        "freed_count_before",
         "generator",
         "index",
         "limit",
         "out_of_memory_count",
         "peak",
         "peak_count",
-        "returned",
-        "returned_before",
-        "returned_count",
-        "returned_count_before",
         "stream_ids",
         "taken",
         "taken_before",
@@ -67,13 +67,13 @@ class Device:
         # The ledger, in bytes and in numbers of allocations: taken and given back ever, the same
         # at the last reset, and the most at once.
         self.capacity = self.limit = capacity
-        self.taken = self.returned = self.taken_before = self.returned_before = self.peak = 0
-        self.taken_count = self.returned_count = self.peak_count = 0
-        self.taken_count_before = self.returned_count_before = 0
+        self.taken = self.freed = self.taken_before = self.freed_before = self.peak = 0
+        self.taken_count = self.freed_count = self.peak_count = 0
+        self.taken_count_before = self.freed_count_before = 0
         self.out_of_memory_count = 0
         # Sizes of allocations that have died and are not counted as given back yet.
-        self._dead: list[int] = []
-        self._give_back = self._dead.append
+        self._pending_frees: list[int] = []
+        self._give_back = self._pending_frees.append
         self.stream_ids = itertools.count(1)
         self.background_stream: torch.Stream | None = None
         # As on CUDA, where a seed set before the devices wake up reaches them when they do.
@@ -83,12 +83,12 @@ class Device:
     # are switched and signals handled where a function begins, a call returns or a loop starts
     # over, so neither happens between two lines that do nothing of that kind.
 
-    def take(self, nbytes: int) -> Allocation | None:
+    def allocate(self, nbytes: int) -> Allocation | None:
         """Enter `nbytes` in the ledger, until the result dies; None if there is no room."""
-        if self._dead:
-            self.settle()
-        allocated = self.taken - self.returned + nbytes
-        count = self.taken_count - self.returned_count + 1
+        if self._pending_frees:
+            self.collect_frees()
+        allocated = self.taken - self.freed + nbytes
+        count = self.taken_count - self.freed_count + 1
         if allocated > self.limit:
             return None
         if allocated > self.peak:
@@ -99,13 +99,13 @@ class Device:
         self.taken_count += 1
         return Allocation(self._give_back, nbytes)
 
-    def settle(self) -> None:
+    def collect_frees(self) -> None:
         """Count what has died as given back."""
-        dead = self._dead
+        dead = self._pending_frees
         try:
             while dead:
-                self.returned += dead[-1]
-                self.returned_count += 1
+                self.freed += dead[-1]
+                self.freed_count += 1
                 del dead[-1]
         except IndexError:
             pass  # another thread came first
@@ -113,11 +113,11 @@ class Device:
     @property
     def allocated(self) -> int:
         """Bytes that are taken now."""
-        self.settle()
-        return self.taken - self.returned
+        self.collect_frees()
+        return self.taken - self.freed
 
     @property
     def count(self) -> int:
         """How many allocations there are now."""
-        self.settle()
-        return self.taken_count - self.returned_count
+        self.collect_frees()
+        return self.taken_count - self.freed_count

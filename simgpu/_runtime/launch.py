@@ -116,7 +116,7 @@ def launch(
 
     A copy has a `route`: see `launch_copy`.
     """
-    if index >= len(world.active) and route is None:
+    if index >= len(world.active_devices) and route is None:
         world.device(index)  # raises: a tensor has outlived its device, and can only be copied
     try:
         if not _observers:
@@ -180,7 +180,7 @@ def _notify(
         thread=threading.current_thread().name,
         begin=begin,
         end=end,
-        allocated=world.active[index].allocated if index < len(world.active) else 0,
+        allocated=world.active_devices[index].allocated if index < len(world.active_devices) else 0,
     )
     for observer in _observers:
         observer(record)

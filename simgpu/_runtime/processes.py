@@ -21,7 +21,7 @@ _PATIENCE = 5.0  # seconds that the end of a process waits for an operator in an
 
 
 def _in_child() -> None:
-    world.lose_to_fork()
+    world.disable_after_fork()
     if world.is_in_bad_fork():
         launch.forbid(world.check_fork)
 

@@ -57,7 +57,7 @@ class Generator(torch.Generator):
 
 # Callers' generators (`_generators`) by the address of their C++ part: a kernel is handed that part
 # in a Python object of its own, not the object that the caller passed.
-made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+user_generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def check_generator(generator: Any, index: int, *, exact: bool = False) -> torch.Generator:
@@ -65,7 +65,7 @@ def check_generator(generator: Any, index: int, *, exact: bool = False) -> torch
 
     Of a caller's generator only the device type must be right, unless `exact`, as for randperm.
     """
-    known = made.get(generator._cdata)
+    known = user_generators.get(generator._cdata)
     device = generator.device if known is None else known.device
     if exact and device != torch.device(DEVICE_TYPE, index):
         raise RuntimeError(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from simgpu._naming import DEVICE_TYPE, told
+from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import world
 from simgpu.errors import DeviceMismatchError
 
@@ -85,7 +85,9 @@ class Stream(torch.Stream):
         world.set_current_device(device)
 
     def __repr__(self) -> str:
-        return told(f"<torch.{DEVICE_TYPE}.Stream device={self.device} id={self.stream_id}>")
+        return visible_text(
+            f"<torch.{DEVICE_TYPE}.Stream device={self.device} id={self.stream_id}>"
+        )
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -156,7 +158,7 @@ class Event(torch.Event):
 
     def __repr__(self) -> str:
         recorded = "not recorded" if self._recorded_at is None else f"at {self._recorded_at:.6f} s"
-        return told(f"<torch.{DEVICE_TYPE}.Event {recorded}>")
+        return visible_text(f"<torch.{DEVICE_TYPE}.Event {recorded}>")
 
 
 class _PerThread(threading.local):

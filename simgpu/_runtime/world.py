@@ -48,10 +48,10 @@ _this_module = sys.modules[__name__]
 
 # The devices of the world that exists now, by index; the same list object for the whole process,
 # so that hot paths can hold on to it.
-active: list[Device] = []
+active_devices: list[Device] = []
 
 # Called whenever devices come or go.
-followers: list[Callable[[], None]] = []
+device_listeners: list[Callable[[], None]] = []
 
 # Whether this process is a forked child whose parent was using its devices (`_life`).
 _forked = False
@@ -78,8 +78,8 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
 
 
 def _set_active(devices: list[Device]) -> None:
-    active[:] = devices
-    for follow in followers:
+    active_devices[:] = devices
+    for follow in device_listeners:
         follow()
 
 
@@ -92,7 +92,7 @@ def leave(world: World) -> None:
         _set_active([])
 
 
-def lose_to_fork() -> None:
+def disable_after_fork() -> None:
     """In a forked child: give up the parent's devices, if it was using them."""
     global _forked
     if _world is not None and _world.in_use():

@@ -207,7 +207,7 @@ def test_derived_classes_keep_the_texts_of_their_other_bases():
 
 FAULTS = {
     "the name is not translated": (
-        Edit("simgpu._naming:told", 'sub("cuda", text)', 'sub("simgpu", text)'),
+        Edit("simgpu._naming:visible_text", 'sub("cuda", text)', 'sub("simgpu", text)'),
         lambda: test_kernels(name="mm", slot=0),
     ),
     "the slot is not restored": (

@@ -30,7 +30,7 @@ from dataparallel import comm
 from dataparallel._transfer.autograd import (
     Broadcast,
     Gather,
-    Passengers,
+    NonDifferentiable,
     ReduceAddCoalesced,
     Scatter,
     apply,
@@ -188,7 +188,7 @@ def weighed(parts):
 
 def reduced(x, targets):
     layout = lay_out([x, x])
-    copies = apply(Broadcast, targets, Passengers(layout, ()), layout, x, x)
+    copies = apply(Broadcast, targets, NonDifferentiable(layout, ()), layout, x, x)
     return apply(ReduceAddCoalesced, targets, layout, *weighed(copies))
 
 

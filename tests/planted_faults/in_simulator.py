@@ -50,7 +50,7 @@ SIMULATOR = [
     ),
     fault(
         "arguments that share memory look apart",
-        "simgpu._memory.host_aliases:touches_another",
+        "simgpu._memory.host_aliases:shares_storage_with_another",
         "if on_one_storage(target, value):",
         "if False:",
         partial(
@@ -102,7 +102,7 @@ SIMULATOR = [
     fault(
         "memory is never given back",
         "simgpu._runtime.device:Device.settle",
-        "self.returned += dead[-1]",
+        "self.freed += dead[-1]",
         "pass",
         memory.test_bytes_are_counted_where_they_are,
     ),

@@ -24,7 +24,7 @@ from simgpu._cli.fuzz import device_range
 from simgpu._fuzz import report as fuzz_report
 from simgpu._fuzz.campaign import one_interrupt
 from simgpu._fuzz.pytest_side import database_of
-from simgpu._fuzz.reproducers import Unwritable, Writer
+from simgpu._fuzz.reproducers import NotReproducible, Writer
 from simgpu._fuzz.tally import Tally
 from simgpu._testing.drawn import Drawn
 from tests.support.observe import Case
@@ -270,7 +270,7 @@ def test_a_network_is_written_by_its_arguments(net):
 
 @pytest.mark.parametrize("value", [object(), lambda: 0, torch.ones(2)])
 def test_what_has_no_source_is_said_to_have_none(value):
-    with pytest.raises(Unwritable, match="no source is known"):
+    with pytest.raises(NotReproducible, match="no source is known"):
         Writer().write([value])
 
 

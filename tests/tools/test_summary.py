@@ -103,7 +103,9 @@ def test_nothing_is_left_behind():
 
 def test_a_planted_fault_is_caught():
     edit = Edit(
-        "simgpu._profiling.module_inputs:_hands_out_work", "return hasattr", "return not hasattr"
+        "simgpu._profiling.module_inputs:_is_parallel_wrapper",
+        "return hasattr",
+        "return not hasattr",
     )
     with edit.planted(), pytest.raises(AssertionError):
         test_the_share_of_the_batch_is_that_of_the_chunks(nn.DataParallel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simgpu._naming import told
+from simgpu._naming import visible_text
 from simgpu._runtime import world
 from simgpu._runtime.device import Device, format_bytes
 from simgpu._runtime.world import DeviceLike
@@ -42,11 +42,11 @@ def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
     """Let the totals of `memory_stats` (allocated, freed, num_ooms) begin again at zero."""
     state = _state(device)
     state.out_of_memory_count = 0
-    state.settle()
+    state.collect_frees()
     state.taken_before = state.taken
     state.taken_count_before = state.taken_count
-    state.returned_before = state.returned
-    state.returned_count_before = state.returned_count
+    state.freed_before = state.freed
+    state.freed_count_before = state.freed_count
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
@@ -72,19 +72,19 @@ def empty_cache() -> None:
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     """Current, peak, allocated and freed amounts, by the names of torch.cuda.memory_stats."""
     state = _state(device)
-    state.settle()
+    state.collect_frees()
     amounts = {
         "allocation": (
             state.count,
             state.peak_count,
             state.taken_count - state.taken_count_before,
-            state.returned_count - state.returned_count_before,
+            state.freed_count - state.freed_count_before,
         ),
         "allocated_bytes": (
             state.allocated,
             state.peak,
             state.taken - state.taken_before,
-            state.returned - state.returned_before,
+            state.freed - state.freed_before,
         ),
     }
     amounts["active"] = amounts["segment"] = amounts["allocation"]
@@ -120,7 +120,7 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
     """`memory_stats` as a table for people."""
     state, stats = _state(device), memory_stats(device)
     lines = [
-        told(f"{state.torch_device} memory, of {format_bytes(state.capacity)}"),
+        visible_text(f"{state.torch_device} memory, of {format_bytes(state.capacity)}"),
         f"{'':<18}{'current':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
     ]
     for name, show in (("allocated_bytes", format_bytes), ("allocation", str)):

@@ -15,7 +15,7 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seed every device's random stream."""
-    for state in world.active:
+    for state in world.active_devices:
         state.generator.manual_seed(int(seed))
 
 
@@ -46,10 +46,10 @@ def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """States of all devices' random streams."""
-    return [state.generator.get_state() for state in world.active]
+    return [state.generator.get_state() for state in world.active_devices]
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
     """Put all devices' random streams into the given states, in the order of the devices."""
-    for state, new_state in zip(world.active, new_states, strict=True):
+    for state, new_state in zip(world.active_devices, new_states, strict=True):
         state.generator.set_state(new_state)

@@ -62,7 +62,7 @@ _OURS: dict[str, Callable[..., Any]] = {
 
 def _routed(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (ours if world.active else theirs)(*args, **kwargs)
+        return (ours if world.active_devices else theirs)(*args, **kwargs)
 
     return call
 

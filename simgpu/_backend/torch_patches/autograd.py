@@ -26,7 +26,7 @@ from simgpu._runtime import world
 
 def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call what may pass backward; changes nothing while there are no simulated devices."""
-    if not world.active:
+    if not world.active_devices:
         return run(*args, **kwargs)
     multithreading = torch._C._is_multithreading_enabled()
     try:

@@ -257,7 +257,9 @@ def nccl_broadcast(inputs: Sequence[Tensor], root: int = 0, *_: Any, **__: Any) 
 def _simulated(argument: Any) -> bool:
     """Whether a call is about simulated devices: by its tensors, or by there being some."""
     if isinstance(argument, Tensor):
-        return argument.device.type == DEVICE_TYPE or (argument.is_cpu and bool(world.active))
+        return argument.device.type == DEVICE_TYPE or (
+            argument.is_cpu and bool(world.active_devices)
+        )
     return any(_simulated(item) for item in argument)
 
 
@@ -274,7 +276,7 @@ def _routed(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..
 
 def _background_stream(device: torch.device) -> torch.Stream | None:
     """The stream on which torch.nn.parallel copies from the CPU; one for each device."""
-    if not world.active:
+    if not world.active_devices:
         return _their_background_stream(device)
     if device.type != DEVICE_TYPE:
         return None

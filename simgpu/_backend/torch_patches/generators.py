@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from simgpu._backend.generators import make
-from simgpu._class_proxies import StandIn, named_alike
+from simgpu._class_proxies import ClassProxy, copy_identity
 from simgpu._naming import DEVICE_TYPE
 
 _Stock: Any = torch._C.Generator
 
 
-class _GeneratorType(StandIn, type(_Stock)):  # type: ignore[misc]
+class _GeneratorType(ClassProxy, type(_Stock)):  # type: ignore[misc]
     """Generators have a type of types of their own already."""
 
 
@@ -29,7 +29,7 @@ class Generator(_Stock, metaclass=_GeneratorType):  # type: ignore[misc]
         return _Stock.__new__(_Stock if cls is Generator else cls, wanted)
 
 
-named_alike(Generator, _Stock)
+copy_identity(Generator, _Stock)
 
 
 def install() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from simgpu._class_proxies import StandIn, named_alike
+from simgpu._class_proxies import ClassProxy, copy_identity
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import world as runtime_world
 from simgpu._runtime.streams import Event, Stream
@@ -18,11 +18,11 @@ _StockEvent: Any = torch.Event
 def _is_ours(device: Any) -> bool:
     """Whether a generic stream or event is one of a simulated device: without a device, if any."""
     if device is None or isinstance(device, int):
-        return bool(runtime_world.active)
+        return bool(runtime_world.active_devices)
     return torch.device(device).type == DEVICE_TYPE
 
 
-class GenericStream(_StockStream, metaclass=StandIn):  # type: ignore[misc]
+class GenericStream(_StockStream, metaclass=ClassProxy):  # type: ignore[misc]
     """Stands in for `torch.Stream`, of which C++ makes the default one of device 0 only."""
 
     _stock = _StockStream
@@ -38,7 +38,7 @@ class GenericStream(_StockStream, metaclass=StandIn):  # type: ignore[misc]
         return made
 
 
-class GenericEvent(_StockEvent, metaclass=StandIn):  # type: ignore[misc]
+class GenericEvent(_StockEvent, metaclass=ClassProxy):  # type: ignore[misc]
     """Stands in for `torch.Event`, of which C++ makes one that nobody records."""
 
     _stock = _StockEvent
@@ -49,8 +49,8 @@ class GenericEvent(_StockEvent, metaclass=StandIn):  # type: ignore[misc]
         return _StockEvent.__new__(_StockEvent if cls is GenericEvent else cls, device, **kwargs)
 
 
-named_alike(GenericStream, _StockStream)
-named_alike(GenericEvent, _StockEvent)
+copy_identity(GenericStream, _StockStream)
+copy_identity(GenericEvent, _StockEvent)
 
 
 def install() -> None:

@@ -10,11 +10,11 @@ import random
 import numpy
 import torch
 from hypothesis import settings
-from torch.testing._internal.common_methods_invocations import op_db  # see above
 
 # The database registers and loads hypothesis profiles of its own, for the whole process.
 PROFILE = settings.get_current_profile_name()
 DEV = settings() if PROFILE == "default" else settings.get_profile("dev")
+from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402  # see above
 
 settings.register_profile("dev", DEV)
 settings.load_profile(PROFILE)
