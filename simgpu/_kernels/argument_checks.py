@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from simgpu._kernels.overloads import PythonKernel
 from simgpu._native.dlpack_relabel import host_alias
 
 Tensor = torch.Tensor
@@ -207,7 +208,7 @@ _CHECKS: dict[str, _Check] = {
 }
 
 
-def guarded(op: torch._ops.OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def with_check(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
     """`kernel`, behind the check that its operator needs; most need none."""
     check = _CHECKS.get(op._schema.name.removeprefix("aten::"))
     if check is None:

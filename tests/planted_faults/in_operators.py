@@ -9,7 +9,7 @@ from tests.devices.state import test_random as streams
 from tests.devices.state import test_random_threads as random
 from tests.devices.training import test_nn as modules
 from tests.planted_faults.plant import fault
-from tests.simulator import test_argument_checks as guards
+from tests.simulator import test_argument_checks as checks
 from tests.simulator import test_attention as attention
 
 MODULE = modules.test_a_module_on_a_device_does_what_it_does_on_the_cpu
@@ -38,13 +38,13 @@ OPERATORS = [
         "high[dim] >= size",
         "high[dim] > size",
         partial(
-            guards.test_a_call_that_would_read_past_memory_raises, name="an index one past the end"
+            checks.test_a_call_that_would_read_past_memory_raises, name="an index one past the end"
         ),
     ),
     fault(
         "an output that had to grow stays as it was",
         "simgpu._kernels.outputs:write_back_output",
-        "if is_stand_in and host.numel():",
+        "if is_copy and host.numel():",
         "if False:",
         partial(swept, case="out add float32"),
     ),
@@ -85,14 +85,14 @@ OPERATORS = [
     ),
     fault(
         "an error names an out= kernel as its functional form",
-        "simgpu._kernels.arguments:Arguments._common_device",
+        "simgpu._kernels.mixed_devices:DeviceRules._common_device",
         'f"{op}_out" if self._has_outputs else op',
         "op",
         partial(worded, name="mm_out"),
     ),
     fault(
         "an error leaves the overload of a kernel out",
-        "simgpu._kernels.arguments:Arguments._common_device",
+        "simgpu._kernels.mixed_devices:DeviceRules._common_device",
         'f"{op}_{overload}".removesuffix("_") if structured',
         "op if structured",
         partial(worded, name="scatter"),
@@ -111,7 +111,7 @@ OPERATORS = [
         "if input.dim() < 2:",
         "if False:",
         partial(
-            guards.test_a_call_that_would_read_past_memory_raises,
+            checks.test_a_call_that_would_read_past_memory_raises,
             name="batch norm of a vector",
         ),
         raises=IndexError,
