@@ -2,7 +2,7 @@
 
 Most of PyTorch's CPU kernels check what they are given. A few leave it to their callers, and with
 other arguments they take the interpreter down; on a GPU the same calls raise or compute nonsense.
-Each check here raises instead. To add one, add a function and the operators it is for.
+Each check here raises instead. To add one, add a function and, in `CHECKS`, its operators.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _laid_out_alike(one: Tensor, other: Tensor) -> bool:
     return places == others
 
 
-_CHECKS: dict[str, _Check] = {
+CHECKS: dict[str, _Check] = {
     "_batch_norm_no_update": _batch_norm,
     "_batch_norm_with_update": _batch_norm,
     "_convert_indices_from_coo_to_csr": _converted_indices,
@@ -210,7 +210,7 @@ _CHECKS: dict[str, _Check] = {
 
 def with_check(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
     """`kernel`, behind the check that its operator needs; most need none."""
-    check = _CHECKS.get(op._schema.name.removeprefix("aten::"))
+    check = CHECKS.get(op._schema.name.removeprefix("aten::"))
     if check is None:
         return kernel
     names = [argument.name for argument in op._schema.arguments]

@@ -43,7 +43,7 @@ _KEY = "PrivateUse1"
 HANDWRITTEN: dict[str, PythonKernel] = {
     "_copy_from": copies.copy_from,
     "_copy_from_and_resize": copies.copy_from_and_resize,
-    # Zeros without memory cannot cross a label: here they have memory.
+    # PyTorch gives these zeros no memory, which no device label can be put on: here they have some.
     "_efficientzerotensor": device_kernel(torch.ops.aten.zeros.default),
     "_index_put_impl_": indexing_kernel("_index_put_impl_"),
     "_local_scalar_dense": copies.item,
