@@ -107,7 +107,7 @@ OPERATORS = [
     ),
     fault(
         "batch norm takes vectors",
-        "simgpu._kernels.argument_checks:_batch_norm",
+        "simgpu._kernels.shape_checks:batch_norm",
         "if input.dim() < 2:",
         "if False:",
         partial(
