@@ -11,6 +11,7 @@ from tests.devices.training import test_nn as modules
 from tests.planted_faults.plant import fault
 from tests.simulator import test_argument_checks as checks
 from tests.simulator import test_attention as attention
+from tests.simulator import test_index_checks as places
 
 MODULE = modules.test_a_module_on_a_device_does_what_it_does_on_the_cpu
 
@@ -115,6 +116,22 @@ OPERATORS = [
             name="batch norm of a vector",
         ),
         raises=IndexError,
+    ),
+    fault(
+        "a label of ctc_loss may be one past the classes",
+        "simgpu._kernels.index_checks:ctc_loss",
+        "log_probs.shape[2] - 1",
+        "log_probs.shape[2]",
+        partial(
+            places.test_a_value_that_names_no_place_raises, name="a label one past the classes"
+        ),
+    ),
+    fault(
+        "a maximum may be one past its plane",
+        "simgpu._kernels.index_checks:pooled_indices",
+        "wrong = _outside(host_alias(indices), 0, size - 1)",
+        "wrong = _outside(host_alias(indices), 0, size)",
+        partial(places.test_a_value_that_names_no_place_raises, name="16 in pooled 2"),
     ),
     fault(
         "bytes are counted as they are",
