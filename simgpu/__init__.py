@@ -57,13 +57,13 @@ if TYPE_CHECKING:
     from simgpu._backend.devices import devices
     from simgpu._cuda.as_cuda import as_cuda
     from simgpu._profiling.trace import Trace, trace
-    from simgpu._runtime.launch import Record
+    from simgpu._runtime.instruments import Record
 
 
 __all__ = ["Record", "Trace", "as_cuda", "comm", "devices", "errors", "trace"]
 
 _HOME = {
-    "Record": "simgpu._runtime.launch",
+    "Record": "simgpu._runtime.instruments",
     "Trace": "simgpu._profiling.trace",
     "as_cuda": "simgpu._cuda.as_cuda",
     "devices": "simgpu._backend.devices",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from simgpu._runtime.launch import Record
+from simgpu._runtime.instruments import Instrument, Launch, Record
 
 _HOST = -1
 
@@ -15,15 +15,14 @@ def index_of(device: torch.device) -> int:
     return _HOST if device.type == "cpu" else device.index
 
 
-class Timeline:
+class Timeline(Instrument):
     """Events in the Trace Event Format: a process per device, a thread per stream."""
 
     def __init__(self) -> None:
         # Compact, and appending is atomic: records come from any thread.
         self._seen: list[tuple[str, int, int, int, int, float, float, int, int]] = []
 
-    def add(self, record: Record) -> None:
-        """See one launch."""
+    def after_launch(self, launch: Launch, record: Record) -> None:
         source, target = index_of(record.source), index_of(record.target)
         row = (record.op, index_of(record.device), record.stream, source, target)
         self._seen.append((*row, record.begin, record.end, record.nbytes, record.allocated))

@@ -17,6 +17,7 @@ import torch
 from simgpu import _naming
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
 from simgpu._runtime.device import DEFAULT_MEMORY, Device
+from simgpu._runtime.instruments import hooks
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
 # What callers name a device by; None is the current one.
@@ -81,6 +82,12 @@ def _set_active(devices: list[Device]) -> None:
     active_devices[:] = devices
     for follow in device_listeners:
         follow()
+    if devices:
+        for created in hooks.devices_created:
+            created([device.torch_device for device in devices])
+    else:
+        for removed in hooks.devices_removed:
+            removed()
 
 
 def leave(world: World) -> None:
@@ -169,3 +176,10 @@ def resolve(device_: DeviceLike) -> int:
     if wanted.type not in _naming.names:
         raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
     return current_device() if wanted.index is None else wanted.index
+
+
+def synchronize(index: int) -> None:
+    """Let the calling thread wait for all work of a device: nothing to do, it is done."""
+    device(index)
+    for waits in hooks.host_synchronizes:
+        waits(torch.device(DEVICE_TYPE, index))

@@ -68,7 +68,7 @@ SIMULATOR = [
         "an index past the end is the last device",
         "simgpu._runtime.world:device",
         "if not 0 <= index < len(_world.devices):",
-        "index = min(index, len(world.devices) - 1)\n    if not 0 <= index < len(_world.devices):",
+        "index = min(index, len(_world.devices) - 1)\n    if not 0 <= index < len(_world.devices):",
         rules.test_an_index_past_the_end_raises,
     ),
     fault(
@@ -89,7 +89,7 @@ SIMULATOR = [
         "a new thread is not on the first device",
         "simgpu._runtime.world:current_device",
         "_per_thread.current_device",
-        "vars(_per_thread).get('current_device', len(active) - 1)",
+        "vars(_per_thread).get('current_device', len(active_devices) - 1)",
         threads.test_the_current_device_is_the_threads_own,
     ),
     fault(
@@ -101,8 +101,8 @@ SIMULATOR = [
     ),
     fault(
         "memory is never given back",
-        "simgpu._runtime.device:Device.settle",
-        "self.freed += dead[-1]",
+        "simgpu._runtime.device:Device.collect_frees",
+        "self.freed += nbytes",
         "pass",
         memory.test_bytes_are_counted_where_they_are,
     ),

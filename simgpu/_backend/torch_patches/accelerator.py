@@ -33,10 +33,6 @@ def _set_stream(stream: torch.Stream) -> None:
     streams.set_stream(stream)
 
 
-def _synchronize(index: int) -> None:
-    world.device(index)
-
-
 def _capability(index: int) -> dict[str, Any]:
     world.device(index)
     return {"supported_dtypes": set(DTYPES.values())}
@@ -56,7 +52,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "_accelerator_resetPeakStats": memory.reset_peak_memory_stats,
     "_accelerator_setDeviceIndex": _set_device,
     "_accelerator_setStream": _set_stream,
-    "_accelerator_synchronizeDevice": _synchronize,
+    "_accelerator_synchronizeDevice": world.synchronize,
 }
 
 
