@@ -179,7 +179,7 @@ class DataParallel(Module, Generic[T]):
         if transforms.active():
             return Plan(module)  # not kept: it may hold tensors that end with the transform
         plan = self._plan
-        if plan is None or not plan.fits(module):
+        if plan is None or not plan.is_current_for(module):
             plan = self._plan = Plan(module)
         return plan
 

@@ -142,8 +142,8 @@ GATHER = [
     fault(
         "large outputs are written in reverse",
         f"{MOVE}:write_chunks",
-        "zip(places, tensors, strict=True)",
-        "zip(places, tensors[::-1], strict=True)",
+        "zip(parts, tensors, strict=True)",
+        "zip(parts, tensors[::-1], strict=True)",
         gather.test_large_outputs,
     ),
     fault(
