@@ -6,6 +6,7 @@
 The files and folders, from the bottom up:
 
     _devices        what a device id means, and the device module behind it; imports torch
+    _device_choice  which devices a DataParallel runs on; imports _devices
     _threads        threads for replicas, and what they take over from the caller; imports torch
     _transfer       moving tensors: copies, sums, buckets, NCCL, autograd; imports _devices
     _structure      nested inputs and outputs taken apart and rebuilt; imports _devices
@@ -14,7 +15,8 @@ The files and folders, from the bottom up:
     scatter_gather  scatter, scatter_kwargs, gather; imports comm, _structure, _transfer, _devices
     replicate       copies of a module; imports _replication, _devices
     parallel_apply  replicas called at the same time; imports _threads, _structure, _devices
-    data_parallel   DataParallel, data_parallel; imports the verbs above, _replication, _transfer
+    data_parallel   DataParallel, data_parallel; imports the verbs above, _device_choice, _devices,
+                    _replication, _transfer
     state_dicts     the prefix that wrapping puts before names; imports nothing
 
 Nothing here imports anything but torch and the standard library.

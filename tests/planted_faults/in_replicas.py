@@ -194,7 +194,7 @@ CALLS = [
     ),
     fault(
         "the output stays on another device",
-        "dataparallel.data_parallel:DataParallel.gather",
+        "dataparallel.data_parallel:DataParallel.forward",
         "self._devices([output_device])[0]",
         "self._devices(self.device_ids)[-1]",
         end_to_end.test_output_device_is_obeyed,
