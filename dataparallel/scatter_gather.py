@@ -243,7 +243,8 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
     parts = children_of(first)
     if parts is None:
         for output in outputs:
-            if isinstance(output, torch.Tensor) or children_of(output) is not None:
+            cut = isinstance(output, (torch.Tensor, PackedSequence))
+            if cut or children_of(output) is not None:
                 raise ValueError(_mismatch_text(path, outputs))
         return first if all(_agree(first, output) for output in outputs[1:]) else outputs
     rebuild, keys, values = parts
