@@ -100,11 +100,11 @@ SCATTER = [
     ),
     fault(
         "a replica without rows is called",
-        "dataparallel.data_parallel:DataParallel.forward",
-        "replicas = self.replicate(",
-        "args = (*args, ()) if len(args) < len(self.device_ids) else args\n"
+        "dataparallel.data_parallel:_run",
+        "replicas = steps.replicate(",
+        "args = (*args, ()) if len(args) < len(device_ids) else args\n"
         "    keywords = (*keywords, {}) if len(keywords) < len(args) else keywords\n"
-        "    replicas = self.replicate(",
+        "    replicas = steps.replicate(",
         end_to_end.test_a_keyword_calls_no_replica_without_input,
         raises=TypeError,
     ),
@@ -142,8 +142,8 @@ GATHER = [
     fault(
         "large outputs are written in reverse",
         f"{MOVE}:write_chunks",
-        "zip(places, tensors, strict=True)",
-        "zip(places, tensors[::-1], strict=True)",
+        "zip(parts, tensors, strict=True)",
+        "zip(parts, tensors[::-1], strict=True)",
         gather.test_large_outputs,
     ),
     fault(
