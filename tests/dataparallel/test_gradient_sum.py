@@ -1,38 +1,21 @@
 """Gradient summation: every replica's gradient is in the sum, once.
 
 Exact where it can be exact: integers small enough for the dtype have the same sum in any order, so
-they are compared bit for bit. On other data the bound is the rounding bound of summation,
-|s - s*| <= gamma(n-1) * sum|g| with gamma(k) = k*u / (1 - k*u), u the unit roundoff of the dtype
-and s* the sum in float64.
+they are compared bit for bit. Other data keep the rounding bound of `tests/support/rounding.py`.
 """
-
-import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import dataparallel
 from dataparallel import comm
 from tests.support import strategies
 from tests.support.observe import ExactNet, chosen, observe, plain, slot_of, sum_target, values
+from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
 
-ROUNDING = ("float32", "float16", "bfloat16")
 SUMMABLE = tuple(name for name in strategies.DTYPES if name != "bool")
-
-
-def check_bound(total: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    """Check `total` against the float64 sum of `parts`, with the rounding bound of summation."""
-    unit = torch.finfo(parts[0].dtype).eps / 2
-    steps = len(parts) - 1
-    gamma = steps * unit / (1 - steps * unit)
-    columns = [part.detach().cpu().double().flatten().tolist() for part in parts]
-    for got, *terms in zip(total.detach().cpu().double().flatten().tolist(), *columns, strict=True):
-        error, bound = abs(got - math.fsum(terms)), gamma * math.fsum(map(abs, terms))
-        strategies.tried(error=error / bound if bound else 0.0)
-        assert error <= bound
 
 
 @given(case=strategies.collective_cases("reduce_add", SUMMABLE))
@@ -49,14 +32,6 @@ def test_exact_sums_are_bitwise(devices, case):
 def test_summing_leaves_its_inputs_alone(devices, case):
     seen = observe(case, devices)
     assert seen["parts_after"] == seen["parts"]
-
-
-def ordinary(seed: int, count: int, dtype: str) -> list[torch.Tensor]:
-    """Return `count` small tensors of numbers of many magnitudes, whose sums have to round."""
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randn(count, 4, generator=generator, dtype=torch.float64)
-    exponents = torch.randint(-6, 7, (count, 4), generator=generator)
-    return list((numbers * 2.0**exponents).to(getattr(torch, dtype)).unbind())
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -101,17 +76,6 @@ def test_parameter_gradients_are_those_of_one_device(devices, case):
     (out * weight).sum().backward()
     assert seen["gradients"] == {name: plain(p.grad) for name, p in net.named_parameters()}
     assert seen["input_gradient"] == plain(x.grad)
-
-
-class Scale(nn.Module):
-    """Its gradient on one row is that row, so that a replica's gradient is known exactly."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

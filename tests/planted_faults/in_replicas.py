@@ -7,7 +7,7 @@ from tests.dataparallel import test_gradient_sum as sums
 from tests.dataparallel import test_parallel_apply as apply
 from tests.dataparallel import test_reference_cycles as garbage
 from tests.dataparallel import test_replicate as replicate
-from tests.planted_faults.plant import fault
+from tests.support.plant import fault
 
 MOVE = "dataparallel._transfer.copies"
 CALL = "dataparallel.parallel_apply"

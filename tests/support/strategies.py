@@ -85,6 +85,20 @@ def collective_cases(draw: DrawFn, op: str, names: Sequence[str] = DTYPES) -> Ca
     )
 
 
+def host_cases(op: str) -> SearchStrategy[Case]:
+    """Cases that begin with one tensor of the host that has elements."""
+    return st.builds(
+        Case,
+        op=st.just(op),
+        slots=st.just(()),
+        shape=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
+        dtype=dtypes(),
+        layout=layouts(),
+        seed=st.integers(0, 1000),
+        source=st.just(-1),
+    )
+
+
 @st.composite
 def step_cases(draw: DrawFn, min_batch: int = 0, repeats: bool = False) -> Case:
     """Cases of one training step in numbers that are exact in their dtype.
