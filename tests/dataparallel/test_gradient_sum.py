@@ -43,12 +43,22 @@ def test_other_sums_keep_the_rounding_bound(devices, dtype, data, seed):
     check_bound(comm.reduce_add(placed, targets[0]), parts)
 
 
-@given(data=st.data(), names=st.lists(st.sampled_from(SUMMABLE), min_size=1, max_size=6))
+# Tensors of one dtype, of which several share a bucket, and tensors of any.
+ALIKE = st.sampled_from(SUMMABLE).flatmap(
+    lambda name: st.lists(st.just(name), min_size=2, max_size=6)
+)
+ANY = st.lists(st.sampled_from(SUMMABLE), min_size=1, max_size=6)
+
+
+@given(data=st.data(), names=ALIKE | ANY)
 def test_coalesced_sums_are_the_plain_ones(devices, data, names):
     """Buckets, however small, change neither the sums nor their order, dtypes or shapes."""
     targets = data.draw(strategies.device_lists(devices))
-    buffer_size = data.draw(st.sampled_from((1, 16, 64, 10 << 20)))
-    shapes = [tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=2))) for _ in names]
+    buffer_size = data.draw(st.sampled_from((1, 16, 64, 256, 10 << 20)))
+    shapes = [
+        tuple(data.draw(st.lists(st.integers(0, 4) | st.integers(1, 4), min_size=1, max_size=2)))
+        for _ in names
+    ]
     groups = [
         [
             values(shape, name, seed=k + 10 * place, span=9).to(target)

@@ -61,6 +61,7 @@ GRADIENTS = [
         "base + slot.offset)",
         "base + max(slot.offset - 1, 0))",
         sums.test_coalesced_sums_are_the_plain_ones,
+        raises=Exception,
     ),
     fault(
         "the last replica's gradient is forgotten",

@@ -51,9 +51,9 @@ def layouts() -> SearchStrategy[str]:
 
 
 @st.composite
-def cases(draw: DrawFn, op: str) -> Case:
+def cases(draw: DrawFn, op: str, max_devices: int = MAX_DEVICES) -> Case:
     """Cases of the operations that cut or join a tensor: any shape, dim, dtype and layout."""
-    slots = draw(device_slots())
+    slots = draw(device_slots(max_size=max_devices))
     shape = draw(st.lists(st.integers(0, 3), min_size=0, max_size=3))
     dim = draw(dims(len(shape) + 1))
     at = dim if dim >= 0 else dim + len(shape) + 1
