@@ -98,7 +98,6 @@ NOT_YET = {
     "simgpu/_backend/guard.py imports ctypes": "tables of virtual functions: simgpu/_native",
     "simgpu/_backend/pinned_allocator.py imports ctypes": "the same",
     "simgpu/_cuda/error_texts.py imports ctypes": "type slots: simgpu/_native",
-    "simgpu/_profiling/watch.py imports simgpu/_cuda": "what devices are called: _naming",
     "simgpu/_pytest/as_cuda.py imports simgpu/pytest_plugin.py": "the key of the pool: _pytest",
     "simgpu/_pytest/ -> simgpu/pytest_plugin.py": "the same",
     "simgpu/_startup/autoload.py imports torch": "what torch.load says: torch_patches",
