@@ -20,7 +20,7 @@ from torch import randn as imported_before_anything
 import dataparallel
 import simgpu
 from simgpu.errors import DevicesActiveError, RealCudaError
-from tests.planted_faults.plant import Edit
+from tests.support.plant import Edit
 
 
 def test_the_devices_have_cudas_names(cuda):

@@ -13,7 +13,7 @@ from tests.dataparallel.test_plan_reuse import run_machine
 from tests.dataparallel.torch_faults import test_calls as calls
 from tests.dataparallel.torch_faults import test_replicas as replicas
 from tests.dataparallel.torch_faults import test_structures as structures
-from tests.planted_faults.plant import fault
+from tests.support.plant import fault
 
 PLAN = "dataparallel._replication.plan"
 CACHE = "dataparallel._replication.parameter_cache"

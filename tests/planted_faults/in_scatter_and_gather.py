@@ -3,7 +3,7 @@
 from tests.dataparallel import test_data_parallel as end_to_end
 from tests.dataparallel import test_gather as gather
 from tests.dataparallel import test_scatter as scatter
-from tests.planted_faults.plant import Edit, fault
+from tests.support.plant import Edit, fault
 
 CUT = "dataparallel.scatter_gather"
 MOVE = "dataparallel._transfer.copies"

@@ -10,7 +10,7 @@ from tests.devices.state import test_random as random
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_interrupts as interrupts
 from tests.devices.training import test_modules as modules
-from tests.planted_faults.plant import fault
+from tests.support.plant import fault
 
 SIMULATOR = [
     fault(
