@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from simgpu._native.dlpack_relabel import words
 from simgpu._native.host_allocator import allocator
 from simgpu._runtime import world
 from simgpu._runtime.launch import HOST_KEYS
@@ -54,10 +53,7 @@ def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
     """`Tensor.is_pinned` of a CPU tensor."""
     if world.device_count():
         storage = self.untyped_storage()
-        return getattr(storage, _MARK, False) or (
-            allocator.offset is not None
-            and words[(storage._cdata >> 3) + allocator.offset] == allocator.address
-        )
+        return getattr(storage, _MARK, False) or allocator.made(storage)
     return bool(_stock_is_pinned(_STOCK_KEYS, self, device))
 
 

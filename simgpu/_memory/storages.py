@@ -11,7 +11,7 @@ import torch
 from simgpu._memory.host_aliases import bytes_of, host_empty
 from simgpu._memory.ownership import adopt, make_sure_of_room
 from simgpu._native.dlpack_relabel import LABELS, relabel
-from simgpu._native.object_layouts import set_size, swap_memory
+from simgpu._native.storage_layout import set_size, swap_memory
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
 
 _aten = torch.ops.aten
