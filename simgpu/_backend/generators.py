@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu._native.object_layouts import label_generator
+from simgpu._native.generator_layout import label_generator
 from simgpu._runtime import world
 from simgpu._runtime.random import user_generators
 from simgpu.errors import UnsupportedError

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Any
 
 import torch
 
-from simgpu import _naming
-from simgpu._naming import MAX_DEVICES
-from simgpu._native import virtual_tables
+from simgpu._native.callbacks import GET_DEVICE, device_answer
+from simgpu._native.pending_errors import raise_pending_error
+from simgpu._native.virtual_tables import Table
 from simgpu._runtime import world
 
-# c10/core/impl/DeviceGuardImplInterface.h: type, exchangeDevice, getDevice, ...
-_GET_DEVICE = 2
 
-# A c10::Device is two bytes, type and index, and comes back in a register.
-_GetDevice = ctypes.CFUNCTYPE(ctypes.c_uint16)
-_DEVICES = tuple(_naming.PRIVATE_USE_1 | index << 8 for index in range(MAX_DEVICES))
-
-
-def let_guard_know(guard: virtual_tables.Table) -> bool:
+def let_guard_know(guard: Table) -> bool:
     """Let C++ know the current device; returns whether that was possible."""
     current_index: Any = getattr(torch._C, "_accelerator_getDeviceIndex", None)
     if current_index is None:
         return False
-    answers = map(_DEVICES.__getitem__, world.current_device_steps())
-    put_back = guard.replace(_GET_DEVICE, _GetDevice(answers.__next__))
+    put_back = guard.replace(GET_DEVICE, device_answer(world.current_device_steps()))
     outer = world.current_device()
     try:
         for tried in (5, 3):
@@ -41,11 +32,6 @@ def let_guard_know(guard: virtual_tables.Table) -> bool:
 
 
 PRIVATE_USE_1_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1
-
-# A call through ctypes.pythonapi ends by raising the error that is pending, if there is one.
-_raise_pending_error = ctypes.pythonapi.PyErr_Occurred
-_raise_pending_error.restype = ctypes.c_void_p
-_raise_pending_error.argtypes = []
 
 
 class _PutAside(threading.local):
@@ -61,7 +47,7 @@ put_aside = _PutAside()
 def device_type(_: object) -> Any:
     """The device type that the guard stands for; `type_` of the guard."""
     try:
-        _raise_pending_error()
+        raise_pending_error()
     except BaseException as error:
         put_aside.errors.append(error)
     return PRIVATE_USE_1_TYPE

@@ -46,7 +46,7 @@ def install() -> None:
         )
         from simgpu._kernels import autocast, registry
         from simgpu._memory import pinned
-        from simgpu._native import constant_answers, virtual_tables
+        from simgpu._native import constant_answers, registered_guard
         from simgpu._runtime import processes
 
         hooks, guard = Hooks(), DeviceGuard()
@@ -56,7 +56,7 @@ def install() -> None:
             hook=hooks,
             device_guard=guard,
         )
-        tables = virtual_tables.tables(guard, hooks)
+        tables = registered_guard.replace_vtables(guard, hooks)
         if tables is not None:
             backend_guard.let_guard_know(tables[0])
             pinned_allocator.let_hooks_allocate(tables[1])

@@ -25,7 +25,7 @@ from simgpu._backend.tensor_types import TensorType
 from simgpu._backend.torch_patches import generators, stream_types
 from simgpu._cuda import error_texts
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
-from simgpu._native import virtual_tables
+from simgpu._native.registered_guard import use_guard_for_cuda
 from simgpu._patches import Patches
 from simgpu._runtime import streams, world
 from simgpu.errors import UnsupportedError
@@ -253,7 +253,9 @@ def install(patches: Patches) -> None:
     """Let "cuda" name the simulated devices, both ways."""
     patches.set(_naming, "names", frozenset({DEVICE_TYPE, CUDA}))
     error_texts.install(patches)
-    virtual_tables.use_guard_for_cuda(patches)
+    undo = use_guard_for_cuda()
+    if undo is not None:
+        patches.then(undo)
     _install_tensors(patches)
     _install_fake_tensors(patches)
     _install_others(patches)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import simgpu
 from simgpu._cuda import error_texts
+from simgpu._native import type_slots
 from simgpu.errors import OutOfMemoryError, SimGPUError, UnsupportedError
 from tests.support import mismatches, misuse
 from tests.support.interrupts import Interrupt, Interrupter
@@ -205,7 +206,7 @@ FAULTS = {
         lambda: test_kernels(name="mm", slot=0),
     ),
     "the slot is not restored": (
-        Edit("simgpu._cuda.error_texts:_undo", "words[slot] = _stock_slot", "pass"),
+        Edit("simgpu._native.type_slots:restore_str", "words[slot] = _stock_slot", "pass"),
         lambda: test_slots_are_restored(),
     ),
 }
@@ -219,7 +220,7 @@ def test_slots_are_restored():
 
 
 def slots():
-    return [error_texts.words[(id(kind) >> 3) + error_texts._STR] for kind in error_texts._KINDS]
+    return [type_slots.words[(id(kind) >> 3) + type_slots.STR] for kind in error_texts._KINDS]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -231,4 +232,4 @@ def test_a_planted_fault_is_caught(name):
             test()
     finally:
         for kind, slot in zip(error_texts._KINDS, before, strict=True):
-            error_texts.words[(id(kind) >> 3) + error_texts._STR] = slot
+            type_slots.words[(id(kind) >> 3) + type_slots.STR] = slot

@@ -64,7 +64,7 @@ PINNING = [
     fault(
         "pinned memory is not marked",
         "simgpu._memory.pinned:mark",
-        "setattr(storage, _MARK, True)",
+        "state_of(storage).pinned = True",
         "pass",
         pinning.test_pinning_copies_once_and_views_are_pinned,
     ),

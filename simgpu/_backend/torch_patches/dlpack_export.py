@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import DLDeviceType
 
-from simgpu._memory.storages import lend
+from simgpu._memory.storages import mark_exported
 from simgpu._naming import DEVICE_TYPE
 
 _stock_dlpack: Any = torch.Tensor.__dlpack__
@@ -29,7 +29,7 @@ def _lent(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type != DEVICE_TYPE:
         return tensor
-    lend(tensor.untyped_storage())
+    mark_exported(tensor.untyped_storage())
     return tensor if tensor.requires_grad else tensor.detach()  # PyTorch refuses the former
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.storage import UntypedStorage
 
 from simgpu._memory import pinned
-from simgpu._memory.storages import copy_to_host, lend, new_storage, resize_storage
+from simgpu._memory.storages import copy_to_host, mark_exported, new_storage, resize_storage
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import world
 from simgpu.errors import UnsupportedError
@@ -76,7 +76,7 @@ def _new(self: UntypedStorage) -> Any:
 def _getitem(self: UntypedStorage, index: Any) -> Any:
     """`storage[i]`, and `storage[i:j]`, which is a storage over the same memory."""
     if isinstance(index, slice) and _is_simulated(self):
-        lend(self)
+        mark_exported(self)
     return _stock_getitem(self, index)
 
 
