@@ -1,4 +1,8 @@
-"""`pin_memory=True` in factories: the allocator that C++ asks the backend for."""
+"""`torch.empty(..., pin_memory=True)`: the allocator of pinned memory that C++ asks the hooks for.
+
+In releases and builds where the hooks' table of virtual functions cannot be replaced, or none of
+its functions turns out to be the one that returns the allocator, such calls raise as before.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,14 @@ _GetAllocator = ctypes.CFUNCTYPE(ctypes.c_void_p)
 
 
 def let_hooks_allocate(hooks: virtual_tables.Table) -> bool:
-    """Let tensors be made in pinned memory while there are devices; returns whether they can."""
+    """Let tensors be made in pinned memory while there are devices; returns whether they can.
+
+    Which virtual function returns the allocator is found by trying: each in turn is made to return
+    ours, a pinned tensor is asked for, and its storage shows whose memory it got.
+    """
     if not allocator.copy():
         return False
-    give = _GetAllocator(repeat(allocator.address).__next__)  # runs no Python code (`_virtual`)
+    give = _GetAllocator(repeat(allocator.address).__next__)  # runs no Python code
     options: dict[str, Any] = {"device": torch.device("cpu"), "pin_memory": True}
     for position in range(2, SEARCHED):  # the first two destroy the object
         put_back = hooks.replace(position, give)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 
 from simgpu._naming import DEVICE_TYPE
@@ -46,24 +44,11 @@ def set_device(device: DeviceLike) -> None:
     world.set_current_device(index)
 
 
-class device:
+class device(world.MakeCurrent):
     """Context manager: `device` is current within (torch.cuda.device); None changes nothing."""
 
     def __init__(self, device: DeviceLike) -> None:
-        self._index = world.resolve(device)
-        self._outer = -1
-
-    def __enter__(self) -> None:
-        self._outer = world.current_device()
-        world.set_current_device(self._index)
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        world.set_current_device(self._outer)
+        super().__init__(world.resolve(device))
 
 
 class device_of(device):
