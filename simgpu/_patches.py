@@ -26,7 +26,8 @@ class Patch:
         name: the attribute's name, or a pattern such as "new_*" (see `fnmatch`).
         value: what the attribute becomes, unless `wrap` is given.
         wrap: called with the attribute as it is, or None where there is none; returns the value.
-        optional: some releases of PyTorch lack the owner or the attribute: then nothing is done.
+        needs: an attribute of the owner that some releases of PyTorch lack, as they may lack the
+            owner; without it nothing is done.
         why: the reason, in one line.
     """
 
@@ -34,19 +35,19 @@ class Patch:
     name: str
     value: Any = None
     wrap: Callable[[Any], Any] | None = None
-    optional: bool = False
+    needs: str = ""
     why: str = ""
 
     def targets(self) -> Iterator[tuple[Any, str]]:
         """The owner and the name of every attribute that the row means in the installed PyTorch."""
         owner = find_owner(self.owner)
         if owner is None:
-            if not self.optional:
+            if not self.needs:
                 raise LookupError(f"{self.owner}, whose {self.name} is to be replaced, is missing")
         elif "*" in self.name:
             for name in fnmatch.filter(dir(owner), self.name):
                 yield owner, name
-        elif not self.optional or hasattr(owner, self.name):
+        elif not self.needs or hasattr(owner, self.needs):
             yield owner, self.name
 
 

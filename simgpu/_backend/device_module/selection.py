@@ -10,7 +10,7 @@ from simgpu._runtime.world import DeviceLike
 
 
 def init() -> None:
-    """Wake the devices up: they are, unless the process was forked from one that used them."""
+    """Initialize the devices, which need none; raises ForkedError in a forked child of a user."""
     world.check_fork()
 
 
@@ -20,7 +20,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether the devices are awake: always."""
+    """Whether the devices are initialized: always."""
     return True
 
 

@@ -71,7 +71,7 @@ PATCHES: tuple[Row, ...] = tuple(
         "torch._C",
         name,
         wrap=routed(ours, _devices_exist),
-        optional=True,
+        needs=name,
         why="torch.accelerator asks these, and PyTorch's own know no device but simgpu:0",
     )
     for name, ours in _OURS.items()
