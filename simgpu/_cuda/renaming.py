@@ -70,6 +70,9 @@ def renamed(read: Callable[[Any], torch.device]) -> property:
     return property(device)
 
 
+WHY_RENAMED = "a program reads cuda:1, code of simgpu reads simgpu:1"
+
+
 def takes_device(
     function: Callable[..., Any], position: int | None = None, name: str = "device"
 ) -> Callable[..., Any]:

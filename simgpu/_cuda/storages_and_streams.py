@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.parallel._functions
 
-from simgpu._cuda.renaming import CUDA, renamed, takes_device, to_simgpu
+from simgpu._cuda.renaming import CUDA, WHY_RENAMED, renamed, takes_device, to_simgpu
 from simgpu._patches import Patch, Row
 
 
@@ -27,7 +27,12 @@ def _stream_for(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 PATCHES: tuple[Row, ...] = (
-    Patch("torch.UntypedStorage", "device", value=renamed(_storage_device), why="shows cuda:1"),
+    Patch(
+        "torch.UntypedStorage",
+        "device",
+        value=renamed(_storage_device),
+        why=WHY_RENAMED,
+    ),
     Patch(
         "torch.UntypedStorage",
         "__new__",
@@ -48,19 +53,19 @@ PATCHES: tuple[Row, ...] = (
         "simgpu._backend.generators.DeviceGenerator",
         "device",
         wrap=lambda stock: renamed(stock.fget),
-        why="shows cuda:1",
+        why=WHY_RENAMED,
     ),
     Patch(
         "simgpu._runtime.streams.Stream",
         "device",
         wrap=lambda stock: renamed(stock.__get__),
-        why="shows cuda:1",
+        why=WHY_RENAMED,
     ),
     Patch(
         "simgpu._runtime.streams.Event",
         "device",
         wrap=lambda stock: renamed(stock.__get__),
-        why="shows cuda:1",
+        why=WHY_RENAMED,
     ),
     *(
         Patch(

@@ -14,7 +14,7 @@ import torch._subclasses.fake_tensor
 import torch.utils._device
 
 from simgpu._backend.tensor_types import TensorType
-from simgpu._cuda.renaming import CUDA, named, renamed, takes_device
+from simgpu._cuda.renaming import CUDA, WHY_RENAMED, named, renamed, takes_device
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Action, Patch, Row
 from simgpu._runtime import world
@@ -71,7 +71,12 @@ def _static(position: int | None, argument: str) -> Callable[[Any], Any]:
 _WHY_SUBCLASS = "a subclass says on which device it pretends to be, and C++ believes it"
 
 _METHODS: tuple[Row, ...] = (
-    Patch("torch.Tensor", "device", value=renamed(_raw_device), why="shows cuda:1"),
+    Patch(
+        "torch.Tensor",
+        "device",
+        value=renamed(_raw_device),
+        why=WHY_RENAMED,
+    ),
     Patch("torch.Tensor", "is_cuda", value=property(_is_cuda), why="is true on these devices"),
     Patch("torch.Tensor", "to", value=takes_device(_raw_to, 1), why='takes "cuda:1"'),
     Patch("torch.Tensor", "cuda", value=_cuda, why="moves to a simulated device"),
@@ -82,7 +87,7 @@ _METHODS: tuple[Row, ...] = (
         value=property(_array_interface),
         why="PyTorch's own gives out an address, since the tensor says that it is on CUDA",
     ),
-    Patch("torch.Tensor", "new_*", wrap=takes_device, why='take device="cuda:1"'),
+    Patch("torch.Tensor", "new_*", wrap=takes_device, why='takes device="cuda:1"'),
     Patch("torch.Tensor", "new", wrap=takes_device, why='takes device="cuda:1"'),
     Patch(
         "torch.Tensor",
@@ -129,7 +134,7 @@ _FAKE_TENSORS: tuple[Row, ...] = (
         "device",
         wrap=lambda stock: renamed(stock.fget),
         needs="_normalize_fake_device",
-        why="shows cuda:1; older releases keep the device as it was named",
+        why="a program reads cuda:1; older releases keep the device as it was named",
     ),
 )
 

@@ -10,7 +10,7 @@ from simgpu._runtime.world import DeviceLike
 
 
 def init() -> None:
-    """Initialize the devices, which need none; raises ForkedError in a forked child of a user."""
+    """Nothing to initialize; raises ForkedError where the parent process used its devices."""
     world.check_fork()
 
 
