@@ -1,4 +1,9 @@
-"""What C++ asks of a backend: its hooks, and the guard that knows the current device."""
+"""The two objects that PyTorch's C++ asks about a device type: its hooks and its device guard.
+
+Both are classes of `torch._C._acc` that are meant to be derived from in Python, with few questions
+that Python can answer. The current device is not among them, so `let_guard_know` puts a function
+into the guard's table of virtual functions.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,11 @@ from simgpu._runtime import world
 
 
 def let_guard_know(guard: Table) -> bool:
-    """Let C++ know the current device; returns whether that was possible."""
+    """Let `getDevice` of the guard answer the calling thread's current device.
+
+    With it, `.to("simgpu")` means that device. Two values are tried out through PyTorch; where it
+    does not return them, the function is restored. Returns whether the guard knows now.
+    """
     current_index: Any = getattr(torch._C, "_accelerator_getDeviceIndex", None)
     if current_index is None:
         return False
@@ -22,12 +31,12 @@ def let_guard_know(guard: Table) -> bool:
     outer = world.current_device()
     try:
         for tried in (5, 3):
-            world._per_thread.current_device = tried
+            world.set_unchecked_current_device(tried)
             if current_index() != tried:
                 put_back()
                 return False
     finally:
-        world._per_thread.current_device = outer
+        world.set_unchecked_current_device(outer)
     return True
 
 
@@ -35,7 +44,10 @@ PRIVATE_USE_1_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1
 
 
 class _PutAside(threading.local):
-    """Errors that were pending when the engine asked for the device type, oldest first."""
+    """Errors that were pending when the engine asked for the device type, oldest first.
+
+    `torch_patches.autograd` raises them when the backward pass is over.
+    """
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
@@ -45,7 +57,11 @@ put_aside = _PutAside()
 
 
 def device_type(_: object) -> Any:
-    """The device type that the guard stands for; `type_` of the guard."""
+    """`type_` of the guard: the device type that it is for.
+
+    The engine asks this while it unwinds from an error, too. No Python function may be called with
+    an error pending, so the error is taken out of the interpreter and kept in `put_aside`.
+    """
     try:
         raise_pending_error()
     except BaseException as error:
@@ -53,8 +69,8 @@ def device_type(_: object) -> Any:
     return PRIVATE_USE_1_TYPE
 
 
-class Hooks(torch._C._acc.PrivateUse1Hooks):
-    """Answers PyTorch's questions about the backend as a whole."""
+class BackendHooks(torch._C._acc.PrivateUse1Hooks):
+    """What C++ asks about the device type as a whole (ATen/detail/PrivateUse1HooksInterface.h)."""
 
     def is_available(self) -> bool:
         return world.device_count() > 0
@@ -67,6 +83,10 @@ class Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
-    """Names the device type; current devices and streams are kept in `_world` and `_streams`."""
+    """What C++ asks to make a device current (c10/core/impl/DeviceGuardImplInterface.h).
+
+    Its Python half says of which type the devices are, and nothing else: which device and which
+    streams are current, `simgpu._runtime` knows.
+    """
 
     type_ = device_type

@@ -1,4 +1,8 @@
-"""`pin_memory=True` in factories: the allocator that C++ asks the backend for."""
+"""`torch.empty(..., pin_memory=True)`: the allocator of pinned memory that C++ asks the hooks for.
+
+In releases and builds where the hooks' table of virtual functions cannot be replaced, or none of
+its functions turns out to be the one that returns the allocator, such calls raise as before.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,11 @@ _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
 
 
 def let_hooks_allocate(hooks: Table) -> bool:
-    """Let tensors be made in pinned memory while there are devices; returns whether they can."""
+    """Let tensors be made in pinned memory while there are devices; returns whether they can.
+
+    Which virtual function returns the allocator is found by trying: each in turn is made to return
+    ours, a pinned tensor is asked for, and its storage shows whose memory it got.
+    """
     if not allocator.copy():
         return False
     give = address_answer(allocator.address)

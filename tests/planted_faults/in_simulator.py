@@ -95,8 +95,8 @@ SIMULATOR = [
     fault(
         "leaving a block forgets the device before it",
         "simgpu._backend.device_module:device.__exit__",
-        "world.set_current_device(self._outer)",
-        "world.set_current_device(0)",
+        "set_current_device(self._outer)",
+        "set_current_device(0)",
         threads.test_blocks_put_the_device_back,
     ),
     fault(
