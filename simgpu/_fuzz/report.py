@@ -7,10 +7,11 @@ import json
 import math
 import shlex
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from simgpu._fuzz.tally import Tally
+from simgpu._fuzz.tally import Failure, Tally
 
 WIDEST = 64
 """The largest batch with a column of its own in the heat map."""
@@ -42,11 +43,11 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
-def replay_command(failure: dict[str, Any], run: dict[str, Any]) -> str:
+def replay_command(failure: Failure, run: dict[str, Any]) -> str:
     """Return the command that runs one failing example again."""
     low, high = run["devices"]
-    words = ["python", "-m", "simgpu", "replay", failure["property"]]
-    words += [failure["blob"]] if failure["blob"] else ["--database", run["database"]]
+    words = ["python", "-m", "simgpu", "replay", failure.property]
+    words += [failure.blob] if failure.blob else ["--database", run["database"]]
     return shlex.join([*words, "--devices", f"{low}..{high}"])
 
 
@@ -73,9 +74,10 @@ def as_json(tally: Tally, run: dict[str, Any]) -> dict[str, Any]:
     """Return the report for machines."""
     plain = tally.plain()
     failures = [
-        {**failure, "command": replay_command(failure, run)}
-        for failure in sorted(plain.pop("failures").values(), key=lambda one: one["property"])
+        {**asdict(failure), "command": replay_command(failure, run)}
+        for failure in sorted(tally.failures.values(), key=lambda one: one.property)
     ]
+    del plain["failures"]
     return {
         "run": run,
         "total_examples": tally.examples.total(),
@@ -130,8 +132,8 @@ def _heat_map(tally: Tally, devices: tuple[int, int]) -> str:
 def _table(heads: list[str], rows: list[list[Any]], numbers: set[int]) -> str:
     def line(cells: list[Any], tag: str) -> str:
         return "".join(
-            f"<{tag}{' class=n' if place in numbers else ''}>{html.escape(str(cell))}</{tag}>"
-            for place, cell in enumerate(cells)
+            f"<{tag}{' class=n' if column in numbers else ''}>{html.escape(str(cell))}</{tag}>"
+            for column, cell in enumerate(cells)
         )
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
@@ -147,7 +149,7 @@ def _failure(failure: dict[str, Any]) -> str:
     )
     return (
         f'<div class="failure"><h3>{html.escape(failure["property"])}</h3>'
-        f"<p>{html.escape(failure['error'])} at {html.escape(failure['place'])}{at}</p>"
+        f"<p>{html.escape(failure['error'])} at {html.escape(failure['location'])}{at}</p>"
         f"<pre>{html.escape(failure['message'].strip() or '(no message)')}</pre>"
         f"<p>The smallest example:</p><pre>{html.escape(failure['example'])}</pre>"
         f"<p>To see it again:</p><pre>{html.escape(failure['command'])}</pre>"
@@ -175,9 +177,9 @@ def as_html(tally: Tally, run: dict[str, Any]) -> str:
     worst = _table(["property", "worst"], errors, {1}) if errors else none
     slowest = [
         [
-            f"{one['seconds'] * 1000:.1f}",
-            *("" if one[what] is None else one[what] for what in ("batch", "devices")),
-            one["property"],
+            f"{one.seconds * 1000:.1f}",
+            *("" if one_of is None else one_of for one_of in (one.batch, one.devices)),
+            one.property,
         ]
         for one in tally.slowest
     ]
