@@ -11,7 +11,13 @@ from typing import Any
 from simgpu._cli.argument_types import add_devices_and_database, at_least
 
 # Packages that fuzzing imports, by the name under which they are imported.
-NEEDED = {"hypothesis": "hypothesis", "pytest": "pytest", "xdist": "pytest-xdist"}
+NEEDED = {
+    "hypothesis": "hypothesis",
+    "jinja2": "jinja2",
+    "pytest": "pytest",
+    "tqdm": "tqdm",
+    "xdist": "pytest-xdist",
+}
 
 
 def add_arguments(commands: Any) -> None:

@@ -73,7 +73,7 @@ class Campaign:
         self.until = None if self.minutes is None else self.start + self.minutes * 60
         self.log = folder / "pytest.log"
         self.seconds = 0.0
-        self.progress = Progress(self.minutes)
+        self.progress = Progress(self.minutes, options.examples)
         database = absolute_database(options.database)
         self.plan = Plan(str(folder), options.devices, database, options.jobs, options.examples)
 
@@ -89,8 +89,10 @@ class Campaign:
                 if left is None:
                     break
         except KeyboardInterrupt:
+            self.progress.close()
             print("\nstopped; here is what was found so far", file=sys.stderr)
         finally:
+            self.progress.close()
             self.seconds = time.time() - self.start
         return status
 

@@ -23,7 +23,6 @@ PROFILE = "simgpu-fuzz"
 
 _PLAN = pytest.StashKey[Plan]()
 _RECORDER = pytest.StashKey[ExampleRecorder]()
-_PROPERTIES = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(trylast=True)
@@ -76,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if not _is_property(item)]
     items[:] = [item for item in items if _is_property(item)]
     config.hook.pytest_deselected(items=others)
-    config.stash[_PROPERTIES] = len(items)
+    config.stash[_RECORDER].collected(len(items))
 
 
 def _deadline(config: pytest.Config) -> float | None:
@@ -85,7 +84,8 @@ def _deadline(config: pytest.Config) -> float | None:
     if plan.minutes is None:
         return None
     # Whatever collecting took: a short run of a large suite would otherwise try nothing.
-    return time.monotonic() + plan.minutes * 60 * plan.jobs / max(1, config.stash[_PROPERTIES])
+    properties = config.stash[_RECORDER].tally.properties
+    return time.monotonic() + plan.minutes * 60 * plan.jobs / max(1, properties)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,6 +34,11 @@ class ExampleRecorder:
         # What the running example said of itself through `strategies.tried`.
         self._combinations: list[tuple[int, int]] = []
 
+    def collected(self, properties: int) -> None:
+        """Take how many properties the suite has."""
+        self.tally.properties = properties
+        self._save()
+
     def begin(self, name: str, deadline: float | None) -> None:
         """Begin a property; past the deadline (of time.monotonic) it is not gone on with."""
         self._property, self._failing, self._deadline = name, False, deadline
@@ -101,6 +106,7 @@ class ExampleRecorder:
         if error is not None and isinstance(error, Exception) and not self._failing:
             of_property = failures.of_property(self._property, error)
             self.tally.failures[self._property] = of_property
+        self.tally.finished.add(self._property)
         self._save()
 
     def _save(self) -> None:

@@ -64,6 +64,16 @@ class Tally:
         """The slowest example of each property, slowest first."""
         self.failures: dict[str, Failure] = {}
         """The smallest failing example of each kind, by the key of the kind."""
+        self.properties = 0
+        """How many properties there are; 0 until they are collected."""
+        self.finished: set[str] = set()
+        """Those that were tried to the end."""
+
+    def done(self, examples: int) -> int:
+        """Return how many examples are over, where each property tries up to `examples`."""
+        running = self.examples.keys() - self.finished
+        over = sum(min(self.examples[name], examples) for name in running)
+        return over + examples * len(self.finished)
 
     def add_slow(self, example: SlowExample) -> None:
         """Count one example's time; kept are the slowest, one of each property."""
@@ -79,6 +89,8 @@ class Tally:
         self.examples += other.examples
         self.tried += other.tried
         self.failed += other.failed
+        self.properties = max(self.properties, other.properties)
+        self.finished |= other.finished
         for name, error in other.worst.items():
             self.worst[name] = max(error, self.worst.get(name, 0.0))
         for example in other.slowest:
@@ -91,6 +103,8 @@ class Tally:
     def plain(self) -> dict[str, Any]:
         """Return the tally as JSON has it."""
         return {
+            "properties": self.properties,
+            "finished": sorted(self.finished),
             "examples": dict(sorted(self.examples.items())),
             "combinations": [
                 {"batch": b, "devices": n, "tried": count, "failed": self.failed[b, n]}
@@ -104,6 +118,8 @@ class Tally:
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Tally:
         tally = Tally()
+        tally.properties = plain["properties"]
+        tally.finished = set(plain["finished"])
         tally.examples.update(plain["examples"])
         for entry in plain["combinations"]:
             combination = entry["batch"], entry["devices"]

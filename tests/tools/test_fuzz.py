@@ -1,6 +1,7 @@
 """`python -m simgpu fuzz`: what it finds, keeps, reports, and how a failure is run again."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from simgpu._cli.argument_types import device_range
 from simgpu._fuzz import report as fuzz_report
 from simgpu._fuzz.database import database_of
 from simgpu._fuzz.interrupts import one_interrupt
+from simgpu._fuzz.progress import Progress
 from simgpu._fuzz.reproducers import NotReproducible, Writer
 from simgpu._fuzz.tally import Failure, SlowExample, Tally
 from simgpu._testing.drawn import Drawn
@@ -391,3 +393,46 @@ def test_ranges_name_every_number(numbers):
         named |= set(range(int(first), int(last or first) + 1))
     assert named == numbers
     assert len(text.split(", ")) <= max(1, len(numbers))
+
+
+def test_what_a_page_shows_is_text_and_never_markup():
+    tally = Tally()
+    tally.examples["<script>1</script>"] = 1
+    tally.failures["key"] = dataclasses.replace(
+        FAILURE, message="<script>2", example="</pre><img src=x>", test="<b>3", location="<i>4"
+    )
+    page = Page(fuzz_report.as_html(tally, RUN))
+    assert page.loads == []
+    for text in ("<script>1</script>", "<script>2", "</pre><img src=x>", "<b>3", "<i>4"):
+        assert text in page.words
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_progress_line_says_how_long_it_will_take(monkeypatch):
+    tally = Tally()
+    tally.properties = 4
+    tally.examples.update({"a": 7, "b": 100, "c": 50})
+    tally.finished = {"a", "b"}  # `a` has only seven examples
+    assert tally.done(100) == 250
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    progress = Progress(None, 100)
+    progress.bar._time = lambda: progress.bar.start_t + 60
+    progress.show(tally, 60.0)
+    progress.show(tally, 65.0)  # not yet the time for another line
+    progress.close()
+    (line,) = sys.stderr.getvalue().splitlines()
+    assert re.match(r" 62% \|.*\| 01:00<00:36 +, 157 examples \(3/s\), 0 comb.*, 0 fail", line)
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress(10.0, None)
+    progress.bar._time = lambda: progress.bar.start_t + 120
+    progress.show(tally, 120.0)
+    progress.show(tally, 120.5)
+    progress.close()
+    line = next(line for line in sys.stderr.getvalue().split("\r") if "20%" in line)
+    assert re.match(r" 20% .*02:00<08:00", line)
+    assert "\n" not in sys.stderr.getvalue()
