@@ -1,4 +1,4 @@
-"""The parts of the pytest plugin: pools of devices, groups of GPUs, `--as-cuda`.
+"""The parts of the pytest plugin: its options, pools of devices, groups of GPUs, `--as-cuda`.
 
-May import: simgpu, when a test first needs it.
+May import: simgpu, when a test first needs it. Nothing here imports torch before that.
 """
