@@ -69,9 +69,8 @@ def test_devices_default_to_where_the_inputs_are(devices, data):
     assert [out.device for out in made] == targets
 
 
-@pytest.mark.parametrize("learns", [True, False])
-@given(data=st.data(), count=st.integers(1, 3))
-def test_without_tensors_the_current_device_is_meant(devices, learns, data, count):
+@given(data=st.data(), learns=st.booleans(), count=st.integers(1, 3))
+def test_without_tensors_the_current_device_is_meant(devices, data, learns, count):
     """As in torch, which never looks at the inputs."""
     current, home = (data.draw(st.sampled_from(devices)) for _ in range(2))
     argument = data.draw(st.sampled_from([None, (None, 3), ("text", [])]))
