@@ -18,7 +18,6 @@ from simgpu._pytest.header import header_line
 from simgpu._pytest.marker import DESCRIPTION, Wanted, wanted_by
 from simgpu._pytest.options import add_options, check_numbers, read_options
 from simgpu._pytest.pools import plural
-from simgpu._pytest.threads import use_one_thread
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DESCRIPTION)
-    if hasattr(config, "workerinput"):
-        use_one_thread()
     options = read_options(config)
     check_numbers(options)
     # `auto` waits for the first test that needs it, because only torch can count the GPUs.

@@ -70,14 +70,17 @@ def test_without_the_option_nothing_is_there(suite, monkeypatch):
     suite.runpytest_subprocess("--devices", "simgpu").assert_outcomes(skipped=5)
 
 
-OPTIONS = {"as_cuda": True, "devices": "simgpu", "oversubscribe": False, "device_count": None}
+OPTIONS = {
+    "simgpu_as_cuda": True, "simgpu_devices": "simgpu", "simgpu_oversubscribe": False,
+    "simgpu_device_count": None, "simgpu_gpus_per_worker": None,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"devices": "cuda"}, "--devices cuda"),
-        ({"oversubscribe": True}, "--oversubscribe"),
+        ({"simgpu_devices": "cuda"}, "--devices cuda"),
+        ({"simgpu_oversubscribe": True}, "--oversubscribe"),
         ({}, "2 real CUDA devices"),
     ],
 )
