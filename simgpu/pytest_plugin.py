@@ -7,6 +7,7 @@ installed, so it imports torch only when a test (or an option naming real GPUs) 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,15 @@ import pytest
 from simgpu._pytest import skips
 from simgpu._pytest.choose import session_pool
 from simgpu._pytest.header import header_line
-from simgpu._pytest.marker import DESCRIPTION, Wanted, wanted_by
+from simgpu._pytest.marker import (
+    DESCRIPTION,
+    MARKED_DEVICES,
+    Wanted,
+    give_devices_if_marked,
+    wanted_by,
+)
 from simgpu._pytest.options import add_options, check_numbers, read_options
 from simgpu._pytest.pools import plural
-from simgpu._pytest.threads import use_one_thread
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +40,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DESCRIPTION)
-    if hasattr(config, "workerinput"):
-        use_one_thread()
     options = read_options(config)
     check_numbers(options)
     # `auto` waits for the first test that needs it, because only torch can count the GPUs.
@@ -46,6 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
         or options.as_cuda
     ):
         session_pool(config)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    give_devices_if_marked(item)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -64,7 +72,8 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
 
     As many as ``--device-count`` says, or exactly `n` under ``@pytest.mark.devices(n)``, or no
     fewer than `n` under ``@pytest.mark.devices(n, at_least=True)``. Seeds,
-    current device, memory counters and trace start afresh for each test.
+    current device, memory counters and trace start afresh for each test. The marker alone gives
+    a test its devices too, which it then names itself.
 
     Under hypothesis the list is made once per test and shared by its examples; let each example
     draw its own subset or order of it. Hypothesis warns about any fixture that is shared so, and
@@ -72,6 +81,19 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
     [HealthCheck.function_scoped_fixture])``, once in a profile. What an example must not do is
     rely on the state that a former example left on a device.
     """
+    with _lend(request) as lent:
+        yield lent
+
+
+@pytest.fixture(name=MARKED_DEVICES)
+def _marked_devices(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The devices of a test that has the marker and no fixture of ours."""
+    with _lend(request):
+        yield
+
+
+def _lend(request: pytest.FixtureRequest) -> contextlib.AbstractContextManager[list[torch.device]]:
+    """Give a test what its marker asks for, or skip it."""
     pool = session_pool(request.config)
     wanted = wanted_by(request.node) or Wanted(pool.count)
     if wanted.count > pool.count:
@@ -80,5 +102,4 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
     if wanted.distinct and not pool.distinct:
         needs = f"{wanted.count} distinct devices"
         skips.skip(request, f"needs {needs}, this session has {pool.describe()}")
-    with pool.lend(pool.count if wanted.at_least else wanted.count) as lent:
-        yield lent
+    return pool.lend(pool.count if wanted.at_least else wanted.count)

@@ -11,7 +11,7 @@ import contextlib
 
 import pytest
 
-from simgpu._pytest.options import DEFAULT_COUNT, MAX_COUNT
+from simgpu._pytest.options import MAX_COUNT, options_in, read_options
 
 # Holds the devices of the session from its first conftest to its end.
 _session = contextlib.ExitStack()
@@ -19,26 +19,25 @@ _session = contextlib.ExitStack()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    options = early_config.known_args_namespace
+    options = options_in(early_config.known_args_namespace)
     if not options.as_cuda:
         return
-    if options.devices == "cuda" or options.oversubscribe:
+    if options.kind == "cuda" or options.oversubscribe:
         raise pytest.UsageError(
             "--as-cuda gives simulated devices the name of CUDA: it cannot be combined with "
             f"{'--oversubscribe' if options.oversubscribe else '--devices cuda'}"
         )
-    count = options.device_count or DEFAULT_COUNT
-    if not 1 <= count <= MAX_COUNT:
+    if not 1 <= options.count_or_default <= MAX_COUNT:
         return  # refused by the plugin, in its own words
     from simgpu import as_cuda
     from simgpu.errors import RealCudaError
 
     try:
-        _session.enter_context(as_cuda(count))
+        _session.enter_context(as_cuda(options.count_or_default))
     except RealCudaError as error:
         raise pytest.UsageError(f"--as-cuda: {error}") from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if config.getoption("--as-cuda"):
+    if read_options(config).as_cuda:
         _session.close()

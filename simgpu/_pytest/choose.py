@@ -8,6 +8,7 @@ from simgpu._pytest import pools
 from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker, group_of
 from simgpu._pytest.options import DeviceOptions, read_options
 from simgpu._pytest.pools import AsCudaPool, CudaPool, Pool, SimulatedPool, plural
+from simgpu._pytest.threads import use_one_thread
 
 _SESSION_POOL = pytest.StashKey[Pool]()
 
@@ -15,7 +16,10 @@ _SESSION_POOL = pytest.StashKey[Pool]()
 def session_pool(config: pytest.Config) -> Pool:
     """Return the pool of this session; the first call chooses it, which may import torch."""
     if _SESSION_POOL not in config.stash:
-        config.stash[_SESSION_POOL] = choose_pool(read_options(config))
+        options = read_options(config)
+        if options.worker is not None:
+            use_one_thread()
+        config.stash[_SESSION_POOL] = choose_pool(options)
     return config.stash[_SESSION_POOL]
 
 

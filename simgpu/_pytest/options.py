@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -34,31 +36,36 @@ class DeviceOptions:
 
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("simgpu", "devices of the `devices` fixture")
-    group.addoption(
+
+    def add(name: str, **arguments: Any) -> None:
+        # The suite's own options are in the same namespace, perhaps as "devices" or "as_cuda".
+        group.addoption(name, dest=f"simgpu_{name[2:].replace('-', '_')}", **arguments)
+
+    add(
         "--devices",
         choices=("auto", "simgpu", "cuda"),
         default="auto",
         help="real GPUs, simulated ones, or (auto, the default) real ones where there are two",
     )
-    group.addoption(
+    add(
         "--device-count",
         type=int,
         metavar="N",
         help=f"how many devices a test can have (default: {DEFAULT_COUNT}, or the GPUs here)",
     )
-    group.addoption(
+    add(
         "--oversubscribe",
         action="store_true",
         help="N slots that all name cuda:0, so that one real GPU runs multi-device tests",
     )
-    group.addoption(
+    add(
         "--gpus-per-worker",
         type=int,
         metavar="N",
         help="real GPUs for each worker of pytest-xdist (default: "
         f"--device-count, or {DEFAULT_SIZE})",
     )
-    group.addoption(
+    add(
         "--as-cuda",
         action="store_true",
         help="let simulated devices go by the name of CUDA, for suites written for CUDA",
@@ -72,13 +79,17 @@ def read_options(config: pytest.Config) -> DeviceOptions:
     if worker_input:
         index = int(worker_input["workerid"].lstrip("gw"))
         worker = Worker(index, worker_input["workercount"])
+    return options_in(config.option, worker)
+
+
+def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> DeviceOptions:
     return DeviceOptions(
-        kind=config.getoption("--devices"),
-        count=config.getoption("--device-count"),
-        oversubscribe=config.getoption("--oversubscribe"),
-        per_worker=config.getoption("--gpus-per-worker"),
+        kind=namespace.simgpu_devices,
+        count=namespace.simgpu_device_count,
+        oversubscribe=namespace.simgpu_oversubscribe,
+        per_worker=namespace.simgpu_gpus_per_worker,
         worker=worker,
-        as_cuda=config.getoption("--as-cuda"),
+        as_cuda=namespace.simgpu_as_cuda,
     )
 
 

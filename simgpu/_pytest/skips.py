@@ -19,9 +19,9 @@ def skip(request: pytest.FixtureRequest, why: str) -> NoReturn:
 
 def count_lines(skipped: Iterable[Any]) -> list[str]:
     """Return one line for each reason, with the number of tests that were skipped for it."""
-    reasons = [
-        text for report in skipped for name, text in report.user_properties if name == _PROPERTY
-    ]
+    # A module that skips itself while it is collected has a report without user_properties.
+    properties = [pair for report in skipped for pair in getattr(report, "user_properties", ())]
+    reasons = [text for name, text in properties if name == _PROPERTY]
     return [
         f"{plural(reasons.count(text), 'test')} skipped, for each {text}"
         for text in sorted(set(reasons))

@@ -1,4 +1,7 @@
-"""How many threads torch uses in a worker of pytest-xdist: one, unless the user says otherwise."""
+"""How many threads torch uses in a worker of pytest-xdist: one, unless the user says otherwise.
+
+Only where a test asks for devices: the sessions of other suites stay as they are.
+"""
 
 from __future__ import annotations
 

@@ -132,6 +132,55 @@ def test_a_session_on_simulated_devices(pytester):
     )
 
 
+MARKED = """
+import unittest
+import pytest, torch
+from hypothesis import given, settings, strategies as st
+
+@pytest.fixture
+def x():
+    return torch.ones(1, device="simgpu:1")
+
+@pytest.mark.devices(2)
+def test_a_function(x):
+    assert x.device.index == 1 == torch.simgpu.device_count() - 1
+
+@pytest.mark.devices(3, at_least=True)
+class TestMarked(unittest.TestCase):
+    def setUp(self):
+        self.x = torch.ones(1, device="simgpu:3")
+
+    def test_a_method(self):
+        assert torch.simgpu.device_count() == 4 and self.x == 1
+
+@pytest.mark.devices(9)
+def test_too_many():
+    raise AssertionError("never run")
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("turn", range(2))
+@settings(database=None, max_examples=3)
+@given(number=st.integers())
+def test_a_property(turn, number):
+    assert torch.simgpu.device_count() == 2
+
+@pytest.mark.devices("theirs", 3)
+def test_another_marker_of_that_name():
+    assert not hasattr(torch, "simgpu") or torch.simgpu.device_count() == 0
+
+def test_no_marker():
+    assert torch.simgpu.device_count() == 0
+"""
+
+
+def test_the_marker_alone_gives_the_devices(pytester):
+    pytester.makepyfile(MARKED)
+    options = ("--devices", "simgpu", "--device-count", "4", "-W", "error", "--strict-markers")
+    result = pytester.runpytest_subprocess(*options, "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=6, skipped=1)
+    result.stdout.fnmatch_lines("1 test skipped, for each needs 9 devices, this session has 4")
+
+
 def test_distinct_devices_are_not_to_be_had_on_one_gpu():
     """The marker's other half: several slots on one GPU are no different devices."""
     assert not CudaPool([0, 0]).distinct
