@@ -1,12 +1,13 @@
 """Replicas called at the same time, in threads.
 
-This file decides what a replica's call looks like and what becomes of failures; `_workers` owns the
-threads and `_state` what they take over from the caller.
+How one replica is called, and how the failures of several become one exception. The threads are
+those of `_threads.worker_pool`; what they take over from the caller is in `_threads.caller_state`.
 """
 
 from __future__ import annotations
 
 import contextvars
+import itertools
 import traceback
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -15,7 +16,15 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from dataparallel._devices import DeviceLike, current_stream, on_stream, resolve, type_of
+from dataparallel._devices import (
+    DeviceLike,
+    available_type,
+    current_device,
+    current_stream,
+    on_stream,
+    resolve,
+    type_of,
+)
 from dataparallel._structure.trees import take_apart
 from dataparallel._threads.caller_state import ThreadState, thread_is_fresh
 from dataparallel._threads.worker_pool import run_all
@@ -42,7 +51,8 @@ def parallel_apply(
             only argument.
         kwargs_tup: keyword arguments for each module.
         devices: for each module the device to make current, or None for that of its first tensor
-            argument.
+            argument. Without tensors it is the current device: of the type the module's parameters
+            are on, or else of the available accelerator.
 
     Returns:
         The outputs, in the order of the modules.
@@ -68,7 +78,7 @@ def parallel_apply(
     for index, (module, arguments) in enumerate(zip(modules, inputs, strict=True)):
         kwargs = {} if kwargs_tup is None else kwargs_tup[index]
         wanted = None if devices is None else devices[index]
-        device = _device_of(index, module, arguments, kwargs, wanted)
+        device = _device_of(module, arguments, kwargs, wanted)
         calls.append(_Call(module, arguments, kwargs, device))
     if count == 1:
         calls[0].run()
@@ -85,23 +95,21 @@ def parallel_apply(
 
 
 def _device_of(
-    index: int, module: Module, arguments: Any, kwargs: Any, device: DeviceLike | None
+    module: Module, arguments: Any, kwargs: Any, device: DeviceLike | None
 ) -> torch.device:
     if isinstance(device, torch.device) and (device.index is not None or device.type == "cpu"):
         return device
     if device is not None:
-        return resolve(device, type_of(_tensors(module, arguments, kwargs)))
-    for tensor in _tensors(None, arguments, kwargs):
+        tensors = itertools.chain(module.parameters(), _tensors_in(arguments, kwargs))
+        return resolve(device, type_of(tensors))
+    for tensor in _tensors_in(arguments, kwargs):
         return tensor.device
-    raise RuntimeError(
-        f"in replica {index}, no device was given and there is no tensor among the inputs to take "
-        "it from; pass devices="
-    )
+    types = (parameter.device.type for parameter in module.parameters())
+    device_type = next((kind for kind in types if kind not in ("cpu", "meta")), None)
+    return current_device(device_type or available_type() or "cpu")
 
 
-def _tensors(module: Module | None, *trees: Any) -> Iterator[torch.Tensor]:
-    if module is not None:
-        yield from module.parameters()
+def _tensors_in(*trees: Any) -> Iterator[torch.Tensor]:
     leaves: list[Any] = []
     for tree in trees:
         take_apart(tree, leaves)
@@ -131,10 +139,10 @@ class _Call:
             with on_stream(self.stream):
                 self.output = self.module(*self.arguments, **self.kwargs)
         except BaseException as failure:
-            self.failure = failure.with_traceback(_trace_below(failure))
+            self.failure = failure.with_traceback(_without_first_frame(failure))
 
 
-def _trace_below(failure: BaseException) -> TracebackType | None:
+def _without_first_frame(failure: BaseException) -> TracebackType | None:
     """A failure's traceback without its first frame, whose `self` holds the failure: a cycle."""
     here = failure.__traceback__
     return here and here.tb_next
@@ -162,15 +170,15 @@ def _raise_failures(calls: Sequence[_Call]) -> None:
         for _, _, failure in failed:
             if isinstance(failure, (KeyboardInterrupt, SystemExit)):
                 raise failure
-        texts = [_text(*each) for each in failed]
-        raise _like(failed[0][2], texts[0], texts[1:]) from failed[0][2]
+        texts = [_failure_text(*each) for each in failed]
+        raise _error_of_same_type(failed[0][2], texts[0], texts[1:]) from failed[0][2]
     finally:
         # The traceback being raised holds this frame: nothing in it may hold the failures.
         failed.clear()
         del failure
 
 
-def _text(index: int, device: torch.device, failure: BaseException) -> str:
+def _failure_text(index: int, device: torch.device, failure: BaseException) -> str:
     trace = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
     return (
         f"Caught {type(failure).__name__} in replica {index} on device {device}.\nOriginal {trace}"
@@ -186,7 +194,7 @@ class _Verbatim(str):
         return str(self)
 
 
-def _like(original: BaseException, text: str, others: Sequence[str]) -> BaseException:
+def _error_of_same_type(original: BaseException, text: str, others: Sequence[str]) -> BaseException:
     """An exception of the original's type with another text; RuntimeError if it takes none."""
     add_note: Any = getattr(BaseException, "add_note", None)
     message = _Verbatim(text if add_note else "\n".join([text, *others]))

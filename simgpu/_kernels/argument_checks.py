@@ -49,8 +49,6 @@ CHECKS: dict[str, _Check] = {
     "batch_norm_backward": shape_checks.batch_norm,
     "batch_norm_update_stats": shape_checks.batch_norm,
     "embedding_dense_backward": index_checks.embedding_backward,
-    "fractional_max_pool2d": index_checks.fractional_pooling,
-    "fractional_max_pool3d": index_checks.fractional_pooling,
     "linalg_ldl_solve": index_checks.pivots,
     "linalg_lu_solve": index_checks.pivots,
     "lu_unpack": index_checks.pivots,

@@ -41,7 +41,7 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
             arguments = (alias(self), alias(src), non_blocking)
         launch(_COPY, target, arguments, {})
     else:
-        launch_copy(_COPY, source, target, arguments, {})
+        launch_copy(_COPY, source, target, arguments, {}, blocking=not non_blocking)
     return self
 
 
@@ -60,8 +60,9 @@ def to_copy(
     options["device"] = _CPU
     arguments = (host_alias(self),)
     if device is not None and device.type == "cpu":
-        result: torch.Tensor = launch_copy(_TO_COPY, source, None, arguments, options)
-        pinned = pin_memory or options.get("non_blocking")
+        blocking = not options.get("non_blocking")
+        result: torch.Tensor = launch_copy(_TO_COPY, source, None, arguments, options, blocking)
+        pinned = pin_memory or not blocking
         return memory_pinned.mark_result(result) if pinned else result
     target = self.get_device() if device is None else world.resolve(device)
     world.device(target)

@@ -121,16 +121,6 @@ def pooled_indices(arguments: dict[str, Any], dims: int) -> None:
         )
 
 
-def fractional_pooling(arguments: dict[str, Any]) -> None:
-    """Samples are from 0 to 1; the kernel makes of them the places where windows begin."""
-    samples = host_alias(arguments["random_samples"])
-    if not bool(((samples >= 0) & (samples <= 1)).all()):
-        raise RuntimeError(
-            "fractional_max_pool expects _random_samples from 0 to 1, got "
-            f"{samples.min().item()} to {samples.max().item()}"
-        )
-
-
 def embedding_backward(arguments: dict[str, Any]) -> None:
     """Indices are rows of the table; the kernel counts by them if it scales by frequency."""
     indices = host_alias(arguments["indices"])

@@ -27,6 +27,7 @@ from simgpu._kernels import (
     copies,
     dropout,
     rnn_cells,
+    rnn_layers,
     sparse_and_nested,
     unsupported,
 )
@@ -72,6 +73,7 @@ HANDWRITTEN: dict[str, PythonKernel] = {
 HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
     "_pad_packed_sequence": checked_composite("_pad_packed_sequence"),
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
+    **rnn_layers.kernels(),
 }
 
 # These change or judge how tensors look at their storage and never read memory. The CPU's kernel

@@ -17,6 +17,7 @@ from simgpu._naming import DEVICE_TYPE
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._runtime import world
 from simgpu._runtime.device import Device, format_bytes
+from simgpu._runtime.instruments import hooks
 from simgpu._runtime.world import active_devices
 from simgpu.errors import OutOfMemoryError
 
@@ -73,11 +74,14 @@ def make_sure_of_room(index: int, shape: Sequence[int], dtype: torch.dtype | Non
 def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
     """Raise what CUDA raises when `device` has no room for `nbytes` more."""
     device.out_of_memory_count += 1
-    room = device.limit - device.allocated
+    allocated = device.allocated
+    for told in hooks.out_of_memory:
+        told(device.torch_device, nbytes, allocated, device.limit)
+    room = device.limit - allocated
     raise OutOfMemoryError(
         f"{DEVICE_TYPE} out of memory. Tried to allocate {format_bytes(nbytes)}. GPU "
         f"{device.index} has a total capacity of {format_bytes(device.capacity)} of which "
-        f"{format_bytes(room)} is free. Of the allocated memory {format_bytes(device.allocated)} "
+        f"{format_bytes(room)} is free. Of the allocated memory {format_bytes(allocated)} "
         "is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from simgpu._memory.storages import new_storage, resize_storage
+from simgpu._runtime.instruments import hooks
 from simgpu._runtime.launch import HOST_KEYS
 
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
@@ -66,3 +67,5 @@ def set_to_nothing(self: torch.Tensor) -> torch.Tensor:
 
 def record_stream(self: torch.Tensor, s: torch.Stream) -> None:
     """`Tensor.record_stream`: memory is never reused early here, so there is nothing to note."""
+    for used in hooks.tensor_used_on_stream:
+        used(self, s)

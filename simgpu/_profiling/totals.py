@@ -6,17 +6,16 @@ from simgpu._profiling.module_inputs import Inputs
 from simgpu._profiling.timeline import index_of
 from simgpu._runtime import world
 from simgpu._runtime.device import format_bytes
-from simgpu._runtime.launch import Record
+from simgpu._runtime.instruments import Instrument, Launch, Record
 
 
-class Totals:
+class Totals(Instrument):
     """Sums per device."""
 
     def __init__(self) -> None:
         self._rows: dict[int, list[int]] = {}  # kernels, bytes in, bytes out, bytes written
 
-    def add(self, record: Record) -> None:
-        """See one launch."""
+    def after_launch(self, launch: Launch, record: Record) -> None:
         source, target = index_of(record.source), index_of(record.target)
         if source == target:
             row = self._row(source)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from simgpu._runtime import launch
-from simgpu._runtime.launch import Record
+from simgpu._runtime import instruments
+from simgpu._runtime.instruments import Instrument, Launch, Record
 
 
 class Trace(list[Record]):
@@ -39,6 +39,16 @@ class Trace(list[Record]):
         )
 
 
+class _Recorder(Instrument):
+    """Appends what ran to a trace; appending to a list is atomic, so threads need no lock."""
+
+    def __init__(self, seen: Trace) -> None:
+        self._seen = seen
+
+    def after_launch(self, launch: Launch, record: Record) -> None:
+        self._seen.append(record)
+
+
 @contextmanager
 def trace() -> Iterator[Trace]:
     """Record every kernel and every copy of all threads within the block.
@@ -46,9 +56,9 @@ def trace() -> Iterator[Trace]:
     Yields a `Trace`, which stays readable afterwards. Traces may be nested.
     """
     seen = Trace()
-    observer = seen.append  # appending to a list is atomic: threads need no lock
-    launch.add_observer(observer)
+    recorder = _Recorder(seen)
+    instruments.add(recorder)
     try:
         yield seen
     finally:
-        launch.remove_observer(observer)
+        instruments.remove(recorder)

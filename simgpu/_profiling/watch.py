@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
-from simgpu._cuda import renaming
-from simgpu._naming import DEVICE_TYPE
+from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._profiling.module_inputs import Inputs
 from simgpu._profiling.timeline import Timeline
 from simgpu._profiling.totals import Totals
-from simgpu._runtime import launch, world
+from simgpu._runtime import instruments, world
 
 
 @contextmanager
@@ -26,22 +25,18 @@ def watch(path: str | None, table: TextIO | None) -> Iterator[None]:
     They are written also where the block ends in an error, and before it goes on.
     """
     timeline, totals, inputs = Timeline(), Totals(), Inputs()
-    observers = [timeline.add] * (path is not None) + [totals.add] * (table is not None)
-    names = [_name(index) for index in range(world.device_count())]
-    for observer in observers:
-        launch.add_observer(observer)
+    watching = [*[timeline] * (path is not None), *[totals] * (table is not None)]
+    names = [visible_text(f"{DEVICE_TYPE}:{i}") for i in range(world.device_count())]
+    for instrument in watching:
+        instruments.add(instrument)
     try:
         with inputs.watched() if table is not None else nullcontext():
             yield
     finally:
-        for observer in observers:
-            launch.remove_observer(observer)
+        for instrument in watching:
+            instruments.remove(instrument)
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(timeline.as_json(names), file)
         if table is not None:
             table.write(totals.as_text(names, inputs))
-
-
-def _name(index: int) -> str:
-    return f"{renaming.CUDA if renaming.is_on() else DEVICE_TYPE}:{index}"

@@ -1,21 +1,19 @@
 """The choke point: every kernel and every copy on a simulated device passes `launch`.
 
-Observers hang here: the trace first; whatever wants to see, forbid or delay device work later.
-Without an observer, `launch` only runs the kernel.
+Instruments see and steer it here (`instruments`). Where none does, `launch` only runs the kernel.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from simgpu._naming import DEVICE_TYPE
-from simgpu._runtime import streams, world
+from simgpu._runtime import clock, streams, world
+from simgpu._runtime.instruments import Launch, Record, hooks
 from simgpu.errors import OutOfMemoryError
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
@@ -35,76 +33,6 @@ class Kernel:
         self.run: Callable[..., Any] = run or op._handle.redispatch_boxed
 
 
-@dataclass(frozen=True)
-class Record:
-    """One kernel or copy, as observers see it.
-
-    `nbytes` are the bytes written: of a kernel's outputs, or of what a copy moved. `source` and
-    `target` differ only for copies between devices, or between a device and the host. `begin` and
-    `end` are seconds of `time.perf_counter`; `allocated` are the bytes of `device` that were taken
-    at the end, before the results were added.
-    """
-
-    kind: str
-    op: str
-    device: torch.device
-    stream: int
-    source: torch.device
-    target: torch.device
-    nbytes: int
-    shapes: tuple[tuple[int, ...], ...]
-    thread: str
-    begin: float
-    end: float
-    allocated: int
-
-
-class Observer(Protocol):
-    """What can watch launches; called in the launching thread, after the kernel ran."""
-
-    def __call__(self, record: Record, /) -> None:
-        """See one launch."""
-
-
-_observers: tuple[Observer, ...] = ()
-_observers_lock = threading.Lock()
-
-
-def add_observer(observer: Observer) -> None:
-    """Let `observer` see every launch from now on, of every thread."""
-    global _observers
-    with _observers_lock:
-        _observers = (*_observers, observer)
-
-
-def remove_observer(observer: Observer) -> None:
-    """Take `observer` away again."""
-    global _observers
-    with _observers_lock:
-        _observers = tuple(other for other in _observers if other is not observer)
-
-
-def _allow_all() -> None:
-    """Every launch is allowed."""
-
-
-def _see_nothing(_: Record) -> None:
-    """An observer that makes launches take the path on which they ask for permission."""
-
-
-_check_allowed: Callable[[], None] = _allow_all
-
-
-def forbid(check: Callable[[], None]) -> None:
-    """Call `check`, which may raise, before every launch, for the rest of the process.
-
-    Takes no lock: a forked child has one thread, and no hope for a lock that another one held.
-    """
-    global _check_allowed, _observers
-    _check_allowed = check
-    _observers = (*_observers, _see_nothing)
-
-
 def launch(
     kernel: Kernel,
     index: int,
@@ -118,17 +46,13 @@ def launch(
     """
     if index >= len(world.active_devices) and route is None:
         world.device(index)  # raises: a tensor has outlived its device, and can only be copied
+    if hooks.launches:
+        return _launch_watched(kernel, index, args, kwargs, route)
     try:
-        if not _observers:
-            return kernel.run(HOST_KEYS, *args, **kwargs)
-        _check_allowed()
-        begin = time.perf_counter()
-        result = kernel.run(HOST_KEYS, *args, **kwargs)
+        return kernel.run(HOST_KEYS, *args, **kwargs)
     except RuntimeError as error:
         _raise_if_host_is_full(error, index)
         raise
-    _notify(kernel, index, route, result, begin)
-    return result
 
 
 def launch_copy(
@@ -137,15 +61,21 @@ def launch_copy(
     target: int | None,
     args: Iterable[Any],
     kwargs: dict[str, Any],
+    blocking: bool = True,
 ) -> Any:
     """`launch` for a copy from device `source` to device `target`, where None is the host.
 
     As on CUDA, the copy is queued on the device it reads from, or on the one it writes to when it
-    reads from the host.
+    reads from the host. Unless it does not block, a copy to the host makes the host wait.
     """
     index = target if source is None else source
     assert index is not None, "a copy from host to host is no device work"
-    return launch(kernel, index, args, kwargs, (source, target))
+    result = launch(kernel, index, args, kwargs, (source, target))
+    if target is None and blocking and hooks.host_synchronizes:
+        stream = streams.current_stream(index)
+        for waits in hooks.host_synchronizes:
+            waits(stream)
+    return result
 
 
 def _raise_if_host_is_full(error: RuntimeError, index: int) -> None:
@@ -157,24 +87,51 @@ def _raise_if_host_is_full(error: RuntimeError, index: int) -> None:
         ) from None
 
 
-def _notify(
+def _launch_watched(
     kernel: Kernel,
     index: int,
+    args: Iterable[Any],
+    kwargs: dict[str, Any],
     route: tuple[int | None, int | None] | None,
-    result: Any,
-    begin: float,
-) -> None:
-    end = time.perf_counter()
-    outputs = result if isinstance(result, (tuple, list)) else (result,)
-    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
-    source, target = map(_place, route or (index, index))
-    record = Record(
+) -> Any:
+    """`launch` with instruments before and after the kernel."""
+    source, target = map(_device_or_host, route or (index, index))
+    about = Launch(
         kind="kernel" if route is None else "copy",
         op=kernel.name,
         device=torch.device(DEVICE_TYPE, index),
         stream=streams.current_stream_id(index),
         source=source,
         target=target,
+        args=tuple(args),
+        kwargs=kwargs,
+    )
+    for before in hooks.before_launch:
+        before(about)
+    begin = clock.now()
+    try:
+        result = kernel.run(HOST_KEYS, *about.args, **kwargs)
+    except RuntimeError as error:
+        _raise_if_host_is_full(error, index)
+        raise
+    if hooks.after_launch:
+        record = _record(about, result, begin)
+        for after in hooks.after_launch:
+            after(about, record)
+    return result
+
+
+def _record(about: Launch, result: Any, begin: float) -> Record:
+    end, index = clock.now(), about.device.index
+    outputs = result if isinstance(result, (tuple, list)) else (result,)
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    return Record(
+        kind=about.kind,
+        op=about.op,
+        device=about.device,
+        stream=about.stream,
+        source=about.source,
+        target=about.target,
         nbytes=sum(tensor.nbytes for tensor in tensors),
         shapes=tuple(tuple(tensor.shape) for tensor in tensors),
         thread=threading.current_thread().name,
@@ -182,9 +139,7 @@ def _notify(
         end=end,
         allocated=world.active_devices[index].allocated if index < len(world.active_devices) else 0,
     )
-    for observer in _observers:
-        observer(record)
 
 
-def _place(index: int | None) -> torch.device:
+def _device_or_host(index: int | None) -> torch.device:
     return _CPU if index is None else torch.device(DEVICE_TYPE, index)

@@ -15,25 +15,36 @@ import threading
 import time
 from types import FrameType
 
-from simgpu._runtime import launch, world
+from simgpu._runtime import instruments, world
+from simgpu._runtime.instruments import Instrument, Launch
 
 _PATIENCE = 5.0  # seconds that the end of a process waits for an operator in another thread
+
+
+class _RefuseAfterFork(Instrument):
+    """Raises before any device work in a forked child whose parent was using its devices."""
+
+    def before_launch(self, launch: Launch) -> None:
+        world.check_fork()
 
 
 def _in_child() -> None:
     world.disable_after_fork()
     if world.is_in_bad_fork():
-        launch.forbid(world.check_fork)
+        instruments.renew_lock()
+        instruments.add(_RefuseAfterFork())
 
 
 _parked: set[int] = set()
 
 
-def _park_other_threads() -> None:
-    """Stop for good, without a word, in a thread that computes while the interpreter ends."""
-    if threading.current_thread() is not threading.main_thread():
-        _parked.add(threading.get_ident())
-        threading.Event().wait()
+class _ParkOtherThreads(Instrument):
+    """Stops for good, without a word, any thread that computes while the interpreter ends."""
+
+    def before_launch(self, launch: Launch) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            _parked.add(threading.get_ident())
+            threading.Event().wait()
 
 
 def _computes(ident: int, frame: FrameType | None) -> bool:
@@ -55,8 +66,8 @@ def _at_exit() -> None:
     """
     if world.is_in_bad_fork() or len(sys._current_frames()) == 1:
         return
-    launch.forbid(_park_other_threads)
-    patience = time.monotonic() + _PATIENCE
+    instruments.add(_ParkOtherThreads())
+    patience = time.monotonic() + _PATIENCE  # of the host, whatever clock the devices have
     while time.monotonic() < patience:
         time.sleep(2 * sys.getswitchinterval())  # time for each to come to its next launch
         if not any(_computes(*thread) for thread in sys._current_frames().items()):

@@ -8,14 +8,14 @@ thread. Shapes follow `torch.cuda.Stream` and `torch.cuda.Event`.
 from __future__ import annotations
 
 import threading
-import time
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
-from simgpu._runtime import world
+from simgpu._runtime import clock, world
+from simgpu._runtime.instruments import hooks
 from simgpu.errors import DeviceMismatchError
 
 
@@ -49,9 +49,13 @@ class Stream(torch.Stream):
 
     def wait_event(self, event: torch.Event) -> None:
         """Let later work wait for `event`: nothing to do, it has happened."""
+        for waits in hooks.stream_waits:
+            waits(self, event)
 
     def wait_stream(self, stream: torch.Stream) -> None:
         """Let later work wait for `stream`: nothing to do, its work is done."""
+        for waits in hooks.stream_waits:
+            waits(self, stream)
 
     def record_event(self, event: torch.Event | None = None) -> torch.Event:
         """Mark this point of the queue."""
@@ -65,6 +69,8 @@ class Stream(torch.Stream):
 
     def synchronize(self) -> None:
         """Wait until all work asked for is done: it is."""
+        for waits in hooks.host_synchronizes:
+            waits(self)
 
     def __enter__(self) -> Stream:
         self._outer.append((world.current_device(), current_stream(self.device)))
@@ -124,10 +130,18 @@ class Event(torch.Event):
                 f"Event device {self._recorded_on} does not match recording stream's device "
                 f"{index}."
             )
-        self._recorded_at, self._recorded_on = time.perf_counter(), index
+        self._recorded_at, self._recorded_on = clock.now(), index
+        if hooks.event_recorded:
+            on = current_stream(index) if stream is None else stream
+            for recorded in hooks.event_recorded:
+                recorded(self, on)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Let `stream` wait for the mark: nothing to do."""
+        """Let `stream`, or the current one, wait for the mark: nothing to do."""
+        if hooks.stream_waits:
+            waiting = current_stream(None) if stream is None else stream
+            for waits in hooks.stream_waits:
+                waits(waiting, self)
 
     def query(self) -> bool:
         """Whether the mark has been passed: always."""
@@ -135,9 +149,11 @@ class Event(torch.Event):
 
     def synchronize(self) -> None:
         """Wait until the mark has been passed: it has."""
+        for waits in hooks.host_synchronizes:
+            waits(self)
 
     def elapsed_time(self, end_event: torch.Event) -> float:
-        """Milliseconds of host time between two recorded events made with `enable_timing`.
+        """Milliseconds between two recorded events made with `enable_timing`, by the clock.
 
         As on CUDA, events of different devices have none: DeviceMismatchError.
         """

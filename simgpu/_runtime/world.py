@@ -11,12 +11,14 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 
 import torch
 
 from simgpu import _naming
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
 from simgpu._runtime.device import DEFAULT_MEMORY, Device
+from simgpu._runtime.instruments import hooks
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
 # What callers name a device by; None is the current one.
@@ -81,6 +83,12 @@ def _set_active(devices: list[Device]) -> None:
     active_devices[:] = devices
     for follow in device_listeners:
         follow()
+    if devices:
+        for created in hooks.devices_created:
+            created([device.torch_device for device in devices])
+    else:
+        for removed in hooks.devices_removed:
+            removed()
 
 
 def leave(world: World) -> None:
@@ -154,6 +162,31 @@ def set_current_device(index: int) -> None:
     _per_thread.current_device = index
 
 
+def set_unchecked_current_device(index: int) -> None:
+    """Set the calling thread's current device to an index that need not name a device."""
+    _per_thread.current_device = index
+
+
+class MakeCurrent:
+    """Context manager: the device with this index is the calling thread's current one within."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._outer = -1
+
+    def __enter__(self) -> None:
+        self._outer = current_device()
+        set_current_device(self._index)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        set_current_device(self._outer)
+
+
 def current_device_steps() -> Iterator[int]:
     """`current_device`, time after time, for C++: no step runs Python code (`_virtual`)."""
     return map(operator.attrgetter("_per_thread.current_device"), itertools.repeat(_this_module))
@@ -169,3 +202,10 @@ def resolve(device_: DeviceLike) -> int:
     if wanted.type not in _naming.names:
         raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
     return current_device() if wanted.index is None else wanted.index
+
+
+def synchronize(index: int) -> None:
+    """Let the calling thread wait for all work of a device: nothing to do, it is done."""
+    device(index)
+    for waits in hooks.host_synchronizes:
+        waits(torch.device(DEVICE_TYPE, index))

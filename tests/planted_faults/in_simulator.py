@@ -10,7 +10,7 @@ from tests.devices.state import test_random as random
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_interrupts as interrupts
 from tests.devices.training import test_modules as modules
-from tests.planted_faults.plant import fault
+from tests.support.plant import fault
 
 SIMULATOR = [
     fault(
@@ -68,7 +68,7 @@ SIMULATOR = [
         "an index past the end is the last device",
         "simgpu._runtime.world:device",
         "if not 0 <= index < len(_world.devices):",
-        "index = min(index, len(world.devices) - 1)\n    if not 0 <= index < len(_world.devices):",
+        "index = min(index, len(_world.devices) - 1)\n    if not 0 <= index < len(_world.devices):",
         rules.test_an_index_past_the_end_raises,
     ),
     fault(
@@ -89,20 +89,20 @@ SIMULATOR = [
         "a new thread is not on the first device",
         "simgpu._runtime.world:current_device",
         "_per_thread.current_device",
-        "vars(_per_thread).get('current_device', len(active) - 1)",
+        "vars(_per_thread).get('current_device', len(active_devices) - 1)",
         threads.test_the_current_device_is_the_threads_own,
     ),
     fault(
         "leaving a block forgets the device before it",
         "simgpu._backend.device_module:device.__exit__",
-        "world.set_current_device(self._outer)",
-        "world.set_current_device(0)",
+        "set_current_device(self._outer)",
+        "set_current_device(0)",
         threads.test_blocks_put_the_device_back,
     ),
     fault(
         "memory is never given back",
-        "simgpu._runtime.device:Device.settle",
-        "self.freed += dead[-1]",
+        "simgpu._runtime.device:Device.collect_frees",
+        "self.freed += nbytes",
         "pass",
         memory.test_bytes_are_counted_where_they_are,
     ),

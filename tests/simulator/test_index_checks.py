@@ -76,14 +76,6 @@ def averaged_elsewhere(device):
     return ops._adaptive_avg_pool2d_backward(torch.ones(2, 3, 2, 2, device=device), x)
 
 
-def fractional(sample):
-    def call(device):
-        samples = torch.full((1, 1, 2), sample, device=device)
-        return ops.fractional_max_pool2d(torch.ones(1, 1, 9, 9, device=device), 2, 4, samples)
-
-    return call
-
-
 def bags(offsets, mode="sum"):
     def call(device):
         table = torch.ones(5, 3, device=device)
@@ -162,9 +154,6 @@ CALLS = {
     ),
     "more pooled than there is": (pooled_elsewhere, RuntimeError, r"input of shape \(1, 1, 4, 4\)"),
     "more averaged than there is": (averaged_elsewhere, RuntimeError, "does not go with an input"),
-    "windows past the image": (fractional(1e9), RuntimeError, "from 0 to 1, got 1000000000"),
-    "windows before the image": (fractional(-1.0), RuntimeError, "from 0 to 1, got -1"),
-    "windows nowhere": (fractional(float("nan")), RuntimeError, "from 0 to 1, got nan"),
     "bags that begin before the first": (bags((0, -FAR)), RuntimeError, "offsets .* must rise"),
     "bags that fall": (bags((0, 3, 1)), RuntimeError, r"must rise from 0, got \[0, 3, 1\]"),
     "bags that fall, of means": (bags((0, 3, 1), "mean"), RuntimeError, "must rise"),
@@ -211,7 +200,6 @@ RIGHT = {
     "classes": nll_backward(ops.nll_loss_backward, 2, (2, 3)),
     "a class to ignore": nll_backward(ops.nll_loss_backward, -100, (2, 3)),
     "classes of pixels": nll_backward(ops.nll_loss2d_backward, 2, (2, 3, 1, 1)),
-    "windows": fractional(1.0),
     "empty bags": bags((0, 0, 3, 3)),
     "rows": bags_backward((0, 4, 1), frequent=True),
     "weights": bags_of_weights(),

@@ -1,4 +1,4 @@
-"""Which stream is current, and waiting for a device, as in `torch.cuda.streams`."""
+"""`torch.simgpu.stream` and `synchronize`, as in `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def stream(stream: Stream | None) -> StreamContext:
 
 def synchronize(device: DeviceLike = None) -> None:
     """Wait for all work on `device`: it is done, since every call works at once."""
-    world.device(world.resolve(device))
+    world.synchronize(world.resolve(device))

@@ -46,6 +46,21 @@ IMAGE = normal("b", 3, 6, 6)
 ROWS = normal("b", SIZE)
 
 
+class InTime(nn.Module):
+    """A recurrent cell that is called once for each time step, with the state of the last."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cell = getattr(nn, kind)(SIZE, 5)
+
+    def forward(self, x):
+        state, states = None, []
+        for step in x:
+            state = self.cell(step, state)
+            states.append(state)
+        return states
+
+
 class Packed(nn.Module):
     """A recurrent network over sequences of different lengths."""
 
@@ -131,6 +146,8 @@ MODULES = {
     "rnn_cell": (lambda: nn.RNNCell(SIZE, 5), ROWS),
     "lstm_cell": (lambda: nn.LSTMCell(SIZE, 5), ROWS),
     "gru_cell": (lambda: nn.GRUCell(SIZE, 5), ROWS),
+    "lstm_cell_in_time": (lambda: InTime("LSTMCell"), SEQUENCE),
+    "gru_cell_in_time": (lambda: InTime("GRUCell"), SEQUENCE),
     "packed_lstm": (lambda: Packed("LSTM", True), SEQUENCE),
     "packed_gru_unsorted": (lambda: Packed("GRU", False), SEQUENCE),
     "packed_rnn": (lambda: Packed("RNN", True), SEQUENCE),
@@ -239,24 +256,6 @@ def test_a_lazy_module_becomes_real_on_the_device_of_its_first_input(devices, da
     net(torch.randn(3, SIZE, device=device))
     assert {x.device for x in net.state_dict().values()} == {device}
     assert net[0].weight.shape == (5, SIZE)
-
-
-@pytest.fixture
-def two_processes():
-    """This process as the first of two whose collectives do nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_sync_batch_norm_across_processes_says_what_it_lacks(simulated, two_processes):
-    net = nn.SyncBatchNorm(3).to(simulated[1])
-    with pytest.raises(ValueError, match="expected input tensor to be on GPU or XPU or simgpu"):
-        net(torch.ones(2, 3, 4))
-    with pytest.raises(NotImplementedError, match="batch_norm_stats' cannot run on a simulated"):
-        net(torch.ones(2, 3, 4, device=simulated[1]))
 
 
 @given(data=st.data(), training=st.booleans())

@@ -1,0 +1,165 @@
+"""Watching and steering the simulated devices: the one interface for it.
+
+Derive from `Instrument`, override the methods that matter, and `add` an object of that class:
+traces, timelines, the check for forked processes are made so. A method that no instrument overrides
+costs nothing where it would be called: `hooks` holds, for each method, the overriding ones only.
+
+Methods are called in the thread that does the thing, in the order in which instruments were added.
+Only those whose description says so may raise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel or copy that is about to run.
+
+    `device` and `stream` are where it is queued. `source` and `target` differ only for copies
+    between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with
+    host aliases in place of the device's tensors.
+    """
+
+    kind: str  # "kernel" or "copy"
+    op: str
+    device: torch.device
+    stream: int
+    source: torch.device
+    target: torch.device
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kernel or copy that ran.
+
+    `nbytes` are the bytes written: of a kernel's outputs, or of what a copy moved. `source` and
+    `target` differ only for copies between devices, or between a device and the host. `begin` and
+    `end` are seconds of the clock in force (`simgpu._runtime.clock`); `allocated` are the bytes of
+    `device` that were taken at the end, before the results were added.
+    """
+
+    kind: str
+    op: str
+    device: torch.device
+    stream: int
+    source: torch.device
+    target: torch.device
+    nbytes: int
+    shapes: tuple[tuple[int, ...], ...]
+    thread: str
+    begin: float
+    end: float
+    allocated: int
+
+
+class Instrument:
+    """Watches or steers the devices of a process; its methods do nothing unless overridden."""
+
+    def before_launch(self, launch: Launch) -> None:
+        """A kernel or copy is about to run. May wait; may raise, and then it does not run."""
+
+    def after_launch(self, launch: Launch, record: Record) -> None:
+        """A kernel or copy has run without an error."""
+
+    def before_allocate(self, device: torch.device, nbytes: int) -> None:
+        """`nbytes` are about to be taken. May raise, and then they are not."""
+
+    def after_allocate(self, device: torch.device, nbytes: int) -> None:
+        """`nbytes` have been taken on `device`, a multiple of 512."""
+
+    def after_free(self, device: torch.device, nbytes: int) -> None:
+        """`nbytes` have been given back: seen when the ledger is next asked or written."""
+
+    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
+        """`device` has no room for `nbytes` more: of its `limit`, `allocated` bytes are taken.
+
+        OutOfMemoryError is raised next.
+        """
+
+    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+        """Later work of `stream` waits for the present work of another, or for an event."""
+
+    def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
+        """`event` marks the present work of `stream`."""
+
+    def tensor_used_on_stream(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
+        """`tensor.record_stream(stream)`: its memory waits for `stream` before it is used again."""
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        """The calling thread waits for all work of a device or stream, or for an event."""
+
+    def devices_created(self, devices: Sequence[torch.device]) -> None:
+        """There are simulated devices from now on."""
+
+    def devices_removed(self) -> None:
+        """There are no simulated devices any more."""
+
+
+_NAMES = tuple(name for name in vars(Instrument) if not name.startswith("_"))
+
+
+class Hooks:
+    """For each method of `Instrument`, the methods that override it; empty where none does."""
+
+    __slots__ = ("launches", *_NAMES)
+
+    before_launch: tuple[Callable[[Launch], None], ...]
+    after_launch: tuple[Callable[[Launch, Record], None], ...]
+    before_allocate: tuple[Callable[[torch.device, int], None], ...]
+    after_allocate: tuple[Callable[[torch.device, int], None], ...]
+    after_free: tuple[Callable[[torch.device, int], None], ...]
+    out_of_memory: tuple[Callable[[torch.device, int, int, int], None], ...]
+    stream_waits: tuple[Callable[[torch.Stream, torch.Stream | torch.Event], None], ...]
+    event_recorded: tuple[Callable[[torch.Event, torch.Stream], None], ...]
+    tensor_used_on_stream: tuple[Callable[[torch.Tensor, torch.Stream], None], ...]
+    host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]
+    devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]
+    devices_removed: tuple[Callable[[], None], ...]
+    launches: bool  # whether anyone sees launches: the one question on the path of a lone kernel
+
+    def __init__(self) -> None:
+        self.rebuild(())
+
+    def rebuild(self, instruments: Sequence[Instrument]) -> None:
+        """Hold the overriding methods of these instruments, and no others."""
+        for name in _NAMES:
+            stock = getattr(Instrument, name)
+            overriding = [i for i in instruments if getattr(type(i), name) is not stock]
+            setattr(self, name, tuple(getattr(instrument, name) for instrument in overriding))
+        self.launches = bool(self.before_launch or self.after_launch)
+
+
+hooks = Hooks()
+_instruments: tuple[Instrument, ...] = ()
+_lock = threading.Lock()
+
+
+def add(instrument: Instrument) -> None:
+    """Let `instrument` see and steer all threads from now on."""
+    global _instruments
+    with _lock:
+        _instruments = (*_instruments, instrument)
+        hooks.rebuild(_instruments)
+
+
+def remove(instrument: Instrument) -> None:
+    """Take `instrument` away again; nothing where it is not there."""
+    global _instruments
+    with _lock:
+        _instruments = tuple(other for other in _instruments if other is not instrument)
+        hooks.rebuild(_instruments)
+
+
+def renew_lock() -> None:
+    """In a forked child, which has one thread: a lock that another thread held stays held."""
+    global _lock
+    _lock = threading.Lock()

@@ -1,0 +1,242 @@
+"""Instruments: what they are told of device work, in which order, and what they may stop."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu._runtime import clock, instruments
+from simgpu._runtime.instruments import Instrument, hooks
+
+NAMES = [name for name in vars(Instrument) if not name.startswith("_")]
+
+
+def listening(*names):
+    """An instrument that overrides these methods, and the calls that it has seen."""
+    seen = []
+
+    def method(name):
+        return lambda self, *args: seen.append((name, *args))
+
+    return type("Listening", (Instrument,), {name: method(name) for name in names})(), seen
+
+
+class Added:
+    """`instruments.add` for the length of a block."""
+
+    def __init__(self, *added):
+        self.added = added
+
+    def __enter__(self):
+        for instrument in self.added:
+            instruments.add(instrument)
+
+    def __exit__(self, *_):
+        for instrument in self.added:
+            instruments.remove(instrument)
+
+
+@given(lists=st.lists(st.lists(st.sampled_from(NAMES), unique=True), max_size=4), data=st.data())
+def test_a_hook_holds_those_who_override_it_in_their_order(lists, data):
+    before = {name: getattr(hooks, name) for name in NAMES}
+    added = [listening(*names)[0] for names in lists]
+    gone = data.draw(st.sets(st.integers(0, max(0, len(lists) - 1))))
+    with Added(*added):
+        for index in sorted(gone & set(range(len(lists)))):
+            instruments.remove(added[index])
+        for name in NAMES:
+            expected = [
+                getattr(instrument, name)
+                for index, instrument in enumerate(added)
+                if name in lists[index] and index not in gone
+            ]
+            assert getattr(hooks, name) == (*before[name], *expected)
+        assert hooks.launches == bool(hooks.before_launch or hooks.after_launch)
+    assert {name: getattr(hooks, name) for name in NAMES} == before
+
+
+@given(data=st.data())
+def test_launches_and_copies_are_told_before_and_after(simulated, data):
+    here, there = data.draw(st.lists(st.sampled_from(simulated), min_size=2, max_size=2))
+    instrument, seen = listening("before_launch", "after_launch")
+    x = torch.ones(3, device=here)
+    with Added(instrument):
+        x.exp()
+        x.to(there)
+    names = [name for name, *_ in seen]
+    kinds = [launch.kind for _, launch, *_ in seen[::2]]
+    assert names == ["before_launch", "after_launch"] * (1 + (here != there))
+    assert kinds == ["kernel", "copy"][: len(kinds)]
+    for (_, launch), (_, same, record) in zip(seen[::2], seen[1::2], strict=True):
+        assert launch is same
+        told = ("kind", "op", "device", "stream", "source", "target")
+        assert [getattr(launch, field) for field in told] == [
+            getattr(record, field) for field in told
+        ]
+        assert launch.device == here
+        assert all(part.is_cpu for part in launch.args if isinstance(part, torch.Tensor))
+    assert seen[-1][1].target == there
+
+
+@given(data=st.data())
+def test_what_is_refused_before_a_launch_does_not_happen(simulated, data):
+    device = data.draw(st.sampled_from(simulated))
+
+    class Refuses(Instrument):
+        def before_launch(self, launch):
+            if launch.op == "add_.Tensor":
+                raise KeyError(launch.op)
+
+    x = torch.ones(3, device=device)
+    with Added(Refuses()):
+        with pytest.raises(KeyError, match="add_"):
+            x.add_(x.clone())
+        x.mul_(5)
+    assert x.tolist() == [5.0] * 3
+    x.add_(1)
+    assert x.tolist() == [6.0] * 3
+
+
+@given(data=st.data(), count=st.integers(0, 2000))
+def test_memory_is_told_by_device_in_whole_blocks(simulated, data, count):
+    device = data.draw(st.sampled_from(simulated))
+    instrument, seen = listening("before_allocate", "after_allocate", "after_free")
+    nbytes = -(-count // 512) * 512
+    with Added(instrument):
+        x = torch.empty(count, dtype=torch.uint8, device=device)
+        del x
+        assert torch.simgpu.memory_allocated(device) == 0  # asks the ledger
+    assert seen == [
+        ("before_allocate", device, nbytes),
+        ("after_allocate", device, nbytes),
+        ("after_free", device, nbytes),
+    ]
+
+
+def test_an_allocation_may_be_refused_and_leaves_the_ledger_as_it_was(simulated):
+    class Refuses(Instrument):
+        def before_allocate(self, device, nbytes):
+            raise torch.OutOfMemoryError(f"planted on {device}")
+
+    with Added(Refuses()), pytest.raises(torch.OutOfMemoryError, match="planted on simgpu:2"):
+        torch.ones(5, device=simulated[2])
+    assert torch.simgpu.memory_allocated(2) == 0
+    assert torch.simgpu.memory_stats(2)["allocation.all.allocated"] == 0
+
+
+def test_running_out_of_memory_is_told_before_it_is_raised():
+    instrument, seen = listening("out_of_memory")
+    with simgpu.devices(2, memory="1MiB") as devices, Added(instrument):
+        kept = torch.empty(2**19, dtype=torch.uint8, device=devices[1])
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2**20, dtype=torch.uint8, device=devices[1])
+        del kept
+    assert seen == [("out_of_memory", devices[1], 2**20, 2**19, 2**20)]
+
+
+def test_streams_events_and_synchronizing_are_told(simulated):
+    device = simulated[1]
+    names = ("stream_waits", "event_recorded", "tensor_used_on_stream", "host_synchronizes")
+    instrument, seen = listening(*names)
+    side, current = torch.simgpu.Stream(device), torch.simgpu.default_stream(device)
+    event, x = torch.simgpu.Event(), torch.ones(2, device=device)
+    with torch.simgpu.device(device), Added(instrument):
+        side.wait_stream(current)
+        event.record(side)
+        event.record()
+        side.wait_event(event)
+        event.wait()
+        event.wait(side)
+        x.record_stream(side)
+        side.synchronize()
+        event.synchronize()
+        torch.simgpu.synchronize(device)
+        torch.simgpu.synchronize()
+    assert [call[0] for call in seen] == [
+        "stream_waits",
+        *["event_recorded"] * 2,
+        *["stream_waits"] * 3,
+        "tensor_used_on_stream",
+        *["host_synchronizes"] * 4,
+    ]
+    assert [call[1:] for call in seen[:6]] == [
+        (side, current),
+        (event, side),
+        (event, current),
+        (side, event),
+        (current, event),
+        (side, event),
+    ]
+    assert seen[6][1] is x
+    assert seen[6][2] == side
+    assert [call[1] for call in seen[7:]] == [side, event, device, device]
+
+
+@given(data=st.data())
+def test_reading_a_value_makes_the_host_wait(simulated, data):
+    """A copy to the host that blocks waits for the stream, one that does not block waits not."""
+    device = data.draw(st.sampled_from(simulated))
+    stream = torch.simgpu.Stream(device)
+    read = data.draw(
+        st.sampled_from([torch.Tensor.item, torch.Tensor.cpu, torch.Tensor.tolist, bool, float])
+    )
+    instrument, seen = listening("host_synchronizes")
+    x = torch.ones((), device=device)
+    with torch.simgpu.stream(stream), Added(instrument):
+        x.to("cpu", non_blocking=True)
+        assert seen == []
+        read(x)
+    assert [call[1] for call in seen] == [stream]
+
+
+@given(count=st.integers(1, 8))
+def test_devices_come_and_go(count):
+    instrument, seen = listening("devices_created", "devices_removed")
+    with Added(instrument), simgpu.devices(count) as devices:
+        pass
+    assert seen == [("devices_created", devices), ("devices_removed",)]
+
+
+class Ticks(clock.Clock):
+    """One second more at every question."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def now(self):
+        self.seconds += 1
+        return self.seconds
+
+
+def test_one_clock_tells_all_times(simulated):
+    start, end = (torch.simgpu.Event(enable_timing=True) for _ in range(2))
+    x = torch.ones(2, device=simulated[0])
+    with clock.use(Ticks()), simgpu.trace() as trace:
+        start.record()
+        x.exp()
+        end.record()
+    (record,) = trace
+    assert (record.begin, record.end) == (2.0, 3.0)
+    assert start.elapsed_time(end) == 3000.0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_can_add_an_instrument_whose_parent_held_the_lock(python):
+    """The lock is renewed in the child: with the parent's, adding the fork check would hang."""
+    done = python(
+        "-c",
+        "import os, simgpu, torch\n"
+        "from simgpu._runtime import instruments\n"
+        "with simgpu.devices(1):\n"
+        "    x = torch.ones(2, device='simgpu')\n"
+        "    with instruments._lock:\n"
+        "        child = os.fork()\n"
+        "    if child == 0:\n"
+        "        try: x + 1\n"
+        "        except RuntimeError as error: os._exit(7 if 'forked' in str(error) else 1)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n",
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
