@@ -19,7 +19,7 @@ from simgpu._kernels import (
 )
 from simgpu._kernels.argument_checks import guarded
 from simgpu._kernels.from_schema import PythonKernel, device_kernel
-from simgpu._memory import resizing
+from simgpu._memory import extents, resizing
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import UnsupportedError
 
@@ -49,6 +49,7 @@ _HANDWRITTEN: dict[str, PythonKernel] = {
     "_efficientzerotensor": device_kernel(torch.ops.aten.zeros.default),
     "_local_scalar_dense": copies.item,
     "_to_copy": copies.to_copy,
+    "as_strided_": extents.as_strided_,
     "copy_": copies.copy_,
     "native_dropout": dropout.native_dropout,
     "native_dropout_backward": dropout.native_dropout_backward,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from simgpu._memory.extents import bytes_needed
 from simgpu._memory.storages import new_storage, resize_storage
 from simgpu._runtime.launch import HOST_KEYS
 
@@ -50,12 +50,9 @@ def set_to_storage(
             f"storage_offset={storage_offset}, size={list(size)} and stride={list(stride)} must "
             "not be negative, with as many strides as sizes"
         )
-    if source.device == self.device and all(size):
-        steps = zip(size, stride, strict=True) if stride else ()
-        last = sum((n - 1) * step for n, step in steps) if stride else math.prod(size) - 1
-        needed = (storage_offset + last + 1) * self.itemsize
-        if needed > source.nbytes():
-            resize_storage(source, needed)
+    needed = bytes_needed(size, stride, storage_offset, self.itemsize)
+    if source.device == self.device and needed > source.nbytes():
+        resize_storage(source, needed)
     return _set_storage(HOST_KEYS, self, source, storage_offset, size, stride)  # type: ignore[no-any-return]
 
 

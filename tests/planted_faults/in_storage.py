@@ -5,6 +5,7 @@ from functools import partial
 from tests.devices.memory import test_pinned as pinning
 from tests.devices.memory import test_storage as storage
 from tests.planted_faults.plant import fault
+from tests.simulator import test_storage_safety as safety
 
 GROWTH = "simgpu._memory.storages"
 RESIZED = storage.test_a_storage_that_is_resized_keeps_its_bytes_and_its_views
@@ -28,10 +29,21 @@ STORAGE = [
     fault(
         "a storage stays too small for its tensor",
         "simgpu._memory.resizing:set_to_storage",
-        "if needed > source.nbytes()",
-        "if False",
+        "needed > source.nbytes()",
+        "False",
         storage.test_all_tensors_over_a_storage_grow_with_it,
         raises=RuntimeError,
+    ),
+    fault(
+        "no reach is too far",
+        "simgpu._memory.extents:bytes_needed",
+        "if needed > _MOST_BYTES:",
+        "if False:",
+        partial(
+            safety.test_a_tensor_cannot_reach_further_than_any_storage,
+            way="set_",
+            geometry="offset",
+        ),
     ),
     fault(
         "a storage made of values has none",
