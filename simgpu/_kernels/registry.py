@@ -15,6 +15,7 @@ from simgpu._kernels import (
     indexing,
     rnn_cells,
     sparse_and_nested,
+    storage_identity,
     unsupported,
 )
 from simgpu._kernels.argument_checks import guarded
@@ -51,6 +52,7 @@ _HANDWRITTEN: dict[str, PythonKernel] = {
     "_to_copy": copies.to_copy,
     "as_strided_": extents.as_strided_,
     "copy_": copies.copy_,
+    "is_set_to": storage_identity.is_set_to,
     "native_dropout": dropout.native_dropout,
     "native_dropout_backward": dropout.native_dropout_backward,
     "record_stream": resizing.record_stream,

@@ -177,6 +177,39 @@ def test_all_tensors_over_a_storage_grow_with_it(devices, slot, count, extra):
     assert same_memory(view, x)
 
 
+OTHERS = {
+    "itself": lambda x: x,
+    "an alias": lambda x: x.detach(),
+    "the same view": lambda x: x.view(-1).view(x.shape),
+    "one element": lambda x: x.view(-1)[:1].sum(0) if not x.numel() else x.view(-1)[0],
+    "other strides": lambda x: x.t(),
+    "another offset": lambda x: x[1:],
+    "another shape": lambda x: x.view(-1),
+    "a copy": lambda x: x.clone(),
+    "nothing": lambda x: x[:0],
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 1), (0, 2)])
+@given(slot=slots, pair=st.tuples(*[st.sampled_from(sorted(OTHERS))] * 2))
+def test_a_tensor_is_set_to_what_is_the_same_view_of_its_storage(devices, shape, slot, pair):
+    def seen(device):
+        x = torch.ones(3, *shape, device=device)[1]
+        one, other = (OTHERS[name](x) for name in pair)
+        return one.is_set_to(other), x.is_set_to(x)
+
+    assert seen(place(slot, devices)) == seen("cpu")
+    assert seen("cpu")[1]
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(pair=st.permutations(range(4)))
+def test_a_tensor_cannot_be_set_to_one_of_another_device(devices, pair):
+    x, other = (torch.ones(2, device=devices[slot]) for slot in pair[:2])
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        x.is_set_to(other)
+
+
 STORAGE_USES = {
     "tolist": lambda s: s.tolist(),
     "item": lambda s: s[len(s) - 1],
