@@ -48,6 +48,7 @@ _HANDWRITTEN: dict[str, PythonKernel] = {
     "_copy_from_and_resize": copies.copy_from_and_resize,
     # Zeros without memory cannot cross a label: here they have memory.
     "_efficientzerotensor": device_kernel(torch.ops.aten.zeros.default),
+    "_lazy_clone": resizing.lazy_clone,
     "_local_scalar_dense": copies.item,
     "_to_copy": copies.to_copy,
     "as_strided_": extents.as_strided_,

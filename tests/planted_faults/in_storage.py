@@ -46,6 +46,27 @@ STORAGE = [
         ),
     ),
     fault(
+        "memory that a tensor grows by is of bytes",
+        "simgpu._memory.resizing:_fill_behind",
+        "_copy(HOST_KEYS, behind, fresh)",
+        "pass",
+        partial(storage.test_new_memory_of_a_tensor_is_filled, dtype="int32"),
+    ),
+    fault(
+        "a lazy clone is the tensor itself",
+        "simgpu._memory.resizing:lazy_clone",
+        "copy_on_device(self.untyped_storage())",
+        "self.untyped_storage()",
+        storage.test_a_lazy_clone_is_the_same_view_of_other_memory,
+    ),
+    fault(
+        "rows of one storage are the same",
+        "simgpu._kernels.storage_identity:is_set_to",
+        "and self.storage_offset() == tensor.storage_offset()",
+        "",
+        storage.test_a_tensor_is_set_to_what_is_the_same_view_of_its_storage,
+    ),
+    fault(
         "a storage made of values has none",
         "simgpu._backend.torch_patches.storage_methods:_make",
         "storage.copy_(values)",
