@@ -6,7 +6,7 @@ to compile whatever it does not find there.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 import torch.jit._builtins
 
@@ -20,11 +20,7 @@ def _teach_replacements(patches: Patches) -> None:
         operator = builtins.get(id(stock))
         if operator is not None and id(value) not in builtins:
             builtins[id(value)] = operator
-            patches.then(lambda known=id(value): _forget(builtins, known))
-
-
-def _forget(builtins: dict[int, str], known: Any) -> None:
-    builtins.pop(known, None)
+            patches.then(functools.partial(builtins.__delitem__, id(value)))
 
 
 PATCHES: tuple[Row, ...] = (

@@ -1,4 +1,4 @@
-"""`torch.jit.script` of code written for CUDA: functions of torch that are replaced are operators."""
+"""`torch.jit.script` of code written for CUDA: replaced functions of torch are operators."""
 
 import pytest
 import torch
