@@ -32,7 +32,7 @@ from simgpu._kernels import (
     storage_identity,
     unsupported,
 )
-from simgpu._kernels.argument_checks import with_check
+from simgpu._kernels.argument_checks import checked_composite, with_check
 from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
 from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
@@ -75,6 +75,7 @@ HANDWRITTEN: dict[str, PythonKernel] = {
 # Hand-written too, and handed the dispatch keys of the call: registered under autograd's key as
 # well as the device's, since they choose which operators autograd records.
 HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
+    "_pad_packed_sequence": checked_composite("_pad_packed_sequence"),
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     **rnn_layers.kernels(),
 }
