@@ -2,5 +2,6 @@
 
 One file per command, with its arguments and one call; `run_script` is what `simgpu run` calls.
 
-May import: `simgpu._startup`, `_profiling`, `_fuzz`, when the command runs.
+May import: `simgpu._startup`, `_profiling`, `_fuzz` and below, when the
+command runs.
 """
