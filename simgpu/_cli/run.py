@@ -56,6 +56,12 @@ def add_arguments(commands: Any) -> None:
         help="say on stderr, per device: kernels, bytes in and out, peak memory, its share of the "
         "work (bytes written by kernels) and of the batch (bytes that models were called with)",
     )
+    _add_program(run)
+    run.set_defaults(start=start, parser=run)
+
+
+def _add_program(run: argparse.ArgumentParser) -> None:
+    """Add the three ways to name a program; what follows it is for the program."""
     run.add_argument(
         "-m",
         dest="module",
@@ -77,7 +83,6 @@ def add_arguments(commands: Any) -> None:
         help="a Python file, or a folder or zip file with a __main__.py",
     )
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
-    run.set_defaults(start=start, parser=run)
 
 
 def start(options: argparse.Namespace) -> int:
