@@ -22,7 +22,7 @@ import torch
 
 from simgpu._backend import devices as backend_devices
 from simgpu._backend import dynamo
-from simgpu._cuda import renaming, surroundings, torch_cuda
+from simgpu._cuda import build, c_functions, renaming, surroundings, torch_cuda
 from simgpu._cuda.factories import route_factories
 from simgpu._patches import Patches
 from simgpu.errors import RealCudaError
@@ -88,6 +88,8 @@ def _install() -> Callable[[], None]:
     dynamo.skip_own_frames()  # of the modules that only this needs
     try:
         renaming.install(patches)
+        build.install(patches)
+        c_functions.install(patches)
         torch_cuda.install(patches)
         surroundings.install(patches)
         route_factories(covers)

@@ -18,7 +18,7 @@ from simgpu._runtime import clock, world
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DeviceMismatchError
 
-_DEVICE_TYPE_NUMBER = 20  # c10::DeviceType::PrivateUse1
+DEVICE_TYPE_NUMBER = 20  # c10::DeviceType::PrivateUse1
 
 
 class Stream(torch.Stream):
@@ -41,7 +41,7 @@ class Stream(torch.Stream):
         owner = world.device(world.resolve(device))
         number = next(owner.stream_ids) if stream_id is None else stream_id
         self: Stream = super().__new__(
-            cls, stream_id=number, device_index=owner.index, device_type=_DEVICE_TYPE_NUMBER
+            cls, stream_id=number, device_index=owner.index, device_type=DEVICE_TYPE_NUMBER
         )
         return self
 

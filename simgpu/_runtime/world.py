@@ -172,9 +172,11 @@ def resolve(device_: DeviceLike) -> int:
         return current_device()
     if isinstance(device_, int):
         return current_device() if device_ < 0 else device_
+    if hasattr(device_, "prev_idx"):  # the context manager `torch.simgpu.device(1)`
+        return device_.idx  # type: ignore[no-any-return]
     wanted = torch.device(device_)
     if wanted.type not in _naming.names:
-        raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
+        raise ValueError(f"Expected a {DEVICE_TYPE} device, but got: {wanted}")
     return current_device() if wanted.index is None else wanted.index
 
 

@@ -50,12 +50,12 @@ class device:
     """Context manager: `device` is current within (torch.cuda.device); None changes nothing."""
 
     def __init__(self, device: DeviceLike) -> None:
-        self._index = world.resolve(device)
-        self._outer = -1
+        self.idx = world.resolve(device)
+        self.prev_idx = -1
 
     def __enter__(self) -> None:
-        self._outer = world.current_device()
-        world.set_current_device(self._index)
+        self.prev_idx = world.current_device()
+        world.set_current_device(self.idx)
 
     def __exit__(
         self,
@@ -63,7 +63,7 @@ class device:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        world.set_current_device(self._outer)
+        world.set_current_device(self.prev_idx)
 
 
 class device_of(device):

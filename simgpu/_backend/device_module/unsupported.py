@@ -33,7 +33,6 @@ REFUSED: dict[str, str] = {
     ),
     "nccl": "all_gather all_reduce init_rank reduce_scatter unique_id version",
     "gds": "GdsFile gds_deregister_buffer gds_register_buffer",
-    "jiterator": "_create_jit_fn _create_multi_output_jit_fn",
     "streams": "ExternalStream",
     "tunable": (
         "enable is_enabled tuning_enable tuning_is_enabled record_untuned_enable "
