@@ -7,13 +7,12 @@ without simgpu. Signatures are those of torch/csrc/cuda/Module.cpp.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from simgpu._backend.device_module import memory, properties, selection, settings
+from simgpu._backend.device_module import memory, properties, settings
 from simgpu._backend.device_module.unsupported import refusal
 from simgpu._cuda import build
 from simgpu._naming import DEVICE_TYPE
@@ -62,8 +61,13 @@ def _default_stream(index: int) -> tuple[int, int, int]:
 
 
 def _sleep(cycles: int) -> None:
-    """Keep the current stream busy: the caller waits, since a simulated device works at once."""
-    time.sleep(cycles / _CYCLES_PER_SECOND)
+    """Keep the current stream busy for so many cycles."""
+    streams.sleep(cycles / _CYCLES_PER_SECOND)
+
+
+def _raw_stream(index: int) -> int:
+    """What stands for the pointer of the current stream of a device."""
+    return streams.handle_of(index, streams.current_stream_id(index))
 
 
 def _synchronize() -> None:
@@ -91,7 +95,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_setStream": _set_stream,
     "_cuda_getCurrentStream": _current_stream,
     "_cuda_getDefaultStream": _default_stream,
-    "_cuda_getCurrentRawStream": streams.current_stream_id,
+    "_cuda_getCurrentRawStream": _raw_stream,
     "_cuda_synchronize": _synchronize,
     "_cuda_sleep": _sleep,
     "_cuda_isCurrentStreamCapturing": settings.is_current_stream_capturing,

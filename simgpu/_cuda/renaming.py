@@ -68,12 +68,16 @@ def _is_simgpu(package: str | None) -> bool:
     return package is not None and (package == "simgpu" or package.startswith("simgpu."))
 
 
-def _renamed(read: Callable[[Any], torch.device]) -> property:
+def _renamed(read: Callable[[Any], torch.device | None]) -> property:
     """A `device` attribute that says "cuda" to everyone but simgpu itself."""
 
-    def device(self: Any) -> torch.device:
+    def device(self: Any) -> torch.device | None:
         found = read(self)
-        if found.type != DEVICE_TYPE or _is_simgpu(_frame(1).f_globals.get("__package__")):
+        if (
+            found is None
+            or found.type != DEVICE_TYPE
+            or _is_simgpu(_frame(1).f_globals.get("__package__"))
+        ):
             return found
         return to_cuda(found)
 
@@ -189,7 +193,7 @@ def _install_others(patches: Patches) -> None:
     stream: Any = streams.Stream
     patches.set(stream, "device", _renamed(torch.Stream.device.__get__))
     event: Any = streams.Event
-    patches.set(event, "device", _renamed(torch.Event.device.__get__))
+    patches.set(event, "device", _renamed(event.device.fget))
     patches.set(torch.accelerator, "current_accelerator", _current_accelerator)
     patches.set(torch._C, "_get_accelerator", _current_accelerator)
     # Recurrent layers ask this about their weights, and would lay them out for cuDNN.

@@ -34,6 +34,7 @@ class Device:
         "_give_back",
         "_pending_frees",
         "background_stream",
+        "busy_until",
         "capacity",
         "freed",
         "freed_before",
@@ -68,6 +69,9 @@ class Device:
         self._give_back = self._pending_frees.append
         self.stream_ids = itertools.count(1)
         self.background_stream: torch.Stream | None = None
+        # By number of a stream, the moment until which it sleeps (`streams.sleep`): work itself
+        # is done as soon as it is asked for.
+        self.busy_until: dict[int, float] = {}
         # As on CUDA, where a seed set before the devices wake up reaches them when they do.
         self.generator = Generator(index).manual_seed(torch.initial_seed())
 

@@ -16,6 +16,7 @@ import torch
 
 from simgpu import _naming
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
+from simgpu._runtime import clock
 from simgpu._runtime.device import DEFAULT_MEMORY, Device
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
@@ -172,8 +173,9 @@ def resolve(device_: DeviceLike) -> int:
         return current_device()
     if isinstance(device_, int):
         return current_device() if device_ < 0 else device_
-    if hasattr(device_, "prev_idx"):  # the context manager `torch.simgpu.device(1)`
-        return device_.idx  # type: ignore[no-any-return]
+    index: int | None = getattr(device_, "idx", None)
+    if index is not None:  # of the context manager `torch.simgpu.device(1)`
+        return index
     wanted = torch.device(device_)
     if wanted.type not in _naming.names:
         raise ValueError(f"Expected a {DEVICE_TYPE} device, but got: {wanted}")
@@ -181,7 +183,10 @@ def resolve(device_: DeviceLike) -> int:
 
 
 def synchronize(index: int) -> None:
-    """Let the calling thread wait for all work of a device: nothing to do, it is done."""
-    device(index)
+    """Let the calling thread wait for all work of a device: it is done, if no stream sleeps."""
+    busy_until = device(index).busy_until
+    if busy_until:
+        clock.wait_until(max(busy_until.values()))
+        busy_until.clear()
     for waits in hooks.host_synchronizes:
         waits(torch.device(DEVICE_TYPE, index))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -127,7 +128,5 @@ def _wait(
 
 def _end_group(group: int) -> None:
     """End the process and those that it has left behind, which share its session."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(group, 9)
-    except ProcessLookupError:
-        pass
