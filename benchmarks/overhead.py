@@ -67,9 +67,14 @@ def best(steps: dict[str, Step], number: int, rounds: int) -> dict[str, float]:
     return times
 
 
-def training_step(model: nn.Module, batch: torch.Tensor, target: torch.Tensor) -> Step:
-    """One step of training by Adam."""
-    optimizer = torch.optim.Adam(model.parameters())
+def training_step(
+    model: nn.Module,
+    batch: torch.Tensor,
+    target: torch.Tensor,
+    kind: type[torch.optim.Optimizer],
+) -> Step:
+    """One step of training by an optimizer of this kind."""
+    optimizer = kind(model.parameters(), lr=1e-3)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -160,14 +165,97 @@ class Attention(nn.Module):
         return self.head(self.layer(x).mean(1))
 
 
-def on_both(make: Callable[[], nn.Module], batch: torch.Tensor, classes: int) -> dict[str, Step]:
+def on_both(
+    make: Callable[[], nn.Module],
+    batch: torch.Tensor,
+    classes: int,
+    optimizer: type[torch.optim.Optimizer],
+) -> dict[str, Step]:
     """The same training step on the CPU and on a simulated GPU."""
     steps = {}
     for device in ("cpu", "simgpu:1"):
         torch.manual_seed(0)
-        target = torch.arange(batch.shape[0]) % classes
-        steps[device] = training_step(make().to(device), batch.to(device), target.to(device))
+        model = make()
+        target = torch.arange(len(model(batch))) % classes
+        model.to(device)
+        steps[device] = training_step(model, batch.to(device), target.to(device), optimizer)
     return steps
+
+
+class Recurrent(nn.Module):
+    """A recurrent network's outputs, on 35 steps of 20 rows."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layers = kind(16, 16, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)[0][-1]
+
+
+def twenty_layers() -> nn.Module:
+    """Where the operators are small and the optimizer takes a good part of them."""
+    return nn.Sequential(*(nn.Linear(32, 32) for _ in range(20)))
+
+
+Row = tuple[str, float, float | None]  # what is compared, the ratio, the limit
+
+
+def adds(rounds: int) -> list[Row]:
+    """A lone small kernel, next to the CPU and to other ways to catch operators."""
+    x = torch.randn(8, 8)
+    on_device = x.to("simgpu:1")
+    wrapped, mapped = Wrapper(x), TreeMapWrapper(x)
+    add = best(
+        {
+            "cpu": lambda: x + x,
+            "simgpu": lambda: on_device + on_device,
+            "wrapper": lambda: wrapped + wrapped,
+            "tree_map wrapper": lambda: mapped + mapped,
+        },
+        number=2_000,
+        rounds=3 * rounds,
+    )
+    add.update(best(peers(x), number=100, rounds=3 * rounds))
+    for name, seconds in add.items():
+        print(f"add of two 8x8 tensors, {name}: {seconds * 1e6:.2f} us")
+    limits = {"cpu": 8.0, "wrapper": None, "tree_map wrapper": 0.5}
+    titles = {"cpu": "CPU", "wrapper": "minimal wrapper"}
+    return [
+        (f"add 8x8: simgpu / {titles.get(name, name)}", add["simgpu"] / add[name], limit)
+        for name, limit in limits.items()
+    ]
+
+
+def training(rounds: int) -> list[Row]:
+    """Training steps of whole networks."""
+    rows: list[Row] = []
+
+    def compare(
+        title: str,
+        make: Callable[[], nn.Module],
+        batch: torch.Tensor,
+        classes: int,
+        limit: float,
+        number: int,
+        rounds: int = rounds,
+        optimizer: type[torch.optim.Optimizer] = torch.optim.Adam,
+    ) -> None:
+        times = best(on_both(make, batch, classes, optimizer), number, rounds)
+        ratio = times["simgpu:1"] / times["cpu"]
+        rows.append((f"{title} training step: simgpu / CPU", ratio, limit))
+
+    compare("small CNN", small_cnn, torch.randn(5, 3, 8, 8), 10, 2.2, 20, 2 * rounds)
+    compare("ResNet-18-sized", resnet18, torch.randn(16, 3, 64, 64), 10, 1.05, 1)
+    compare("Transformer layer", Attention, torch.randn(8, 64, 256), 10, 1.25, 2)
+    sgd = torch.optim.SGD
+    compare(
+        "20 layers of 32 with SGD", twenty_layers, torch.randn(8, 32), 32, 2.2, 5, optimizer=sgd
+    )
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        steps = torch.randn(35, 20, 16)
+        compare(f"{kind.__name__} of 2 layers", lambda k=kind: Recurrent(k), steps, 16, 2.0, 2)
+    return rows
 
 
 def main() -> int:
@@ -177,43 +265,8 @@ def main() -> int:
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     rounds = 3 if quick else 15
-    rows: list[tuple[str, float, float | None]] = []
     with simgpu.devices(2):
-        x = torch.randn(8, 8)
-        on_device = x.to("simgpu:1")
-        wrapped, mapped = Wrapper(x), TreeMapWrapper(x)
-        add = best(
-            {
-                "cpu": lambda: x + x,
-                "simgpu": lambda: on_device + on_device,
-                "wrapper": lambda: wrapped + wrapped,
-                "tree_map wrapper": lambda: mapped + mapped,
-            },
-            number=2_000,
-            rounds=3 * rounds,
-        )
-        add.update(best(peers(x), number=100, rounds=3 * rounds))
-        for name, seconds in add.items():
-            print(f"add of two 8x8 tensors, {name}: {seconds * 1e6:.2f} us")
-        rows.append(("add 8x8: simgpu / CPU", add["simgpu"] / add["cpu"], 8.0))
-        rows.append(("add 8x8: simgpu / minimal wrapper", add["simgpu"] / add["wrapper"], None))
-        rows.append(
-            ("add 8x8: simgpu / tree_map wrapper", add["simgpu"] / add["tree_map wrapper"], 0.5)
-        )
-        cnn = best(on_both(small_cnn, torch.randn(5, 3, 8, 8), 10), number=20, rounds=2 * rounds)
-        rows.append(("small CNN training step: simgpu / CPU", cnn["simgpu:1"] / cnn["cpu"], 2.2))
-        big = best(on_both(resnet18, torch.randn(16, 3, 64, 64), 10), number=1, rounds=rounds)
-        rows.append(
-            ("ResNet-18-sized training step: simgpu / CPU", big["simgpu:1"] / big["cpu"], 1.05)
-        )
-        layer = best(on_both(Attention, torch.randn(8, 64, 256), 10), number=2, rounds=rounds)
-        rows.append(
-            (
-                "Transformer layer training step: simgpu / CPU",
-                layer["simgpu:1"] / layer["cpu"],
-                1.25,
-            )
-        )
+        rows = adds(rounds) + training(rounds)
     for name, ratio, limit in rows:
         held = "held" if limit is None or ratio <= limit else "MISSED"
         print(f"{name}: {ratio:.2f}" + ("" if limit is None else f"  (limit {limit:g}: {held})"))

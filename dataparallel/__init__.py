@@ -3,26 +3,23 @@
     model = DataParallel(model.to("cuda:0"))
     loss = criterion(model(batch), target)
 
-How the package is laid out, from the bottom up:
+The files and folders, from the bottom up:
 
-    _devices        what a device id means
-    _transforms     when only plain operators may move a tensor
-    _nccl           the one transport that has a name
-    _buckets        many tensors laid out as few
-    _transport      moving tensors that are known to fit
-    _cut_and_join, comm     broadcast, reduce, scatter and gather of tensors
-    functions       the same for autograd
-    _tree, _packed  structures of tensors
-    _scalar_warning
-    scatter_gather  scatter, scatter_kwargs, gather
-    _cache, _plan   what need not be sent again; what a module consists of, how a replica is built
-    replicate
-    _state, _workers
-    parallel_apply
-    data_parallel   DataParallel, data_parallel
-    state_dicts     the prefix that wrapping puts before names
+    _devices        what a device id means, and the device module behind it; imports torch
+    _device_choice  which devices a DataParallel runs on; imports _devices
+    _threads        threads for replicas, and what they take over from the caller; imports torch
+    _transfer       moving tensors: copies, sums, buckets, NCCL, autograd; imports _devices
+    _structure      nested inputs and outputs taken apart and rebuilt; imports _devices
+    comm            broadcast, reduce, scatter and gather of tensors; imports _transfer, _devices
+    _replication    how a replica is built, which copies are kept; imports _transfer
+    scatter_gather  scatter, scatter_kwargs, gather; imports comm, _structure, _transfer, _devices
+    replicate       copies of a module; imports _replication, _devices
+    parallel_apply  replicas called at the same time; imports _threads, _structure, _devices
+    data_parallel   DataParallel, data_parallel; imports the verbs above, _device_choice, _devices,
+                    _replication, _transfer
+    state_dicts     the prefix that wrapping puts before names; imports nothing
 
-It imports torch and nothing else.
+Nothing here imports anything but torch and the standard library.
 """
 
 from dataparallel import comm

@@ -34,8 +34,8 @@ def device_module(device_type: str) -> Any:
 def available_type() -> str | None:
     """Type of the accelerator whose devices can be used now, or None if there is none.
 
-    The accelerator torch was built or extended for comes first; a registered backend without
-    devices leaves the place to CUDA. One without streams (MPS) cannot run replicas side by side.
+    The accelerator torch was built or extended for comes first; for a registered backend without
+    devices CUDA is asked. One without streams (MPS) cannot run replicas side by side.
     """
     accelerator = torch.accelerator.current_accelerator()
     for device_type in (accelerator.type if accelerator is not None else "cuda", "cuda"):

@@ -1,27 +1,21 @@
 """DataParallel: a module that runs its wrapped module on several devices at once.
 
-Scatter, replicate, parallel_apply, gather, in this order; each is a method that a subclass may
-replace. This file resolves devices, checks the module and keeps the replication plan between calls.
+A call scatters, replicates, applies and gathers, in this order; each of these steps is a
+method that a subclass may replace. This file checks the module and keeps, between calls, the plan
+from which its replicas are built.
 """
 
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch.nn import Module
 
-from dataparallel._devices import (
-    CPU,
-    DeviceLike,
-    available_type,
-    device_module,
-    resolve,
-    resolve_all,
-)
+from dataparallel._device_choice import choose_devices, warn_of_imbalance
+from dataparallel._devices import DeviceLike, resolve
 from dataparallel._replication.plan import Plan
 from dataparallel._transfer import transforms
 from dataparallel.parallel_apply import parallel_apply
@@ -100,14 +94,14 @@ class DataParallel(Module, Generic[T]):
         self.chunking = chunking
         self.cache_parameters = cache_parameters
         self._plan: Plan | None = None
-        devices, target = _resolve_devices(module, device_ids, output_device)
+        devices, target = choose_devices(module, device_ids, output_device)
         self.device_type = devices[0].type if devices else None
         self.device_ids = [device.index or 0 for device in devices]
         self.output_device = target.index if target and target.type == self.device_type else target
         if not devices:
             return
         self.src_device_obj = devices[0]
-        _check_balance(devices)
+        warn_of_imbalance(devices)
         if len(devices) == 1:
             self.module.to(devices[0])
 
@@ -133,19 +127,15 @@ class DataParallel(Module, Generic[T]):
         """Run the module on its devices (see the class)."""
         if not self.device_ids:
             return self.module(*inputs, **kwargs)
-        alone = len(self.device_ids) == 1
-        tensors = _tensors_of(self.module) if alone else self._current_plan(self.module).tensors
-        _check_placement(tensors, self._devices(self.device_ids[:1])[0])
-        args, keywords = self.scatter(inputs, kwargs, self.device_ids)
-        if not args and not keywords:
-            # Nothing to cut: one call, on the first device.
-            args, keywords = ((),), ({},)
-        if alone:
-            return self.module(*args[0], **keywords[0])
-        replicas = self.replicate(self.module, self.device_ids[: len(args)])
-        outputs = self.parallel_apply(replicas, args, keywords)
+        devices = self._devices(self.device_ids)
+        plan = None if len(devices) == 1 else self._current_plan(self.module)
+        _check_placement(_tensors_of(self.module) if plan is None else plan.tensors, devices[0])
         output_device = self.device_ids[0] if self.output_device is None else self.output_device
-        return self.gather(outputs, output_device)
+        if self._has_replaced_steps():
+            return _run(self, self.module, self.device_ids, output_device, inputs, kwargs)
+        steps = _CheckedSteps(devices, plan, self.dim, self.chunking, self.cache_parameters)
+        target = self._devices([output_device])[0]
+        return _run(steps, self.module, devices, target, inputs, kwargs)
 
     def replicate(self, module: T, device_ids: Sequence[DeviceLike]) -> list[T]:
         """A replica of `module` for each device."""
@@ -172,6 +162,13 @@ class DataParallel(Module, Generic[T]):
         """The outputs together on one device."""
         return gather(outputs, self._devices([output_device])[0], self.dim)
 
+    def _has_replaced_steps(self) -> bool:
+        """Whether a subclass, or an attribute of this object, stands for one of the four steps."""
+        return any(
+            getattr(getattr(self, name), "__func__", None) is not step
+            for name, step in _OWN_STEPS.items()
+        )
+
     def _devices(self, device_ids: Sequence[DeviceLike]) -> list[torch.device]:
         return [resolve(device, self.device_type or "cpu") for device in device_ids]
 
@@ -179,9 +176,63 @@ class DataParallel(Module, Generic[T]):
         if transforms.active():
             return Plan(module)  # not kept: it may hold tensors that end with the transform
         plan = self._plan
-        if plan is None or not plan.fits(module):
+        if plan is None or not plan.is_current_for(module):
             plan = self._plan = Plan(module)
         return plan
+
+
+# As they were defined: what is patched into the class later replaces a step as well.
+_OWN_STEPS = {
+    name: DataParallel.__dict__[name]
+    for name in ("scatter", "replicate", "parallel_apply", "gather")
+}
+
+
+class _CheckedSteps(NamedTuple):
+    """The four steps of a call whose devices are resolved and whose module is checked.
+
+    The methods have the signatures of `DataParallel`'s, which have to resolve and check by
+    themselves: a subclass may call them at any time and with other arguments.
+    """
+
+    devices: list[torch.device]
+    plan: Plan | None  # None with one device, on which there are no replicas
+    dim: int
+    chunking: Chunking
+    cached: bool
+
+    def scatter(self, inputs: Any, kwargs: Any, devices: Sequence[torch.device]) -> Any:
+        return scatter_kwargs(inputs, kwargs, devices, self.dim, chunking=self.chunking)
+
+    def replicate(self, module: Module, devices: Sequence[torch.device]) -> list[Module]:
+        assert self.plan is not None
+        return self.plan.replicas(devices, False, self.cached)
+
+    def parallel_apply(self, replicas: Sequence[Module], inputs: Any, kwargs: Any) -> list[Any]:
+        return parallel_apply(replicas, inputs, kwargs, self.devices[: len(replicas)])
+
+    def gather(self, outputs: Any, device: torch.device) -> Any:
+        return gather(outputs, device, self.dim)
+
+
+def _run(
+    steps: Any,
+    module: Module,
+    device_ids: Sequence[DeviceLike],
+    output_device: DeviceLike,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+) -> Any:
+    """Call the module by these steps: a DataParallel's own methods, or `_CheckedSteps`."""
+    args, keywords = steps.scatter(inputs, kwargs, device_ids)
+    if not args and not keywords:
+        # Nothing to cut: one call, on the first device.
+        args, keywords = ((),), ({},)
+    if len(device_ids) == 1:
+        return module(*args[0], **keywords[0])
+    replicas = steps.replicate(module, device_ids[: len(args)])
+    outputs = steps.parallel_apply(replicas, args, keywords)
+    return steps.gather(outputs, output_device)
 
 
 def data_parallel(
@@ -207,53 +258,13 @@ def data_parallel(
     """
     if not isinstance(inputs, tuple):
         inputs = (inputs,) if inputs is not None else ()
-    devices, target = _resolve_devices(module, device_ids, output_device)
+    devices, target = choose_devices(module, device_ids, output_device)
     if not devices or target is None:
         return module(*inputs, **(module_kwargs or {}))
-    _check_placement(_tensors_of(module), devices[0])
-    args, keywords = scatter_kwargs(inputs, module_kwargs, devices, dim, chunking=chunking)
-    if not args and not keywords:
-        args, keywords = ((),), ({},)
-    if len(devices) == 1:
-        return module(*args[0], **keywords[0])
-    used = devices[: len(args)]
-    replicas = Plan(module).replicas(used, detach=False)
-    return gather(parallel_apply(replicas, args, keywords, used), target, dim)
-
-
-def _resolve_devices(
-    module: Module, device_ids: Sequence[DeviceLike] | None, output_device: DeviceLike | None
-) -> tuple[list[torch.device], torch.device | None]:
-    """The devices to run on and the one for outputs; none where there is no accelerator."""
-    device_type = next(
-        (p.device.type for p in module.parameters() if p.device.type not in ("cpu", "meta")), None
-    )
-    device_type = device_type or available_type()
-    if device_type is None:
-        devices = resolve_all(() if device_ids is None else device_ids)
-        if not devices:
-            return [], None
-    else:
-        if device_ids is None:
-            device_ids = range(device_module(device_type).device_count())
-        devices = [resolve(device, device_type) for device in device_ids]
-        if not devices:
-            raise ValueError(
-                f"device_ids={device_ids!r} names no device; leave it out or pass None for all "
-                f"devices of type {device_type!r}"
-            )
-    if len({device.type for device in devices}) > 1:
-        raise ValueError(f"device_ids must be of one type, but got {list(map(str, devices))}")
-    if output_device is None:
-        return devices, devices[0]
-    if type(output_device) is int and output_device == -1:
-        warnings.warn(
-            'output_device=-1 for the CPU is deprecated; pass "cpu" instead',
-            FutureWarning,
-            stacklevel=3,
-        )
-        return devices, CPU
-    return devices, resolve(output_device, devices[0].type)
+    plan = None if len(devices) == 1 else Plan(module)
+    _check_placement(_tensors_of(module) if plan is None else plan.tensors, devices[0])
+    steps = _CheckedSteps(devices, plan, dim, chunking, cached=False)
+    return _run(steps, module, devices, target, inputs, module_kwargs)
 
 
 def _tensors_of(module: Module) -> Iterator[torch.Tensor]:
@@ -268,24 +279,3 @@ def _check_placement(tensors: Iterable[torch.Tensor], source: torch.device) -> N
                 f"on device {source} (device_ids[0]) but found one of them on device: "
                 f"{tensor.device}"
             )
-
-
-def _check_balance(devices: Sequence[torch.device]) -> None:
-    """Warn if a device has less than 75 % of another's memory or multiprocessors."""
-    if devices[0].type == "cpu":
-        return
-    module = device_module(devices[0].type)
-    properties = [module.get_device_properties(device.index) for device in devices]
-    for name in ("total_memory", "multi_processor_count"):
-        amounts = [getattr(each, name) for each in properties]
-        least, most = min(amounts), max(amounts)
-        if least < 0.75 * most:
-            weak, strong = devices[amounts.index(least)], devices[amounts.index(most)]
-            warnings.warn(
-                f"There is an imbalance between your GPUs: {weak} has less than 75% of the memory "
-                f"or cores of {strong} ({name} {least} against {most}). Leave it out with the "
-                "device_ids argument of DataParallel",
-                UserWarning,
-                stacklevel=3,
-            )
-            return

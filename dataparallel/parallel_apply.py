@@ -1,7 +1,7 @@
 """Replicas called at the same time, in threads.
 
-This file decides what a replica's call looks like and what becomes of failures; `_workers` owns the
-threads and `_state` what they take over from the caller.
+How one replica is called, and how the failures of several become one exception. The threads are
+those of `_threads.worker_pool`; what they take over from the caller is in `_threads.caller_state`.
 """
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ class _Call:
             with on_stream(self.stream):
                 self.output = self.module(*self.arguments, **self.kwargs)
         except BaseException as failure:
-            self.failure = failure.with_traceback(_trace_below(failure))
+            self.failure = failure.with_traceback(_without_first_frame(failure))
 
 
-def _trace_below(failure: BaseException) -> TracebackType | None:
+def _without_first_frame(failure: BaseException) -> TracebackType | None:
     """A failure's traceback without its first frame, whose `self` holds the failure: a cycle."""
     here = failure.__traceback__
     return here and here.tb_next
@@ -162,15 +162,15 @@ def _raise_failures(calls: Sequence[_Call]) -> None:
         for _, _, failure in failed:
             if isinstance(failure, (KeyboardInterrupt, SystemExit)):
                 raise failure
-        texts = [_text(*each) for each in failed]
-        raise _like(failed[0][2], texts[0], texts[1:]) from failed[0][2]
+        texts = [_failure_text(*each) for each in failed]
+        raise _error_of_same_type(failed[0][2], texts[0], texts[1:]) from failed[0][2]
     finally:
         # The traceback being raised holds this frame: nothing in it may hold the failures.
         failed.clear()
         del failure
 
 
-def _text(index: int, device: torch.device, failure: BaseException) -> str:
+def _failure_text(index: int, device: torch.device, failure: BaseException) -> str:
     trace = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
     return (
         f"Caught {type(failure).__name__} in replica {index} on device {device}.\nOriginal {trace}"
@@ -186,7 +186,7 @@ class _Verbatim(str):
         return str(self)
 
 
-def _like(original: BaseException, text: str, others: Sequence[str]) -> BaseException:
+def _error_of_same_type(original: BaseException, text: str, others: Sequence[str]) -> BaseException:
     """An exception of the original's type with another text; RuntimeError if it takes none."""
     add_note: Any = getattr(BaseException, "add_note", None)
     message = _Verbatim(text if add_note else "\n".join([text, *others]))

@@ -1,7 +1,6 @@
 """Copies of a module on several devices.
 
-What a module consists of and how a copy is put together is in `_plan`; this file is the public
-verb.
+The public function; how a replica is built is in `_replication.plan`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Nested inputs cut into chunks for each device, and nested outputs put together again.
+"""Nested inputs cut into chunks for each device, and nested outputs joined into one.
 
-`scatter` and `scatter_kwargs` take a structure apart into leaves, cut what has a batch dimension
-and repeat the rest; `gather` follows the structure of the first output. What a structure is says
-`_tree`; how a single tensor travels says `functions`.
+`scatter` and `scatter_kwargs` collect the leaves of a structure, cut those that have a batch
+dimension and repeat the others; `gather` follows the structure of the first output. What a
+structure is, is decided in `_structure.trees`; single tensors are moved by `_transfer`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _scatter(
         if len(counts) > 1:
             where = [path for node, name in zip(nodes, names, strict=True)
                      for path in paths(node, name)]  # fmt: skip
-            raise ValueError(_uneven(where, sizes, len(devices), dim))
+            raise ValueError(_uneven_text(where, sizes, len(devices), dim))
         count = counts.pop() if counts else len(devices)
         used = devices[:count]
         columns = [
@@ -154,7 +154,7 @@ def _length(leaf: Any, dim: int) -> int | None:
     return None
 
 
-def _uneven(
+def _uneven_text(
     where: Sequence[str], sizes: Sequence[Sequence[int] | None], devices: int, dim: int
 ) -> str:
     found = "; ".join(
@@ -196,7 +196,7 @@ def gather(outputs: Any, target_device: DeviceLike, dim: int = 0) -> Any:
 
     Returns:
         A structure like the first. Tensors that are all 0-dimensional become a vector, with a
-        warning at the first such call of each place in a program. Other leaves are returned as they
+        warning at the first such call of each line of a program. Other leaves are returned as they
         are if all replicas agree, else as a list in replica order.
 
     Raises:
@@ -238,23 +238,24 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
     for kind, join in ((torch.Tensor, _gather_tensors), (PackedSequence, _gather_packed)):
         if isinstance(first, kind):
             if not all(isinstance(output, kind) for output in outputs):
-                raise ValueError(_unlike(path, outputs))
+                raise ValueError(_mismatch_text(path, outputs))
             return join(outputs, device, dim)
     parts = children_of(first)
     if parts is None:
         for output in outputs:
-            if isinstance(output, torch.Tensor) or children_of(output) is not None:
-                raise ValueError(_unlike(path, outputs))
+            cut = isinstance(output, (torch.Tensor, PackedSequence))
+            if cut or children_of(output) is not None:
+                raise ValueError(_mismatch_text(path, outputs))
         return first if all(_agree(first, output) for output in outputs[1:]) else outputs
     rebuild, keys, values = parts
     rows = [values]
     for output in outputs[1:]:
         others = children_of(output)
         if others is None or len(others[2]) != len(values):
-            raise ValueError(_unlike(path, outputs))
+            raise ValueError(_mismatch_text(path, outputs))
         if isinstance(first, dict):
             if not isinstance(output, dict) or any(key not in output for key in keys):
-                raise ValueError(_unlike(path, outputs))
+                raise ValueError(_mismatch_text(path, outputs))
             rows.append([output[key] for key in keys])
         else:
             rows.append(others[2])
@@ -265,7 +266,7 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
     return rebuild(first, gathered)
 
 
-def _unlike(path: str, outputs: Sequence[Any]) -> str:
+def _mismatch_text(path: str, outputs: Sequence[Any]) -> str:
     found = ", ".join(
         f"{type(output).__name__}{_describe(output)} in replica {replica}"
         for replica, output in enumerate(outputs)

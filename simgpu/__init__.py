@@ -3,39 +3,27 @@
     with simgpu.devices(4) as devices:
         x = torch.randn(8, 2, device="simgpu:1")
 
-How the package is laid out, from the bottom up:
+How the package is laid out, from the ground up; each folder imports only what stands above it here
+(docs/architecture.md has the table, and a test holds every import to it):
 
-    errors          every error raised here
-    _relabel        the one place where memory crosses a device label
-    _patches        what is replaced for a while and put back
-    _random, _world     which devices exist; what each owns; the current device
-    _told           what errors call the devices
-    _stand_in, _streams
-    _launch         the one function that every kernel and copy passes; observers
-    _memory_functions, _memory      the ledger, and ownership of results
-    _aliases        host aliases that show a kernel which of its tensors overlap
-    _virtual, _native_answers, _pinned      what C++ asks of a backend, told without Python
-    _layout, _growth, _storage      storages, and the words in them that Python cannot set
-    _native_functions, _arguments, _resize, _kernels, _copies, _indexing, _dropout, _recurrent,
-    _attention, _sparse_indices, _composite     kernels
-    _guards, _refused       checks before host kernels that trust their arguments; what is refused
-    _register       which operator gets which kernel
-    _autocast_policy, _autocast     automatic mixed precision
-    comm, _collectives      how hardware sums; what PyTorch has in its CUDA builds only
-    _legacy, _generators    what torch makes in C++ for the device types that it knows
-    _accelerator    the current device, as others ask for it
-    _autograd, _data        what torch must do differently
-    _sending, _life         other processes: what is not sent, forks, the end
-    _settings, _refused_names, device_module        torch.simgpu
-    _frames         what torch.compile leaves alone
-    _backend        registering all of it with torch, once
-    _api, _trace    what users call
-    _cuda_names, _cuda_module, _cuda_tools, _as_cuda        devices that go by the name of CUDA
-    _values, _network, _tried, _fuzz_source, strategies     inputs for tests, with hypothesis
-    _inputs, _pictures, _run        the command that runs a script; what it saw
-    _fuzz_tally, _fuzz_report, _fuzz_plugin, _fuzz      the command that looks for examples which
-                    break a property
-    _gpu_groups, pytest_plugin, pytest_as_cuda, _autoload, __main__     ways in
+    errors, comm    public: every error; models of the order in which hardware sums
+    _naming, _patches, _class_proxies   what devices are called; replacing attributes of torch
+    _native         the only code that touches raw memory: C++ layouts, vtables, machine code
+    _runtime        the simulated machine: devices, memory ledgers, streams, launches, instruments
+    _memory         the memory of tensors: owners, aliases, storages, pinned memory
+    _kernels        what an operator does, and which operator gets which kernel
+    _backend        registering with torch; device_module is torch.simgpu; torch_patches is all
+                    that is replaced in torch for good
+    _cuda           devices by the name of CUDA
+    _startup        what a process does at start
+    _profiling      instruments: trace, timeline, totals
+    _cli, __main__  the commands
+
+Beside it, for tests:
+
+    _testing, strategies    inputs drawn by hypothesis
+    _fuzz           the command that looks for examples which break a property
+    _pytest, pytest_plugin  the fixture `devices` and the options
 
 Importing this package does not import torch; the first use of a public name does. It never
 imports dataparallel.

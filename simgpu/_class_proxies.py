@@ -1,4 +1,8 @@
-"""Classes that stand in for classes of PyTorch, whose instances are instances of them too."""
+"""Proxy classes for classes of PyTorch: `torch.Stream` is ours, and every stream an instance of it.
+
+A class written in C++ cannot be given another `__new__`. So a subclass of it takes over its name in
+torch, and answers `isinstance` and `issubclass` as the stock class would.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ from typing import Any
 
 
 class ClassProxy(type):
-    """The type of a class that stands in for the class in its attribute `_stock`.
+    """Metaclass of a proxy: whose instances are all those of the class in its attribute `_stock`.
 
-    For classes derived from the one that stands in, nothing is special.
+    A class that someone derives from a proxy has no `_stock` of its own, and is an ordinary class.
     """
 
     _stock: Any
@@ -23,6 +27,6 @@ class ClassProxy(type):
 
 
 def copy_identity(proxy: type, stock: type) -> None:
-    """Let `proxy` say of itself what `stock` says, so that it is found by that name."""
+    """Give `proxy` the name, module and docstring of `stock`, for `repr` and pickle."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(proxy, name, getattr(stock, name))

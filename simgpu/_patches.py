@@ -1,23 +1,112 @@
-"""Replacing attributes of other modules and classes for a while, and putting all of them back."""
+"""Replacing attributes of torch by tables of rows, for good or until all of them are put back.
+
+Whatever simgpu replaces stands in a table: a sequence of `Patch` and `Action` rows, each with its
+reason, which `Patches.apply` puts in place from the first to the last. docs/architecture.md lists
+all rows, and a test compares them with the attributes that really change. Only the standard library
+may be imported here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fnmatch
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 _MISSING = object()
 
 
+@dataclass(frozen=True)
+class Patch:
+    """A row: one attribute of a module or class is replaced, or all that match a pattern.
+
+    Attributes:
+        owner: full name of the module or class, such as "torch.Tensor"; imported when needed.
+        name: the attribute's name, or a pattern such as "new_*" (see `fnmatch`).
+        value: what the attribute becomes, unless `wrap` is given.
+        wrap: called with the attribute as it is, or None where there is none; returns the value.
+        needs: an attribute of the owner that some releases of PyTorch lack, as they may lack the
+            owner; without it nothing is done.
+        why: the reason, in one line.
+    """
+
+    owner: str
+    name: str
+    value: Any = None
+    wrap: Callable[[Any], Any] | None = None
+    needs: str = ""
+    why: str = ""
+
+    def targets(self) -> Iterator[tuple[Any, str]]:
+        """The owner and the name of every attribute that the row means in the installed PyTorch."""
+        owner = find_owner(self.owner)
+        if owner is None:
+            if not self.needs:
+                raise LookupError(f"{self.owner}, whose {self.name} is to be replaced, is missing")
+        elif "*" in self.name:
+            for name in fnmatch.filter(dir(owner), self.name):
+                yield owner, name
+        elif not self.needs or hasattr(owner, self.needs):
+            yield owner, self.name
+
+
+@dataclass(frozen=True)
+class Action:
+    """A row for what is not simply an attribute: an entry in a registry, a slot of C++, a cache.
+
+    Attributes:
+        what: what is changed, in words.
+        run: changes it, and hands whatever undoes it to `Patches.then`.
+        why: the reason, in one line.
+        adds: full names of the attributes that exist or change through it.
+    """
+
+    what: str
+    run: Callable[[Patches], object]
+    why: str
+    adds: tuple[str, ...] = ()
+
+
+Row = Patch | Action
+
+
+def find_owner(path: str) -> Any:
+    """The module or class with this full name, imported if need be; None where there is none."""
+    first, *rest = path.split(".")
+    owner = importlib.import_module(first)
+    for depth, part in enumerate(rest, start=2):
+        if not hasattr(owner, part):
+            try:
+                importlib.import_module(".".join(path.split(".")[:depth]))
+            except ImportError:
+                return None
+        owner = getattr(owner, part)
+    return owner
+
+
 class Patches:
-    """Attributes that were replaced, in order; `undo` restores them, the last one first."""
+    """What was replaced, in order; `undo` restores it, the last one first."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        self.replaced: list[tuple[Any, Any, Any]] = []  # owner, stock value, new value
+
+    def apply(self, table: Iterable[Row]) -> None:
+        """Put the rows of a table in place, in their order."""
+        for row in table:
+            if isinstance(row, Action):
+                row.run(self)
+                continue
+            for owner, name in row.targets():
+                value = row.value if row.wrap is None else row.wrap(getattr(owner, name, None))
+                self.set(owner, name, value)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Let `owner.name` be `value`; what a class only inherits is inherited again later."""
         stock = vars(owner).get(name, _MISSING)
         setattr(owner, name, value)
+        self.replaced.append((owner, stock, value))
         self.then(
             lambda: delattr(owner, name) if stock is _MISSING else setattr(owner, name, stock)
         )

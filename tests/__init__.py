@@ -3,4 +3,4 @@
 import pytest
 
 # Helpers that assert: a failure in them says what it compared, as one in a test does.
-pytest.register_assert_rewrite("tests.support.oracle")
+pytest.register_assert_rewrite("tests.support")

@@ -73,3 +73,13 @@ def python():
         )
 
     return run
+
+
+@pytest.fixture
+def compiler():
+    """torch.compile with nothing compiled, before and after."""
+    import torch
+
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()

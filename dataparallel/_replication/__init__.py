@@ -1,4 +1,7 @@
-"""What a replica is made of, and the parameters that are kept between calls.
+"""Building the replicas of a module, and keeping their parameters between calls.
 
-May import: `dataparallel._transfer`, `_structure`, `_devices`.
+`plan` says what a module consists of and builds replicas from it; `parameter_cache` knows which
+parameters have to be sent again.
+
+May import: `dataparallel._transfer`.
 """

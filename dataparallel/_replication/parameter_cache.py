@@ -19,12 +19,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from dataparallel._transfer.buckets import Layout, subset
 from dataparallel._transfer.copies import broadcast_laid_out
 
-# A tensor as it was when it was sent: an alias that keeps its memory from being given to another
-# tensor, and its version. None if versions are not counted.
-_Seen = tuple[torch.Tensor, int] | None
+# A tensor as it was when it was sent: an alias, which keeps its memory from being given to another
+# tensor, and its version. None for an inference tensor, whose versions PyTorch does not count.
+_Snapshot = tuple[torch.Tensor, int] | None
 
 
-class _Steps:
+class _OptimizerSteps:
     """How many steps optimizers have taken since the first cache was made."""
 
     taken = 0
@@ -43,28 +43,28 @@ class _Steps:
 
 
 class ParameterCache:
-    """What was sent to which devices. Never changed once it is made, so threads may share it."""
+    """The copies on each device. Never changed once it is made, so threads may share it."""
 
-    __slots__ = ("devices", "rows", "seen", "steps", "versions")
+    __slots__ = ("devices", "rows", "snapshots", "steps", "versions")
 
     def __init__(
         self,
         devices: Sequence[torch.device],
         rows: list[list[torch.Tensor]],
-        seen: list[_Seen],
+        snapshots: list[_Snapshot],
     ) -> None:
         self.devices = list(devices)
         self.rows = rows
-        self.seen = seen
-        _Steps.watch()
-        self.steps = _Steps.taken
+        self.snapshots = snapshots
+        _OptimizerSteps.watch()
+        self.steps = _OptimizerSteps.taken
         self.versions = [[copy._version for copy in row] for row in rows[1:]]
 
     def changed(self, tensors: Sequence[torch.Tensor], count: int) -> set[int]:
         """The tensors whose copies on the first `count` devices are out of date."""
-        if self.steps != _Steps.taken:
+        if self.steps != _OptimizerSteps.taken:
             return set(range(len(tensors)))
-        found = {i for i, tensor in enumerate(tensors) if not _is_as(tensor, self.seen[i])}
+        found = {i for i, tensor in enumerate(tensors) if not _unchanged(tensor, self.snapshots[i])}
         for row, versions in zip(self.rows[1:count], self.versions, strict=False):
             for index, copy in enumerate(row):
                 if copy._version != versions[index]:
@@ -72,14 +72,14 @@ class ParameterCache:
         return found
 
 
-def _look(tensor: torch.Tensor) -> _Seen:
+def _snapshot(tensor: torch.Tensor) -> _Snapshot:
     return None if tensor.is_inference() else (tensor.data, tensor._version)
 
 
-def _is_as(tensor: torch.Tensor, seen: _Seen) -> bool:
-    if seen is None or tensor.is_inference():
+def _unchanged(tensor: torch.Tensor, snapshot: _Snapshot) -> bool:
+    if snapshot is None or tensor.is_inference():
         return False
-    return tensor._version == seen[1] and _memory(tensor) == _memory(seen[0])
+    return tensor._version == snapshot[1] and _memory(tensor) == _memory(snapshot[0])
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -107,7 +107,7 @@ def refreshed(
                 changed.update(group)
         if not changed:
             return cache
-    seen = [_look(tensor) for tensor in tensors]
+    snapshots = [_snapshot(tensor) for tensor in tensors]
     partial = layout if len(changed) == len(tensors) else subset(layout, sorted(changed))
     # Copies made as inference tensors could not be used, or counted, outside inference mode.
     with torch.inference_mode(False), torch.no_grad():
@@ -117,4 +117,4 @@ def refreshed(
             for index, copy in enumerate(old):
                 if index not in changed:
                     row[index] = copy
-    return ParameterCache(devices, rows, seen)
+    return ParameterCache(devices, rows, snapshots)

@@ -1,11 +1,12 @@
-"""How a module is replicated: its skeleton, made once and used as long as the module is the same.
+"""How the replicas of a module are built, remembered between calls while the module is the same.
 
-A `Plan` knows every submodule, which tensor goes where, and how the tensors travel in buckets. A
-forward builds its replicas from it: bare module objects around a copy of the original's `__dict__`
-with the replica's own tensors and submodules put in. Objects are never reused, so nothing that a
-forward sets on a replica is seen by the next one, and replicas that are still alive, or belong to
-another thread, stay as they are. What may change here: what counts as a change of the module
-(`fits`), and how an object is built (`build`).
+A `Plan` lists a module's submodules with the names of what each holds, its parameters and buffers,
+and the buckets in which these travel. Each forward builds new replicas from it: module objects made
+without their constructor, around a copy of the original's `__dict__` with the replica's own tensors
+and submodules put in. Objects are never reused, so nothing that a forward sets on a replica is seen
+by the next one, and replicas that are still alive, or belong to another thread, stay as they are.
+What may change here: what counts as a change of the module (`is_current_for`), and how a replica is
+built (`build`).
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from dataparallel._transfer.autograd import Broadcast, NonDifferentiable, apply
 from dataparallel._transfer.buckets import lay_out
 from dataparallel._transfer.copies import broadcast_laid_out
 
-_set = object.__setattr__  # Module's own looks for parameters in every value
+# Module.__setattr__ looks for parameters and submodules in every value.
+_set_attribute = object.__setattr__
 
-Row = list[Any]  # the tensors of one replica, in the plan's order, and a None at the end
+# The tensors of one replica in the plan's order, and None at the end, where the index -1 leads.
+Row = list[Any]
 
 
 class _ModuleRecipe:
-    """One submodule: the object it is made from and the indices of what it holds."""
+    """How one submodule of a replica is made: the original, and the indices of what it holds."""
 
     __slots__ = ("buffers", "children", "contents", "kind", "module", "params", "plain")
 
@@ -42,7 +45,7 @@ class _ModuleRecipe:
             and self.kind.__setattr__ is Module.__setattr__
         )
         self.contents = _contents(module)
-        # Names with their index among the plan's tensors or skeletons; -1 is None.
+        # Names with an index into the plan's tensors or recipes; -1 stands for None.
         self.params: list[tuple[str, int]] = []
         self.buffers: list[tuple[str, int]] = []
         self.children: list[tuple[str, int]] = []
@@ -59,7 +62,7 @@ def _contents(module: Module) -> list[Any]:
     return found
 
 
-def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _signature(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What may change of a tensor without it becoming another object."""
     if tensor.layout is not torch.strided:
         return tensor.dtype, tensor.layout, tensor.requires_grad
@@ -67,42 +70,42 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class Plan:
-    """The replication plan of one module (see the head of this file)."""
+    """What the replicas of one module are built from (see the head of this file)."""
 
     def __init__(self, network: Module) -> None:
         _check_replicatable(network)
         # Strong references: an id in `contents` must not come back as another object's.
-        self.skeletons: list[_ModuleRecipe] = []
-        indices: dict[int, int] = {}
+        self.recipes: list[_ModuleRecipe] = []
+        module_indices: dict[int, int] = {}
         for module in network.modules():
-            indices[id(module)] = len(self.skeletons)
-            self.skeletons.append(_ModuleRecipe(module))
+            module_indices[id(module)] = len(self.recipes)
+            self.recipes.append(_ModuleRecipe(module))
         self.tensors = _unique_tensors(network)
         self.differentiable = sum(tensor.requires_grad for tensor in self.tensors)
-        self.facts = [_facts(tensor) for tensor in self.tensors]
+        self.signatures = [_signature(tensor) for tensor in self.tensors]
         self.layout = lay_out(self.tensors)
         self.cache: ParameterCache | None = None
         self.gradient_layout = lay_out(self.tensors[: self.differentiable])
-        places = {id(tensor): index for index, tensor in enumerate(self.tensors)}
-        for skeleton in self.skeletons:
-            module = skeleton.module
+        tensor_indices = {id(tensor): index for index, tensor in enumerate(self.tensors)}
+        for recipe in self.recipes:
+            module = recipe.module
             for target, registered, known in (
-                (skeleton.params, module._parameters, places),
-                (skeleton.buffers, module._buffers, places),
-                (skeleton.children, module._modules, indices),
+                (recipe.params, module._parameters, tensor_indices),
+                (recipe.buffers, module._buffers, tensor_indices),
+                (recipe.children, module._modules, module_indices),
             ):
                 for name, value in registered.items():
                     target.append((name, -1 if value is None else known[id(value)]))
 
-    def fits(self, network: Module) -> bool:
+    def is_current_for(self, network: Module) -> bool:
         """Whether `network` is still the module this plan was made for, inside and out."""
-        if self.skeletons[0].module is not network:
+        if self.recipes[0].module is not network:
             return False
-        for skeleton in self.skeletons:
-            module = skeleton.module
-            if type(module) is not skeleton.kind or _contents(module) != skeleton.contents:
+        for recipe in self.recipes:
+            module = recipe.module
+            if type(module) is not recipe.kind or _contents(module) != recipe.contents:
                 return False
-        return [_facts(tensor) for tensor in self.tensors] == self.facts
+        return [_signature(tensor) for tensor in self.tensors] == self.signatures
 
     def replicas(
         self, devices: Sequence[torch.device], detach: bool, cached: bool = False
@@ -117,7 +120,7 @@ class Plan:
             cached = cached and not transforms.active()
             rows = self._cached_rows(devices) if cached else self._detached_rows(devices)
         else:
-            self.cache = None  # what training changes without a trace, see `_cache`
+            self.cache = None  # what training changes without a trace, see `parameter_cache`
             rows = self._rows(devices)
         for row in rows:
             row.append(None)
@@ -127,11 +130,13 @@ class Plan:
         count = self.differentiable
         if not count:
             return self._detached_rows(devices)
-        passengers = NonDifferentiable(self.layout, self.tensors[count:])
-        copies = apply(Broadcast, devices, passengers, self.gradient_layout, *self.tensors[:count])
+        non_differentiable = NonDifferentiable(self.layout, self.tensors[count:])
+        copies = apply(
+            Broadcast, devices, non_differentiable, self.gradient_layout, *self.tensors[:count]
+        )
         return [
-            [*copies[replica * count : (replica + 1) * count], *others]
-            for replica, others in enumerate(passengers.copies)
+            [*copies[replica * count : (replica + 1) * count], *rest]
+            for replica, rest in enumerate(non_differentiable.copies)
         ]
 
     def _detached_rows(self, devices: Sequence[torch.device]) -> list[Row]:
@@ -140,37 +145,37 @@ class Plan:
 
     def _cached_rows(self, devices: Sequence[torch.device]) -> list[Row]:
         groups = [
-            (skeleton.module.training, [index for _, index in skeleton.buffers if index >= 0])
-            for skeleton in self.skeletons
-            if skeleton.buffers
+            (recipe.module.training, [index for _, index in recipe.buffers if index >= 0])
+            for recipe in self.recipes
+            if recipe.buffers
         ]
         cache = refreshed(self.cache, self.tensors, self.layout, devices, groups)
         self.cache = cache
         return [list(self.tensors), *(list(row) for row in cache.rows[1 : len(devices)])]
 
     def build(self, row: Row) -> Module:
-        """One replica around its tensors."""
-        shells: list[Any] = []
+        """One replica, which holds the tensors of `row`."""
+        replicas: list[Any] = []  # of each submodule, in the order of the recipes
         # One loop without calls: it runs for every submodule of every replica in every forward.
-        for skeleton in self.skeletons:
-            if not skeleton.plain:
-                shells.append(_custom_shell(skeleton, row))
+        for recipe in self.recipes:
+            if not recipe.plain:
+                replicas.append(_custom_replica(recipe, row))
                 continue
-            kind: Any = skeleton.kind
-            shell = kind.__new__(kind)
-            state = skeleton.module.__dict__.copy()
-            params, buffers = skeleton.params, skeleton.buffers
+            kind: Any = recipe.kind
+            replica = kind.__new__(kind)
+            state = recipe.module.__dict__.copy()
+            params, buffers = recipe.params, recipe.buffers
             state["_parameters"] = {name: row[index] for name, index in params} if params else {}
             state["_buffers"] = {name: row[index] for name, index in buffers} if buffers else {}
             state["_modules"] = {}
             state["_is_replica"] = True
-            _set(shell, "__dict__", state)
-            shells.append(shell)
-        for skeleton, shell in zip(self.skeletons, shells, strict=True):
-            if skeleton.children:
-                _adopt(skeleton, shell, shells)
-        replica: Module = shells[0]
-        return replica
+            _set_attribute(replica, "__dict__", state)
+            replicas.append(replica)
+        for recipe, replica in zip(self.recipes, replicas, strict=True):
+            if recipe.children:
+                _set_children(recipe, replica, replicas)
+        whole: Module = replicas[0]
+        return whole
 
 
 def _unique_tensors(network: Module) -> list[torch.Tensor]:
@@ -211,35 +216,36 @@ def _is_compiled(module: Module) -> bool:
     return wrapped or module._compiled_call_impl is not None
 
 
-def _custom_shell(skeleton: _ModuleRecipe, row: Row) -> Module:
+def _custom_replica(recipe: _ModuleRecipe, row: Row) -> Module:
     """A replica of a module that has its own way of being copied or of taking attributes."""
-    shell = skeleton.module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-    if isinstance(shell, torch.jit.ScriptModule):
-        for name, index in [*skeleton.params, *skeleton.buffers]:
+    replica = recipe.module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    if isinstance(replica, torch.jit.ScriptModule):
+        for name, index in [*recipe.params, *recipe.buffers]:
             if index >= 0:
-                setattr(shell, name, row[index])
-        return shell
+                setattr(replica, name, row[index])
+        return replica
     # Set as plain attributes first, so that a module which keeps lists of its weights hears of it
     # (torch.nn.RNNBase); then put where parameters() and buffers() look.
-    shell._parameters = {}
-    shell._buffers = {}
-    for name, index in [*skeleton.params, *skeleton.buffers]:
+    replica._parameters = {}
+    replica._buffers = {}
+    for name, index in [*recipe.params, *recipe.buffers]:
         if index >= 0:
-            setattr(shell, name, row[index])
-            shell.__dict__.pop(name, None)
-    shell._parameters = {name: row[index] for name, index in skeleton.params}
-    shell._buffers = {name: row[index] for name, index in skeleton.buffers}
-    return shell  # type: ignore[no-any-return]
+            setattr(replica, name, row[index])
+            replica.__dict__.pop(name, None)
+    replica._parameters = {name: row[index] for name, index in recipe.params}
+    replica._buffers = {name: row[index] for name, index in recipe.buffers}
+    return replica  # type: ignore[no-any-return]
 
 
-def _adopt(skeleton: _ModuleRecipe, shell: Module, shells: Sequence[Module]) -> None:
-    if skeleton.plain:
-        shell._modules.update(
-            {name: None if index < 0 else shells[index] for name, index in skeleton.children}
+def _set_children(recipe: _ModuleRecipe, replica: Module, replicas: Sequence[Module]) -> None:
+    """Put the replicas of a module's children into its replica."""
+    if recipe.plain:
+        replica._modules.update(
+            {name: None if index < 0 else replicas[index] for name, index in recipe.children}
         )
         return
-    for name, index in skeleton.children:
+    for name, index in recipe.children:
         if index < 0:
-            shell._modules[name] = None
+            replica._modules[name] = None
         else:
-            setattr(shell, name, shells[index])
+            setattr(replica, name, replicas[index])

@@ -1,4 +1,6 @@
-"""Nested inputs and outputs: containers, packed sequences, the warning about scalars.
+"""Nested inputs and outputs: taking containers and packed sequences apart and building them again.
+
+No tensor is moved here, but for the rows of a PackedSequence.
 
 May import: `dataparallel._devices`.
 """

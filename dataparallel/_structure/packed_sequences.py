@@ -2,7 +2,7 @@
 
 A PackedSequence stores its sequences interleaved, time step by time step and longest first, so a
 chunk of its rows is not a chunk of its batch. Here it is cut along the order in which the caller
-gave the sequences. Everything else about structures lives in `_tree` and `scatter_gather`.
+gave the sequences. All other structures are the business of `trees`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def batch_size(packed: PackedSequence) -> int:
 
 def _lengths_in_given_order(packed: PackedSequence) -> list[int]:
     steps = packed.batch_sizes.tolist()
-    lengths = [sum(1 for step in steps if step > place) for place in range(steps[0])]
-    return [lengths[place] for place in _places(packed)]
+    lengths = [sum(1 for step in steps if step > position) for position in range(steps[0])]
+    return [lengths[position] for position in _sorted_positions(packed)]
 
 
-def _places(packed: PackedSequence) -> list[int]:
-    """For each sequence, in the order the caller gave them, its place from the longest on."""
+def _sorted_positions(packed: PackedSequence) -> list[int]:
+    """For each sequence, in the order the caller gave them, its position from the longest on."""
     if packed.unsorted_indices is None:
         return list(range(batch_size(packed)))
-    places: list[int] = packed.unsorted_indices.tolist()
-    return places
+    positions: list[int] = packed.unsorted_indices.tolist()
+    return positions
 
 
 def _starts(batch_sizes: Sequence[int]) -> list[int]:
@@ -49,8 +49,8 @@ def _permutations(
     if not packed:
         return None, None
     inverse = [0] * len(order)
-    for place, index in enumerate(order):
-        inverse[index] = place
+    for position, index in enumerate(order):
+        inverse[index] = position
     return torch.tensor(order, device=device), torch.tensor(inverse, device=device)
 
 
@@ -58,38 +58,38 @@ def split(
     packed: PackedSequence, sizes: Sequence[int], devices: Sequence[torch.device]
 ) -> list[PackedSequence]:
     """Chunks of `sizes` sequences each, on their devices; differentiable."""
-    places = _places(packed)
+    positions = _sorted_positions(packed)
     steps = packed.batch_sizes.tolist()
     starts = _starts(steps)
     chunks = []
     first = 0
     for size, device in zip(sizes, devices, strict=False):
-        mine = places[first : first + size]
+        mine = positions[first : first + size]
         first += size
         order = sorted(range(size), key=mine.__getitem__)  # longest first
-        sorted_places = [mine[index] for index in order]
+        ordered = [mine[index] for index in order]
         rows: list[int] = []
         batch_sizes: list[int] = []
         for start, step in zip(starts, steps, strict=False):
-            alive = [place for place in sorted_places if place < step]
+            alive = [position for position in ordered if position < step]
             if not alive:
                 break
-            rows.extend(start + place for place in alive)
+            rows.extend(start + position for position in alive)
             batch_sizes.append(len(alive))
         index = torch.tensor(rows, device=packed.data.device)
         data = packed.data.index_select(0, index).to(device, non_blocking=True)
-        ordered = _permutations(order, packed.sorted_indices is not None, device)
-        chunks.append(PackedSequence(data, torch.tensor(batch_sizes, device=CPU), *ordered))
+        indices = _permutations(order, packed.sorted_indices is not None, device)
+        chunks.append(PackedSequence(data, torch.tensor(batch_sizes, device=CPU), *indices))
     return chunks
 
 
 def join(chunks: Sequence[PackedSequence], device: torch.device) -> PackedSequence:
     """One PackedSequence of all sequences in replica order, on `device`; differentiable."""
     lengths: list[int] = []
-    owners: list[tuple[int, int]] = []  # of each sequence: its chunk, and its place there
+    owners: list[tuple[int, int]] = []  # of each sequence: its chunk, and its position there
     for number, chunk in enumerate(chunks):
         lengths.extend(_lengths_in_given_order(chunk))
-        owners.extend((number, place) for place in _places(chunk))
+        owners.extend((number, position) for position in _sorted_positions(chunk))
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     steps = [chunk.batch_sizes.tolist() for chunk in chunks]
     starts = [_starts(step) for step in steps]
@@ -100,8 +100,8 @@ def join(chunks: Sequence[PackedSequence], device: torch.device) -> PackedSequen
         alive = [index for index in order if lengths[index] > time]
         batch_sizes.append(len(alive))
         for index in alive:
-            number, place = owners[index]
-            rows.append(base[number] + starts[number][time] + place)
+            number, position = owners[index]
+            rows.append(base[number] + starts[number][time] + position)
     data = torch.cat([chunk.data.to(device) for chunk in chunks])
     data = data.index_select(0, torch.tensor(rows, device=device))
     as_given = all(chunk.sorted_indices is None for chunk in chunks)

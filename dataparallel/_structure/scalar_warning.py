@@ -1,11 +1,11 @@
-"""The warning about 0-dimensional outputs, given once for each place in a program."""
+"""The warning about 0-dimensional outputs, given once for each line of a program."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 
-_warned_places: set[tuple[str, int]] = set()
+_warned_lines: set[tuple[str, int]] = set()
 
 
 def warn_of_scalars() -> None:
@@ -15,10 +15,10 @@ def warn_of_scalars() -> None:
     while frame.f_back is not None and _internal(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
         level += 1
-    place = (frame.f_code.co_filename, frame.f_lineno)
-    if place in _warned_places:
+    line = (frame.f_code.co_filename, frame.f_lineno)
+    if line in _warned_lines:
         return
-    _warned_places.add(place)
+    _warned_lines.add(line)
     warnings.warn(
         "every replica returned a 0-dimensional tensor; the result is a vector of one element for "
         "each replica, so its length depends on the number of chunks. Reduce it (for example with "

@@ -2,7 +2,7 @@
 
 A node is a namedtuple, tuple, list, dict, deque, dataclass, or any subclass of these, or a type
 registered with torch.utils._pytree; everything else is a leaf. A rebuilt node has the type of the
-one taken apart and keeps what else it carries (a defaultdict's factory, a subclass's attributes,
+one taken apart and keeps what else belongs to it (a defaultdict's factory, a subclass's attributes,
 fields that are no init arguments), without its constructor being run again where that can be
 avoided.
 """
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import SUPPORTED_NODES
 
 # Containers of the standard library are registered with torch too; they are rebuilt here.
-_OURS = ("builtins", "collections")
+_STANDARD_LIBRARY = ("builtins", "collections")
 
 # A PackedSequence is a namedtuple to Python, and a size is a tuple of numbers that belong together.
 _LEAVES = (PackedSequence, torch.Size, str, bytes)
@@ -53,7 +53,7 @@ def children_of(
         return _rebuild_mapping, list(obj), list(obj.values())
     if kind in _LEAVES or isinstance(obj, (torch.Tensor, torch.nn.Module)):
         return None
-    if kind in SUPPORTED_NODES and kind.__module__ not in _OURS:
+    if kind in SUPPORTED_NODES and kind.__module__ not in _STANDARD_LIBRARY:
         values, _ = SUPPORTED_NODES[kind].flatten_fn(obj)
         return _rebuild_registered, range(len(values)), values
     if is_namedtuple(obj):

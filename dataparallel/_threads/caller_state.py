@@ -82,7 +82,7 @@ class ThreadState:
 
     def run(self, context: contextvars.Context, call: Callable[[], Any]) -> Any:
         """Call within this state and `context`, in a thread that is otherwise fresh."""
-        self._settle()
+        self._update_lasting_settings()
         if self.plain:
             torch.set_grad_enabled(self.grad)
             try:
@@ -106,7 +106,7 @@ class ThreadState:
                 stack.callback(_pop_torch_function_stack)
             return context.run(call)
 
-    def _settle(self) -> None:
+    def _update_lasting_settings(self) -> None:
         """Bring the settings that this thread keeps between calls up to date."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)

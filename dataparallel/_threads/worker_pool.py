@@ -31,7 +31,7 @@ class _Batch:
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._waiting = list(reversed(jobs))
         self._count = self._left = len(jobs)
-        self._asked = 0
+        self._threads_asked = 0
         self._free: list[_Worker] = []
         self._lock = threading.Lock()
         self._done = threading.Lock()
@@ -52,10 +52,10 @@ class _Batch:
 
         The thread takes the job itself: a caller that is interrupted here has none to lose.
         """
-        if not self._waiting or self._asked >= self._count:
+        if not self._waiting or self._threads_asked >= self._count:
             return False
         try:
-            worker = _take()
+            worker = _idle_or_new()
         except RuntimeError:  # the system has no more threads: this one does the work
             job = self.next_job()
             if job is None:
@@ -65,7 +65,7 @@ class _Batch:
         else:
             self._began = time.monotonic()
             worker.inbox.put(self)
-            self._asked += 1
+            self._threads_asked += 1
         return True
 
     def one_done(self, worker: _Worker | None = None) -> Job | None:
@@ -123,7 +123,7 @@ _started = 0
 _started_lock = threading.Lock()
 
 
-def _take() -> _Worker:
+def _idle_or_new() -> _Worker:
     global _started
     try:
         return _idle.pop()

@@ -1,4 +1,6 @@
-"""How tensors travel between devices: copies, buckets, NCCL, and their backward passes.
+"""Moving tensors between devices: copies, sums, buckets, NCCL, and what autograd needs of them.
+
+Nothing here looks at what a caller wrote: devices are resolved and sizes are checked above.
 
 May import: `dataparallel._devices`.
 """

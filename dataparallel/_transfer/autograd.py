@@ -1,13 +1,14 @@
-"""The transfers as autograd functions: what goes out forward comes back backward.
+"""The autograd functions that move tensors between devices, with their backward passes.
 
-Broadcast and ReduceAddCoalesced are each other's derivative, and so are Scatter and Gather. How
-tensors move says `_transport`; only what autograd needs to know is decided here. Each function has
-its work in `compute`, and within a transform (`_transforms`) that is all there is: it is made of
-operators that have their own derivatives of every kind.
+Broadcast and ReduceAddCoalesced are each other's derivative, and so are Scatter and Gather. Each
+does its work in a static method `compute`; `forward` adds what autograd has to remember. Within a
+transform (see `transforms`) `compute` is called by itself: it is made of operators, which the
+transform can derive.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ from torch.autograd import Function
 
 from dataparallel._devices import copy_stream, current_stream
 from dataparallel._transfer import transforms
-from dataparallel._transfer.buckets import Layout, flatten, lay_out, one_by_one, subset, unflatten
-from dataparallel._transfer.copies import broadcast_laid_out, gather_checked, scatter_chunks, sum_to
+from dataparallel._transfer.buckets import Layout, lay_out, subset, without_buckets
+from dataparallel._transfer.copies import broadcast_laid_out, gather_checked, scatter_chunks
+from dataparallel._transfer.sums import densify_mixed_rows, sum_columns, sum_to
 
 __all__ = ["Broadcast", "Gather", "ReduceAddCoalesced", "Scatter", "apply", "scatter_split"]
 
@@ -25,7 +27,7 @@ MaybeTensor = torch.Tensor | None
 
 
 class _Transfer(Function):
-    """What `apply` asks of a function."""
+    """An autograd function whose work `apply` can call without autograd."""
 
     @staticmethod
     def compute(*args: Any) -> Any:
@@ -34,7 +36,7 @@ class _Transfer(Function):
 
 
 def apply(function: type[_Transfer], *args: Any) -> Any:
-    """The function as a node for autograd, or within a transform its work alone."""
+    """Apply the function with autograd recording it, or within a transform call `compute` alone."""
     if transforms.active(args):
         return function.compute(*args)
     return function.apply(*args)  # type: ignore[no-untyped-call]
@@ -58,7 +60,7 @@ class NonDifferentiable:
 class Broadcast(_Transfer):
     """Copies of many tensors on many devices; backward sums what comes back.
 
-    `apply(Broadcast, devices, passengers, own_layout, *tensors)` returns the first device's
+    `apply(Broadcast, devices, non_differentiable, own_layout, *tensors)` returns the first device's
     tensors, which share memory with `tensors`, then the second's, and so on. `own_layout` is the
     layout of `tensors` alone, which their gradients follow.
     """
@@ -67,25 +69,27 @@ class Broadcast(_Transfer):
     def forward(
         ctx: Any,
         devices: Sequence[torch.device],
-        passengers: NonDifferentiable,
+        non_differentiable: NonDifferentiable,
         own_layout: Layout,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.devices = devices
         ctx.layout = own_layout
         ctx.set_materialize_grads(False)
-        return Broadcast.compute(devices, passengers, own_layout, *tensors)
+        return Broadcast.compute(devices, non_differentiable, own_layout, *tensors)
 
     @staticmethod
     def compute(
         devices: Sequence[torch.device],
-        passengers: NonDifferentiable,
+        non_differentiable: NonDifferentiable,
         own_layout: Layout,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        outputs = broadcast_laid_out([*tensors, *passengers.tensors], devices, passengers.layout)
+        outputs = broadcast_laid_out(
+            [*tensors, *non_differentiable.tensors], devices, non_differentiable.layout
+        )
         count = len(tensors)
-        passengers.copies = [output[count:] for output in outputs]
+        non_differentiable.copies = [output[count:] for output in outputs]
         return tuple(copy for output in outputs for copy in output[:count])
 
     @staticmethod
@@ -111,71 +115,70 @@ class ReduceAddCoalesced(_Transfer):
         ctx.devices = devices
         ctx.present = [tensor is not None for tensor in tensors]
         ctx.set_materialize_grads(False)
-        # An input that is returned as it is would be taken for changed in place.
-        given = {id(tensor) for tensor in tensors}
+        sums = ReduceAddCoalesced.compute(devices, layout, *tensors)
+        # Autograd takes an input that is returned as it is for one that was changed in place.
+        inputs = {id(tensor) for tensor in tensors if tensor is not None}
         return tuple(
-            None if total is None else total.view_as(total) if id(total) in given else total
-            for total in ReduceAddCoalesced.compute(devices, layout, *tensors)
+            total.view_as(total) if total is not None and id(total) in inputs else total
+            for total in sums
         )
 
     @staticmethod
     def compute(
         devices: Sequence[torch.device], layout: Layout, *tensors: MaybeTensor
     ) -> Sequence[MaybeTensor]:
-        """The sums of a grid of tensors, device by device; None where a column is missing."""
         if len(devices) == 1:
             return tensors
         if transforms.active(tensors):
-            layout = one_by_one(layout)
+            layout = without_buckets(layout)
         count = layout.total
-        columns = [list(tensors[i : i + count]) for i in range(0, len(tensors), count)]
-        results: list[Any] = [None] * count
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index in range(count):
-            row = [column[index] for column in columns]
-            sparse = [tensor is not None and tensor.layout is not torch.strided for tensor in row]
-            present = tuple(r for r, tensor in enumerate(row) if tensor is not None)
-            if not any(sparse):
-                groups.setdefault(present, []).append(index)
-            elif all(sparse[r] for r in present):
-                results[index] = _sum(devices, present, [row[r] for r in present])
-            else:
-                for r in present:
-                    if sparse[r]:
-                        columns[r][index] = row[r].to_dense()  # type: ignore[union-attr]
-                groups.setdefault(present, []).append(index)
-        for present, indices in groups.items():
-            if not present:
-                continue
-            part = layout if len(indices) == count else subset(layout, indices)
-            for bucket in part.buckets:
-                flats = [flatten(columns[r], bucket) for r in present]  # type: ignore[arg-type]
-                unflatten(_sum(devices, present, flats), bucket, results)
-            for index in part.loose:
-                results[index] = _sum(devices, present, [columns[r][index] for r in present])
+        columns = [list(tensors[start : start + count]) for start in range(0, len(tensors), count)]
+        densify_mixed_rows(columns)
+        results: list[MaybeTensor] = [None] * count
+        for replicas, indices in _rows_by_replicas(columns).items():
+            held: list[list[Any]] = [columns[replica] for replica in replicas]
+            add = functools.partial(_sum, devices, replicas)
+            sparse = [i for i in indices if held[0][i].layout is not torch.strided]
+            part = layout
+            if sparse or len(indices) < count:
+                # Gradients may be sparse although the parameters, which were laid out, are not.
+                part = subset(layout, sorted({*indices}.difference(sparse)))
+            sum_columns(held, part, add, results)
+            for index in sparse:
+                results[index] = add([column[index] for column in held])
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: MaybeTensor) -> tuple[Any, ...]:
-        indices = [index for index, grad in enumerate(grads) if grad is not None]
-        wanted = [grad for grad in grads if grad is not None]
+        columns = [column for column, grad in enumerate(grads) if grad is not None]
         result: list[MaybeTensor] = [None] * len(ctx.present)
-        if wanted:
-            layout = lay_out(wanted)
-            copies = apply(Broadcast, ctx.devices, NonDifferentiable(layout, ()), layout, *wanted)
-            for position, copy in enumerate(copies):
-                replica, column = divmod(position, len(wanted))
-                place = replica * len(grads) + indices[column]
-                if ctx.present[place]:
-                    result[place] = copy
+        if columns:
+            given = [grads[column] for column in columns]
+            layout = lay_out(given)  # type: ignore[arg-type]
+            copies = apply(Broadcast, ctx.devices, NonDifferentiable(layout, ()), layout, *given)
+            for number, copy in enumerate(copies):
+                replica, index = divmod(number, len(columns))
+                input_index = replica * len(grads) + columns[index]
+                if ctx.present[input_index]:
+                    result[input_index] = copy
         return (None, None, *result)
 
 
-def _sum(devices: Sequence[torch.device], present: Sequence[int], parts: list[Any]) -> Any:
-    """The sum, on the first device, of what the replicas in `present` hold."""
-    roots = [place for place, replica in enumerate(present) if devices[replica] == devices[0]]
+def _rows_by_replicas(columns: Sequence[Sequence[MaybeTensor]]) -> dict[tuple[int, ...], list[int]]:
+    """The rows that each set of replicas has tensors in; rows without any tensor are left out."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for index, row in enumerate(zip(*columns, strict=True)):
+        replicas = tuple(r for r, tensor in enumerate(row) if tensor is not None)
+        if replicas:
+            found.setdefault(replicas, []).append(index)
+    return found
+
+
+def _sum(devices: Sequence[torch.device], replicas: Sequence[int], parts: list[Any]) -> Any:
+    """The sum, on the first device, of one tensor from each of `replicas`."""
+    roots = [i for i, replica in enumerate(replicas) if devices[replica] == devices[0]]
     if not roots:
-        # Nothing of the destination's own: the first part to arrive takes its place.
+        # None of the parts is on the first device: the first one is copied there.
         parts = [parts[0].to(devices[0], non_blocking=True), *parts[1:]]
         roots = [0]
     return sum_to(parts, roots[-1])

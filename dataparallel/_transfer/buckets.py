@@ -3,8 +3,8 @@
 A bucket holds tensors of one dtype one after the other, each in the order of its own memory, so
 that a channels-last weight keeps its strides at the other end. Complex tensors travel as pairs of
 real numbers, ahead of the real ones of their bucket: a complex number may only begin at an even
-offset. Tensors that have no strides to speak of (sparse, quantised, nested) are left loose and
-travel one by one, and so do all tensors within a transform (`_transforms`).
+offset. Tensors that have no strides to speak of (sparse, quantised, nested) stay unbucketed and
+travel one by one, and so do all tensors within a transform (see `transforms`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
     total: int
     buckets: list[list[Slot]]
-    loose: list[int]
+    unbucketed: list[int]
 
 
 def _memory_order(size: torch.Size, stride: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -63,7 +63,7 @@ def _contiguous_stride(size: torch.Size) -> tuple[int, ...]:
 def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -> Layout:
     """Distribute tensors over buckets of at most `bucket_bytes` each (one tensor may be larger)."""
     buckets: list[list[Slot]] = []
-    loose: list[int] = []
+    unbucketed: list[int] = []
     open_buckets: dict[torch.dtype, tuple[list[Slot], int]] = {}
     indices: Sequence[int] = range(len(tensors))
     if any(tensor.is_complex() for tensor in tensors):
@@ -71,7 +71,7 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
     for index in indices:
         tensor = tensors[index]
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-            loose.append(index)
+            unbucketed.append(index)
             continue
         size, stride = tensor.shape, tensor.stride()
         order = None
@@ -89,7 +89,7 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
             buckets.append(slots)
         slots.append(slot._replace(offset=used))
         open_buckets[dtype] = (slots, used + slot.elements())
-    return Layout(len(tensors), buckets, sorted(loose))
+    return Layout(len(tensors), buckets, sorted(unbucketed))
 
 
 def subset(layout: Layout, indices: Sequence[int]) -> Layout:
@@ -105,13 +105,13 @@ def subset(layout: Layout, indices: Sequence[int]) -> Layout:
                 used += slot.elements()
         if slots:
             buckets.append(slots)
-    return Layout(layout.total, buckets, [index for index in layout.loose if index in wanted])
+    return Layout(layout.total, buckets, [index for index in layout.unbucketed if index in wanted])
 
 
-def one_by_one(layout: Layout) -> Layout:
-    """The same tensors, all of them loose."""
+def without_buckets(layout: Layout) -> Layout:
+    """The same tensors, all of them unbucketed."""
     bucketed = (slot.number for bucket in layout.buckets for slot in bucket)
-    return Layout(layout.total, [], sorted([*bucketed, *layout.loose]))
+    return Layout(layout.total, [], sorted([*bucketed, *layout.unbucketed]))
 
 
 def flatten(tensors: Sequence[torch.Tensor], bucket: list[Slot]) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Moving tensors that are known to fit: what `comm` and `functions` do once all is checked.
+"""Copies of tensors between devices: to several devices, chunk by chunk, and into one tensor.
 
-Nothing here looks at what a caller wrote. What may change here is how bytes travel: the number of
-copies and kernels, which stream they run on, and when NCCL carries them.
+Arguments are checked by the callers (`comm` and the public functions). What may change here is how
+bytes travel: the number of copies and kernels, which stream they run on, and when NCCL carries
+them.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import torch
 
 from dataparallel._devices import CPU, on_stream
 from dataparallel._transfer import nccl, transforms
-from dataparallel._transfer.buckets import Layout, flatten, one_by_one, unflatten
+from dataparallel._transfer.buckets import Layout, flatten, unflatten, without_buckets
 
-# A result up to this size is put together with one kernel; a larger one is written piece by piece,
-# so that the destination never holds it twice (within a transform, whose levels it may have more
-# of than an empty result, it is one kernel again).
+# A result up to this size is made by one torch.cat; a larger one is written chunk by chunk, so that
+# the destination never holds it twice. Within a transform it is always torch.cat: chunks may belong
+# to levels of torch.func that an empty result would not.
 _SMALL_BYTES = 2**20
 
 
 def broadcast_to(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
     """The tensor itself for the first entry that names its device, and a copy for every other."""
     source = tensor.device
-    if nccl.reaches(tensor, devices):
+    if nccl.can_broadcast(tensor, devices):
         copies = [torch.empty_like(tensor, device=device) for device in devices[1:]]
         nccl.broadcast([tensor, *copies])
         return [tensor, *copies]
@@ -50,7 +51,7 @@ def broadcast_laid_out(
     if len(devices) == 1:
         return outputs
     if transforms.active(tensors):
-        layout = one_by_one(layout)
+        layout = without_buckets(layout)
     for bucket in layout.buckets:
         flat = flatten(tensors, bucket)
         if len(bucket) > 1 and devices[0] in devices[1:]:
@@ -60,27 +61,11 @@ def broadcast_laid_out(
             copies = broadcast_to(flat, devices)[1:]
         for copy, output in zip(copies, outputs[1:], strict=True):
             unflatten(copy, bucket, output)
-    for index in layout.loose:
+    for index in layout.unbucketed:
         copies = broadcast_to(tensors[index], devices)[1:]
         for copy, output in zip(copies, outputs[1:], strict=True):
             output[index] = copy
     return outputs
-
-
-def sum_to(inputs: list[torch.Tensor], root: int) -> torch.Tensor:
-    """The sum of `inputs` on the device of `inputs[root]`, from the root on in ascending order."""
-    if len(inputs) == 1:
-        return inputs[0]
-    if nccl.usable(inputs):
-        return nccl.reduce(inputs, root)
-    device = inputs[root].device
-    others = [tensor for index, tensor in enumerate(inputs) if index != root]
-    result = inputs[root] + others[0].to(device, non_blocking=True)
-    # Within a transform what is added may have more dimensions than the sum so far.
-    add = torch.add if transforms.active(inputs) else torch.Tensor.add_
-    for other in others[1:]:
-        result = add(result, other.to(device, non_blocking=True))
-    return result
 
 
 def scatter_chunks(
@@ -141,9 +126,9 @@ def _common_format(tensors: Sequence[torch.Tensor]) -> torch.memory_format:
 
 
 def write_chunks(result: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int) -> None:
-    """Copy tensors into the place that each has along `dim` of `result`."""
-    places = result.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
+    """Copy tensors one after the other along `dim` of `result`."""
+    parts = result.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
     # Reading a result on the CPU needs no synchronisation by the caller.
     non_blocking = result.device != CPU
-    for place, tensor in zip(places, tensors, strict=True):
-        place.copy_(tensor, non_blocking=non_blocking)
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.copy_(tensor, non_blocking=non_blocking)

@@ -22,21 +22,21 @@ def usable(tensors: Sequence[torch.Tensor]) -> bool:
     """
     if len(tensors) < 2 or len({tensor.device for tensor in tensors}) < len(tensors):
         return False
-    return all(_fit(tensor) for tensor in tensors) and _asked(tensors)
+    return all(_is_plain(tensor) for tensor in tensors) and _nccl_accepts(tensors)
 
 
-def reaches(tensor: torch.Tensor, devices: Sequence[torch.device]) -> bool:
+def can_broadcast(tensor: torch.Tensor, devices: Sequence[torch.device]) -> bool:
     """Whether NCCL can copy `tensor` from `devices[0]` to the others."""
     return (
         devices[0] == tensor.device
         and len(set(devices)) == len(devices) > 1
         and len({device.type for device in devices}) == 1
-        and _fit(tensor)
-        and _asked([tensor])
+        and _is_plain(tensor)
+        and _nccl_accepts([tensor])
     )
 
 
-def _asked(tensors: Sequence[torch.Tensor]) -> bool:
+def _nccl_accepts(tensors: Sequence[torch.Tensor]) -> bool:
     # A build without NCCL answers with a warning that no caller can act on.
     return (
         hasattr(torch._C, "_nccl_all_reduce")
@@ -47,7 +47,7 @@ def _asked(tensors: Sequence[torch.Tensor]) -> bool:
     )
 
 
-def _fit(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     # A conjugate or negative bit is a promise that only ATen kernels keep.
     return (
         tensor.layout is torch.strided

@@ -1,7 +1,7 @@
 """Whether tensors carry derivatives or dimensions that only operators can see.
 
 Tangents of forward-mode AD, the levels of `torch.func` (grad, jvp, vmap, functionalize) and the
-batches of `torch.autograd.grad(is_grads_batched=True)` ride on a tensor through every operator, but
+batches of `torch.autograd.grad(is_grads_batched=True)` follow a tensor through every operator, but
 not through a custom autograd function, `.data` or NCCL. While any of them is there, transfers are
 made of plain operators, tensor by tensor, and the transform derives them as it does all else.
 """

@@ -1,4 +1,6 @@
-"""Copies and sums over devices, with the signatures of `torch.nn.parallel.comm`.
+"""Copies and sums of tensors over devices, with the signatures of `torch.nn.parallel.comm`.
+
+Public. Arguments are checked here and tensors are moved by `_transfer`.
 
 May import: `dataparallel._transfer`, `_devices`.
 """

@@ -1,8 +1,8 @@
-"""Tensors between devices: broadcast, reduce, scatter and gather.
+"""`comm.broadcast`, `comm.reduce_add` and their coalesced forms, which take many tensors at once.
 
 Names, arguments and results follow `torch.nn.parallel.comm`; the device type is whatever the
-tensors or devices are of. Complex tensors stay complex. Sums are taken in order, destination
-first, unless NCCL carries them.
+tensors or devices are of. Complex tensors stay complex. A sum begins with the tensor on the
+destination and adds the others in order, unless NCCL takes it. Arguments are checked here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 
 from dataparallel._devices import DeviceLike, current_device, resolve, resolve_all
 from dataparallel._transfer import nccl, transforms
-from dataparallel._transfer.buckets import BUCKET_BYTES, flatten, lay_out, one_by_one, unflatten
-from dataparallel._transfer.copies import broadcast_laid_out, broadcast_to, sum_to
+from dataparallel._transfer.buckets import BUCKET_BYTES, Layout, lay_out, without_buckets
+from dataparallel._transfer.copies import broadcast_laid_out, broadcast_to
+from dataparallel._transfer.sums import densify_mixed_rows, sum_columns, sum_to
 from dataparallel.comm.scatter_and_gather import check_one_kind
 
 
@@ -173,26 +174,22 @@ def reduce_add_coalesced(
     if len(set(counts)) > 1:
         raise ValueError(f"every device must have as many tensors, but got {counts} tensors")
     with torch.no_grad():
-        for index in range(counts[0]):
-            row = [tensors[index] for tensors in columns]
-            if any(t.is_sparse for t in row) and not all(t.is_sparse for t in row):
-                for tensors in columns:
-                    if tensors[index].is_sparse:
-                        tensors[index] = tensors[index].to_dense()
+        densify_mixed_rows(columns)
         layout = lay_out(columns[0], buffer_size)
         if any(map(transforms.active, columns)):
-            layout = one_by_one(layout)
+            layout = without_buckets(layout)
+        _check_sizes(columns, layout)
         results: list[Any] = [None] * counts[0]
-        for bucket in layout.buckets:
-            for slot in bucket:
-                for device_index, tensors in enumerate(columns):
-                    if tensors[slot.number].shape != slot.size:
-                        raise ValueError(
-                            f"tensor {slot.number} of device {device_index} has size "
-                            f"{list(tensors[slot.number].shape)}, but expected {list(slot.size)}"
-                        )
-            flats = [flatten(tensors, bucket) for tensors in columns]
-            unflatten(reduce_add(flats, destination), bucket, results)
-        for index in layout.loose:
-            results[index] = reduce_add([tensors[index] for tensors in columns], destination)
+        sum_columns(columns, layout, lambda parts: reduce_add(parts, destination), results)
     return tuple(results)
+
+
+def _check_sizes(columns: Sequence[Sequence[torch.Tensor]], layout: Layout) -> None:
+    """Refuse a tensor of another size than its slot; `reduce_add` checks those without a slot."""
+    for slot in (slot for bucket in layout.buckets for slot in bucket):
+        for device_index, tensors in enumerate(columns):
+            if tensors[slot.number].shape != slot.size:
+                raise ValueError(
+                    f"tensor {slot.number} of device {device_index} has size "
+                    f"{list(tensors[slot.number].shape)}, but expected {list(slot.size)}"
+                )

@@ -1,7 +1,7 @@
-"""The half of `comm` that cuts a tensor along a dimension and joins it again.
+"""`comm.scatter` and `comm.gather`: a tensor cut along a dimension, and chunks joined again.
 
-Public as `comm.scatter` and `comm.gather`; names, arguments and results follow
-`torch.nn.parallel.comm`. Arguments are checked here, tensors are moved in `_transport`.
+Names, arguments and results follow `torch.nn.parallel.comm`. Arguments are checked here, tensors
+are moved by `_transfer.copies`.
 """
 
 from __future__ import annotations

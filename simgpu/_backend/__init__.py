@@ -1,4 +1,4 @@
-"""Registering the simulated devices with torch: the backend, its device module, what is replaced.
+"""Registering the simulated devices with torch: device type, `torch.simgpu`, replaced attributes.
 
 May import: `simgpu._kernels` and below, `simgpu.comm`.
 """

@@ -1,4 +1,4 @@
-"""Making simulated devices: `simgpu.devices(n)`, and what a process does at start."""
+"""Making simulated devices for the length of a block: `simgpu.devices(n)`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Frames that torch.compile leaves alone: those of this package.
+"""Keeping torch.compile from compiling the functions of this package.
 
-After a graph break, PyTorch's compiler looks at every Python function that is called until the next
-graph, and device kernels are Python functions here. It would compile kernel by kernel, for other
-tensors than the program's, with warnings about what it cannot trace. So the interpreter is told to
-run these functions as they are. A program's own calls of `torch.simgpu` are still traced, all but
-those about streams and generators, which the compiler cannot follow: the graph breaks there.
+After a graph break, the compiler looks at every Python function that is called until the next
+graph, and device kernels are Python functions here. It would compile each kernel, for the host
+tensors that the kernel works on, with warnings about what it cannot trace. So every code object of
+simgpu is marked to be run by the interpreter. A program's own calls of `torch.simgpu` are still
+traced, except those about streams and generators, where the graph breaks.
 
-The compiler need not be loaded for that, which would take a second: what it keeps about a function
-is kept with the function's code.
+The marks are kept with the code objects (`torch._C._dynamo.eval_frame`), so the compiler itself
+need not be imported for them, which would take a second.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from torch._C._dynamo import eval_frame
 
 from simgpu._backend import device_module
 
-# The functions that these call, such as a program's hooks, are compiled as ever.
-_AS_IT_IS = eval_frame._FrameExecStrategy(
-    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-)
-_done: set[str] = set()
-_classes: set[type] = set()
+# For a function itself; what it calls, such as a program's hooks, is compiled as ever.
+_SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+_marked_modules: set[str] = set()
+_seen_classes: set[type] = set()
 
-_NOT_TRACED = (
+# Functions of `torch.simgpu` that the compiler cannot trace.
+_GRAPH_BREAKS = (
     "current_stream",
     "default_stream",
     "get_rng_state",
@@ -44,15 +43,15 @@ _NOT_TRACED = (
 
 
 def skip_own_frames() -> None:
-    """Tell the compiler about all modules of this package that have been imported by now."""
-    for name in _NOT_TRACED:  # the mark that `torch.compiler.disable` leaves
+    """Mark the functions of all modules of this package that have been imported by now."""
+    for name in _GRAPH_BREAKS:  # the mark that `torch.compiler.disable` leaves
         getattr(device_module, name)._torchdynamo_disable = True
     for name, module in list(sys.modules.items()):
-        if _is_ours(name) and name not in _done:
-            _done.add(name)
+        if _is_ours(name) and name not in _marked_modules:
+            _marked_modules.add(name)
             for value in vars(module).values():
                 for code in _codes(value):
-                    eval_frame.set_code_exec_strategy(code, _AS_IT_IS)
+                    eval_frame.set_code_exec_strategy(code, _SKIP)
 
 
 def _is_ours(module: str) -> bool:
@@ -66,12 +65,12 @@ def _codes(value: Any) -> Iterator[CodeType]:
         yield value
         inner = value.co_consts
     elif isinstance(value, FunctionType):
-        # Its `__module__`, like that of a class, may be the one of what it stands for.
+        # Its `__module__` does not tell: `functools.wraps` copies that of a stock function.
         ours = _is_ours(value.__globals__.get("__name__", ""))
         inner = (value.__code__ if ours else None, getattr(value, "__wrapped__", None))
     elif isinstance(value, type):
-        inner = () if value in _classes else vars(value).values()
-        _classes.add(value)
+        inner = () if value in _seen_classes else vars(value).values()
+        _seen_classes.add(value)
     elif isinstance(value, (staticmethod, classmethod)):
         inner = (value.__func__,)
     elif isinstance(value, property):

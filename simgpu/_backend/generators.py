@@ -1,8 +1,8 @@
-"""`torch.Generator(device="simgpu:1")`: random number generators that a caller makes.
+"""`DeviceGenerator`: what `torch.Generator(device="simgpu:1")` returns.
 
-PyTorch makes a generator in C++ for the device types that it knows. One for a simulated device is
-a CPU generator under another label, so that the host's kernels refuse it in PyTorch's own words,
-next to an unlabelled one, `host`, that the device's kernels draw from.
+It is made of two CPU generators. The object itself is one whose device in C++ is overwritten with
+"simgpu:1", so that CPU operators refuse it with PyTorch's own error. The device's kernels draw from
+the other one, `host`, whose device stays the CPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu._native.object_layouts import label_generator
+from simgpu._native.generator_layout import label_generator
 from simgpu._runtime import world
 from simgpu._runtime.random import user_generators
 from simgpu.errors import UnsupportedError

@@ -1,55 +1,53 @@
-"""What C++ asks of a backend: its hooks, and the guard that knows the current device."""
+"""The two objects that PyTorch's C++ asks about a device type: its hooks and its device guard.
+
+Both are classes of `torch._C._acc` that are meant to be derived from in Python, with few questions
+that Python can answer. The current device is not among them, so `let_guard_know` puts a function
+into the guard's table of virtual functions.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Any
 
 import torch
 
-from simgpu import _naming
-from simgpu._naming import MAX_DEVICES
-from simgpu._native import virtual_tables
+from simgpu._native.callbacks import GET_DEVICE, device_answer
+from simgpu._native.pending_errors import raise_pending_error
+from simgpu._native.virtual_tables import Table
 from simgpu._runtime import world
 
-# c10/core/impl/DeviceGuardImplInterface.h: type, exchangeDevice, getDevice, ...
-_GET_DEVICE = 2
 
-# A c10::Device is two bytes, type and index, and comes back in a register.
-_GetDevice = ctypes.CFUNCTYPE(ctypes.c_uint16)
-_DEVICES = tuple(_naming.PRIVATE_USE_1 | index << 8 for index in range(MAX_DEVICES))
+def let_guard_know(guard: Table) -> bool:
+    """Let `getDevice` of the guard answer the calling thread's current device.
 
-
-def let_guard_know(guard: virtual_tables.Table) -> bool:
-    """Let C++ know the current device; returns whether that was possible."""
+    With it, `.to("simgpu")` means that device. Two values are tried out through PyTorch; where it
+    does not return them, the function is restored. Returns whether the guard knows now.
+    """
     current_index: Any = getattr(torch._C, "_accelerator_getDeviceIndex", None)
     if current_index is None:
         return False
-    answers = map(_DEVICES.__getitem__, world.current_device_steps())
-    put_back = guard.replace(_GET_DEVICE, _GetDevice(answers.__next__))
+    put_back = guard.replace(GET_DEVICE, device_answer(world.current_device_steps()))
     outer = world.current_device()
     try:
         for tried in (5, 3):
-            world._per_thread.current_device = tried
+            world.set_unchecked_current_device(tried)
             if current_index() != tried:
                 put_back()
                 return False
     finally:
-        world._per_thread.current_device = outer
+        world.set_unchecked_current_device(outer)
     return True
 
 
 PRIVATE_USE_1_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1
 
-# A call through ctypes.pythonapi ends by raising the error that is pending, if there is one.
-_raise_pending_error = ctypes.pythonapi.PyErr_Occurred
-_raise_pending_error.restype = ctypes.c_void_p
-_raise_pending_error.argtypes = []
-
 
 class _PutAside(threading.local):
-    """Errors that were pending when the engine asked for the device type, oldest first."""
+    """Errors that were pending when the engine asked for the device type, oldest first.
+
+    `torch_patches.autograd` raises them when the backward pass is over.
+    """
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
@@ -59,16 +57,20 @@ put_aside = _PutAside()
 
 
 def device_type(_: object) -> Any:
-    """The device type that the guard stands for; `type_` of the guard."""
+    """`type_` of the guard: the device type that it is for.
+
+    The engine asks this while it unwinds from an error, too. No Python function may be called with
+    an error pending, so the error is taken out of the interpreter and kept in `put_aside`.
+    """
     try:
-        _raise_pending_error()
+        raise_pending_error()
     except BaseException as error:
         put_aside.errors.append(error)
     return PRIVATE_USE_1_TYPE
 
 
-class Hooks(torch._C._acc.PrivateUse1Hooks):
-    """Answers PyTorch's questions about the backend as a whole."""
+class BackendHooks(torch._C._acc.PrivateUse1Hooks):
+    """What C++ asks about the device type as a whole (ATen/detail/PrivateUse1HooksInterface.h)."""
 
     def is_available(self) -> bool:
         return world.device_count() > 0
@@ -81,6 +83,10 @@ class Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
-    """Names the device type; current devices and streams are kept in `_world` and `_streams`."""
+    """What C++ asks to make a device current (c10/core/impl/DeviceGuardImplInterface.h).
+
+    Its Python half says of which type the devices are, and nothing else: which device and which
+    streams are current, `simgpu._runtime` knows.
+    """
 
     type_ = device_type

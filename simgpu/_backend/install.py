@@ -7,12 +7,28 @@ import threading
 import torch
 from torch.utils import backend_registration
 
-from simgpu._backend.guard import DeviceGuard, Hooks
+from simgpu._backend.guard import BackendHooks, DeviceGuard
 from simgpu._naming import DEVICE_TYPE
 from simgpu.errors import BackendSlotTakenError
 
 _lock = threading.Lock()
-_libraries: list[torch.library.Library] = []
+_libraries: list[torch.library.Library] = []  # kernels are registered for as long as these live
+
+# What `_setup_privateuseone_for_python_backend` adds or changes itself; older releases do less.
+ADDED_BY_PYTORCH = (
+    f"torch.{DEVICE_TYPE}",
+    f"torch.Tensor.{DEVICE_TYPE}",
+    f"torch.Tensor.is_{DEVICE_TYPE}",
+    f"torch.nn.Module.{DEVICE_TYPE}",
+    f"torch.nn.utils.rnn.PackedSequence.{DEVICE_TYPE}",
+    f"torch.nn.utils.rnn.PackedSequence.is_{DEVICE_TYPE}",
+    "torch.utils.backend_registration._privateuse1_backend_name",
+    *(
+        f"{enumeration}.{name}"
+        for enumeration in ("torch._C._autograd.DeviceType", "torch._C._profiler.ProfilerActivity")
+        for name in (DEVICE_TYPE.upper(), "__repr__", "__str__", "name")
+    ),
+)
 
 
 def install() -> None:
@@ -29,51 +45,43 @@ def install() -> None:
                 f"PyTorch has one slot for outside devices, and this process uses it for {taken!r}:"
                 f" {DEVICE_TYPE} devices need a process of their own"
             )
-        from simgpu._backend import device_module, dynamo, pinned_allocator
-        from simgpu._backend import guard as backend_guard
-        from simgpu._backend.torch_patches import (
-            accelerator,
-            autograd,
-            collectives,
-            dlpack_export,
-            generators,
-            pickling,
-            serialization,
-            storage_methods,
-            stream_types,
-            tensor_data,
-            tensor_methods,
-        )
-        from simgpu._kernels import autocast, registry
-        from simgpu._memory import pinned
-        from simgpu._native import constant_answers, virtual_tables
-        from simgpu._runtime import processes
+        _install_in_order()
 
-        hooks, guard = Hooks(), DeviceGuard()
-        backend_registration._setup_privateuseone_for_python_backend(
-            rename=DEVICE_TYPE,
-            backend_module=device_module,
-            hook=hooks,
-            device_guard=guard,
-        )
-        tables = virtual_tables.tables(guard, hooks)
-        if tables is not None:
-            backend_guard.let_guard_know(tables[0])
-            pinned_allocator.let_hooks_allocate(tables[1])
-            constant_answers.install(*tables)
-        _libraries.extend(registry.register())
-        _libraries.extend(autocast.install())
-        autograd.install()
-        tensor_data.install()
-        accelerator.install()
-        collectives.install()
-        pinned.install()
-        storage_methods.install()
-        serialization.install()
-        generators.install()
-        stream_types.install()
-        tensor_methods.install()
-        dlpack_export.install()
-        processes.install()
-        pickling.install()
-        dynamo.skip_own_frames()
+
+def _install_in_order() -> None:
+    """Register everything; each step needs the ones before it, for the reason that it gives.
+
+    The imports are here because many of these files keep functions of torch to call them later:
+    those have to be what the program finds when it makes its first devices.
+    """
+    from simgpu._backend import device_module, dynamo, pinned_allocator
+    from simgpu._backend import guard as backend_guard
+    from simgpu._backend.torch_patches.apply_all import apply_all
+    from simgpu._kernels import autocast, registry
+    from simgpu._memory import pinned
+    from simgpu._native import constant_answers, registered_guard
+    from simgpu._runtime import processes
+
+    # First the device type: PyTorch takes its name in every call that follows.
+    hooks, guard = BackendHooks(), DeviceGuard()
+    backend_registration._setup_privateuseone_for_python_backend(
+        rename=DEVICE_TYPE,
+        backend_module=device_module,
+        hook=hooks,
+        device_guard=guard,
+    )
+    # Then what C++ asks of the two objects: each replaced function is tried out by a call of
+    # PyTorch's own, which `torch_patches` replaces.
+    tables = registered_guard.replace_vtables(guard, hooks)
+    if tables is not None:
+        backend_guard.let_guard_know(tables[0])
+        pinned_allocator.let_hooks_allocate(tables[1])
+        constant_answers.install(*tables)
+    # The kernels, before the attributes of torch that lead programs to them.
+    _libraries.extend(registry.register())
+    _libraries.extend(autocast.install())
+    pinned.install()
+    apply_all()
+    processes.install()
+    # Last, since it marks the functions of all modules that have been imported by now.
+    dynamo.skip_own_frames()

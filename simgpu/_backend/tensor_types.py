@@ -1,7 +1,6 @@
-"""What PyTorch decides by a list of the device types that it knows, extended by ours.
+"""The legacy types `torch.simgpu.FloatTensor` and `torch.simgpu.FloatStorage`, for each dtype.
 
-Old ways to make tensors (`torch.simgpu.FloatTensor`, `Tensor.new`) and storages
-(`torch.simgpu.FloatStorage`), and the name of a tensor's device in DLPack.
+`torch.cuda` has the same, made in C++ for the device types that PyTorch comes with.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ DTYPES = {
 
 
 class TensorType(type):
-    """The type of `torch.simgpu.FloatTensor` and its like."""
+    """Metaclass of `torch.simgpu.FloatTensor`: a call makes a tensor, no instance of the class."""
 
     dtype: torch.dtype
 

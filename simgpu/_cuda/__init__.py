@@ -1,4 +1,4 @@
-"""Simulated devices by the name of CUDA, for code written for it; all of it can be undone.
+"""Simulated devices by the name of CUDA: tables of replaced attributes, which are all put back.
 
 May import: `simgpu._backend` and below.
 """

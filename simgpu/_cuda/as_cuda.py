@@ -1,29 +1,33 @@
-"""`simgpu.as_cuda(n)`: code written for CUDA runs on simulated devices.
+"""`simgpu.as_cuda(n)`: code written for CUDA runs on simulated devices, and is not rewritten.
 
-Nothing of a program is rewritten. While this is on, "cuda:1" is another name of simgpu:1:
-
-- where a program asks for a device, the name is translated: by the methods that take one
-  (`_cuda_names`), and for everything that makes tensors in PyTorch's dispatcher, which finds no
-  kernels of CUDA and asks `_make_tensor`; so it holds for functions that were imported by name long
-  before, and in every thread;
-- where a program looks at a device, it is told the name that it knows (`_cuda_names`);
-- the functions of `torch.cuda` are those of `torch.simgpu` (`_cuda_module`), and what surrounds
-  them takes the settings of CUDA (`_cuda_tools`).
-
-Operators between tensors are not touched, so they cost what they cost on simulated devices.
+Within the block "cuda:1" is another name of simgpu:1. It is translated where a program names a
+device, by the functions and methods that take one and, for all functions that make tensors, in
+PyTorch's dispatcher. Where a program reads a device, it is shown as "cuda:1". The functions of
+`torch.cuda` are those of `torch.simgpu`. All of it stands in the tables of this folder and is
+undone at the end of the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 
 import torch
 
-from simgpu._backend import devices as backend_devices
 from simgpu._backend import dynamo
-from simgpu._cuda import build, c_functions, renaming, surroundings, torch_cuda
-from simgpu._cuda.factories import route_factories
+from simgpu._backend.devices import devices
+from simgpu._cuda import (
+    autocast,
+    build,
+    c_functions,
+    factories,
+    renaming,
+    storages_and_streams,
+    surroundings,
+    tensors,
+    torch_cuda,
+)
 from simgpu._patches import Patches
 from simgpu.errors import RealCudaError
 
@@ -49,12 +53,12 @@ def as_cuda(
         TypeError, ValueError, DevicesActiveError, BackendSlotTakenError: as in `simgpu.devices`.
     """
     _check_no_cuda(force)
-    with backend_devices.devices(count, memory=memory) as devices:
-        undo = _install()
+    with devices(count, memory=memory) as simulated:
+        patches = _install()
         try:
-            yield [torch.device("cuda", device.index) for device in devices]
+            yield [torch.device("cuda", device.index) for device in simulated]
         finally:
-            undo()
+            patches.undo()
 
 
 def start_process(force: bool = False) -> None:
@@ -64,8 +68,24 @@ def start_process(force: bool = False) -> None:
         _for_ever.append(_install())
 
 
-# What is in place for the whole process: a library of operators ends with the last who knows it.
-_for_ever: list[Callable[[], None]] = []
+# Patches that stay for the whole process: without a reference, the library of operators that they
+# undo would be deleted, and its kernels with it.
+_for_ever: list[Patches] = []
+
+# The tables, in the order in which they are put in place; they are undone from the last to the
+# first. `renaming` comes first, since nothing is translated before "cuda" is a name of simulated
+# devices. No other table depends on another one; within `tensors` and `torch_cuda`, rows do.
+FILES: tuple[ModuleType, ...] = (
+    renaming,
+    tensors,
+    storages_and_streams,
+    autocast,
+    build,
+    c_functions,
+    torch_cuda,
+    surroundings,
+    factories,
+)
 
 
 def _check_no_cuda(force: bool) -> None:
@@ -76,24 +96,14 @@ def _check_no_cuda(force: bool) -> None:
         )
 
 
-def _install() -> Callable[[], None]:
-    """Put everything in place; returns what undoes it."""
-    patches = Patches()
-    covers = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-
-    def undo() -> None:
-        covers._destroy()  # type: ignore[no-untyped-call]
-        patches.undo()
-
+def _install() -> Patches:
+    """Put all tables in place; returns what undoes them."""
     dynamo.skip_own_frames()  # of the modules that only this needs
+    patches = Patches()
     try:
-        renaming.install(patches)
-        build.install(patches)
-        c_functions.install(patches)
-        torch_cuda.install(patches)
-        surroundings.install(patches)
-        route_factories(covers)
+        for file in FILES:
+            patches.apply(file.PATCHES)
     except BaseException:
-        undo()
+        patches.undo()
         raise
-    return undo
+    return patches

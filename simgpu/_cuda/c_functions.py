@@ -16,7 +16,7 @@ from simgpu._backend.device_module import memory, properties, settings
 from simgpu._backend.device_module.unsupported import refusal
 from simgpu._cuda import build
 from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Patches
+from simgpu._patches import Patch, Row
 from simgpu._runtime import streams, world
 from simgpu._runtime.streams import DEVICE_TYPE_NUMBER
 
@@ -120,7 +120,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def install(patches: Patches) -> None:
-    """Let `torch._C` have these functions."""
-    for name, function in FUNCTIONS.items():
-        patches.set(torch._C, name, function)
+PATCHES: tuple[Row, ...] = tuple(
+    Patch("torch._C", name, value=function, why="a build of PyTorch without CUDA lacks it")
+    for name, function in FUNCTIONS.items()
+)

@@ -1,4 +1,9 @@
-"""Factories with `device="cuda"`: caught under CUDA's dispatch keys, run on simulated ones."""
+"""`torch.zeros(2, device="cuda")`: functions that make tensors, translated in the dispatcher.
+
+PyTorch sends such a call to a kernel for CUDA. For CUDA's dispatch keys a fallback is registered,
+which repeats the call for the simulated device. So it holds in every thread, and for functions that
+a program has imported by name long before.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,13 @@ from typing import Any
 import torch
 
 from simgpu._cuda import renaming
+from simgpu._patches import Action, Patches, Row
 
 
 def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """An operator that was asked of "cuda", and of no tensor: on the device that is meant."""
+    """The fallback: calls `op`, of which no argument is a tensor on CUDA, for simulated devices."""
     if not renaming.is_on():
-        # C++ asked `_lazy_init` once, and believes ever since that CUDA is awake.
+        # C++ called `_lazy_init` once, within `as_cuda`, and never calls it again.
         torch.cuda._lazy_init()  # type: ignore[no-untyped-call]
         raise NotImplementedError(f"{op} has no kernel for CUDA in this build of PyTorch")
     to_simgpu = renaming.to_simgpu
@@ -27,13 +33,14 @@ _KEYS = ("CUDA", "SparseCUDA", "SparseCsrCUDA")
 _fallback: list[torch.library.Library] = []
 
 
-def route_factories(covers: torch.library.Library) -> None:
-    """Answer for all kernels of CUDA.
+def _route_factories(patches: Patches) -> None:
+    """Register the fallback, and cover PyTorch's kernels for CUDA until `patches` are undone.
 
-    They are reached only by operators that make tensors, since no tensor lies on CUDA. A build
-    with CUDA has kernels of its own for a few of those: `covers` hides them for as long as it
-    lives.
+    Those are reached only by operators that make tensors, since no tensor is on CUDA. A CPU build
+    has none. The fallback stays for good: outside `as_cuda` it raises.
     """
+    covers = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    patches.then(covers._destroy)
     if not _fallback:
         library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
         for key in _KEYS:
@@ -45,7 +52,7 @@ def route_factories(covers: torch.library.Library) -> None:
                 _cover(covers, name, key)
 
 
-# Operators that BackendSelect sends to a kernel of their own.
+# Operators that the dispatch key BackendSelect sends to a kernel of their own.
 _FACTORIES = (
     "empty.memory_format",
     "empty_strided",
@@ -71,3 +78,12 @@ def _cover(library: torch.library.Library, name: str, key: str) -> None:
         # To cover PyTorch's kernel is the intention.
         warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
         library.m.impl(name, key, kernel, False)
+
+
+PATCHES: tuple[Row, ...] = (
+    Action(
+        "kernels under the dispatch keys CUDA, SparseCUDA and SparseCsrCUDA",
+        run=_route_factories,
+        why='functions that make tensors take device="cuda:1", however they were imported',
+    ),
+)

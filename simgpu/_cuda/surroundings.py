@@ -1,7 +1,7 @@
-"""What programs set up around CUDA, outside torch.cuda: profilers, the compiler, its libraries.
+"""Tools for CUDA outside torch.cuda: torch.compile, profilers, settings of CUDA's libraries.
 
-None of it changes a result. Settings are kept and given back; profilers time the host; a compiled
-model is traced, so that graph breaks are found, and then runs operator by operator.
+None of it changes a result. Settings are kept and returned; profilers show the host's times; a
+compiled model is traced, so that graph breaks are found, and then runs operator by operator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.autograd.profiler
 
-from simgpu._patches import Patches
+from simgpu._patches import Patch, Row
 from simgpu._runtime import world
 
 _CUDA = "cuda"
@@ -61,16 +61,12 @@ def _preference(stock: Any, names: dict[str, Any]) -> Any:
     return functools.wraps(stock)(prefer)
 
 
-def _install_backends(patches: Patches) -> None:
-    backends: Any = torch.backends.cuda
-    patches.set(backends, "cufft_plan_cache", _PlanCaches())
-    prefer = _preference(backends.preferred_linalg_library, backends._LinalgBackends)
-    patches.set(backends, "preferred_linalg_library", prefer)
+def _preferred_linalg_library(stock: Any) -> Any:
+    return _preference(stock, torch.backends.cuda._LinalgBackends)
 
 
-def _install_profilers(patches: Patches) -> None:
-    profiler: Any = torch.autograd.profiler
-    stock = profiler.profile.__init__
+def _profiler_of_host(stock: Any) -> Any:
+    """`torch.autograd.profiler.profile.__init__`, which warns that devices have no times."""
 
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -82,13 +78,11 @@ def _install_profilers(patches: Patches) -> None:
             kwargs |= {"use_device": None, "use_cpu": True}
         stock(self, *args, **kwargs)
 
-    patches.set(profiler.profile, "__init__", __init__)
-    patches.set(profiler.emit_nvtx, "__enter__", lambda self: self)
-    patches.set(profiler.emit_nvtx, "__exit__", lambda self, *error: False)
+    return __init__
 
 
-def _install_compiler(patches: Patches) -> None:
-    stock: Any = torch.compile
+def _compile_eagerly(stock: Any) -> Any:
+    """`torch.compile`, with the backend "eager" for "inductor"."""
 
     @functools.wraps(stock)
     def compile(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
@@ -97,11 +91,46 @@ def _install_compiler(patches: Patches) -> None:
             kwargs |= {"mode": None, "options": None}  # of the compiler that is left out
         return stock(*args, backend=backend, **kwargs)
 
-    patches.set(torch, "compile", compile)
+    return compile
 
 
-def install(patches: Patches) -> None:
-    """Let programs set up what they set up for CUDA."""
-    _install_backends(patches)
-    _install_profilers(patches)
-    _install_compiler(patches)
+_WHY_NVTX = "raises in a build without CUDA; here nobody reads the marks"
+
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.backends.cuda",
+        "cufft_plan_cache",
+        wrap=lambda _: _PlanCaches(),
+        why="keeps its settings in C++ for real CUDA alone",
+    ),
+    Patch(
+        "torch.backends.cuda",
+        "preferred_linalg_library",
+        wrap=_preferred_linalg_library,
+        why="raises in a build without CUDA; here the preference is kept",
+    ),
+    Patch(
+        "torch.autograd.profiler.profile",
+        "__init__",
+        wrap=_profiler_of_host,
+        why="times of CUDA are asked for, and there are the host's alone: a warning says so",
+    ),
+    Patch(
+        "torch.autograd.profiler.emit_nvtx",
+        "__enter__",
+        value=lambda self: self,
+        why=_WHY_NVTX,
+    ),
+    Patch(
+        "torch.autograd.profiler.emit_nvtx",
+        "__exit__",
+        value=lambda self, *error: False,
+        why=_WHY_NVTX,
+    ),
+    Patch(
+        "torch",
+        "compile",
+        wrap=_compile_eagerly,
+        why="the default backend writes kernels for real GPUs; the graph is traced all the same",
+    ),
+)

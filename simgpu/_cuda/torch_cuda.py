@@ -1,26 +1,26 @@
-"""The functions of `torch.cuda` while simulated devices go by that name (`_as_cuda`).
+"""The functions of `torch.cuda` while simulated devices go by the name of CUDA.
 
-What `torch.simgpu` has too is taken from there. A few things are answered here; what simulated
-devices cannot do (`_refused_names`) raises UnsupportedError, with the name in it. The table of
-all names is in docs/torch_cuda.md, and a test holds it against the installed PyTorch.
+They are those of `torch.simgpu`, where it has them. A few more are answered here. The functions
+that simulated devices have no counterpart for raise UnsupportedError (see
+`simgpu._backend.device_module.unsupported`). docs/torch_cuda.md has a row for every name of
+torch.cuda, which a test compares with the installed PyTorch.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 import sys
+from types import ModuleType
 from typing import Any
-
-import torch
 
 from simgpu._backend import device_module, tensor_types
 from simgpu._backend.device_module.unsupported import REFUSED, refusal
-from simgpu._patches import Patches
+from simgpu._patches import Action, Patch, Patches, Row
 from simgpu._runtime import world
 
 
 class _Markers:
-    """What NVTX's functions say where nobody listens."""
+    """The functions of NVTX's C library: they count nested ranges, and record nothing."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -58,48 +58,87 @@ _ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
-def _submodule(name: str) -> Any:
-    """torch.cuda, or one of its submodules; None where this release has none of that name."""
-    full = f"torch.cuda.{name}" if name else "torch.cuda"
-    try:
-        return importlib.import_module(full)
-    except ImportError:
-        return None
+def _path(submodule: str) -> str:
+    return f"torch.cuda.{submodule}" if submodule else "torch.cuda"
 
 
-def install(patches: Patches) -> None:
-    """Let `torch.cuda` speak of the simulated devices."""
-    cuda: Any = torch.cuda
-    homes = {name: _submodule(name) for name in (*_ANSWERS, *REFUSED, "random", "streams")}
-    replaced: dict[int, Any] = {}
-
-    def replace(module: Any, name: str, value: Any) -> None:
-        if module is not None and hasattr(module, name):
-            replaced[id(getattr(module, name))] = value
-            patches.set(module, name, value)
-
-    for name in device_module.__all__:
-        if name != "DeviceProperties":
-            replace(cuda, name, getattr(device_module, name))
-    for home, answers in _ANSWERS.items():
-        for name, value in answers.items():
-            replace(homes[home], name, value)
-    for home, names in REFUSED.items():
-        path = f"torch.cuda.{home}." if home else "torch.cuda."
-        for name in names.split():
-            replace(homes[home], name, refusal(path + name, getattr(homes[home], name, None)))
-    patches.set(_submodule("nvtx"), "_nvtx", _Markers())
-    patches.set(cuda, "default_generators", device_module.default_generators)
-    for dtype in tensor_types.DTYPES:
-        for kind in ("Tensor", "Storage"):
-            patches.set(cuda, f"{dtype}{kind}", tensor_types.find(f"{dtype}{kind}", "cuda"))
-    _replace_copies(patches, replaced)
-
-
-def _replace_copies(patches: Patches, replaced: dict[int, Any]) -> None:
+def _replace_copies(patches: Patches) -> None:
     """Let the modules of torch.cuda that hold a replaced function by name hold the new one."""
+    replaced = {
+        id(stock): value
+        for owner, stock, value in patches.replaced
+        if isinstance(owner, ModuleType) and _is_torch_cuda(owner.__name__)
+    }
     for path, module in list(sys.modules.items()):
-        if path == "torch.cuda" or path.startswith("torch.cuda."):
+        if _is_torch_cuda(path):
             for name, value in list(vars(module).items()):
                 if callable(value) and id(value) in replaced and replaced[id(value)] is not value:
                     patches.set(module, name, replaced[id(value)])
+
+
+def _is_torch_cuda(module: str) -> bool:
+    return module == "torch.cuda" or module.startswith("torch.cuda.")
+
+
+PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(
+            "torch.cuda",
+            name,
+            value=getattr(device_module, name),
+            needs=name,
+            why="the function or class of torch.simgpu",
+        )
+        for name in device_module.__all__
+        if name != "DeviceProperties"
+    ),
+    *(
+        Patch(
+            _path(submodule),
+            name,
+            value=value,
+            needs=name,
+            why="PyTorch's own would start the driver of CUDA",
+        )
+        for submodule, answers in _ANSWERS.items()
+        for name, value in answers.items()
+    ),
+    *(
+        Patch(
+            _path(submodule),
+            name,
+            wrap=functools.partial(refusal, f"{_path(submodule)}.{name}"),
+            needs=name,
+            why="raises UnsupportedError: simulated devices have no counterpart",
+        )
+        for submodule, names in REFUSED.items()
+        for name in names.split()
+    ),
+    Patch(
+        "torch.cuda.nvtx",
+        "_nvtx",
+        wrap=lambda _: _Markers(),
+        why="ranges are counted and recorded nowhere; without CUDA, every call would raise",
+    ),
+    Patch(
+        "torch.cuda",
+        "default_generators",
+        wrap=lambda _: device_module.default_generators,
+        why="the generators that the devices draw from",
+    ),
+    *(
+        Patch(
+            "torch.cuda",
+            f"{dtype}{kind}",
+            value=tensor_types.find(f"{dtype}{kind}", "cuda"),
+            why="C++ makes these legacy types for real CUDA alone",
+        )
+        for dtype in tensor_types.DTYPES
+        for kind in ("Tensor", "Storage")
+    ),
+    Action(
+        "the same functions and classes wherever else a module of torch.cuda holds them by name",
+        run=_replace_copies,
+        why="such as `torch.cuda.random.manual_seed`, which torch.cuda imports from there",
+    ),
+)

@@ -197,23 +197,9 @@ def _kernel(name: str, policy: Policy) -> _Kernel:
     return _casting_kernel(op, choose[policy])
 
 
-_forget_host_casts = torch.clear_autocast_cache
-_fast_path_is_on = torch.backends.mha.get_fastpath_enabled
-
-
-def _clear_autocast_cache() -> None:
-    """`torch.clear_autocast_cache`, which every outermost region calls when it is left."""
+def clear_cache() -> None:
+    """Forget the casts of parameters that the calling thread keeps."""
     _per_thread.casts.clear()
-    _forget_host_casts()
-
-
-def _get_fastpath_enabled() -> bool:
-    """`torch.backends.mha.get_fastpath_enabled`: off while autocast is on, as for CUDA.
-
-    Attention and encoder layers in eval mode ask PyTorch only whether CUDA's autocast is on, and
-    would go past the operators that are cast.
-    """
-    return _fast_path_is_on() and not torch.is_autocast_enabled(DEVICE_TYPE)
 
 
 def install() -> list[torch.library.Library]:
@@ -228,6 +214,4 @@ def install() -> list[torch.library.Library]:
     for name, policy in POLICIES.items():
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"):
             library.m.impl(name, _KEY, _kernel(name, policy), True)
-    torch.clear_autocast_cache = _clear_autocast_cache
-    torch.backends.mha.get_fastpath_enabled = _get_fastpath_enabled
     return [anything, library]

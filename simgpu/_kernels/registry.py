@@ -14,6 +14,7 @@ from simgpu._kernels import (
     dropout,
     indexing,
     rnn_cells,
+    rnn_layers,
     sparse_and_nested,
     unsupported,
 )
@@ -144,6 +145,7 @@ def register() -> list[torch.library.Library]:
         _library(_KEY, kernels()),
         *(_library(key, _composite_kernels(key)) for key in sparse_and_nested.KEYS),
         *attention.register(),
+        *rnn_layers.register(),
         anything,
     ]
 

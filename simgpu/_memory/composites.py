@@ -58,12 +58,8 @@ def make_on(index: int | None, make: Callable[[], Tensor]) -> Tensor:
     """Call `make` with device `index` current: where PyTorch asks for "simgpu" without an index."""
     if index is None:
         return make()
-    outer = world.current_device()
-    world.set_current_device(index)
-    try:
+    with world.MakeCurrent(index):
         return make()
-    finally:
-        world.set_current_device(outer)
 
 
 def is_composite(tensor: torch.Tensor) -> bool:

@@ -1,9 +1,9 @@
-"""Host aliases of tensors that stand on one storage, for kernels that write to one of them.
+"""Host aliases that share a storage where their tensors do, for kernels that write to one of them.
 
-Every alias that `_relabel` makes has a storage of its own, and PyTorch sees by their storages
-whether tensors overlap: `x[1:].add_(x[:-1])` is an error on every device. Here the aliases stand on
-one storage where the tensors do, so that the host kernel's own checks, which are CUDA's too, see
-what there is to see.
+A host kernel refuses `x[1:].add_(x[:-1])`, as CUDA's does: both tensors have the same storage, and
+their elements overlap. Aliases made by `relabel` have a storage each, so the kernel would not see
+that. `SharedStorageAliases` makes the aliases of one operator's tensors over one host storage for
+each storage of the device; `shares_storage_with_another` says whether an operator needs it.
 """
 
 from __future__ import annotations

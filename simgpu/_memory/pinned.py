@@ -1,12 +1,11 @@
-"""Pinned host memory: memory with a mark, since no simulated device needs pages to stay put.
+"""Pinned host memory: `is_pinned` and `Tensor.pin_memory` of CPU tensors.
 
-`torch.empty(..., pin_memory=True)` and its kin ask the backend's hooks in C++ for an allocator of
-pinned memory. They are given the host's own under another address: a storage keeps the address of
-its allocator, so its memory can be told from any other.
-
-What is copied into pinned memory (`Tensor.pin_memory`, and with it `DataLoader(pin_memory=True)`,
-or a copy to the host that does not block) is ordinary memory of the host, and a mark on its
-storage. Every view of either is pinned, and nothing else is.
+No simulated device needs pages to stay put, so pinned memory is ordinary host memory that can be
+told from other. Two things make it pinned. `torch.empty(..., pin_memory=True)` and other factories
+take it from an allocator of its own, a byte copy of the CPU's whose address a storage records
+(`simgpu._native.host_allocator`). What is copied into pinned memory (`Tensor.pin_memory`, and with
+it `DataLoader(pin_memory=True)`, or a copy to the host that does not block) gets a mark on its
+storage (`storage_state`). Every view of either is pinned, and nothing else is.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from simgpu._native.dlpack_relabel import words
+from simgpu._memory.storage_state import known_state, state_of
 from simgpu._native.host_allocator import allocator
 from simgpu._runtime import world
 from simgpu._runtime.launch import HOST_KEYS
@@ -29,13 +28,10 @@ _copy = _aten.copy_.default._handle.redispatch_boxed
 _stock_pin = _aten._pin_memory.default._handle.redispatch_boxed
 _stock_is_pinned = _aten.is_pinned.default._handle.redispatch_boxed
 
-_MARK = "_simgpu_pinned"
-
 
 def mark(storage: torch.UntypedStorage) -> None:
     """Call the host memory of `storage` pinned for as long as it lives."""
-    # PyTorch keeps a storage's Python object, and this attribute, while the memory lives.
-    setattr(storage, _MARK, True)
+    state_of(storage).pinned = True
 
 
 def mark_result(result: torch.Tensor) -> torch.Tensor:
@@ -54,10 +50,8 @@ def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
     """`Tensor.is_pinned` of a CPU tensor."""
     if world.device_count():
         storage = self.untyped_storage()
-        return getattr(storage, _MARK, False) or (
-            allocator.offset is not None
-            and words[(storage._cdata >> 3) + allocator.offset] == allocator.address
-        )
+        state = known_state(storage)
+        return (state is not None and state.pinned) or allocator.made(storage)
     return bool(_stock_is_pinned(_STOCK_KEYS, self, device))
 
 

@@ -10,8 +10,9 @@ import torch
 
 from simgpu._memory.host_aliases import bytes_of, host_empty
 from simgpu._memory.ownership import adopt, make_sure_of_room
+from simgpu._memory.storage_state import state_of
 from simgpu._native.dlpack_relabel import LABELS, relabel
-from simgpu._native.object_layouts import set_size, swap_memory
+from simgpu._native.storage_layout import set_size, swap_memory
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
 
 _aten = torch.ops.aten
@@ -28,22 +29,15 @@ def new_storage(nbytes: int, index: int) -> torch.UntypedStorage:
     return adopt(host, index).untyped_storage()
 
 
-# Attributes of a storage that has shrunk: the most bytes it ever had, and the storage that is
-# entered in the ledger in its place.
-_EXTENT, _COUNTED = "_simgpu_extent", "_simgpu_counted"
 _FREED = 255  # the bytes of memory given back: NaN in every floating dtype
 
 
-# A storage whose memory others point to without standing on it, and what they may point to.
-_LENT, _KEPT = "_simgpu_lent", "_simgpu_kept"
-
-
-def lend(storage: torch.UntypedStorage) -> None:
+def mark_exported(storage: torch.UntypedStorage) -> None:
     """Note that something points into the memory of `storage`: a slice of it, or a DLPack capsule.
 
-    Its memory then lasts as long as the storage, even where that moves on to other memory.
+    Its memory then lasts as long as the storage, even where a resize gives that other memory.
     """
-    setattr(storage, _LENT, True)
+    state_of(storage).exported = True
 
 
 def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
@@ -52,13 +46,14 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     As on CUDA the old and the new memory are both taken for a moment. A tensor over bytes that
     were given back reads NaN there, where CUDA would fault; so a host kernel never leaves the
     memory it may read. Raises UnsupportedError where PyTorch's storages are not understood
-    (`_layout`).
+    (`storage_layout`).
     """
     old, index = storage.nbytes(), storage.device.index
     if nbytes == old:
         return
+    state = state_of(storage)
     kept = min(old, nbytes)
-    extent = max(old, nbytes, getattr(storage, _EXTENT, 0))
+    extent = max(old, nbytes, state.extent)
     counted = new_storage(nbytes, index)
     fresh = counted
     if nbytes < extent:
@@ -68,14 +63,14 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     if kept:
         launch(_COPY, index, (bytes_of(fresh, kept, index), bytes_of(storage, kept, index)), {})
     swap_memory(storage, fresh)  # which has the old memory now, and ends it with this call
-    if hasattr(storage, _LENT):
-        vars(storage).setdefault(_KEPT, []).append(fresh)
+    if state.exported:
+        state.outlived += (fresh,)
     if nbytes < extent:
         set_size(storage, nbytes)
-        setattr(storage, _EXTENT, extent)
-        setattr(storage, _COUNTED, counted)
+        state.extent = extent
+        state.counted = counted
     else:
-        vars(storage).pop(_COUNTED, None)
+        state.counted = None
 
 
 def copy_to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:

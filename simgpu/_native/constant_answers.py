@@ -8,20 +8,16 @@ raised; or a reference to the running frame is lost, and with it all tensors of 
 comes too late to prevent that.
 
 But the answers are constants: simgpu:0, its default stream, yes. So in the tables of virtual
-functions of the two C++ objects (`_virtual`), those that ask Python are replaced by instructions
-that return the constant. Nothing is replaced unless everything is as expected: Linux on x86-64, the
-order of the functions in PyTorch's headers, and memory in which code may run and answers what it
-should when it is called. Otherwise Python is asked as before (`_backend`).
+functions of the two C++ objects (`virtual_tables`), those that ask Python are replaced by
+instructions that return the constant. Nothing is replaced unless everything is as expected: Linux
+on x86-64, the order of the functions in PyTorch's headers, and memory in which code may run and
+answers what it should when it is called. Otherwise Python is asked as before (`_backend`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import mmap
-import platform
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +25,7 @@ from typing import Any
 import torch
 
 from simgpu._naming import PRIVATE_USE_1
+from simgpu._native.executable_memory import function_of
 from simgpu._native.virtual_tables import Table
 
 # A type of 20, a Device of type 20 and index 0, and the Stream number 0 of that device, which all
@@ -60,7 +57,7 @@ _GUARD = VtablePatch(
         *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
         "exchangeStream",
     ),
-    # All that ask Python but getDevice, which says what the current device is (`_accelerator`).
+    # All that ask Python but getDevice, which says what the current device is (`callbacks`).
     replaced=("type", "exchangeDevice", "getStream", "getNewStream", "exchangeStream"),
     code=_FIRST_DEVICE,
     answer=PRIVATE_USE_1,
@@ -85,18 +82,6 @@ def _virtual_functions(header: str) -> list[str]:
     return [entry for tilde, name in names for entry in (["~", "~"] if tilde else [name])]
 
 
-def _executable(code: bytes) -> Any:
-    """Memory that holds `code` and may be run, not written; None where the system forbids it."""
-    pages = mmap.mmap(-1, mmap.PAGESIZE)
-    pages.write(code)
-    memory = (ctypes.c_char * mmap.PAGESIZE).from_buffer(pages)  # keeps the pages, too
-    protect = ctypes.CDLL(None).mprotect
-    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if protect(ctypes.addressof(memory), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
-        return None
-    return memory
-
-
 class Replacement:
     """One virtual function that has become code of ours."""
 
@@ -116,19 +101,21 @@ class Replacement:
 replacements: list[Replacement] = []
 
 
-def _replace(table: Table, question: VtablePatch) -> None:
-    functions = tuple(_virtual_functions(question.header)[: len(question.first)])
-    code = _executable(question.code) if functions == question.first else None
-    if code is None:
+def _replace(table: Table, patch: VtablePatch) -> None:
+    if tuple(_virtual_functions(patch.header)[: len(patch.first)]) != patch.first:
         return
-    if ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(code))() != question.answer:
-        return
-    for name in question.replaced:
-        replacements.append(Replacement(table, question.first.index(name), code))
+    code = function_of(patch.code, patch.answer)
+    if code is not None:
+        for name in patch.replaced:
+            replacements.append(Replacement(table, patch.first.index(name), code))
 
 
 def install(guard: Table, hooks: Table) -> None:
     """Replace what asks Python, if everything is as expected."""
-    if sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32:
-        _replace(guard, _GUARD)
-        _replace(hooks, _HOOKS)
+    _replace(guard, _GUARD)
+    _replace(hooks, _HOOKS)
+
+
+def is_active() -> bool:
+    """Whether all of these questions are answered without Python."""
+    return len(replacements) == len(_GUARD.replaced) + len(_HOOKS.replaced)

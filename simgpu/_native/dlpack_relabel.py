@@ -7,6 +7,9 @@ simulated device and the host by calling `relabel` here.
 
 Layout (dlpack.h, unversioned): a capsule points to a DLManagedTensor, which begins with
     offset 0: void *data    offset 8: int32 device_type, int32 device_id
+One capsule is looked at before the first is written to. Where capsules keep their pointer elsewhere
+than in CPython, they are asked for it by the documented C API; where the description itself is laid
+out otherwise, nothing is written and `relabel` raises UnsupportedError: there is no other way.
 """
 
 from __future__ import annotations
@@ -17,16 +20,14 @@ from collections.abc import Callable
 import torch
 
 from simgpu._naming import MAX_DEVICES
+from simgpu._native.process_memory import words
+from simgpu.errors import UnsupportedError
 
 _export: Callable[[torch.Tensor], object] = torch._C._to_dlpack
 _import: Callable[[object], torch.Tensor] = torch._C._from_dlpack
 HOST = 1  # kDLCPU, device 0
 _EXTENSION_DEVICE = 12  # kDLExtDev, which torch reads as PrivateUse1
 LABELS = tuple(_EXTENSION_DEVICE | index << 32 for index in range(MAX_DEVICES))
-
-# This process's memory as 8-byte words: indexing it is four times faster than making a ctypes
-# object for every address, and this file is on the path of every operator.
-words = (ctypes.c_int64 * (1 << 54)).from_address(0)
 
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype = ctypes.c_void_p
@@ -52,19 +53,31 @@ def _relabel_by_layout(tensor: torch.Tensor, label: int = HOST) -> torch.Tensor:
     return _import(capsule)
 
 
-def _capsules_hold_their_pointer_in_the_third_word() -> bool:
-    """Whether a PyCapsule is {refcount, type, pointer, ...}, as in CPython with the GIL."""
-    if object.__basicsize__ != 16:
-        return False
-    capsule = _export(torch.empty(1))
-    return bool(words[(id(capsule) >> 3) + 2] == _get_pointer(capsule, b"dltensor"))
+def _refuse_to_relabel(tensor: torch.Tensor, label: int = HOST) -> torch.Tensor:
+    """`relabel` where a capsule does not describe memory as dlpack.h does."""
+    raise UnsupportedError(
+        f"torch {torch.__version__} describes a tensor's memory otherwise than the unversioned "
+        "DLPack does, so simulated devices cannot exist here: use an older PyTorch"
+    )
 
 
-relabel = (
-    _relabel_by_layout
-    if _capsules_hold_their_pointer_in_the_third_word()
-    else _relabel_by_capsule_api
-)
+def _choose(
+    export: Callable[[torch.Tensor], object],
+) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    """The fastest `relabel` that the capsules made by `export` allow."""
+    tensor = torch.empty(1, device="cpu")
+    capsule = export(tensor)
+    description = _get_pointer(capsule, b"dltensor")
+    start = description >> 3
+    if description % 8 or (words[start], words[start + 1]) != (tensor.data_ptr(), HOST):
+        return _refuse_to_relabel
+    # A PyCapsule is {refcount, type, pointer, ...} in CPython with the GIL.
+    if object.__basicsize__ == 16 and words[(id(capsule) >> 3) + 2] == description:
+        return _relabel_by_layout
+    return _relabel_by_capsule_api
+
+
+relabel: Callable[..., torch.Tensor] = _choose(_export)
 
 
 def host_alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -77,3 +90,8 @@ def host_alias(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_neg():
         alias = torch._neg_view(alias)
     return alias
+
+
+def is_active() -> bool:
+    """Whether capsules keep their pointer where CPython does, so that no C API has to be called."""
+    return relabel is _relabel_by_layout

@@ -1,4 +1,4 @@
-"""Who watches launches: the trace, the timeline, totals per device, the inputs of modules.
+"""Instruments that watch launches: trace, timeline, totals per device; and the inputs of modules.
 
 May import: `simgpu._runtime`, `_naming`, `_patches`.
 """

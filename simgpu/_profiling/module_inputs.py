@@ -1,8 +1,8 @@
-"""How the inputs of models are spread over the devices, as modules are called with them.
+"""The batch column of `--summary`: bytes of tensors that modules were called with, per device.
 
-Whatever cuts a batch, its chunks end up as the arguments of a module: of each replica in turn, or
-of the model itself. Counted are the outermost calls of every thread, of modules that learn; a
-wrapper that only hands out work, as DataParallel does, is looked through.
+Counted are the tensor arguments of outermost calls of modules, in every thread. A module without
+parameters (a loss, an activation) is skipped, and so is a wrapper such as DataParallel: what counts
+there is the calls of its replicas.
 """
 
 from __future__ import annotations

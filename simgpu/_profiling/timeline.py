@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,11 +13,15 @@ _HOST = -1
 
 
 def index_of(device: torch.device) -> int:
+    """The device's index, -1 for the host."""
     return _HOST if device.type == "cpu" else device.index
 
 
 class Timeline(Instrument):
-    """Events in the Trace Event Format: a process per device, a thread per stream."""
+    """Collects what ran, and writes it in the Trace Event Format that Perfetto and Chrome read.
+
+    A process of the format is a device (process 0 the host), a thread of it a stream.
+    """
 
     def __init__(self) -> None:
         # Compact, and appending is atomic: records come from any thread.
@@ -28,47 +33,61 @@ class Timeline(Instrument):
         self._seen.append((*row, record.begin, record.end, record.nbytes, record.allocated))
 
     def as_json(self, names: list[str]) -> dict[str, Any]:
-        """The whole file, with times in microseconds since the first event."""
+        """The whole file, with times in microseconds since the first launch."""
         events: list[dict[str, Any]] = []
-        streams: set[tuple[int, int]] = set()
+        rows: set[tuple[int, int]] = set()
         start = min((seen[5] for seen in self._seen), default=0.0)
         for number, seen in enumerate(self._seen):
             op, device, stream, source, target, begin, end, nbytes, allocated = seen
             at = (begin - start) * 1e6
             took = max((end - begin) * 1e6, 0.001)
-            place = {"pid": device + 1, "tid": stream}
-            streams.add((device, stream))
-            what = {"name": op, "cat": "kernel", "ph": "X", "ts": at, "dur": took}
+            what = {"name": op, "ph": "X", "ts": at, "dur": took}
+            row = (device + 1, stream)
             if source == target:
-                events.append({**what, **place, "args": {"bytes": nbytes}})
+                rows.add(row)
+                kernel = {"cat": "kernel", **_on(row), "args": {"bytes": nbytes}}
+                events.append({**what, **kernel})
             else:
-                other = target if device == source else source
-                there = {"pid": other + 1, "tid": 0}
-                streams.add((other, 0))
-                from_, to = (place, there) if device == source else (there, place)
-                moved = {
-                    "bytes": nbytes,
-                    "from": _named(source, names),
-                    "to": _named(target, names),
-                }
-                arrow = {"name": "copy", "cat": "copy", "id": number}
-                for side in (from_, to):
-                    events.append({**what, "cat": "copy", **side, "args": moved})
-                events.append({**arrow, "ph": "s", "ts": at, **from_})
-                events.append({**arrow, "ph": "f", "bp": "e", "ts": at, **to})
+                other = ((target if device == source else source) + 1, 0)
+                rows |= {row, other}
+                ends = (row, other) if device == source else (other, row)
+                between = {"from": _named(source, names), "to": _named(target, names)}
+                events += _copy(what, *ends, {"bytes": nbytes, **between}, number)
             counter = {"name": "memory", "ph": "C", "ts": at + took, "pid": device + 1}
             events.append({**counter, "args": {"bytes": allocated}})
-        titles = [
-            _title("process_name", pid, 0, _named(pid, names))
-            for pid in sorted({pid for pid, _ in streams})
-        ]
-        titles += [_title("thread_name", pid, tid, f"stream {tid}") for pid, tid in sorted(streams)]
-        return {"traceEvents": titles + events, "displayTimeUnit": "ms"}
+        return {"traceEvents": _titles(rows, names) + events, "displayTimeUnit": "ms"}
+
+
+def _copy(
+    what: dict[str, Any],
+    from_: tuple[int, int],
+    to: tuple[int, int],
+    moved: dict[str, Any],
+    number: int,
+) -> Iterator[dict[str, Any]]:
+    """A copy: a bar on both sides, and an arrow from one to the other."""
+    for side in (from_, to):
+        yield {**what, "cat": "copy", **_on(side), "args": moved}
+    arrow = {"name": "copy", "cat": "copy", "id": number, "ts": what["ts"]}
+    yield {**arrow, "ph": "s", **_on(from_)}
+    yield {**arrow, "ph": "f", "bp": "e", **_on(to)}
+
+
+def _on(row: tuple[int, int]) -> dict[str, int]:
+    """The keys that put an event into a row of the timeline."""
+    return {"pid": row[0], "tid": row[1]}
+
+
+def _titles(rows: set[tuple[int, int]], names: list[str]) -> list[dict[str, Any]]:
+    """The names of devices and streams."""
+    processes = sorted({pid for pid, _ in rows})
+    titles = [_title("process_name", (pid, 0), _named(pid - 1, names)) for pid in processes]
+    return titles + [_title("thread_name", row, f"stream {row[1]}") for row in sorted(rows)]
+
+
+def _title(kind: str, row: tuple[int, int], name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", **_on(row), "args": {"name": name}}
 
 
 def _named(index: int, names: list[str]) -> str:
     return "host" if index == _HOST else names[index]
-
-
-def _title(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": pid + 1, "tid": tid, "args": {"name": name}}

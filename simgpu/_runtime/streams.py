@@ -154,12 +154,12 @@ class Event(torch.Event):
             return self._unrecorded_device
         return torch.device(DEVICE_TYPE, self._recorded_on)
 
-    @property  # type: ignore[override]
-    def event_id(self) -> int:
+    @property
+    def cuda_event(self) -> int:
         """What stands for the event where C would take a pointer; 0 before it is recorded."""
         return self._number
 
-    cuda_event = event_id
+    event_id = cuda_event
 
     def record(self, stream: torch.Stream | None = None) -> None:
         """Put the mark into `stream`, or into the current one.

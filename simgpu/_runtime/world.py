@@ -11,6 +11,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 
 import torch
 
@@ -160,6 +161,31 @@ def set_current_device(index: int) -> None:
     """Set the calling thread's current device; raises for an index that names none."""
     device(index)
     _per_thread.current_device = index
+
+
+def set_unchecked_current_device(index: int) -> None:
+    """Set the calling thread's current device to an index that need not name a device."""
+    _per_thread.current_device = index
+
+
+class MakeCurrent:
+    """Context manager: the device with this index is the calling thread's current one within."""
+
+    def __init__(self, index: int) -> None:
+        self.idx = index
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = current_device()
+        set_current_device(self.idx)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        set_current_device(self.prev_idx)
 
 
 def current_device_steps() -> Iterator[int]:

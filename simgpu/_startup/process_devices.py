@@ -1,4 +1,4 @@
-"""SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA: simulated devices for as long as the process lasts."""
+"""SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA: simulated devices for the rest of the process."""
 
 from __future__ import annotations
 

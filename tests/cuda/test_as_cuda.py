@@ -20,7 +20,7 @@ from torch import randn as imported_before_anything
 import dataparallel
 import simgpu
 from simgpu.errors import DevicesActiveError, RealCudaError
-from tests.planted_faults.plant import Edit
+from tests.support.plant import Edit
 
 
 def test_the_devices_have_cudas_names(cuda):
@@ -374,11 +374,11 @@ FAULTS = {
         lambda: test_every_way_to_make_a_tensor(make="zeros"),
     ),
     "a number is not understood": (
-        Edit("simgpu._cuda.renaming:_cuda", "index = world.resolve(device)", "index = 0"),
+        Edit("simgpu._cuda.tensors:_cuda", "index = world.resolve(device)", "index = 0"),
         lambda: test_every_way_to_make_a_tensor(make="cuda"),
     ),
     "everyone is told the truth": (
-        Edit("simgpu._cuda.renaming:_is_cuda", "== DEVICE_TYPE", "== CUDA"),
+        Edit("simgpu._cuda.tensors:_is_cuda", "== DEVICE_TYPE", "== CUDA"),
         lambda: test_every_way_to_make_a_tensor(make="to"),
     ),
 }

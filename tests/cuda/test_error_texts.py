@@ -1,8 +1,8 @@
 """The words of errors while simulated devices go by the name of CUDA: CUDA's, to the letter.
 
-The rows are those of `test_device_error_texts` and `test_device_error_cases`, which ask the same of
-real GPUs; here each is run on a few placements. The second part is about texts of built-in types,
-which PyTorch raises in C++, and about what is left alone.
+The rows are those of `devices/messages`, where the same is asked of real GPUs; here each is run on
+a few placements. The second part is about texts of built-in types, which PyTorch raises in C++, and
+about what is left alone.
 """
 
 import traceback
@@ -16,50 +16,45 @@ from torch.nn import functional as F
 
 import simgpu
 from simgpu._cuda import error_texts
+from simgpu._native import type_slots
 from simgpu.errors import OutOfMemoryError, SimGPUError, UnsupportedError
-from tests.devices.messages import test_mismatches as texts
-from tests.devices.messages import test_misuse as cases
-from tests.devices.training.test_interrupts import Interrupt, Interrupter
-from tests.planted_faults.plant import Edit
+from tests.support import mismatches, misuse
+from tests.support.interrupts import Interrupt, Interrupter
+from tests.support.plant import Edit
 
 few = settings(max_examples=2)
 
 
-def on_cuda(test, **arguments):
+def on_cuda(check, **arguments):
     with simgpu.as_cuda(3) as devices:
-        test.hypothesis.inner_test(devices=devices, **arguments)
+        check(devices, **arguments)
 
 
-@pytest.mark.parametrize(("name", "slot"), texts.rows(texts.NAMED))
+@pytest.mark.parametrize(("name", "slot"), mismatches.rows(mismatches.NAMED))
 @few
 @given(data=st.data())
 def test_kernels(name, slot, data):
-    on_cuda(
-        texts.test_a_kernel_names_the_argument_that_is_elsewhere, name=name, slot=slot, data=data
-    )
+    on_cuda(mismatches.check_kernel, name=name, slot=slot, data=data)
 
 
-@pytest.mark.parametrize(("name", "slot"), texts.rows(texts.ELEMENTWISE))
+@pytest.mark.parametrize(("name", "slot"), mismatches.rows(mismatches.ELEMENTWISE))
 @few
 @given(data=st.data())
 def test_elementwise_kernels(name, slot, data):
-    on_cuda(texts.test_an_elementwise_kernel_names_two_devices, name=name, slot=slot, data=data)
+    on_cuda(mismatches.check_elementwise_kernel, name=name, slot=slot, data=data)
 
 
 CASES = {
-    "convolution": (cases.test_convolutions_name_the_types_of_both, {}),
-    "generators": (cases.test_generators_belong_to_a_device, {}),
-    "gradients": (cases.test_gradients_meet_on_one_device, {}),
+    "convolution": (misuse.check_convolutions, {}),
+    "generators": (misuse.check_generators, {}),
+    "gradients": (misuse.check_gradients, {}),
     "indexing": (
-        cases.test_indices_come_from_the_cpu_or_the_same_device,
+        misuse.check_indices,
         {"name": "get", "mask": False},
     ),
-    "numpy": (cases.test_numpy, {}),
-    "ordinals": (cases.test_ordinals, {"past": 3}),
-    **{
-        kind: (cases.test_recurrent_networks_name_input_and_parameters, {"kind": kind})
-        for kind in ("RNN", "LSTM", "GRU")
-    },
+    "numpy": (misuse.check_numpy, {}),
+    "ordinals": (misuse.check_ordinals, {"past": 3}),
+    **{kind: (misuse.check_recurrent_networks, {"kind": kind}) for kind in ("RNN", "LSTM", "GRU")},
 }
 
 
@@ -67,8 +62,8 @@ CASES = {
 @few
 @given(data=st.data())
 def test_cases(name, data):
-    test, arguments = CASES[name]
-    on_cuda(test, **arguments, data=data)
+    check, arguments = CASES[name]
+    on_cuda(check, **arguments, data=data)
 
 
 def test_running_out_of_memory():
@@ -211,7 +206,7 @@ FAULTS = {
         lambda: test_kernels(name="mm", slot=0),
     ),
     "the slot is not restored": (
-        Edit("simgpu._cuda.error_texts:_undo", "words[slot] = _stock_slot", "pass"),
+        Edit("simgpu._native.type_slots:restore_str", "words[slot] = _stock_slot", "pass"),
         lambda: test_slots_are_restored(),
     ),
 }
@@ -225,7 +220,7 @@ def test_slots_are_restored():
 
 
 def slots():
-    return [error_texts.words[(id(kind) >> 3) + error_texts._STR] for kind in error_texts._KINDS]
+    return [type_slots.words[(id(kind) >> 3) + type_slots.STR] for kind in error_texts._KINDS]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -237,4 +232,4 @@ def test_a_planted_fault_is_caught(name):
             test()
     finally:
         for kind, slot in zip(error_texts._KINDS, before, strict=True):
-            error_texts.words[(id(kind) >> 3) + error_texts._STR] = slot
+            type_slots.words[(id(kind) >> 3) + type_slots.STR] = slot

@@ -8,8 +8,8 @@ from torch import nn
 
 import dataparallel
 from dataparallel._devices import available_type
-from tests.dataparallel.test_scatter import chunk_sizes
 from tests.support import strategies
+from tests.support.chunk_rule import chunk_sizes
 from tests.support.observe import Case, ExactNet, chosen, observe, place, plain, slot_of, values
 
 

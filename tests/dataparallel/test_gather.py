@@ -1,5 +1,6 @@
 """Gather: the outputs come back whole, in replica order, whichever replica finishes first."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -17,7 +18,10 @@ from tests.support.strategies import Rows
 PATIENCE = 120
 
 
-@given(case=strategies.cases("gather"))
+ALONE = strategies.cases("gather", max_devices=1)
+
+
+@given(case=strategies.cases("gather") | ALONE)
 def test_gather_undoes_scatter(devices, case):
     seen = observe(case, devices)
     assert seen["shape"] == list(case.shape)
@@ -26,7 +30,13 @@ def test_gather_undoes_scatter(devices, case):
     assert seen["values"] == plain(input_of(case, devices))
 
 
-@given(case=strategies.cases("gather"))
+def at_home(case):
+    """The same case where the first output lies where the whole is wanted, and has elements."""
+    shape = tuple(max(size, 1) for size in case.shape)
+    return dataclasses.replace(case, target=case.slots[0], shape=shape)
+
+
+@given(case=strategies.cases("gather") | ALONE.map(at_home))
 def test_the_whole_is_a_copy(devices, case):
     assert not any(observe(case, devices)["views"])
 

@@ -1,38 +1,21 @@
 """Gradient summation: every replica's gradient is in the sum, once.
 
 Exact where it can be exact: integers small enough for the dtype have the same sum in any order, so
-they are compared bit for bit. On other data the bound is the rounding bound of summation,
-|s - s*| <= gamma(n-1) * sum|g| with gamma(k) = k*u / (1 - k*u), u the unit roundoff of the dtype
-and s* the sum in float64.
+they are compared bit for bit. Other data keep the rounding bound of `tests/support/rounding.py`.
 """
-
-import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import dataparallel
 from dataparallel import comm
 from tests.support import strategies
 from tests.support.observe import ExactNet, chosen, observe, plain, slot_of, sum_target, values
+from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
 
-ROUNDING = ("float32", "float16", "bfloat16")
 SUMMABLE = tuple(name for name in strategies.DTYPES if name != "bool")
-
-
-def check_bound(total: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    """Check `total` against the float64 sum of `parts`, with the rounding bound of summation."""
-    unit = torch.finfo(parts[0].dtype).eps / 2
-    steps = len(parts) - 1
-    gamma = steps * unit / (1 - steps * unit)
-    columns = [part.detach().cpu().double().flatten().tolist() for part in parts]
-    for got, *terms in zip(total.detach().cpu().double().flatten().tolist(), *columns, strict=True):
-        error, bound = abs(got - math.fsum(terms)), gamma * math.fsum(map(abs, terms))
-        strategies.tried(error=error / bound if bound else 0.0)
-        assert error <= bound
 
 
 @given(case=strategies.collective_cases("reduce_add", SUMMABLE))
@@ -51,14 +34,6 @@ def test_summing_leaves_its_inputs_alone(devices, case):
     assert seen["parts_after"] == seen["parts"]
 
 
-def ordinary(seed: int, count: int, dtype: str) -> list[torch.Tensor]:
-    """Return `count` small tensors of numbers of many magnitudes, whose sums have to round."""
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randn(count, 4, generator=generator, dtype=torch.float64)
-    exponents = torch.randint(-6, 7, (count, 4), generator=generator)
-    return list((numbers * 2.0**exponents).to(getattr(torch, dtype)).unbind())
-
-
 @pytest.mark.parametrize("dtype", ROUNDING)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_other_sums_keep_the_rounding_bound(devices, dtype, data, seed):
@@ -68,12 +43,22 @@ def test_other_sums_keep_the_rounding_bound(devices, dtype, data, seed):
     check_bound(comm.reduce_add(placed, targets[0]), parts)
 
 
-@given(data=st.data(), names=st.lists(st.sampled_from(SUMMABLE), min_size=1, max_size=6))
+# Tensors of one dtype, of which several share a bucket, and tensors of any.
+ALIKE = st.sampled_from(SUMMABLE).flatmap(
+    lambda name: st.lists(st.just(name), min_size=2, max_size=6)
+)
+ANY = st.lists(st.sampled_from(SUMMABLE), min_size=1, max_size=6)
+
+
+@given(data=st.data(), names=ALIKE | ANY)
 def test_coalesced_sums_are_the_plain_ones(devices, data, names):
     """Buckets, however small, change neither the sums nor their order, dtypes or shapes."""
     targets = data.draw(strategies.device_lists(devices))
-    buffer_size = data.draw(st.sampled_from((1, 16, 64, 10 << 20)))
-    shapes = [tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=2))) for _ in names]
+    buffer_size = data.draw(st.sampled_from((1, 16, 64, 256, 10 << 20)))
+    shapes = [
+        tuple(data.draw(st.lists(st.integers(0, 4) | st.integers(1, 4), min_size=1, max_size=2)))
+        for _ in names
+    ]
     groups = [
         [
             values(shape, name, seed=k + 10 * place, span=9).to(target)
@@ -101,17 +86,6 @@ def test_parameter_gradients_are_those_of_one_device(devices, case):
     (out * weight).sum().backward()
     assert seen["gradients"] == {name: plain(p.grad) for name, p in net.named_parameters()}
     assert seen["input_gradient"] == plain(x.grad)
-
-
-class Scale(nn.Module):
-    """Its gradient on one row is that row, so that a replica's gradient is known exactly."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

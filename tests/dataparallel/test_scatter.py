@@ -7,17 +7,9 @@ from hypothesis import strategies as st
 
 import dataparallel
 from tests.support import strategies
+from tests.support.chunk_rule import chunk_sizes
 from tests.support.observe import Case, chosen, observe, place, plain, values
 from tests.support.strategies import Pair, Rows
-
-
-def chunk_sizes(batch: int, n: int) -> list[int]:
-    """The rule of the hardware, from the row's point of view: row r goes to chunk r // size."""
-    if batch == 0:
-        return [0] * n
-    size = batch // n + (batch % n > 0)
-    owners = [row // size for row in range(batch)]
-    return [owners.count(chunk) for chunk in range(owners[-1] + 1)]
 
 
 @given(case=strategies.cases("scatter"))

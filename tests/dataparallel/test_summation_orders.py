@@ -15,9 +15,9 @@ import dataparallel
 from dataparallel import comm
 from dataparallel._transfer import nccl
 from simgpu.comm import reduction
-from tests.dataparallel.test_gradient_sum import ROUNDING, Scale, check_bound, ordinary
 from tests.support import strategies
 from tests.support.observe import ExactNet, plain, values
+from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
 from tests.support.training import check_training, few
 
 MODELS = ("ordered", "ring", "tree", "random")

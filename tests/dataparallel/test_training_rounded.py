@@ -1,10 +1,10 @@
 """Training that rounds: a gradient is the sum of what one device computes for each chunk.
 
 Each replica computes what the module alone computes for the same chunk; the sum over replicas may
-round, within the bound of `test_gradient_sum`. Where rows do not see each other, these chunks are
-the batch. In BatchNorm they do: each replica normalises by its own chunk, so that the training step
-is *not* that of one device on the whole batch, and the running statistics are those of the first
-chunk. In evaluation it is.
+round, within the bound of `tests/support/rounding.py`. Where rows do not see each other, these
+chunks are the batch. In BatchNorm they do: each replica normalises by its own chunk, so that the
+training step is *not* that of one device on the whole batch, and the running statistics are those
+of the first chunk. In evaluation it is.
 """
 
 import copy
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
-from tests.dataparallel.test_gradient_sum import check_bound
 from tests.support import strategies
 from tests.support.observe import plain
+from tests.support.rounding import check_bound
 from tests.support.training import few
 
 

@@ -23,7 +23,7 @@ from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, STORAGE
-from tests.planted_faults.plant import Fault
+from tests.support.plant import Fault
 
 ONCE = [
     *SCATTER,

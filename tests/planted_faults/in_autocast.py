@@ -4,9 +4,10 @@ from functools import partial
 
 from tests.devices.computing import test_autocast as autocast
 from tests.devices.computing import test_autocast_regions as regions
-from tests.planted_faults.plant import fault
+from tests.support.plant import fault
 
 CAST = "simgpu._kernels.autocast"
+REGIONS = "simgpu._backend.torch_patches.autocast"
 
 POLICIES = autocast.test_operators_run_in_the_dtype_of_their_policy
 
@@ -77,7 +78,7 @@ AUTOCAST = [
     ),
     fault(
         "casts outlive their region",
-        f"{CAST}:_clear_autocast_cache",
+        f"{CAST}:clear_cache",
         "_per_thread.casts.clear()",
         "pass",
         partial(regions.test_a_region_sees_what_the_optimizer_wrote, where="device"),
@@ -99,8 +100,8 @@ AUTOCAST = [
     ),
     fault(
         "the casts of the CPU outlive their region",
-        f"{CAST}:_clear_autocast_cache",
-        "_forget_host_casts()",
+        f"{REGIONS}:_clear_autocast_cache",
+        "_stock_clear_cache()",
         "pass",
         partial(regions.test_a_region_sees_what_the_optimizer_wrote, where="cpu"),
     ),
@@ -114,7 +115,7 @@ AUTOCAST = [
     ),
     fault(
         "attention in eval mode goes past autocast",
-        f"{CAST}:_get_fastpath_enabled",
+        f"{REGIONS}:_get_fastpath_enabled",
         "and not torch.is_autocast_enabled(DEVICE_TYPE)",
         "",
         regions.test_attention_is_cast_in_training_and_in_evaluation,

@@ -13,7 +13,7 @@ from tests.dataparallel.test_plan_reuse import run_machine
 from tests.dataparallel.torch_faults import test_calls as calls
 from tests.dataparallel.torch_faults import test_replicas as replicas
 from tests.dataparallel.torch_faults import test_structures as structures
-from tests.planted_faults.plant import fault
+from tests.support.plant import fault
 
 PLAN = "dataparallel._replication.plan"
 CACHE = "dataparallel._replication.parameter_cache"
@@ -32,24 +32,24 @@ THREAD_STATE = calls.test_fault_12_threads_lose_the_callers_state
 KEPT = [
     fault(
         "a plan outlives the parts it was made of",
-        f"{PLAN}:Plan.fits",
-        "or _contents(module) != skeleton.contents",
+        f"{PLAN}:Plan.is_current_for",
+        "or _contents(module) != recipe.contents",
         "",
         any_edit_is_noticed,
         raises=Exception,
     ),
     fault(
         "a plan outlives the class of a module",
-        f"{PLAN}:Plan.fits",
-        "type(module) is not skeleton.kind or",
+        f"{PLAN}:Plan.is_current_for",
+        "type(module) is not recipe.kind or",
         "",
         any_edit_is_noticed,
         raises=Exception,
     ),
     fault(
         "a plan outlives what its tensors were like",
-        f"{PLAN}:Plan.fits",
-        "return [_facts(tensor) for tensor in self.tensors] == self.facts",
+        f"{PLAN}:Plan.is_current_for",
+        "return [_signature(tensor) for tensor in self.tensors] == self.signatures",
         "return True",
         any_edit_is_noticed,
         raises=Exception,
@@ -72,15 +72,15 @@ KEPT = [
     ),
     fault(
         "kept parameters outlive an edit",
-        f"{CACHE}:_is_as",
-        "tensor._version == seen[1] and ",
+        f"{CACHE}:_unchanged",
+        "tensor._version == snapshot[1] and ",
         "",
         any_edit_is_noticed,
     ),
     fault(
         "kept parameters outlive their memory",
-        f"{CACHE}:_is_as",
-        " and _memory(tensor) == _memory(seen[0])",
+        f"{CACHE}:_unchanged",
+        " and _memory(tensor) == _memory(snapshot[0])",
         "",
         any_edit_is_noticed,
     ),
@@ -124,7 +124,7 @@ KEPT = [
     fault(
         "kept threads have the settings of their first call",
         f"{STATE}:ThreadState.run",
-        "self._settle()",
+        "self._update_lasting_settings()",
         "pass",
         calls.test_threads_that_are_used_again_have_the_settings_of_now,
     ),

@@ -3,14 +3,15 @@
 import warnings
 from functools import partial
 
-from tests.devices.memory import test_ledger as ledger
 from tests.devices.messages import test_mismatches as texts
-from tests.devices.state import test_random as streams
 from tests.devices.state import test_random_threads as random
 from tests.devices.training import test_nn as modules
-from tests.planted_faults.plant import fault
 from tests.simulator import test_argument_checks as guards
 from tests.simulator import test_attention as attention
+from tests.simulator import test_dropout as dropout
+from tests.simulator import test_ledger as ledger
+from tests.support.mismatches import NAMED
+from tests.support.plant import fault
 
 MODULE = modules.test_a_module_on_a_device_does_what_it_does_on_the_cpu
 
@@ -27,7 +28,7 @@ def swept(simulated, case):
 
 def worded(simulated, name):
     """A row of the errors' words, with each of its arguments elsewhere."""
-    for slot in range(len(texts.NAMED[name][1])):
+    for slot in range(len(NAMED[name][1])):
         texts.test_a_kernel_names_the_argument_that_is_elsewhere(simulated[:3], name, slot)
 
 
@@ -135,7 +136,7 @@ OPERATORS = [
         "simgpu._kernels.dropout:_host_backward",
         "grad_input = grad_output * kept",
         "grad_input = grad_output * kept * scale",
-        streams.test_dropout_and_its_gradient_are_products_with_the_mask,
+        dropout.test_dropout_and_its_gradient_are_products_with_the_mask,
     ),
     fault(
         "seed_all is about the current device",

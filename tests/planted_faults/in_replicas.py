@@ -7,29 +7,30 @@ from tests.dataparallel import test_gradient_sum as sums
 from tests.dataparallel import test_parallel_apply as apply
 from tests.dataparallel import test_reference_cycles as garbage
 from tests.dataparallel import test_replicate as replicate
-from tests.planted_faults.plant import fault
+from tests.support.plant import fault
 
 MOVE = "dataparallel._transfer.copies"
+SUM = "dataparallel._transfer.sums"
 CALL = "dataparallel.parallel_apply"
 
 GRADIENTS = [
     fault(
         "one gradient is dropped",
-        f"{MOVE}:sum_to",
+        f"{SUM}:sum_to",
         "for other in others[1:]:",
         "for other in others[2:]:",
         sums.test_exact_sums_are_bitwise,
     ),
     fault(
         "one gradient is summed twice",
-        f"{MOVE}:sum_to",
+        f"{SUM}:sum_to",
         "for other in others[1:]:",
         "for other in others:",
         sums.test_parameter_gradients_are_those_of_one_device,
     ),
     fault(
         "the sum is written over an input",
-        f"{MOVE}:sum_to",
+        f"{SUM}:sum_to",
         "result = inputs[root] + others[0].to(device, non_blocking=True)",
         "result = inputs[root].add_(others[0].to(device, non_blocking=True))",
         sums.test_summing_leaves_its_inputs_alone,
@@ -43,14 +44,14 @@ GRADIENTS = [
     ),
     fault(
         "sums are rounded more than they have to be",
-        f"{MOVE}:sum_to",
+        f"{SUM}:sum_to",
         "return result",
         "return result.bfloat16().to(result.dtype) if result.is_floating_point() else result",
         partial(sums.test_other_sums_keep_the_rounding_bound, dtype="float32"),
     ),
     fault(
         "gradients travel in half precision",
-        f"{MOVE}:sum_to",
+        f"{SUM}:sum_to",
         "add(result, other.to(device, non_blocking=True))",
         "add(result, other.half().to(device, result.dtype, non_blocking=True))",
         partial(sums.test_the_sum_over_replicas_keeps_the_rounding_bound, dtype="float32"),
@@ -61,6 +62,7 @@ GRADIENTS = [
         "base + slot.offset)",
         "base + max(slot.offset - 1, 0))",
         sums.test_coalesced_sums_are_the_plain_ones,
+        raises=Exception,
     ),
     fault(
         "the last replica's gradient is forgotten",
@@ -151,7 +153,7 @@ CALLS = [
     ),
     fault(
         "the text does not say which device failed",
-        f"{CALL}:_text",
+        f"{CALL}:_failure_text",
         "on device {device}",
         "",
         apply.test_the_first_failure_is_raised_again,
@@ -193,7 +195,7 @@ CALLS = [
     ),
     fault(
         "the output stays on another device",
-        "dataparallel.data_parallel:DataParallel.gather",
+        "dataparallel.data_parallel:DataParallel.forward",
         "self._devices([output_device])[0]",
         "self._devices(self.device_ids)[-1]",
         end_to_end.test_output_device_is_obeyed,
@@ -210,14 +212,14 @@ CALLS = [
         "replicas hold on to themselves",
         "dataparallel._replication.plan:Plan.build",
         'state["_modules"] = {}',
-        'state["_modules"] = {}; state["me"] = shell',
+        'state["_modules"] = {}; state["me"] = replica',
         garbage.test_nothing_to_collect_after_a_step,
     ),
     fault(
         "a failure is held by its own traceback",
         f"{CALL}:_raise_failures",
-        "raise _like(failed[0][2], texts[0], texts[1:])",
-        "error = _like(failed[0][2], texts[0], texts[1:])\n        raise error",
+        "raise _error_of_same_type(failed[0][2], texts[0], texts[1:])",
+        "error = _error_of_same_type(failed[0][2], texts[0], texts[1:])\n        raise error",
         garbage.test_nothing_to_collect_after_a_failed_step,
     ),
 ]

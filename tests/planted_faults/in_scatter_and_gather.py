@@ -3,7 +3,7 @@
 from tests.dataparallel import test_data_parallel as end_to_end
 from tests.dataparallel import test_gather as gather
 from tests.dataparallel import test_scatter as scatter
-from tests.planted_faults.plant import Edit, fault
+from tests.support.plant import Edit, fault
 
 CUT = "dataparallel.scatter_gather"
 MOVE = "dataparallel._transfer.copies"
@@ -100,11 +100,11 @@ SCATTER = [
     ),
     fault(
         "a replica without rows is called",
-        "dataparallel.data_parallel:DataParallel.forward",
-        "replicas = self.replicate(",
-        "args = (*args, ()) if len(args) < len(self.device_ids) else args\n"
+        "dataparallel.data_parallel:_run",
+        "replicas = steps.replicate(",
+        "args = (*args, ()) if len(args) < len(device_ids) else args\n"
         "    keywords = (*keywords, {}) if len(keywords) < len(args) else keywords\n"
-        "    replicas = self.replicate(",
+        "    replicas = steps.replicate(",
         end_to_end.test_a_keyword_calls_no_replica_without_input,
         raises=TypeError,
     ),
@@ -142,8 +142,8 @@ GATHER = [
     fault(
         "large outputs are written in reverse",
         f"{MOVE}:write_chunks",
-        "zip(places, tensors, strict=True)",
-        "zip(places, tensors[::-1], strict=True)",
+        "zip(parts, tensors, strict=True)",
+        "zip(parts, tensors[::-1], strict=True)",
         gather.test_large_outputs,
     ),
     fault(

@@ -10,7 +10,7 @@ from tests.devices.state import test_random as random
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_interrupts as interrupts
 from tests.devices.training import test_modules as modules
-from tests.planted_faults.plant import fault
+from tests.support.plant import fault
 
 SIMULATOR = [
     fault(
@@ -95,8 +95,8 @@ SIMULATOR = [
     fault(
         "leaving a block forgets the device before it",
         "simgpu._backend.device_module:device.__exit__",
-        "world.set_current_device(self._outer)",
-        "world.set_current_device(0)",
+        "set_current_device(self._outer)",
+        "set_current_device(0)",
         threads.test_blocks_put_the_device_back,
     ),
     fault(

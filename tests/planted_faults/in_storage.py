@@ -2,13 +2,16 @@
 
 from functools import partial
 
+from tests.devices.memory import test_dlpack as dlpack
 from tests.devices.memory import test_pinned as pinning
 from tests.devices.memory import test_storage as storage
-from tests.planted_faults.plant import fault
+from tests.devices.state import test_default_index as without_index
+from tests.devices.state import test_generators as generators
+from tests.support.plant import fault
 
 GROWTH = "simgpu._memory.storages"
 RESIZED = storage.test_a_storage_that_is_resized_keeps_its_bytes_and_its_views
-WRONG_KIND = partial(pinning.test_a_generator_of_the_wrong_kind_of_device_raises, draw="randn")
+WRONG_KIND = partial(generators.test_a_generator_of_the_wrong_kind_of_device_raises, draw="randn")
 
 STORAGE = [
     fault(
@@ -61,7 +64,7 @@ PINNING = [
     fault(
         "pinned memory is not marked",
         "simgpu._memory.pinned:mark",
-        "setattr(storage, _MARK, True)",
+        "state_of(storage).pinned = True",
         "pass",
         pinning.test_pinning_copies_once_and_views_are_pinned,
     ),
@@ -115,34 +118,34 @@ GENERATORS = [
         "simgpu._runtime.random:check_generator",
         "exact and",
         "False and",
-        pinning.test_randperm_wants_a_generator_of_its_very_device,
+        generators.test_randperm_wants_a_generator_of_its_very_device,
     ),
     fault(
         "the seed depends on the device",
         "simgpu._backend.generators:DeviceGenerator.manual_seed",
         "manual_seed(seed)",
         "manual_seed(seed + self._device.index)",
-        pinning.test_generators_of_one_seed_draw_the_same_on_every_device,
+        generators.test_generators_of_one_seed_draw_the_same_on_every_device,
     ),
     fault(
         "a generator's clone shares its stream",
         "simgpu._backend.generators:DeviceGenerator.clone_state",
         "self.host.clone_state()",
         "self.host",
-        partial(pinning.test_a_generator_repeats_what_it_drew, draw="rand"),
+        partial(generators.test_a_generator_repeats_what_it_drew, draw="rand"),
     ),
     fault(
         "new tensors are on the current device",
         "simgpu._backend.torch_patches.tensor_methods:new",
         "_current(index)",
         "_current(0)",
-        pinning.test_new_tensors_of_a_tensor_are_on_its_device,
+        without_index.test_new_tensors_of_a_tensor_are_on_its_device,
     ),
     fault(
         "DLPack names the first device",
         "simgpu._backend.torch_patches.dlpack_export:dlpack_device",
         "self.device.index",
         "0",
-        pinning.test_dlpack_shares_the_memory_on_its_device,
+        dlpack.test_dlpack_shares_the_memory_on_its_device,
     ),
 ]

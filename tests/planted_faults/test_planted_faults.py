@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.planted_faults.faults import FAULTS
-from tests.planted_faults.plant import Edit, devices_wanted, run
+from tests.support.plant import Edit, devices_wanted, run
 
-# As in test_data_parallel_transforms, of which properties are run here.
+# As in dataparallel/test_transforms.py, of which properties are run here.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.values())

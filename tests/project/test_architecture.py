@@ -1,12 +1,17 @@
-"""Who may import whom: the simulator and the library under test know nothing of each other."""
+"""Who may import whom, how long a file may be, and where a test may stand.
 
-import ast
+The rules about imports are those of docs/architecture.md; `tests/support/architecture.py` reads
+them. Each rule is broken on purpose, too: by a file that is planted in what was read.
+"""
+
+import functools
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support import architecture
+from tests.support.architecture import PAGE
+
 ROOTS = ("simgpu", "dataparallel")
 
 # torch itself imports simgpu where it is installed, as it does every registered device.
@@ -86,28 +91,195 @@ def test_simgpu_names_what_it_has(python):
     assert "nothing" in done.stderr
 
 
-def package_map(package):
-    """The names in the map that a package's docstring draws, in order."""
-    text = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
-    lines = text.partition("from the bottom up:")[2].splitlines()
-    drawn = [re.split(" {2,}", line.strip())[0] for line in lines if re.match(" {4}[^ ]", line)]
-    return [name.strip() for names in drawn for name in names.split(",") if name.strip()]
+TREE = architecture.read_tree()
+
+# Part of a complaint that is still true, and who is to end it.
+NOT_YET = {
+    "simgpu/_backend/guard.py imports ctypes": "tables of virtual functions: simgpu/_native",
+    "simgpu/_backend/pinned_allocator.py imports ctypes": "the same",
+    "simgpu/_cuda/error_texts.py imports ctypes": "type slots: simgpu/_native",
+    "simgpu/_pytest/as_cuda.py imports simgpu/pytest_plugin.py": "the key of the pool: _pytest",
+    "simgpu/_pytest/ -> simgpu/pytest_plugin.py": "the same",
+    "simgpu/_startup/autoload.py imports torch": "what torch.load says: torch_patches",
+    # Docstrings of folders that say otherwise than the page.
+    "dataparallel/_replication/__init__.py names": "more than its files import",
+    "simgpu/_backend/device_module/__init__.py does not say": "nothing of imports",
+    "simgpu/_backend/torch_patches/__init__.py": "not what its files import",
+    "simgpu/_cli/__init__.py leaves out": "_cuda and errors",
+    "simgpu/_memory/__init__.py leaves out": "errors and _naming; or say `and below`",
+    "simgpu/_pytest/__init__.py leaves out": "`simgpu` and `simgpu.errors`, in backticks",
+}
 
 
-def imported_at_once(package, path):
-    """The modules of its package that a file imports before it does anything else."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.module == package:
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}."):
-            yield node.module.split(".")[1]
+def fixtures_under_devices(tree):
+    return architecture.fixtures_elsewhere(tree, "tests/devices/", {"simulated", "cuda"})
 
 
-@pytest.mark.parametrize("package", ROOTS)
-def test_the_map_names_every_module_above_what_it_imports(package):
-    drawn = package_map(package)
-    modules = {path.stem: path for path in (ROOT / package).glob("*.py")}
-    del modules["__init__"]
-    assert sorted(drawn) == sorted(modules)
-    for place, module in enumerate(drawn):
-        assert set(imported_at_once(package, modules[module])) <= set(drawn[:place]), module
+def fixtures_under_simulator(tree):
+    return architecture.fixtures_elsewhere(tree, "tests/simulator/", {"devices"})
+
+
+RULES = {
+    rule.__name__: rule
+    for rule in (
+        architecture.wrong_directions,
+        architecture.rows_that_are_not_true,
+        architecture.circles_of,
+        architecture.docstrings_that_differ,
+        architecture.too_long,
+        architecture.imported_tests,
+        fixtures_under_devices,
+        fixtures_under_simulator,
+    )
+}
+
+TABLE = "\n## simgpu\n\n| folder | what | may import |\n|---|---|---|\n"
+LATE = "def late():\n    from simgpu._native import planted_b\n"
+SAYS = '"""A room.\n\nMay import: {}.\n"""\n'
+
+# Mistakes: the rule that has to notice each, what is added to the files, and what is said then.
+MISTAKES = {
+    "a room above": (
+        "wrong_directions",
+        {"simgpu/_memory/planted.py": "import simgpu._cuda.as_cuda\n"},
+        "simgpu/_memory/planted.py:1 imports simgpu/_cuda/as_cuda.py",
+    ),
+    "in a function": (
+        "wrong_directions",
+        {"simgpu/_native/planted.py": "def late():\n    from simgpu._runtime import world\n"},
+        "simgpu/_native/planted.py:2 imports simgpu/_runtime/world.py",
+    ),
+    "while types are checked": (
+        "wrong_directions",
+        {"simgpu/_native/planted.py": "if TYPE_CHECKING:\n    import simgpu._runtime.world\n"},
+        "simgpu/_native/planted.py:2 imports simgpu/_runtime/world.py",
+    ),
+    "a module from outside": (
+        "wrong_directions",
+        {"dataparallel/_transfer/planted.py": "import numpy\n"},
+        "dataparallel/_transfer/planted.py:1 imports numpy",
+    ),
+    "raw memory": (
+        "wrong_directions",
+        {"simgpu/_kernels/planted.py": "import ctypes\n"},
+        "simgpu/_kernels/planted.py:1 imports ctypes",
+    ),
+    "the other package": (
+        "wrong_directions",
+        {"dataparallel/_transfer/planted.py": "from simgpu import errors\n"},
+        "dataparallel/_transfer/planted.py:1 imports simgpu/errors.py",
+    ),
+    "a test of devices that knows simgpu": (
+        "wrong_directions",
+        {"tests/devices/state/test_planted.py": "import simgpu\n"},
+        "tests/devices/state/test_planted.py:1 imports simgpu/__init__.py",
+    ),
+    "a file in no row": (
+        "wrong_directions",
+        {"simgpu/planted.py": ""},
+        "simgpu/planted.py is in no row",
+    ),
+    "a folder without a row": (
+        "rows_that_are_not_true",
+        {"simgpu/_memory/planted/__init__.py": ""},
+        "simgpu/_memory/planted/ has no row",
+    ),
+    "a row of nothing": (
+        "rows_that_are_not_true",
+        {PAGE: TREE[PAGE] + TABLE + "| `simgpu/_planted/` | x | |\n"},
+        "simgpu/_planted/, which is not there",
+    ),
+    "a permission for nothing": (
+        "rows_that_are_not_true",
+        {PAGE: TREE[PAGE] + TABLE + "| `simgpu/comm.py` | x | `_runtime` |\n"},
+        "lets simgpu/comm.py import _runtime",
+    ),
+    "a circle of files": (
+        "circles_of",
+        {
+            "simgpu/_native/planted_a.py": LATE,
+            "simgpu/_native/planted_b.py": "from simgpu._native import planted_a\n",
+        },
+        "simgpu/_native/planted_a.py -> simgpu/_native/planted_b.py -> simgpu/_native/planted_a.py",
+    ),
+    "a circle of rooms": (
+        "circles_of",
+        {"simgpu/_native/planted.py": "import simgpu._cuda.as_cuda\n"},
+        "simgpu/_native/ -> simgpu/_cuda/",
+    ),
+    "a docstring that allows more": (
+        "docstrings_that_differ",
+        {"simgpu/_testing/__init__.py": SAYS.format("`simgpu._runtime`")},
+        "simgpu/_testing/__init__.py names simgpu._runtime",
+    ),
+    "a docstring that allows less": (
+        "docstrings_that_differ",
+        {"simgpu/_fuzz/__init__.py": SAYS.format("torch, nothing else")},
+        "simgpu/_fuzz/__init__.py leaves out simgpu/_testing/",
+    ),
+    "a docstring that says nothing": (
+        "docstrings_that_differ",
+        {"simgpu/_fuzz/__init__.py": '"""Fuzzing."""\n'},
+        "simgpu/_fuzz/__init__.py does not say",
+    ),
+    "a long file": (
+        "too_long",
+        {"simgpu/_memory/planted.py": "x = 1\n" * 351},
+        "simgpu/_memory/planted.py has 351 lines",
+    ),
+    "a long function": (
+        "too_long",
+        {"dataparallel/planted.py": "def long():\n" + "    x = 1\n" * 60},
+        "dataparallel/planted.py:1 long has 61 lines",
+    ),
+    "a test that is imported": (
+        "imported_tests",
+        {"tests/cuda/test_planted.py": "from tests.dataparallel import test_scatter\n"},
+        "tests/cuda/test_planted.py:1 imports tests/dataparallel/test_scatter.py",
+    ),
+    "a simulator's test under devices": (
+        "fixtures_under_devices",
+        {"tests/devices/memory/test_planted.py": "def test_it(simulated):\n    pass\n"},
+        "tests/devices/memory/test_planted.py:1 test_it asks for simulated",
+    ),
+    "a test of all devices under simulator": (
+        "fixtures_under_simulator",
+        {"tests/simulator/test_planted.py": "def test_it(devices):\n    pass\n"},
+        "tests/simulator/test_planted.py:1 test_it asks for devices",
+    ),
+}
+
+
+@functools.cache
+def complaints_now(rule):
+    """What the rule says of the repository, without the numbers of lines."""
+    return {re.sub(r":\d+", "", text) for text in RULES[rule](TREE)}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_rule_is_kept(rule):
+    complaints = complaints_now(rule)
+    assert [text for text in complaints if not any(known in text for known in NOT_YET)] == []
+
+
+@pytest.mark.parametrize("known", NOT_YET)
+def test_what_is_not_yet_kept_is_not_kept(known):
+    """An exception that is needed no more has to go."""
+    assert any(known in text for rule in RULES for text in complaints_now(rule))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_breaks_the_rule(mistake):
+    rule, planted, said = MISTAKES[mistake]
+    complaints = RULES[rule](TREE | planted)
+    assert any(said in text for text in complaints), complaints
+    assert not any(re.sub(r":\d+", "", said) in text for text in complaints_now(rule))
+
+
+def test_a_docstring_is_not_counted_as_code():
+    text = 'def documented():\n    """' + "\n" * 60 + '    """\n' + "    x = 1\n" * 59
+    assert not architecture.too_long({"simgpu/planted.py": text})
+
+
+def test_every_rule_has_a_mistake_that_breaks_it():
+    assert {rule for rule, _, _ in MISTAKES.values()} == set(RULES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import simgpu
-from tests.dataparallel.test_scatter import chunk_sizes
+from tests.support.chunk_rule import chunk_sizes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 INSIDE = re.compile(r"\tIn Model: input size torch\.Size\(\[(\d+), 5\]\) output size (.*)")

@@ -1,1 +1,1 @@
-"""What only simulated devices have: traces, argument checks, processes."""
+"""What only simulated devices do or show: the ledger, traces, checks, refusals, processes."""

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 import dataparallel
 import simgpu
-from tests.dataparallel.test_scatter import chunk_sizes
 from tests.support import strategies
+from tests.support.chunk_rule import chunk_sizes
 from tests.support.observe import ExactNet, values
 
 

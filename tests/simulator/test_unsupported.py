@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 QUANTIZE = {
     "per tensor": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
@@ -35,3 +36,21 @@ def test_memory_of_a_device_is_not_for_mkldnn(simulated):
         x.to_mkldnn()
     with pytest.raises(NotImplementedError, match="device type for mkldnn layout: simgpu"):
         torch.ones(2).to_mkldnn().to(x.device)
+
+
+@pytest.fixture
+def two_processes():
+    """This process as the first of two whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_sync_batch_norm_across_processes_says_what_it_lacks(simulated, two_processes):
+    net = nn.SyncBatchNorm(3).to(simulated[1])
+    with pytest.raises(ValueError, match="expected input tensor to be on GPU or XPU or simgpu"):
+        net(torch.ones(2, 3, 4))
+    with pytest.raises(NotImplementedError, match="batch_norm_stats' cannot run on a simulated"):
+        net(torch.ones(2, 3, 4, device=simulated[1]))

@@ -51,9 +51,9 @@ def layouts() -> SearchStrategy[str]:
 
 
 @st.composite
-def cases(draw: DrawFn, op: str) -> Case:
+def cases(draw: DrawFn, op: str, max_devices: int = MAX_DEVICES) -> Case:
     """Cases of the operations that cut or join a tensor: any shape, dim, dtype and layout."""
-    slots = draw(device_slots())
+    slots = draw(device_slots(max_size=max_devices))
     shape = draw(st.lists(st.integers(0, 3), min_size=0, max_size=3))
     dim = draw(dims(len(shape) + 1))
     at = dim if dim >= 0 else dim + len(shape) + 1
@@ -82,6 +82,20 @@ def collective_cases(draw: DrawFn, op: str, names: Sequence[str] = DTYPES) -> Ca
         dtype=draw(dtypes(names)),
         seed=draw(st.integers(0, 1000)),
         target=draw(st.sampled_from(slots)),
+    )
+
+
+def host_cases(op: str) -> SearchStrategy[Case]:
+    """Cases that begin with one tensor of the host that has elements."""
+    return st.builds(
+        Case,
+        op=st.just(op),
+        slots=st.just(()),
+        shape=st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple),
+        dtype=dtypes(),
+        layout=layouts(),
+        seed=st.integers(0, 1000),
+        source=st.just(-1),
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 import dataparallel
 import simgpu
 from simgpu._profiling import watch
-from tests.planted_faults.plant import Edit
+from tests.support.plant import Edit
 
 
 class Named(nn.Module):

@@ -1,4 +1,7 @@
-"""`torch.simgpu`: the device module, name for name as in `torch.cuda`."""
+"""`torch.simgpu`: the device module, with the names of `torch.cuda`, a file for each part of it.
+
+May import: what `simgpu._backend` may.
+"""
 
 from __future__ import annotations
 

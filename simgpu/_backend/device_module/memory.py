@@ -100,14 +100,14 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
 
 
 def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
-    """`memory_stats`, with its dotted names taken apart."""
+    """`memory_stats` as nested dictionaries, a level for each part of its dotted names."""
     nested: dict[str, Any] = {}
     for name, amount in memory_stats(device).items():
         *path, last = name.split(".")
-        place = nested
+        level = nested
         for part in path:
-            place = place.setdefault(part, {})
-        place[last] = amount
+            level = level.setdefault(part, {})
+        level[last] = amount
     return nested
 
 

@@ -1,4 +1,4 @@
-"""What a device says of itself, as in `torch.cuda`: name, capability, memory, peers."""
+"""Properties of a device, as in `torch.cuda`: name, compute capability, memory, peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simgpu._runtime.world import DeviceLike
 
 
 class DeviceProperties(NamedTuple):
-    """What a device says of itself (torch.cuda.get_device_properties); memory in bytes."""
+    """What `get_device_properties` returns; memory in bytes."""
 
     name: str
     major: int

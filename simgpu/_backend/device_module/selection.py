@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 
 from simgpu._naming import DEVICE_TYPE
@@ -12,7 +10,7 @@ from simgpu._runtime.world import DeviceLike
 
 
 def init() -> None:
-    """Wake the devices up: they are, unless the process was forked from one that used them."""
+    """Nothing to initialize; raises ForkedError where the parent process used its devices."""
     world.check_fork()
 
 
@@ -22,7 +20,7 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether the devices are awake: always."""
+    """Whether the devices are initialized: always."""
     return True
 
 
@@ -46,24 +44,11 @@ def set_device(device: DeviceLike) -> None:
     world.set_current_device(index)
 
 
-class device:
+class device(world.MakeCurrent):
     """Context manager: `device` is current within (torch.cuda.device); None changes nothing."""
 
     def __init__(self, device: DeviceLike) -> None:
-        self.idx = world.resolve(device)
-        self.prev_idx = -1
-
-    def __enter__(self) -> None:
-        self.prev_idx = world.current_device()
-        world.set_current_device(self.idx)
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        world.set_current_device(self.prev_idx)
+        super().__init__(world.resolve(device))
 
 
 class device_of(device):

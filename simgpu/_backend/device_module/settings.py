@@ -1,6 +1,6 @@
-"""What `torch.simgpu` says of how it was built and set up, by the names of torch.cuda.
+"""Build information and settings of `torch.simgpu`, by the names of torch.cuda.
 
-Most of it has one answer here: nothing is compiled, nothing waits, nothing is captured.
+Most have a constant answer: there is no compiler, no asynchronous work, no cache and no graph.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_current_stream_capturing() -> bool:
 
 
 def get_allocator_backend() -> str:
-    """The name of what gives memory out."""
+    """The name of the allocator, which here is the device type's."""
     return DEVICE_TYPE
 
 
@@ -53,7 +53,7 @@ def ipc_collect() -> None:
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
-    """Say what should happen where a program waits for a device: nothing waits.
+    """Choose what happens where a program synchronizes with a device: kept, and without effect.
 
     0, 1 or 2, or "default", "warn" or "error"; in force for as long as there are these devices.
     """

@@ -1,4 +1,4 @@
-"""Which stream is current, and waiting for a device, as in `torch.cuda.streams`."""
+"""`torch.simgpu.stream` and `synchronize`, as in `torch.cuda`."""
 
 from __future__ import annotations
 

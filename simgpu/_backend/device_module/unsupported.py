@@ -1,7 +1,7 @@
-"""The names of torch.cuda for what simulated devices cannot do, and what stands there instead.
+"""The functions and classes of torch.cuda that simulated devices have no counterpart for.
 
-They raise UnsupportedError, a NotImplementedError, under `torch.simgpu`, and under `torch.cuda`
-while the devices go by that name.
+A call raises UnsupportedError, a NotImplementedError: of `torch.simgpu`, and of `torch.cuda` within
+`simgpu.as_cuda`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ REFUSED: dict[str, str] = {
 
 
 def refusal(name: str, stock: Any) -> Callable[..., Any]:
-    """What stands for a name that is refused, and for `stock` where there is such a thing.
+    """A function that raises for the function `stock`, a class that raises for the class `stock`.
 
-    A class for a class, since libraries annotate and derive.
+    Classes stay classes because libraries use them in annotations and derive from them.
     """
     module = ".".join(name.split(".")[:2])
 
@@ -63,7 +63,7 @@ def refusal(name: str, stock: Any) -> Callable[..., Any]:
     return type(stock.__name__, (), members)
 
 
-# Their names say CUDA, and so do those of the things that a program would do with them.
+# Names of CUDA itself, which `torch.simgpu` does not have.
 _CUDAS_OWN = frozenset(
     {"CUDAGraph", "CUDAPluggableAllocator", "CudaError", "GreenContext", "check_error", "cudart"}
 )

@@ -1,8 +1,8 @@
-"""The current device and streams, as `torch.accelerator` and PyTorch's C++ ask for them.
+"""`torch.accelerator`: the current device, streams and memory of simulated devices.
 
-`torch.accelerator` asks the device guard, which knows one device only; here it asks `_world` and
-`_streams` for as long as there are simulated devices. Where PyTorch converts, it asks the guard for
-a missing index in C++, and is told the current device, so that `.to("simgpu")` means that.
+Its functions call C++, which asks the device guard, and a guard written in Python reports one
+device only. So the C++ functions are replaced by ones that ask `simgpu._runtime` for as long as
+there are simulated devices.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 from simgpu._backend.device_module import memory
 from simgpu._backend.tensor_types import DTYPES
+from simgpu._backend.torch_patches.routing import routed
+from simgpu._patches import Patch, Row
 from simgpu._runtime import streams, world
 
 
@@ -56,16 +58,17 @@ _OURS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _routed(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (ours if world.active_devices else theirs)(*args, **kwargs)
-
-    return call
+def _devices_exist(*_: Any, **__: Any) -> bool:
+    return bool(world.active_devices)
 
 
-def install() -> None:
-    """Put these in front of the C++ functions, which answer while there are no devices."""
-    for name, ours in _OURS.items():
-        theirs = getattr(torch._C, name, None)
-        if theirs is not None:  # older releases have fewer
-            setattr(torch._C, name, _routed(ours, theirs))
+PATCHES: tuple[Row, ...] = tuple(
+    Patch(
+        "torch._C",
+        name,
+        wrap=routed(ours, _devices_exist),
+        needs=name,
+        why="torch.accelerator asks these, and PyTorch's own know no device but simgpu:0",
+    )
+    for name, ours in _OURS.items()
+)

@@ -1,14 +1,14 @@
-"""Backward passes run in the thread that asked for them, and their errors come out of them.
+"""Backward passes: run in the calling thread, and errors of hooks raised from there.
 
 A device guard written in Python reports one device only, so PyTorch's engine has a worker thread
-for simgpu:0 and none for simgpu:1 and up. Without worker threads it needs none: for the length of
-every backward pass, autograd's multithreading is off in the calling thread.
+for simgpu:0 and none for simgpu:1 and up. It needs none while autograd's multithreading is off,
+which it is here in the calling thread for the length of every backward pass.
 
-Where the guard is asked for its type in Python (see `_native_answers`), it is also asked while the
-engine unwinds from an error that a hook raised. That error is then still pending in the
-interpreter, where calling any Python function fails, in a place in which C++ must not fail: the
-process would be aborted. `device_type` puts a pending error aside first, and `_in_this_thread`
-raises it.
+Where the guard's type is a Python property (`simgpu._native.constant_answers` says where not), C++
+also asks for it while the engine unwinds from an error that a hook raised. That error is then still
+pending in the interpreter, so calling any Python function fails, in a place where C++ cannot
+handle a failure and ends the process. `guard.device_type` stores a pending error first, and
+`_in_this_thread` raises it afterwards.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.variable import Variable
 
 from simgpu._backend.guard import put_aside
+from simgpu._patches import Patch, Row
 from simgpu._runtime import world
 
 
@@ -47,7 +47,7 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class _Engine:
-    """Stands in for PyTorch's engine."""
+    """A proxy of PyTorch's engine, whose backward passes run in the calling thread."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -59,8 +59,8 @@ class _Engine:
         return getattr(self._engine, name)
 
 
-def _calling(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of scripted code, which asks the engine in C++ where it passes backward."""
+def _call_scripted(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """`__call__` of TorchScript code, which may contain a backward pass, started by C++."""
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,9 +69,21 @@ def _calling(stock: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def install() -> None:
-    """Put the stand-ins where every call of `backward` and `grad` finds them."""
-    engine: Any = _Engine(Variable._execution_engine)
-    Variable._execution_engine = engine
-    for scripted in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-        scripted.__call__ = _calling(scripted.__call__)  # type: ignore[method-assign]
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.autograd.variable.Variable",
+        "_execution_engine",
+        wrap=_Engine,
+        why="backward() and grad() run in the calling thread: PyTorch's engine has a worker thread "
+        "for simgpu:0 only",
+    ),
+    *(
+        Patch(
+            f"torch._C.{scripted}",
+            "__call__",
+            wrap=_call_scripted,
+            why="TorchScript passes backward in C++, without the engine's Python face",
+        )
+        for scripted in ("ScriptFunction", "ScriptMethod")
+    ),
+)

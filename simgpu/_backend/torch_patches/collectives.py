@@ -1,9 +1,12 @@
-"""The collectives that PyTorch has in its CUDA builds only, for simulated devices.
+"""The collectives that only CUDA builds of PyTorch have, for simulated devices.
 
-`torch.nn.parallel` and `torch.cuda.comm` accept outside devices, and then call functions of
+`torch.nn.parallel` and `torch.cuda.comm` accept devices of any type, and then call functions of
 `torch._C` that a CPU build lacks. With these in their place, PyTorch's own DataParallel runs on
 simulated devices and can be compared with others. Sizes, views, buckets, version counters, memory
 formats and errors are those of torch/csrc/cuda/comm.cpp.
+
+The library `dataparallel` has functions for the same purpose. They are written twice on purpose:
+tests compare the two, and neither package imports the other.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import _functions
 
 from simgpu import comm
+from simgpu._backend.torch_patches.routing import routed
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
 from simgpu._runtime import world
 from simgpu._runtime.streams import Stream
 
@@ -221,14 +226,14 @@ def _check_on_device(
 
 def nccl_is_available(tensors: Sequence[Tensor]) -> bool:
     """Whether a model of NCCL is in force and would take these tensors."""
-    places = [tensor.get_device() for tensor in tensors]
+    indices = [tensor.get_device() for tensor in tensors]
     fit = all(
         tensor.device.type == DEVICE_TYPE
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         for tensor in tensors
     )
-    return not comm.is_ordered() and fit and len(set(places)) == len(places)
+    return not comm.is_ordered() and fit and len(set(indices)) == len(indices)
 
 
 def nccl_all_reduce(
@@ -254,24 +259,16 @@ def nccl_broadcast(inputs: Sequence[Tensor], root: int = 0, *_: Any, **__: Any) 
             tensor.copy_(inputs[root])
 
 
-def _simulated(argument: Any) -> bool:
-    """Whether a call is about simulated devices: by its tensors, or by there being some."""
+def _simulated(argument: Any, *_: Any, **__: Any) -> bool:
+    """Whether a call is about simulated devices, by its first argument: tensors or lists of them.
+
+    What is on the CPU is sent to simulated devices, if there are any.
+    """
     if isinstance(argument, Tensor):
         return argument.device.type == DEVICE_TYPE or (
             argument.is_cpu and bool(world.active_devices)
         )
     return any(_simulated(item) for item in argument)
-
-
-def _missing(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("this build of PyTorch has no CUDA, and the tensors are not simulated ones")
-
-
-def _routed(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
-        return (ours if _simulated(first) else theirs)(first, *args, **kwargs)
-
-    return call
 
 
 def _background_stream(device: torch.device) -> torch.Stream | None:
@@ -289,22 +286,39 @@ def _background_stream(device: torch.device) -> torch.Stream | None:
 _their_background_stream: Callable[[torch.device], torch.Stream | None] = _functions._get_stream
 
 
-def install() -> None:
-    """Let PyTorch find these; calls about other devices go where they went before."""
-    for name, ours in (
-        ("_broadcast", broadcast),
-        ("_broadcast_coalesced", broadcast_coalesced),
-        ("_broadcast_out", broadcast_out),
-        ("_gather", gather),
-        ("_gather_out", gather_out),
-        ("_nccl_all_reduce", nccl_all_reduce),
-        ("_nccl_broadcast", nccl_broadcast),
-        ("_nccl_reduce", nccl_reduce),
-        ("_scatter", scatter),
-        ("_scatter_out", scatter_out),
-    ):
-        setattr(torch._C, name, _routed(ours, getattr(torch._C, name, _missing)))
-    functions: Any = _functions
-    functions._get_stream = _background_stream
-    nccl: Any = torch.cuda.nccl
-    nccl.is_available = _routed(nccl_is_available, nccl.is_available)
+_OURS: dict[str, Callable[..., Any]] = {
+    "_broadcast": broadcast,
+    "_broadcast_coalesced": broadcast_coalesced,
+    "_broadcast_out": broadcast_out,
+    "_gather": gather,
+    "_gather_out": gather_out,
+    "_nccl_all_reduce": nccl_all_reduce,
+    "_nccl_broadcast": nccl_broadcast,
+    "_nccl_reduce": nccl_reduce,
+    "_scatter": scatter,
+    "_scatter_out": scatter_out,
+}
+
+PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(
+            "torch._C",
+            name,
+            wrap=routed(ours, _simulated),
+            why="torch.nn.parallel and torch.cuda.comm call these, which a CPU build lacks",
+        )
+        for name, ours in _OURS.items()
+    ),
+    Patch(
+        "torch.nn.parallel._functions",
+        "_get_stream",
+        value=_background_stream,
+        why="scatter copies from the CPU on a stream of its own per device, as on CUDA",
+    ),
+    Patch(
+        "torch.cuda.nccl",
+        "is_available",
+        wrap=routed(nccl_is_available, _simulated),
+        why="reduce_add takes NCCL's order of summation where a model of NCCL is in force",
+    ),
+)

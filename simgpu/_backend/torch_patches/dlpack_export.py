@@ -1,4 +1,4 @@
-"""`Tensor.__dlpack__`: lets tensors of simulated devices be exported."""
+"""DLPack: tensors of simulated devices can be exported, as those of an extension device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.utils.dlpack import DLDeviceType
 
-from simgpu._memory.storages import lend
+from simgpu._memory.storages import mark_exported
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
 
 _stock_dlpack: Any = torch.Tensor.__dlpack__
 _stock_dlpack_device: Any = torch.Tensor.__dlpack_device__
@@ -22,14 +23,14 @@ def dlpack_device(self: torch.Tensor) -> Any:
 
 
 def _lent(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as DLPack may have it.
+    """The tensor to export in place of `tensor`: a detached alias of it.
 
-    A capsule points into the memory of the tensor that it keeps: that has to be one which nobody
-    can put on other memory.
+    A capsule keeps a tensor alive and points into its memory. If it kept `tensor` itself, a later
+    `tensor.set_()` would release that memory under the capsule.
     """
     if tensor.device.type != DEVICE_TYPE:
         return tensor
-    lend(tensor.untyped_storage())
+    mark_exported(tensor.untyped_storage())
     return tensor if tensor.requires_grad else tensor.detach()  # PyTorch refuses the former
 
 
@@ -43,10 +44,21 @@ def to_dlpack(tensor: torch.Tensor) -> Any:
     return torch._C._to_dlpack(_lent(tensor))
 
 
-def install() -> None:
-    """Let tensors of simulated devices be exported."""
-    tensor_type: Any = torch.Tensor
-    tensor_type.__dlpack__ = dlpack
-    tensor_type.__dlpack_device__ = dlpack_device
-    for module in (torch, torch.utils.dlpack):
-        setattr(module, "to_dlpack", to_dlpack)  # noqa: B010  # neither module declares it
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.Tensor",
+        "__dlpack__",
+        value=dlpack,
+        why="the memory of a tensor that was exported has to outlive a resize of the tensor",
+    ),
+    Patch(
+        "torch.Tensor",
+        "__dlpack_device__",
+        value=dlpack_device,
+        why="PyTorch refuses device types that it has no DLPack number for",
+    ),
+    *(
+        Patch(module, "to_dlpack", value=to_dlpack, why="the same, for the old function")
+        for module in ("torch", "torch.utils.dlpack")
+    ),
+)

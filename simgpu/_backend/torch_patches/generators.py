@@ -1,4 +1,4 @@
-"""`torch.Generator`: lets it make generators of simulated devices."""
+"""`torch.Generator(device="simgpu:1")`: makes a `simgpu._backend.generators.DeviceGenerator`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from simgpu._backend.generators import make
 from simgpu._class_proxies import ClassProxy, copy_identity
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
 
 _Stock: Any = torch._C.Generator
 
 
 class _GeneratorType(ClassProxy, type(_Stock)):  # type: ignore[misc]
-    """Generators have a type of types of their own already."""
+    """A metaclass of its own, since `torch._C.Generator` has one already."""
 
 
 class Generator(_Stock, metaclass=_GeneratorType):  # type: ignore[misc]
-    """Stands in for `torch.Generator`, and knows simulated devices."""
+    """The proxy of `torch.Generator`: makes generators of simulated devices too."""
 
     _stock = _Stock
 
@@ -32,6 +33,11 @@ class Generator(_Stock, metaclass=_GeneratorType):  # type: ignore[misc]
 copy_identity(Generator, _Stock)
 
 
-def install() -> None:
-    """Let `torch.Generator` know the device type."""
-    torch.Generator = Generator  # type: ignore[misc]
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch",
+        "Generator",
+        value=Generator,
+        why="C++ makes generators for the device types that PyTorch comes with",
+    ),
+)

@@ -1,4 +1,7 @@
-"""Sending tensors to other processes: a clear error, since no other process has these devices."""
+"""Tensors in queues, pipes and arguments of spawned processes: refused, with the way out.
+
+Every process has simulated devices of its own, and none can read another's memory.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Action, Patches, Row
 from simgpu.errors import UnsupportedError
 
 
@@ -26,10 +30,19 @@ def _refusing(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return reduce_unless_simulated
 
 
-def install() -> None:
-    """Let queues, pipes and spawned processes refuse tensors of simulated devices."""
+def _register_refusals(_: Patches) -> None:
     reducers: dict[type, Callable[[Any], Any]] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     ours = (torch.Tensor, torch.storage.TypedStorage, torch.UntypedStorage)
     for kind, reduce in list(reducers.items()):
         if issubclass(kind, ours) and reduce.__module__ == reductions.__name__:
             ForkingPickler.register(kind, _refusing(reduce))
+
+
+PATCHES: tuple[Row, ...] = (
+    Action(
+        "`multiprocessing.reduction.ForkingPickler.register`: the reducers of tensors, parameters "
+        "and storages",
+        run=_register_refusals,
+        why="what lies on a simulated device cannot be sent to another process, which is told",
+    ),
+)

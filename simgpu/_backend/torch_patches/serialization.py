@@ -1,25 +1,61 @@
-"""Saving: tensors made of other tensors (sparse, nested) are written part by part, as on CUDA."""
+"""torch.save and torch.load: sparse and nested tensors, and files loaded without any devices.
+
+`LOADING` is applied by `import torch` itself (`simgpu._startup.autoload`), long before there are
+devices, so nothing may be imported here that takes time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Action, Patch, Patches, Row
 
 _has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 
 
 def _is_written_by_its_parts(tensor: torch.Tensor) -> bool:
-    """`torch._C._has_storage`, which decides how a tensor of an outside device is saved.
+    """`torch._C._has_storage`, which decides how a tensor of a registered device type is saved.
 
-    Parts of a composite have storages, and are saved as on CUDA: devices are mapped when a file is
-    loaded, whatever `map_location` is.
+    Where it is false, PyTorch saves the values as a numpy array, which sparse and nested tensors do
+    not have. Where it is true, they are saved as the tensors that they are made of, as on CUDA.
     """
     return _has_storage(tensor) or tensor.device.type == DEVICE_TYPE
 
 
-def install() -> None:
-    """Let composites be saved and loaded part by part."""
-    torch._C._has_storage = _is_written_by_its_parts  # type: ignore[assignment]
+def _refuse(storage: Any, location: str) -> None:
+    """A deserializer for `torch.serialization.register_package`, asked after all others."""
+    if location.partition(":")[0] == DEVICE_TYPE:
+        from simgpu import errors
+
+        raise errors.NoDevicesError(
+            f"a tensor was saved on {location}, but this process has no simulated devices: enter "
+            "`with simgpu.devices(n)`, set SIMGPU_DEVICE_COUNT, or load the tensor to another "
+            "device by torch.load(..., map_location='cpu')"
+        )
+
+
+def _register_refusal(_: Patches) -> None:
+    # After every device type of PyTorch's own (10 to 26), among them ours once it is registered.
+    torch.serialization.register_package(50, lambda _: None, _refuse)
+
+
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch._C",
+        "_has_storage",
+        value=_is_written_by_its_parts,
+        why="torch.save writes sparse and nested tensors part by part, as on CUDA",
+    ),
+)
+
+LOADING: tuple[Row, ...] = (
+    Action(
+        "`torch.serialization.register_package`: one more deserializer, asked last",
+        run=_register_refusal,
+        why="torch.load says what a file of simulated devices needs in a process without any",
+    ),
+)

@@ -1,9 +1,9 @@
-"""Storages of simulated devices: made, copied to another size, moved, without a C++ allocator.
+"""`torch.UntypedStorage` of simulated devices: made, resized and moved without a C++ allocator.
 
 PyTorch makes, grows and empties storages by asking C++ for the device's allocator; a device type
-that lives in Python has none, and the interpreter would crash. Everything that would ask is
-answered here with the memory of a tensor, so every byte passes the same kernels and is entered in
-the same ledger as a tensor's.
+that is registered from Python has none, and the process would crash. So each method that would ask
+is replaced here by one that takes the memory of a tensor, which passes the same kernels and is
+counted in the same ledger as any other tensor's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from torch.storage import UntypedStorage
 
 from simgpu._memory import pinned
-from simgpu._memory.storages import copy_to_host, lend, new_storage, resize_storage
+from simgpu._memory.storages import copy_to_host, mark_exported, new_storage, resize_storage
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
 from simgpu._runtime import world
 from simgpu.errors import UnsupportedError
 
@@ -76,7 +77,7 @@ def _new(self: UntypedStorage) -> Any:
 def _getitem(self: UntypedStorage, index: Any) -> Any:
     """`storage[i]`, and `storage[i:j]`, which is a storage over the same memory."""
     if isinstance(index, slice) and _is_simulated(self):
-        lend(self)
+        mark_exported(self)
     return _stock_getitem(self, index)
 
 
@@ -120,14 +121,40 @@ def _byteswap(self: UntypedStorage, element_size: int) -> None:
     _StorageBase._byteswap(self, element_size)
 
 
-def install() -> None:
-    """Let storages of simulated devices be made and resized as any others."""
-    storage_type: Any = UntypedStorage
-    storage_type.__new__ = staticmethod(_make)
-    storage_type.__getitem__ = _getitem
-    storage_type.new = _new
-    storage_type.resize_ = _resize
-    storage_type.resizable = _resizable
-    storage_type.cpu = _cpu
-    storage_type.to = _to
-    storage_type._byteswap = _byteswap
+PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(
+            "torch.UntypedStorage",
+            name,
+            value=value,
+            why="C++ would ask the device's allocator, which a device type in Python lacks",
+        )
+        for name, value in (
+            ("__new__", staticmethod(_make)),
+            ("new", _new),
+            ("resize_", _resize),
+            ("resizable", _resizable),
+        )
+    ),
+    Patch(
+        "torch.UntypedStorage",
+        "__getitem__",
+        value=_getitem,
+        why="the memory of a slice has to outlive a resize of the storage",
+    ),
+    *(
+        Patch(
+            "torch.UntypedStorage",
+            name,
+            value=value,
+            why="storages come to the CPU by the device's copy, even when the devices are gone",
+        )
+        for name, value in (("cpu", _cpu), ("to", _to))
+    ),
+    Patch(
+        "torch.UntypedStorage",
+        "_byteswap",
+        value=_byteswap,
+        why="PyTorch would swap bytes at a device's address, which the host may not write",
+    ),
+)

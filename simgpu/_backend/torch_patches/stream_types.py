@@ -1,4 +1,4 @@
-"""`torch.Stream` and `torch.Event`: let them make those of simulated devices."""
+"""`torch.Stream` and `torch.Event`: make streams and events of simulated devices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from simgpu._class_proxies import ClassProxy, copy_identity
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
 from simgpu._runtime import world as runtime_world
 from simgpu._runtime.streams import Event, Stream
 
@@ -16,14 +17,17 @@ _StockEvent: Any = torch.Event
 
 
 def _is_ours(device: Any) -> bool:
-    """Whether a generic stream or event is one of a simulated device: without a device, if any."""
+    """Whether `torch.Stream(device)` is to be one of a simulated device.
+
+    No device and a bare index mean the accelerator: simulated devices, if there are any.
+    """
     if device is None or isinstance(device, int):
         return bool(runtime_world.active_devices)
     return torch.device(device).type == DEVICE_TYPE
 
 
 class GenericStream(_StockStream, metaclass=ClassProxy):  # type: ignore[misc]
-    """Stands in for `torch.Stream`, of which C++ makes the default one of device 0 only."""
+    """The proxy of `torch.Stream`; C++ can make only simgpu:0's default stream."""
 
     _stock = _StockStream
 
@@ -39,7 +43,7 @@ class GenericStream(_StockStream, metaclass=ClassProxy):  # type: ignore[misc]
 
 
 class GenericEvent(_StockEvent, metaclass=ClassProxy):  # type: ignore[misc]
-    """Stands in for `torch.Event`, of which C++ makes one that nobody records."""
+    """The proxy of `torch.Event`; C++ makes events whose `record` does nothing here."""
 
     _stock = _StockEvent
 
@@ -55,7 +59,17 @@ copy_identity(GenericStream, _StockStream)
 copy_identity(GenericEvent, _StockEvent)
 
 
-def install() -> None:
-    """Let `torch.Stream` and `torch.Event` know the device type."""
-    torch.Stream = GenericStream  # type: ignore[misc]
-    torch.Event = GenericEvent  # type: ignore[misc]
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch",
+        "Stream",
+        value=GenericStream,
+        why="C++ asks the device guard for a stream, and makes none but simgpu:0's default one",
+    ),
+    Patch(
+        "torch",
+        "Event",
+        value=GenericEvent,
+        why="C++ asks the device guard to record an event, which a guard in Python cannot do",
+    ),
+)

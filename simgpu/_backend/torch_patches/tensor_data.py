@@ -1,9 +1,9 @@
 """`tensor.data = other`, and with it `Module.to`, between the CPU and a simulated device.
 
-A module moves by giving each Parameter object other data, so that an optimizer built before the
-move keeps training the same objects. PyTorch allows that only between device types that it knows
-to be alike. Here the Parameter object is given another tensor implementation instead, which works
-between any two; it is the same assignment as far as Python can tell.
+A module moves by assigning `data` of each Parameter object, so that an optimizer built before the
+move keeps training the same objects. PyTorch allows that only between device types whose tensors
+have the same C++ implementation. Between the CPU and a simulated device, the two tensor objects
+exchange their implementations instead (`torch._C._swap_tensor_impl`), with the same result.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
 
 _CROSSING = {"cpu", DEVICE_TYPE}
 _data: Any = torch.Tensor.data
@@ -72,8 +73,23 @@ def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
         self.grad = gradient
 
 
-def install() -> None:
-    """Let every tensor and module move this way."""
-    torch.Tensor.data = property(_get_data, _set_data)  # type: ignore[assignment]
-    torch.jit.ScriptModule._apply = _apply_scripted  # type: ignore[method-assign]
-    torch._has_compatible_shallow_copy_type = _may_exchange_data  # type: ignore[assignment]
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.Tensor",
+        "data",
+        value=property(_get_data, _set_data),
+        why="a tensor keeps its identity when its data moves between the CPU and a device",
+    ),
+    Patch(
+        "torch.jit.ScriptModule",
+        "_apply",
+        value=_apply_scripted,
+        why="scripted modules keep their parameters in C++, which has to be given new ones",
+    ),
+    Patch(
+        "torch",
+        "_has_compatible_shallow_copy_type",
+        value=_may_exchange_data,
+        why="Module.to asks whether it may assign `data`, which between CPU and device it now may",
+    ),
+)

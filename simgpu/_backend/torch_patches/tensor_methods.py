@@ -1,8 +1,7 @@
-"""`Tensor.new` and `new_tensor`: on the tensor's own device."""
+"""`Tensor.new`, `Tensor.new_tensor` and the storage methods that carry the device type's name."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -10,20 +9,11 @@ from torch.storage import TypedStorage
 from torch.utils import backend_registration
 
 from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Action, Patch, Patches, Row
 from simgpu._runtime import world
 
 _stock_new: Any = torch.Tensor.new
 _stock_new_tensor: Any = torch.Tensor.new_tensor
-
-
-@contextlib.contextmanager
-def _current(index: int) -> Any:
-    outer = world.current_device()
-    world.set_current_device(index)
-    try:
-        yield
-    finally:
-        world.set_current_device(outer)
 
 
 def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -39,8 +29,8 @@ def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     ):
         host = torch.empty(0, dtype=self.dtype, device="cpu").new(*args)
         return host.to(world.device(index).torch_device)
-    # PyTorch makes the tensor on the current device, after a guard that Python does not see.
-    with _current(index):
+    # C++ sets the current device by a guard that cannot reach ours, and asks for it right after.
+    with world.MakeCurrent(index):
         return _stock_new(self, *args, **kwargs)
 
 
@@ -48,14 +38,29 @@ def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`tensor.new_tensor(...)`: on the tensor's own device unless told otherwise."""
     if self.device.type != DEVICE_TYPE or kwargs.get("device") is not None:
         return _stock_new_tensor(self, *args, **kwargs)
-    # PyTorch means the tensor's device, and asks a guard for it that knows one device only.
+    # C++ would make the tensor's device current by the guard, which knows one device only.
     return _stock_new_tensor(self, *args, **{**kwargs, "device": self.device})
 
 
-def install() -> None:
-    """Let tensors and storages have the methods that they have for CUDA."""
-    tensor_type: Any = torch.Tensor
-    tensor_type.new = new
-    tensor_type.new_tensor = new_tensor
+def _generate_storage_methods(_: Patches) -> None:
     if not hasattr(TypedStorage, DEVICE_TYPE):
         backend_registration._generate_storage_methods_for_privateuse1_backend(DEVICE_TYPE, [])
+
+
+_WHY_NEW = "without a device given, the new tensor is on the tensor's own, not on the current one"
+
+PATCHES: tuple[Row, ...] = (
+    Patch("torch.Tensor", "new", value=new, why=_WHY_NEW),
+    Patch("torch.Tensor", "new_tensor", value=new_tensor, why=_WHY_NEW),
+    Action(
+        "methods of storages by the name of the device type",
+        run=_generate_storage_methods,
+        why="as storages have `cuda()` and `is_cuda`; PyTorch generates them only when asked",
+        adds=(
+            f"torch.storage.TypedStorage.{DEVICE_TYPE}",
+            f"torch.storage.TypedStorage.is_{DEVICE_TYPE}",
+            f"torch.storage._StorageBase.{DEVICE_TYPE}",
+            f"torch.storage._StorageBase.is_{DEVICE_TYPE}",
+        ),
+    ),
+)

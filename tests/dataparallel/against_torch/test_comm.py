@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataparallel import comm as ours
-from tests.dataparallel.test_gradient_sum import ordinary
 from tests.support import strategies
 from tests.support.observe import chosen, input_of, place, plain, same_memory, values
 from tests.support.oracle import described, numbers, same
+from tests.support.rounding import ordinary
 
 theirs = torch.cuda.comm
 

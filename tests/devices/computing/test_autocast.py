@@ -4,9 +4,6 @@ What an operator gives under autocast is computed on the CPU without autocast, f
 are cast by hand as the operator's policy says.
 """
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -203,40 +200,6 @@ def test_a_dtype_that_is_no_half_turns_autocast_off(devices):
         region = torch.autocast(devices[0].type, dtype=torch.float64)
     with region:
         assert (x @ x).dtype is torch.float32
-
-
-def cuda_policies():
-    """The lists in the header that the installed PyTorch ships."""
-    lists = {
-        "AT_FORALL_LOWER_PRECISION_FP": Policy.LOWER_PRECISION,
-        "AT_FORALL_FP32": Policy.FLOAT32,
-        "AT_FORALL_FP32_SET_OPT_DTYPE": Policy.FLOAT32_DTYPE,
-        "AT_FORALL_PROMOTE": Policy.WIDEST,
-    }
-    header = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
-    text = header.read_text().replace("\\\n", " ")
-    found = {"binary_cross_entropy": Policy.BANNED}
-    for macro, policy in lists.items():
-        line = re.search(rf"#define {macro}\(_\)(.*)", text)
-        for name, overload in re.findall(r"_\((\w+)(?:,\s*(\w+))?\)", line[1]):
-            found[f"{name}.{overload}" if overload else name] = policy
-    line = re.search(r"#define AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE\(_\)(.*)", text)
-    for name in re.findall(r'"(.*?)"', line[1]):
-        found[name] = Policy.FLOAT32_OVERLOAD
-    return found
-
-
-def test_the_policies_are_cudas(simulated):
-    """The lists are those of this PyTorch's header, and what is registered is what CUDA has."""
-    here = cuda_policies()
-    assert {name: policy for name, policy in POLICIES.items() if name in here} == here
-    registered = {
-        key: set(torch._C._dispatch_get_registrations_for_dispatch_key(key))
-        for key in ("AutocastCUDA", "AutocastPrivateUse1")
-    }
-    cuda = {name for name in registered["AutocastCUDA"] if "cudnn" not in name}
-    assert registered["AutocastPrivateUse1"] == cuda
-    assert {f"aten::{name}" for name in here} == cuda
 
 
 def test_every_operator_of_a_policy_is_called():

@@ -139,13 +139,6 @@ def test_randomness_within_vmap_comes_from_the_device(devices, data, seed):
     assert not torch.equal(different[0], different[1])
 
 
-@pytest.fixture
-def compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("slot", [0, -1])
 def test_compiled_modules(devices, compiler, slot, fullgraph):
@@ -203,49 +196,3 @@ def test_scripted_code_passes_backward(devices, code):
         there = scripted(x)
         assert there.device == device
         assert there.tolist() == [0.0, 3.0, 12.0]
-
-
-def test_what_a_graph_break_runs_is_not_compiled_kernel_by_kernel(simulated, compiler):
-    """The program's frames and graphs are those that it has on the CPU, and nothing warns."""
-    from torch._dynamo.utils import counters
-
-    def program(x):
-        y = x.sin() + 1
-        y = y[: len(y.tolist())]  # breaks the graph
-        try:
-            torch._dynamo.graph_break()
-            with torch.autocast(x.device.type, dtype=torch.bfloat16):
-                y = y @ y[y > 0].reshape(2, 2)  # in a frame that is given up
-        finally:
-            y = y.float()
-        return y.svd()[1].sum()
-
-    def seen(device):
-        torch.compiler.reset()
-        counters.clear()
-        graphs = []
-
-        def backend(graph, _):
-            graphs.append(graph)
-            return graph.forward
-
-        value = torch.compile(program, backend=backend)(torch.ones(2, 2, device=device))
-        return value.item(), len(graphs), dict(counters["frames"])
-
-    assert seen(simulated[1]) == seen("cpu")
-
-
-def test_seeds_and_streams_break_a_graph_and_no_more(simulated, compiler):
-    module = torch.simgpu
-
-    @torch.compile(backend="eager")
-    def program(x):
-        module.seed_all()
-        state = module.get_rng_state(x.device)
-        first = torch.rand_like(x)
-        module.current_stream(x.device).synchronize()
-        module.set_rng_state(state, x.device)
-        return first - torch.rand_like(x)
-
-    for device in simulated[:2]:
-        assert program(torch.ones(3, device=device)).tolist() == [0.0] * 3

@@ -1,1 +1,1 @@
-"""Storages, pinned memory, the ledger."""
+"""Storages, pinned memory, DLPack, overlapping arguments, statistics."""

@@ -218,12 +218,13 @@ def test_storages_are_made_written_and_copied(devices, data, pair):
         other.copy_(torch.UntypedStorage(len(data) + 1, device=here))
 
 
-@given(slot=slots, wrong=st.sampled_from([(1, 2), (True,), (1.5,), ("x",), (None,), ([1.5],)]))
-def test_a_storage_refuses_what_the_cpu_refuses(devices, slot, wrong):
-    with pytest.raises((TypeError, RuntimeError)) as on_cpu:
-        torch.UntypedStorage(*wrong, device="cpu")
-    with pytest.raises(type(on_cpu.value)):
-        torch.UntypedStorage(*wrong, device=place(slot, devices))
+@given(slot=slots)
+def test_a_storage_refuses_what_the_cpu_refuses(devices, slot):
+    for wrong in ((1, 2), (True,), (1.5,), ("x",), (None,), ([1.5],)):
+        with pytest.raises((TypeError, RuntimeError)) as on_cpu:
+            torch.UntypedStorage(*wrong, device="cpu")
+        with pytest.raises(type(on_cpu.value)):
+            torch.UntypedStorage(*wrong, device=place(slot, devices))
 
 
 @given(slot=slots)

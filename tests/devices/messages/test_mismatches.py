@@ -1,207 +1,27 @@
-"""The words of CUDA's errors where tensors of one call lie on different devices.
-
-Each operator is called with one of its arguments elsewhere, each argument in turn, on the CPU and
-on another device. The expected words are CUDA's, with the device's type in place of "cuda", and
-the same rows hold on real GPUs. There are two kinds: a kernel's wrapper names the argument and
-itself; elementwise kernels name the two devices.
-"""
-
-import re
+"""The words of CUDA's errors where tensors of one call lie on different devices."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
-X = torch.arange(9.0).reshape(3, 3)
-V = X[0]
-B = X[None]
-I = torch.tensor([0, 2, 1])  # noqa: E741  # as in index
-M = X > 4
-
-# Operator: what is called, its tensors, and the names of the arguments and of CUDA's wrapper.
-NAMED = {
-    "mm": (torch.mm, (X, X), ("self", "mat2"), "mm"),
-    "matmul": (torch.matmul, (X, X), ("self", "mat2"), "mm"),
-    "bmm": (torch.bmm, (B, B), ("self", "mat2"), "bmm"),
-    "addmm": (torch.addmm, (V, X, X), ("self", "mat1", "mat2"), "addmm"),
-    "baddbmm": (torch.baddbmm, (B, B, B), ("self", "batch1", "batch2"), "baddbmm"),
-    "linear": (F.linear, (X, X), ("self", "mat2"), "mm"),
-    "dot": (torch.dot, (V, V), ("self", "tensor"), "_dot"),
-    "index_select": (
-        lambda x, i: x.index_select(0, i),
-        (X, I),
-        ("self", "index"),
-        "_index_select",
-    ),
-    "embedding": (lambda x, i: F.embedding(i, x), (X, I), ("self", "index"), "_index_select"),
-    "gather": (lambda x, i: x.gather(1, i), (X, I[None]), ("self", "index"), "gather"),
-    "scatter": (
-        lambda x, i, y: x.scatter(1, i, y),
-        (X, I[None], X),
-        ("self", "index", "src"),
-        "scatter_src",
-    ),
-    "scatter_value": (
-        lambda x, i: x.scatter(1, i, 2.0),
-        (X, I[None]),
-        ("self", "index"),
-        "scatter_value",
-    ),
-    "scatter_add": (
-        lambda x, i, y: x.scatter_add(1, i, y),
-        (X, I[None], X),
-        ("self", "index", "src"),
-        "scatter_add",
-    ),
-    "index_add": (
-        lambda x, i, y: x.index_add(0, i, y),
-        (X, I, X),
-        ("self", "index", "source"),
-        "index_add",
-    ),
-    "take": (torch.take, (X, I), ("self", "index"), "_take"),
-    "masked_select": (torch.masked_select, (X, M), ("self", "mask"), "_masked_select"),
-    "masked_scatter_": (
-        lambda x, m, y: x.masked_scatter_(m, y),
-        (X, M, X),
-        ("self", "mask", "source"),
-        "_masked_scatter_",
-    ),
-    "cat": (lambda *xs: torch.cat(xs), (X, X, X), ("tensors", "tensors", "tensors"), "cat"),
-    "stack": (lambda *xs: torch.stack(xs), (X, X), ("tensors", "tensors"), "cat"),
-    "equal": (torch.equal, (X, X), ("self", "other"), "_equal"),
-    "cdist": (torch.cdist, (X, X), ("x1", "x2"), "__cdist_forward"),
-    "searchsorted": (
-        torch.searchsorted,
-        (V, X),
-        ("sorted_sequence", "self"),
-        "Tensor_searchsorted",
-    ),
-    "layer_norm": (
-        lambda x, w, b: F.layer_norm(x, (3,), w, b),
-        (X, V, V),
-        ("input", "weight", "bias"),
-        "_native_layer_norm",
-    ),
-    "nll_loss": (
-        lambda x, i, w: F.nll_loss(x, i, w),
-        (X, I, V),
-        ("self", "target", "weight"),
-        "nll_loss_forward",
-    ),
-    "cross_entropy": (
-        lambda x, i: F.cross_entropy(x, i),
-        (X, I),
-        ("self", "target"),
-        "nll_loss_forward",
-    ),
-    "grid_sample": (
-        lambda x, g: F.grid_sample(x[None, None], g, align_corners=False),
-        (X, torch.zeros(1, 2, 2, 2)),
-        ("input", "grid"),
-        "_grid_sampler_2d",
-    ),
-    "mm_out": (
-        lambda x, y, o: torch.mm(x, y, out=o),
-        (X, X, X),
-        ("self", "mat2", "out"),
-        "mm_out_out",
-    ),
-    "cat_out": (
-        lambda x, y, o: torch.cat([x, y], out=o),
-        (X, X, torch.empty(6, 3)),
-        ("tensors", "tensors", "out"),
-        "cat_out_out",
-    ),
-    "index_select_out": (
-        lambda x, i, o: torch.index_select(x, 0, i, out=o),
-        (X, I, torch.empty(3, 3)),
-        ("self", "index", "out"),
-        "out_index_select_out",
-    ),
-    "addmm_": (
-        lambda x, y, z: x.addmm_(y, z),
-        (X, X, X),
-        ("self", "mat1", "mat2"),
-        "addmm_",
-    ),
-}
-
-ELEMENTWISE = {
-    "add": (torch.add, (X, X)),
-    "sub": (torch.sub, (X, X)),
-    "mul": (torch.mul, (X, X)),
-    "div": (torch.div, (X, X)),
-    "pow": (torch.pow, (X, X)),
-    "maximum": (torch.maximum, (X, X)),
-    "eq": (torch.eq, (X, X)),
-    "logical_and": (torch.logical_and, (M, M)),
-    "where": (torch.where, (M, X, X)),
-    "lerp": (lambda x, y: x.lerp(y, 0.5), (X, X)),
-    "addcmul": (torch.addcmul, (X, X, X)),
-    "masked_fill": (lambda x, m: x.masked_fill(m, 0.0), (X, M)),
-    "mse_loss": (F.mse_loss, (X, X)),
-    "l1_loss": (F.l1_loss, (X, X)),
-    "smooth_l1_loss": (F.smooth_l1_loss, (X, X)),
-    "bce_with_logits": (F.binary_cross_entropy_with_logits, (X, X / 9)),
-    "add_": (lambda x, y: x.add_(y), (X, X)),
-    "mul_": (lambda x, y: x.mul_(y), (X, X)),
-    "add_out": (lambda x, y, o: torch.add(x, y, out=o), (X, X, X)),
-    "exp_out": (lambda x, o: torch.exp(x, out=o), (X, X)),
-    "foreach_add": (lambda x, y: torch._foreach_add([x, x], [y, y]), (X, X)),
-    "index_put": (lambda x, y: x.__setitem__(I, y), (X, X)),
-}
-
-
-def placed(data, devices, tensors, slot):
-    """The tensors on one device, but the one in `slot` elsewhere; and the two devices."""
-    home = data.draw(st.sampled_from(devices))
-    others = [torch.device("cpu"), *(d for d in devices if d != home)]
-    away = data.draw(st.sampled_from(others))
-    places = [away if k == slot else home for k in range(len(tensors))]
-    # What is written to has to be a copy, also on the CPU.
-    return home, away, [t.clone().to(p) for t, p in zip(tensors, places, strict=True)]
-
-
-def rows(table):
-    return [(name, slot) for name in table for slot in range(len(table[name][1]))]
+from tests.support.mismatches import (
+    ELEMENTWISE,
+    NAMED,
+    check_elementwise_kernel,
+    check_kernel,
+    rows,
+)
 
 
 @pytest.mark.devices(3, distinct=True)
 @pytest.mark.parametrize(("name", "slot"), rows(NAMED))
 @given(data=st.data())
 def test_a_kernel_names_the_argument_that_is_elsewhere(devices, name, slot, data):
-    function, tensors, names, method = NAMED[name]
-    home, away, tensors = placed(data, devices, tensors, slot)
-    # Outputs are compared with first, then the arguments in order.
-    order = sorted(range(len(names)), key=lambda k: names[k] != "out")
-    first, second = order[:2]
-    stranger, here, there = (second, home, away) if slot == first else (slot, away, home)
-    kind = "CUDA" if home.type == "cuda" else home.type
-    with pytest.raises(RuntimeError) as caught:
-        function(*tensors)
-    assert str(caught.value).splitlines()[0] == (
-        f"Expected all tensors to be on the same device, but got {names[stranger]} is on {here}, "
-        f"different from other tensors on {there} (when checking argument in method "
-        f"wrapper_{kind}_{method})"
-    )
+    check_kernel(devices, name, slot, data)
 
 
 @pytest.mark.devices(3, distinct=True)
 @pytest.mark.parametrize(("name", "slot"), rows(ELEMENTWISE))
 @given(data=st.data())
 def test_an_elementwise_kernel_names_two_devices(devices, name, slot, data):
-    function, tensors = ELEMENTWISE[name]
-    home, away, tensors = placed(data, devices, tensors, slot)
-    before = [t.clone() for t in tensors]
-    with pytest.raises(RuntimeError) as caught:
-        function(*tensors)
-    words = str(caught.value).splitlines()[0]
-    pattern = r"Expected all tensors to be on the same device, but found at least two devices, "
-    found = re.fullmatch(pattern + r"(\S+) and (\S+)!", words)
-    assert found, words
-    assert set(found.groups()) == {str(home), str(away)}
-    # Nothing was written before the error was noticed.
-    assert all(map(torch.equal, before, tensors))
+    check_elementwise_kernel(devices, name, slot, data)

@@ -1,1 +1,1 @@
-"""The current device, streams, threads, random numbers."""
+"""The current device, streams, threads, generators, random numbers."""

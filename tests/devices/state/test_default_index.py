@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from simgpu._backend import guard, pinned_allocator
-from tests.devices.state.test_threads import in_thread
-from tests.support.observe import place
+from tests.support.observe import place, plain
+from tests.support.threads import in_thread
 
 
 def within(context, make):
@@ -91,21 +90,11 @@ def test_no_index_means_the_current_device(devices, way, current, start, other):
     assert made().index == module.current_device()
 
 
-class Functions:
-    """A table of virtual functions that PyTorch does not look at."""
-
-    def __init__(self):
-        self.replaced = {}
-
-    def replace(self, position, function):
-        self.replaced[position] = function
-        return lambda: self.replaced.pop(position)
-
-
-def test_a_table_that_is_not_understood_is_put_back(monkeypatch):
-    """Another PyTorch may order its functions otherwise: then it goes on as it was."""
-    monkeypatch.setattr(torch._C, "_accelerator_getDeviceIndex", lambda: 0)
-    table = Functions()
-    assert not guard.let_guard_know(table)
-    assert not pinned_allocator.let_hooks_allocate(table)
-    assert not table.replaced
+@given(slot=st.integers(0, 7), data=st.lists(st.integers(0, 100), min_size=1, max_size=5))
+def test_new_tensors_of_a_tensor_are_on_its_device(devices, slot, data):
+    device = place(slot, devices)
+    x = torch.ones(2, device=device)
+    assert plain(x.new(data)) == [float(item) for item in data]
+    assert [x.new(data).device, x.new().device, x.new(3, 2).device, x.new(x).device] == [device] * 4
+    assert plain(x.new_tensor(data)) == [float(item) for item in data]
+    assert x.new_tensor(data).device == x.new_tensor(x.tolist()).device == device

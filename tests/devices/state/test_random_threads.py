@@ -1,6 +1,6 @@
 """Random numbers in whole programs: masks, threads, and all seeds and states at once.
 
-`test_device_random` is about one draw; here several devices and threads draw in turn. Threads are
+`test_random` is about one draw; here several devices and threads draw in turn. Threads are
 ordered by events, never by time.
 """
 

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.observe import plain, values
-
-
-def in_thread(function, *args):
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function, *args).result()
+from tests.support.threads import in_thread
 
 
 @given(data=st.data())

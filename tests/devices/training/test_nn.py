@@ -241,24 +241,6 @@ def test_a_lazy_module_becomes_real_on_the_device_of_its_first_input(devices, da
     assert net[0].weight.shape == (5, SIZE)
 
 
-@pytest.fixture
-def two_processes():
-    """This process as the first of two whose collectives do nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_sync_batch_norm_across_processes_says_what_it_lacks(simulated, two_processes):
-    net = nn.SyncBatchNorm(3).to(simulated[1])
-    with pytest.raises(ValueError, match="expected input tensor to be on GPU or XPU or simgpu"):
-        net(torch.ones(2, 3, 4))
-    with pytest.raises(NotImplementedError, match="batch_norm_stats' cannot run on a simulated"):
-        net(torch.ones(2, 3, 4, device=simulated[1]))
-
-
 @given(data=st.data(), training=st.booleans())
 def test_sync_batch_norm_of_one_process_is_a_batch_norm(devices, data, training):
     device = data.draw(st.sampled_from(devices))

@@ -23,7 +23,9 @@ OPTIONS = {
     "Adam": {"amsgrad": True},
     "AdamW": {"amsgrad": True},
     "Adamax": {},
-    "LBFGS": {"max_iter": 3, "line_search_fn": "strong_wolfe"},
+    # From the default first step of 1 the line search ends where it began for 12 of 1001 seeds,
+    # on the CPU too; from 0.1 it moves for all of them.
+    "LBFGS": {"lr": 0.1, "max_iter": 3, "line_search_fn": "strong_wolfe"},
     "Muon": {},
     "NAdam": {"momentum_decay": 0.1},
     "RAdam": {},

@@ -1,0 +1,45 @@
+"""The tables of this folder, in the order in which they are put in place when devices are made."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from simgpu._backend.torch_patches import (
+    accelerator,
+    autocast,
+    autograd,
+    collectives,
+    dlpack_export,
+    generators,
+    pickling,
+    serialization,
+    storage_methods,
+    stream_types,
+    tensor_data,
+    tensor_methods,
+)
+from simgpu._patches import Patches
+
+# No attribute stands in two tables, and every file keeps the stock attributes that it calls. So no
+# table depends on another one, and the order is that of what a program meets: passing backward,
+# tensors, modules, storages, files, other processes.
+FILES: tuple[ModuleType, ...] = (
+    autocast,
+    autograd,
+    tensor_data,
+    accelerator,
+    collectives,
+    storage_methods,
+    serialization,
+    generators,
+    stream_types,
+    tensor_methods,
+    dlpack_export,
+    pickling,
+)
+
+
+def apply_all() -> None:
+    """Put all tables in place; nothing puts them back."""
+    for file in FILES:
+        Patches().apply(file.PATCHES)

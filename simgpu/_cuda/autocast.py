@@ -1,0 +1,91 @@
+"""`torch.autocast("cuda")`: the functions behind it, which take a device type; and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simgpu._cuda.renaming import CUDA
+from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
+from simgpu.errors import UnsupportedError
+
+
+def _takes_device_type(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with "cuda" translated, and with our device type where none means CUDA."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device_type") == CUDA:
+            kwargs["device_type"] = DEVICE_TYPE
+        elif not args and not kwargs:
+            args = (DEVICE_TYPE,)  # is_autocast_enabled()
+        elif args and args[0] == CUDA:
+            args = (DEVICE_TYPE, *args[1:])
+        elif len(args) == 1 and isinstance(args[0], bool):
+            args = (DEVICE_TYPE, args[0])  # set_autocast_enabled(True)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _get_autocast_gpu_dtype() -> torch.dtype:
+    return torch.get_autocast_dtype(DEVICE_TYPE)
+
+
+def _set_autocast_gpu_dtype(dtype: torch.dtype) -> None:
+    torch.set_autocast_dtype(DEVICE_TYPE, dtype)
+
+
+def _default_tensor_type(stock: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`torch.set_default_tensor_type`, which C++ has for real CUDA alone."""
+
+    def set_default_tensor_type(kind: Any) -> None:
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        if DEVICE_TYPE in name or CUDA in name:
+            raise UnsupportedError(
+                f"torch.set_default_tensor_type({kind!r}): call torch.set_default_dtype and "
+                "torch.set_default_device in its place"
+            )
+        stock(kind)
+
+    return set_default_tensor_type
+
+
+_TYPED = (
+    "get_autocast_dtype",
+    "set_autocast_dtype",
+    "set_autocast_enabled",
+    "is_autocast_enabled",
+)
+
+PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(
+            "torch",
+            name,
+            wrap=_takes_device_type,
+            why='torch.autocast("cuda") calls these, and kernels ask about simulated devices',
+        )
+        for name in _TYPED
+    ),
+    Patch(
+        "torch",
+        "get_autocast_gpu_dtype",
+        value=_get_autocast_gpu_dtype,
+        why="the old name of the same",
+    ),
+    Patch(
+        "torch",
+        "set_autocast_gpu_dtype",
+        value=_set_autocast_gpu_dtype,
+        why="the old name of the same",
+    ),
+    Patch(
+        "torch",
+        "set_default_tensor_type",
+        wrap=_default_tensor_type,
+        why="C++ needs real CUDA for it: an error that names what to call in its place",
+    ),
+)

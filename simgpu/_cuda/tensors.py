@@ -1,0 +1,141 @@
+"""Tensors by the name of CUDA: their attributes, their methods, and the functions that make them.
+
+Only methods that take or show a device are replaced. Operators between tensors are not, so they
+cost what they cost on simulated devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._subclasses.fake_tensor
+import torch.utils._device
+
+from simgpu._backend.tensor_types import TensorType
+from simgpu._cuda.renaming import CUDA, WHY_RENAMED, named, renamed, takes_device
+from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Action, Patch, Row
+from simgpu._runtime import world
+
+_TensorBase: Any = torch._C.TensorBase
+_raw_device: Callable[[torch.Tensor], torch.device] = _TensorBase.device.__get__
+_raw_to: Any = _TensorBase.to
+
+
+def _is_cuda(self: torch.Tensor) -> bool:
+    return _raw_device(self).type == DEVICE_TYPE
+
+
+def _cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`tensor.cuda(...)`: the tensor itself if it is there already."""
+    index = world.resolve(device)
+    if args:
+        kwargs["non_blocking"] = args[0]
+    return _raw_to(self, world.device(index).torch_device, **kwargs)
+
+
+_PREFIX, _CUDA_PREFIX = f"torch.{DEVICE_TYPE}.", f"torch.{CUDA}."
+
+
+def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """`tensor.type()`, and `tensor.type("torch.cuda.FloatTensor")`."""
+    if dtype is None:
+        name: str = _TensorBase.type(self, *args, **kwargs)
+        return name.replace(_PREFIX, _CUDA_PREFIX)
+    if isinstance(dtype, TensorType):
+        dtype = dtype.__name__
+    if isinstance(dtype, str):
+        dtype = dtype.replace(_CUDA_PREFIX, _PREFIX)
+    return _TensorBase.type(self, dtype, *args, **kwargs)
+
+
+def _array_interface(self: torch.Tensor) -> Any:
+    raise AttributeError("a simulated device's memory has no address that CUDA code could use")
+
+
+def _with_our_methods(allowed: list[Any]) -> list[Any]:
+    return [*allowed, torch.Tensor.to, torch.Tensor.cuda]
+
+
+def _normalizes_device(stock: Callable[..., Any]) -> Any:
+    return staticmethod(lambda device: stock(named(device)))
+
+
+def _static(position: int | None, argument: str) -> Callable[[Any], Any]:
+    """A `wrap` for a static method that takes a device."""
+    return lambda stock: staticmethod(takes_device(stock, position, argument))
+
+
+_WHY_SUBCLASS = "a subclass says on which device it pretends to be, and C++ believes it"
+
+_METHODS: tuple[Row, ...] = (
+    Patch(
+        "torch.Tensor",
+        "device",
+        value=renamed(_raw_device),
+        why=WHY_RENAMED,
+    ),
+    Patch("torch.Tensor", "is_cuda", value=property(_is_cuda), why="is true on these devices"),
+    Patch("torch.Tensor", "to", value=takes_device(_raw_to, 1), why='takes "cuda:1"'),
+    Patch("torch.Tensor", "cuda", value=_cuda, why="moves to a simulated device"),
+    Patch("torch.Tensor", "type", value=_type, why="shows and takes torch.cuda.FloatTensor"),
+    Patch(
+        "torch.Tensor",
+        "__cuda_array_interface__",
+        value=property(_array_interface),
+        why="PyTorch's own gives out an address, since the tensor says that it is on CUDA",
+    ),
+    Patch("torch.Tensor", "new_*", wrap=takes_device, why='takes device="cuda:1"'),
+    Patch("torch.Tensor", "new", wrap=takes_device, why='takes device="cuda:1"'),
+    Patch(
+        "torch.Tensor",
+        "_make_subclass",
+        wrap=_static(None, "device_for_backend_keys"),
+        why=_WHY_SUBCLASS,
+    ),
+    Patch("torch.Tensor", "_make_wrapper_subclass", wrap=_static(7, "device"), why=_WHY_SUBCLASS),
+    Patch(
+        "torch.nn.parameter.UninitializedTensorMixin",
+        "_allowed_methods",
+        wrap=_with_our_methods,
+        why="parameters without a shape yet know by identity which methods they may be given to",
+    ),
+)
+
+_FUNCTIONS: tuple[Row, ...] = (
+    Action(
+        "the cache of `torch.utils._device._device_constructors`, filled before the next rows",
+        run=lambda _: torch.utils._device._device_constructors(),
+        why="the default device is for functions that PyTorch knows by identity: the stock ones",
+    ),
+    *(
+        Patch(
+            "torch",
+            name,
+            wrap=takes_device,
+            why="C++ asks for the current CUDA device before these reach the dispatcher",
+        )
+        for name in ("as_tensor", "asarray", "tensor", "sparse_*_tensor")
+    ),
+)
+
+_FAKE_TENSORS: tuple[Row, ...] = (
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensor",
+        "_normalize_fake_device",
+        wrap=_normalizes_device,
+        needs="_normalize_fake_device",
+        why="tensors without data, in which compilers compute shapes, are of simulated devices too",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensor",
+        "device",
+        wrap=lambda stock: renamed(stock.fget),
+        needs="_normalize_fake_device",
+        why="a program reads cuda:1; older releases keep the device as it was named",
+    ),
+)
+
+PATCHES: tuple[Row, ...] = (*_METHODS, *_FUNCTIONS, *_FAKE_TENSORS)

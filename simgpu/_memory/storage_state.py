@@ -1,0 +1,45 @@
+"""What simgpu remembers about one storage: one object under one attribute of the storage.
+
+PyTorch keeps a storage's Python object, and with it this attribute, for as long as the memory
+lives. Most storages have no such object; it is made for the first thing that has to be remembered.
+(What a tensor's memory takes of its device is remembered elsewhere: see `ownership`.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_ATTRIBUTE = "_simgpu_state"
+
+
+class StorageState:
+    """What is known of a storage beyond what PyTorch knows."""
+
+    __slots__ = ("counted", "exported", "extent", "outlived", "pinned")
+
+    def __init__(self) -> None:
+        # Host memory that counts as pinned.
+        self.pinned = False
+        # Whether something points into the memory without standing on the storage: a slice of the
+        # storage, or a DLPack capsule. Then `outlived` keeps the memory that resizes replaced.
+        self.exported = False
+        self.outlived: tuple[torch.UntypedStorage, ...] = ()
+        # Of a storage that has shrunk: the most bytes it ever had, and the storage that is entered
+        # in the device's ledger in its place.
+        self.extent = 0
+        self.counted: torch.UntypedStorage | None = None
+
+
+def known_state(storage: torch.UntypedStorage) -> StorageState | None:
+    """What is remembered about `storage`, or None where that is nothing."""
+    return getattr(storage, _ATTRIBUTE, None)
+
+
+def state_of(storage: Any) -> StorageState:
+    """What is remembered about `storage`, to be changed."""
+    state = known_state(storage)
+    if state is None:
+        state = storage._simgpu_state = StorageState()
+    return state

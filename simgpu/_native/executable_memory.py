@@ -1,0 +1,38 @@
+"""Machine code that C++ can call: a few instructions in memory that may be run.
+
+The memory is written while it may not be run and made executable by mprotect; the system may refuse
+that (SELinux, hardened kernels), and then there is no function. What it returns is looked at before
+anyone else may call it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import platform
+import sys
+from typing import Any
+
+
+def is_possible_here() -> bool:
+    """Whether this is 64-bit Linux on x86-64, for which our instructions are."""
+    return sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32
+
+
+def function_of(code: bytes, answer: int) -> Any:
+    """`code` as a C function that returns `answer`; None where there cannot be one.
+
+    `code` begins with endbr64, as kernels want of functions that are called by address.
+    """
+    if not is_possible_here():
+        return None
+    pages = mmap.mmap(-1, mmap.PAGESIZE)
+    pages.write(code)
+    memory = (ctypes.c_char * mmap.PAGESIZE).from_buffer(pages)  # keeps the pages, too
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    if protect(ctypes.addressof(memory), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
+        return None
+    if ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(memory))() != answer:
+        return None
+    return memory

@@ -1,0 +1,86 @@
+"""A `__str__` for built-in types, which Python does not let be changed.
+
+CPython forbids setattr on built-in types, so the function is put into the type's dictionary, and
+the slot behind `str()` (`tp_str`, a word of the type) gets what stands there in every class with a
+`__str__` written in Python: a C function that looks the method up. A type is only written to if its
+size and its slot are found in it where this file expects them, and its dictionary is the one that
+`vars` shows; otherwise the type stays as it is. Calls cost no more for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from simgpu._native.process_memory import words
+
+STR, _BASICSIZE = 17, 4  # words of a type; the first two are those of every object
+_WRAPPED = 6  # word of a method that stands for a slot
+
+
+class _Written:
+    """A class with a `__str__` in Python, for the sake of its slot."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+_stock_slot = words[(id(BaseException.__str__) >> 3) + _WRAPPED]
+_slot_of_python = words[(id(_Written) >> 3) + STR]
+
+
+def _slot(kind: type, expected: int) -> int | None:
+    """Index in `words` of the slot behind `str()` of a type, if it holds `expected`."""
+    at = id(kind) >> 3
+    understood = words[at + _BASICSIZE] == kind.__basicsize__ and words[at + STR] == expected
+    return at + STR if understood else None
+
+
+def _attributes(kind: type) -> dict[str, Any] | None:
+    """The dictionary of a type, which `vars` shows and does not let be changed."""
+    shown = vars(kind)
+    found = gc.get_referents(shown)
+    if len(found) != 1 or type(found[0]) is not dict or found[0] != shown:
+        return None
+    return found[0]
+
+
+def _forget_lookups(kind: type) -> None:
+    """Let the interpreter look attributes of `kind` and its subclasses up anew."""
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+
+def can_replace_str(kind: type) -> bool:
+    """Whether `kind` has the text of BaseException and is laid out as this file expects."""
+    return _slot(kind, _stock_slot) is not None and _attributes(kind) is not None
+
+
+def replace_str(kind: type, function: Callable[[Any], str]) -> bool:
+    """Let `function` make the text of instances of `kind`; returns whether that was possible.
+
+    `kind` is a built-in type whose text is that of BaseException, and whose classes derived from it
+    before keep the stock text, since they have a slot of their own.
+    """
+    slot, attributes = _slot(kind, _stock_slot), _attributes(kind)
+    if slot is None or attributes is None:
+        return False
+    attributes["__str__"] = function
+    _forget_lookups(kind)
+    words[slot] = _slot_of_python
+    return True
+
+
+def restore_str(kind: type) -> None:
+    """Give `kind` its own text back, if `replace_str` has changed it."""
+    slot, attributes = _slot(kind, _slot_of_python), _attributes(kind)
+    if slot is not None and attributes is not None:
+        words[slot] = _stock_slot
+        del attributes["__str__"]
+        _forget_lookups(kind)
+
+
+def is_active() -> bool:
+    """Whether the texts of built-in errors can be replaced by this interpreter."""
+    return can_replace_str(RuntimeError) or _slot(RuntimeError, _slot_of_python) is not None

@@ -1,0 +1,92 @@
+"""Random generators of a device: what they draw, repeat and refuse."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.observe import place, plain
+
+slots = st.integers(0, 7)
+
+
+DRAWS = {
+    "randn": lambda device, generator: torch.randn(5, device=device, generator=generator),
+    "rand": lambda device, generator: torch.rand(5, device=device, generator=generator),
+    "randint": lambda device, generator: torch.randint(
+        1000, (5,), device=device, generator=generator
+    ),
+    "uniform_": lambda device, generator: torch.empty(5, device=device).uniform_(
+        generator=generator
+    ),
+    "normal": lambda device, generator: torch.normal(
+        torch.zeros(5, device=device), 1.0, generator=generator
+    ),
+    "bernoulli": lambda device, generator: torch.bernoulli(
+        torch.full((99,), 0.5, device=device), generator=generator
+    ),
+    "multinomial": lambda device, generator: torch.multinomial(
+        torch.ones(99, device=device), 9, generator=generator
+    ),
+    "init": lambda device, generator: torch.nn.init.normal_(
+        torch.empty(5, device=device), generator=generator
+    ),
+    "randn out": lambda device, generator: torch.randn(
+        5, generator=generator, out=torch.empty(5, device=device)
+    ),
+    "randperm": lambda device, generator: torch.randperm(99, device=device, generator=generator),
+}
+
+
+@pytest.mark.parametrize("draw", sorted(DRAWS))
+@given(slot=slots, seed=st.integers(0, 1000))
+def test_a_generator_repeats_what_it_drew(devices, draw, slot, seed):
+    device = place(slot, devices)
+    generator = torch.Generator(device=device)
+    assert isinstance(generator, torch.Generator)
+    assert generator.device == device
+    assert generator.manual_seed(seed) is generator
+    assert generator.initial_seed() == seed
+    first = plain(DRAWS[draw](device, generator))
+    state = generator.get_state()
+    second = plain(DRAWS[draw](device, generator))
+    assert first != second
+    generator.set_state(state)
+    twin = generator.clone_state()
+    assert twin.device == device
+    assert plain(DRAWS[draw](device, generator)) == plain(DRAWS[draw](device, twin)) == second
+    generator.manual_seed(seed)
+    assert plain(DRAWS[draw](device, generator)) == first
+
+
+@pytest.mark.devices(4)
+@given(pair=st.permutations(range(4)), seed=st.integers(0, 1000))
+def test_generators_of_one_seed_draw_the_same_on_every_device(devices, pair, seed):
+    one, other = (devices[slot] for slot in pair[:2])
+    drawn = [
+        plain(DRAWS["randn"](device, torch.Generator(device=device).manual_seed(seed)))
+        for device in (one, other)
+    ]
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("draw", sorted(set(DRAWS) - {"randperm"}))
+@given(slot=slots)
+def test_a_generator_of_the_wrong_kind_of_device_raises(devices, draw, slot):
+    device, kind = place(slot, devices), devices[0].type
+    with pytest.raises(
+        RuntimeError, match=f"Expected a '{kind}' device type for generator but found 'cpu'"
+    ):
+        DRAWS[draw](device, torch.Generator())
+    with pytest.raises(
+        RuntimeError, match=f"Expected a 'cpu' device type for generator but found '{kind}'"
+    ):
+        DRAWS[draw]("cpu", torch.Generator(device=device))
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(pair=st.permutations(range(-1, 4)))
+def test_randperm_wants_a_generator_of_its_very_device(devices, pair):
+    device, other = (place(slot, devices) for slot in pair[:2])
+    with pytest.raises(RuntimeError, match=r"Expected a .* generator device but found"):
+        torch.randperm(9, device=device, generator=torch.Generator(device=other))

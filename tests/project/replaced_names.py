@@ -1,0 +1,102 @@
+"""The tables of everything that is replaced in torch, as docs/architecture.md shows them.
+
+`python -m tests.project.replaced_names` prints the sections; with `--write`, it puts them into the
+page.
+"""
+
+import itertools
+import re
+import sys
+from pathlib import Path
+
+from simgpu._backend import install
+from simgpu._backend.torch_patches import apply_all, serialization
+from simgpu._cuda import as_cuda
+from simgpu._patches import Action
+
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+FOR_GOOD = "What is replaced in torch for good"
+FOR_A_WHILE = "What as_cuda replaces for a while"
+
+INTRODUCTIONS = {
+    FOR_GOOD: (
+        "When a process makes its first simulated devices, the rows below are put in place from "
+        "the first to the last (`simgpu/_backend/install.py`), and they stay for as long as the "
+        "process lives. Functions of torch that are replaced do what they did before for all other "
+        "devices. A row without an attribute is an entry in a registry. The deserializer of "
+        "torch.load is there from `import torch` on, wherever simgpu is installed."
+    ),
+    FOR_A_WHILE: (
+        "On entering `simgpu.as_cuda(n)`, the rows below are put in place from the first to the "
+        "last (`simgpu/_cuda/as_cuda.py`). At the end of the block they are undone from the last "
+        "to the first."
+    ),
+}
+BY_PYTORCH = (
+    "Registering the device type lets PyTorch itself add or change, depending on its release: "
+)
+
+
+def tables(section):
+    """Title and rows of every file with a table, in the order in which the tables are applied."""
+    files = apply_all.FILES if section == FOR_GOOD else as_cuda.FILES
+    found = [(path(file), file.PATCHES) for file in files]
+    if section == FOR_GOOD:
+        found.append((f"{path(serialization)}, with `import torch`", serialization.LOADING))
+    return found
+
+
+def path(module):
+    return f"`{module.__name__.replace('.', '/')}.py`"
+
+
+def cells(rows):
+    """What is replaced and why, with rows that follow each other and agree in both drawn together.
+
+    Attributes of one owner that are replaced for one reason are one row of the page.
+    """
+    for (owner, why), group in itertools.groupby(
+        rows, lambda row: (row.what if isinstance(row, Action) else row.owner, row.why)
+    ):
+        first, *rest = group
+        if isinstance(first, Action):
+            names = ", ".join(f"`{name}`" for name in first.adds)
+            yield owner + (f": {names}" if names else ""), why
+        else:
+            yield f"`{owner}`: " + ", ".join(f"`{row.name}`" for row in (first, *rest)), why
+
+
+def markdown(section):
+    """The section of the page, heading and all."""
+    lines = [f"## {section}", "", INTRODUCTIONS[section], ""]
+    if section == FOR_GOOD:
+        added = ", ".join(f"`{name}`" for name in install.ADDED_BY_PYTORCH)
+        lines += [BY_PYTORCH + added + ".", ""]
+    for title, rows in tables(section):
+        lines += [f"### {title}", "", "| what | why |", "|---|---|"]
+        lines += [f"| {what} | {why} |" for what, why in cells(rows)]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def section_of(page, section):
+    """The section as it stands in the text of the page."""
+    found = re.search(rf"^## {re.escape(section)}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return found[0].rstrip() + "\n" if found else ""
+
+
+def write():
+    """Put both sections into the page, in the place of those that are there, or at its end."""
+    page = PAGE.read_text(encoding="utf-8")
+    for section in (FOR_GOOD, FOR_A_WHILE):
+        there = section_of(page, section)
+        page = page.replace(there, markdown(section)) if there else f"{page}\n{markdown(section)}"
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        write()
+    else:
+        print("\n".join(markdown(section) for section in (FOR_GOOD, FOR_A_WHILE)))

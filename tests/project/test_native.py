@@ -1,0 +1,254 @@
+"""Raw memory is touched in one folder, where every trick is checked first and has its row."""
+
+import ast
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from simgpu import errors
+from simgpu._native import (
+    dlpack_relabel,
+    executable_memory,
+    generator_layout,
+    host_allocator,
+    process_memory,
+    registered_guard,
+    status,
+    storage_layout,
+    type_slots,
+    virtual_tables,
+)
+
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "simgpu" / "_native"
+RAW_MODULES = {"ctypes", "_ctypes", "mmap", "cffi"}
+RAW_ATTRIBUTES = {"words", "process_memory", "ctypes", "get_referents"}
+PROCESS_MEMORY = "simgpu._native.process_memory"
+
+
+def imported(tree):
+    """The full names of what a file imports: modules, and names in them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_raw(name):
+    """Whether this import gives raw memory."""
+    return (
+        name.split(".")[0] in RAW_MODULES
+        or f"{name}.".startswith(f"{PROCESS_MEMORY}.")
+        or (name.startswith("simgpu._native.") and name.endswith(".words"))
+    )
+
+
+def uses_raw_memory(text):
+    """Imports and attributes in a file by which it could touch raw memory."""
+    tree = ast.parse(text)
+    attributes = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return [
+        *filter(is_raw, imported(tree)),
+        *filter(RAW_ATTRIBUTES.__contains__, attributes),
+    ]
+
+
+def files_outside():
+    for package in ("simgpu", "dataparallel"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if NATIVE not in path.parents:
+                yield path
+
+
+def test_no_other_folder_touches_raw_memory():
+    found = {str(path): list(uses_raw_memory(path.read_text())) for path in files_outside()}
+    assert len(found) > 100
+    assert {path: uses for path, uses in found.items() if uses} == {}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import ctypes",
+        "import ctypes.util as u",
+        "from ctypes import CFUNCTYPE",
+        "def late():\n    import mmap",
+        "from simgpu._native import process_memory",
+        "from simgpu._native.process_memory import words",
+        "from simgpu._native.dlpack_relabel import words",
+        "from simgpu._native import dlpack_relabel\ndlpack_relabel.words[3] = 4",
+        "import gc\ngc.get_referents(vars(int))[0]['x'] = 1",
+    ],
+)
+def test_a_planted_use_is_found(planted):
+    assert list(uses_raw_memory(planted))
+
+
+def rows(text):
+    """The cells of each row of the table of native tricks, by the file in its first cell."""
+    section = re.split(r"^## ", text, flags=re.MULTILINE)
+    (tricks,) = [part for part in section if part.startswith("Native tricks\n")]
+    table = [line for line in tricks.splitlines() if line.startswith("|")][2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {file.strip("`"): rest for file, *rest in cells}
+
+
+def missing_rows(text, modules):
+    """Modules without a row of four full cells, and rows without a module."""
+    found = rows(text)
+    whole = {file for file, cells in found.items() if len(cells) == 4 and all(cells)}
+    return (modules - whole) | (found.keys() - modules)
+
+
+def test_every_file_has_its_row():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    modules = {path.name for path in NATIVE.glob("*.py")} - {"__init__.py", "status.py"}
+    assert missing_rows(text, modules) == set()
+    assert missing_rows(text, modules | {"new_trick.py"}) == {"new_trick.py"}
+    assert missing_rows(text, modules - {"type_slots.py"}) == {"type_slots.py"}
+
+
+def test_every_trick_says_whether_it_is_active(simulated):
+    """Here, on Linux with CPython and a PyTorch that is supported, all of them are."""
+    active = status.active_tricks()
+    assert list(active) == [trick.name for trick in status.TRICKS]
+    assert all(trick.otherwise for trick in status.TRICKS)
+    machine_code = executable_memory.is_possible_here()
+    assert [name for name, works in active.items() if not works] == (
+        [] if machine_code else ["constant answers in machine code"]
+    )
+
+
+def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
+    monkeypatch.setattr(dlpack_relabel, "relabel", dlpack_relabel._relabel_by_capsule_api)
+    monkeypatch.setattr(storage_layout, "_memory_offset", lambda: None)
+    monkeypatch.setattr(generator_layout, "_device_offset", lambda: None)
+    monkeypatch.setattr(registered_guard, "tables", [])
+    monkeypatch.setattr(host_allocator.allocator, "offset", None)
+    monkeypatch.setattr("simgpu._native.constant_answers.replacements", [])
+    monkeypatch.setattr(type_slots, "_stock_slot", 1)
+    assert list(status.active_tricks().values()) == [False] * len(status.TRICKS)
+
+
+def test_memory_that_cannot_be_read_is_not_read():
+    number = ctypes.c_int64(7)
+    assert process_memory.can_read(ctypes.addressof(number), 8)
+    for address in (0, 8, -8, 1 << 46, ctypes.addressof(number) + 1):
+        assert not process_memory.can_read(address, 8)
+
+
+# Each trick, where what it assumes does not hold: nothing is written.
+
+
+def in_other_memory(tensor):
+    """A capsule that describes other memory than its tensor's, as another layout would."""
+    return torch._C._to_dlpack(torch.empty(2))
+
+
+def test_capsules_of_another_layout_are_refused():
+    assert dlpack_relabel._choose(torch._C._to_dlpack) is dlpack_relabel.relabel
+    refuse = dlpack_relabel._choose(in_other_memory)
+    with pytest.raises(errors.UnsupportedError, match="describes a tensor's memory otherwise"):
+        refuse(torch.ones(1))
+
+
+def test_capsules_without_the_layout_of_cpython_are_asked(simulated, monkeypatch):
+    """As in an interpreter without the GIL."""
+    x = torch.arange(4.0, device=simulated[2])
+    by_api = dlpack_relabel._relabel_by_capsule_api
+    host = by_api(x)
+    assert (host.device.type, host.data_ptr(), host.tolist()) == ("cpu", x.data_ptr(), x.tolist())
+    assert by_api(host, dlpack_relabel.LABELS[5]).get_device() == 5
+
+
+def test_storages_of_another_layout_are_not_resized(simulated, monkeypatch):
+    monkeypatch.setattr(storage_layout, "_memory_offset", lambda: None)
+    x = torch.arange(4.0, device=simulated[1])
+    for size in (4, 32):
+        with pytest.raises(errors.UnsupportedError):
+            x.untyped_storage().resize_(size)
+    assert x.tolist() == [0, 1, 2, 3]
+    assert x.untyped_storage().nbytes() == 16
+
+
+def test_a_storage_whose_words_say_something_else_is_not_written(simulated, monkeypatch):
+    x, y = (torch.arange(4.0, device=simulated[1]).untyped_storage() for _ in range(2))
+    offset = storage_layout._memory_offset()
+    monkeypatch.setattr(storage_layout, "_memory_offset", lambda: offset + 1)
+    with pytest.raises(errors.UnsupportedError):
+        storage_layout.swap_memory(x, y)
+    with pytest.raises(errors.UnsupportedError):
+        storage_layout.set_size(x, 8)
+    assert (x.nbytes(), x.tolist()) == (16, y.tolist())
+
+
+def test_generators_of_another_layout_stay_the_cpus(simulated, monkeypatch):
+    monkeypatch.setattr(generator_layout, "_device_offset", lambda: 0)  # the address of its class
+    generator = torch._C.Generator()
+    assert not generator_layout.label_generator(generator, simulated[1])
+    assert generator.device == torch.device("cpu")
+    monkeypatch.setattr(generator_layout, "_device_offset", lambda: None)
+    assert not generator_layout.label_generator(generator, simulated[1])
+
+
+class NotPybind11:
+    """A Python object that holds no C++ one."""
+
+
+def test_objects_of_another_class_get_no_table(simulated, monkeypatch):
+    assert registered_guard.replace_vtables(NotPybind11(), NotPybind11()) is None
+    number = ctypes.c_int64(12)
+    for address in (0, 8, ctypes.addressof(number)):
+        assert virtual_tables.class_name(address) is None
+    guard = registered_guard._guards()[20]
+    assert "DeviceGuard" in virtual_tables.class_name(guard)
+    # The guard is where it should be, but the hooks are of no class of C++.
+    addresses = iter([guard, guard, ctypes.addressof(number)])
+    monkeypatch.setattr(registered_guard, "_in_python_object", lambda instance: next(addresses))
+    before = process_memory.words[guard >> 3]
+    assert registered_guard.replace_vtables(None, None) is None
+    assert process_memory.words[guard >> 3] == before
+
+
+def test_without_tables_the_guard_is_not_used_for_cuda(simulated, monkeypatch):
+    monkeypatch.setattr(registered_guard, "tables", [])
+    assert registered_guard.use_guard_for_cuda() is None
+
+
+def test_an_allocator_of_another_class_is_not_copied(monkeypatch):
+    monkeypatch.setattr(host_allocator, "class_name", lambda address: "N3c107StorageE")
+    assert not host_allocator._Allocator().copy()
+    monkeypatch.setattr(host_allocator, "library", lambda: None)
+    assert not host_allocator._Allocator().copy()
+
+
+@pytest.mark.skipif(not executable_memory.is_possible_here(), reason="instructions of x86-64")
+def test_code_with_another_answer_is_not_used():
+    seven = bytes.fromhex("f30f1efa b807000000 c3")
+    assert executable_memory.function_of(seven, 7) is not None
+    assert executable_memory.function_of(seven, 8) is None
+
+
+def test_types_of_another_layout_keep_their_texts(monkeypatch):
+    class Written(Exception):
+        """Its slot holds CPython's generic function, not that of BaseException."""
+
+        def __str__(self):
+            return "mine"
+
+    def text(self):
+        return "another"
+
+    assert not type_slots.replace_str(Written, text)
+    monkeypatch.setattr(type_slots, "STR", type_slots.STR + 1)
+    assert not type_slots.replace_str(RuntimeError, text)
+    monkeypatch.undo()
+    monkeypatch.setattr(type_slots.gc, "get_referents", lambda shown: [dict(shown), {}])
+    assert not type_slots.replace_str(RuntimeError, text)
+    monkeypatch.undo()
+    assert str(RuntimeError("kept")) == "kept"
+    assert "__str__" not in vars(RuntimeError)

@@ -1,0 +1,77 @@
+"""Everything replaced in torch stands in a table, and docs/architecture.md shows all the tables."""
+
+import collections
+import json
+
+import pytest
+
+from simgpu._backend.torch_patches import apply_all
+from simgpu._cuda import as_cuda
+from simgpu._patches import Action
+from tests.project import replaced_names
+
+# torch itself imports simgpu where it is installed, as it does every registered device.
+ALONE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+RUN = "from tests.project import changed_names; changed_names.main()"
+
+# Code that runs before the comparison: one mistake of each kind, and what has to be said of them.
+MISTAKES = """
+import torch
+from simgpu._backend.torch_patches import autograd
+from simgpu._cuda import renaming
+from simgpu._patches import Action, Patch
+from simgpu._runtime import processes
+
+layer = torch.nn.Linear
+processes.install = lambda: setattr(layer, "in_passing", None)
+autograd.PATCHES += (Patch("torch.nn.Linear", "forward", wrap=lambda stock: stock),)
+renaming.PATCHES += (
+    Action("", run=lambda patches: patches.set(layer, "for_a_while", None), why=""),
+    Patch("torch.nn.Linear", "reset_parameters", wrap=lambda stock: stock),
+    Action("", run=lambda _: setattr(layer, "left", None), why="", adds=("torch.nn.Linear.left",)),
+)
+"""
+LAYER = "torch.nn.modules.linear.Linear"
+SAID_OF_MISTAKES = {
+    "replaced for good, and in no table": [f"{LAYER}.in_passing"],
+    "in a table for good, and not replaced": [f"{LAYER}.forward"],
+    "replaced by as_cuda, and in no table": [f"{LAYER}.for_a_while"],
+    "in a table of as_cuda, and not replaced": [f"{LAYER}.reset_parameters"],
+    "left behind by as_cuda": [f"{LAYER}.left"],
+}
+
+
+def differences(python, code):
+    done = python("-c", code, **ALONE)
+    assert done.returncode == 0, done.stderr
+    return {what: names for what, names in json.loads(done.stdout).items() if names}
+
+
+def test_the_tables_hold_what_changes_and_nothing_else(python):
+    assert differences(python, RUN) == {}
+
+
+def test_the_comparison_can_fail(python):
+    assert differences(python, MISTAKES + RUN) == SAID_OF_MISTAKES
+
+
+@pytest.mark.parametrize("section", [replaced_names.FOR_GOOD, replaced_names.FOR_A_WHILE])
+def test_the_page_shows_the_tables(section):
+    """Where it does not: `python -m tests.project.replaced_names --write`."""
+    page = replaced_names.PAGE.read_text(encoding="utf-8")
+    assert replaced_names.section_of(page, section) == replaced_names.markdown(section)
+
+
+@pytest.mark.parametrize("files", [apply_all.FILES, as_cuda.FILES], ids=["for good", "as_cuda"])
+def test_no_attribute_stands_in_two_tables(files):
+    """So the order of the files does not decide what an attribute becomes."""
+    homes = collections.defaultdict(set)
+    for file in files:
+        for row in file.PATCHES:
+            assert row.why
+            assert "\n" not in row.why
+            if not isinstance(row, Action):
+                for owner, name in row.targets():
+                    homes[id(owner), name].add(file.__name__)
+    assert [key for key, files in homes.items() if len(files) > 1] == []

@@ -1,0 +1,30 @@
+"""Dropout on a simulated device: the host's products, bit for bit, with a mask drawn there."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(
+    data=st.data(),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+    p=st.sampled_from([0.1, 0.3, 0.7, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_dropout_and_its_gradient_are_products_with_the_mask(simulated, data, dtype, p, seed):
+    device = data.draw(st.sampled_from(simulated))
+    torch.manual_seed(seed)
+    x, grad = torch.randn(2, 5, 7).to(dtype)
+    x[0, 0], grad[1, 1] = float("nan"), float("inf")
+    leaf = x.to(device).requires_grad_()
+    kept, mask = torch.native_dropout(leaf, p, True)
+    assert mask.dtype == torch.bool
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    expected = torch.ops.aten.mul_.Scalar(x * mask.cpu(), scale)
+    torch.testing.assert_close(kept.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+    (got,) = torch.autograd.grad(kept, leaf, grad.to(device))
+    expected = torch.ops.aten.native_dropout_backward(grad, mask.cpu(), scale)
+    torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+    # A mask need not be made of booleans.
+    by_number = torch.ops.aten.native_dropout_backward(grad.to(device), mask.to(dtype), scale)
+    torch.testing.assert_close(by_number, got, rtol=0, atol=0, equal_nan=True)

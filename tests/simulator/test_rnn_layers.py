@@ -1,0 +1,154 @@
+"""Recurrent layers run as one kernel, with the bits of the CPU, and by cuDNN's rules."""
+
+import copy
+import functools
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import simgpu
+
+KINDS = [nn.LSTM, nn.GRU, nn.RNN, functools.partial(nn.RNN, nonlinearity="relu")]
+ONE_KERNEL = {"lstm.input", "lstm.data", "gru.input", "gru.data"} | {
+    f"rnn_{name}.{kind}" for name in ("tanh", "relu") for kind in ("input", "data")
+}
+
+
+@st.composite
+def layers(draw, dropout=False):
+    """A module, and a batch for it: padded or packed, with or without a state to begin with."""
+    kind, hidden = draw(st.sampled_from(KINDS)), draw(st.integers(2, 5))
+    options = {
+        "num_layers": draw(st.integers(1, 3)),
+        "bias": draw(st.booleans()),
+        "bidirectional": draw(st.booleans()),
+        "batch_first": draw(st.booleans()),
+    }
+    if kind is nn.LSTM and draw(st.booleans()):
+        options["proj_size"] = hidden - 1
+    if dropout:
+        options["num_layers"] = draw(st.integers(2, 3))
+        options["dropout"] = draw(st.sampled_from([0.2, 0.7]))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    module = kind(3, hidden, **options)
+    lengths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    return module, lengths, draw(st.booleans()), draw(st.booleans())
+
+
+def step(case, device, grad=True):
+    """Outputs and gradients of the module on `device`, as CPU tensors."""
+    module, lengths, packed, with_state = case
+    module = copy.deepcopy(module).to(device)
+    rows = [torch.linspace(-1, 1, 3 * n).view(n, 3).to(device).requires_grad_() for n in lengths]
+    x = nn.utils.rnn.pad_sequence(rows, batch_first=module.batch_first)
+    if packed:
+        x = nn.utils.rnn.pack_sequence(rows, enforce_sorted=False)
+    state = None
+    if with_state:
+        count, hidden = module.num_layers * (1 + module.bidirectional), module.hidden_size
+        state = torch.ones(count, len(rows), module.proj_size or hidden, device=device)
+        if isinstance(module, nn.LSTM):
+            state = state, torch.ones(count, len(rows), hidden, device=device)
+    with torch.set_grad_enabled(grad):
+        out, ends = module(x, state)
+    out = out.data if packed else out
+    results = [out, *(ends if isinstance(ends, tuple) else (ends,))]
+    if grad:
+        sum((result.sin() * 2).sum() for result in results).backward()
+        results += [row.grad for row in rows] + [weight.grad for weight in module.parameters()]
+    return [result.detach().cpu() for result in results]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@given(case=layers(), grad=st.booleans(), slot=st.integers(0, 7))
+def test_a_layer_has_the_bits_of_the_cpu_out_of_one_kernel(simulated, case, grad, slot):
+    with simgpu.trace() as trace:
+        found = step(case, simulated[slot], grad)
+    for ours, host in zip(found, step(case, "cpu", grad), strict=True):
+        assert torch.equal(ours, host)
+    ran = [record.op for record in trace.kernels]
+    assert sum(op in ONE_KERNEL for op in ran) == 1
+    assert ran.count("_cudnn_rnn_backward") == grad
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@given(case=layers(dropout=True), slot=st.integers(0, 7))
+def test_dropout_between_layers_is_drawn_from_the_device(simulated, case, slot):
+    before = torch.get_rng_state()
+    torch.simgpu.set_device(slot)
+    answers = []
+    for seed in (1, 1, 2):
+        torch.simgpu.manual_seed(seed)
+        answers.append(step(case, simulated[slot]))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(*pair) for pair in zip(*answers[:2], strict=True))
+    case[0].eval()
+    for ours, host in zip(step(case, simulated[slot]), step(case, "cpu"), strict=True):
+        assert torch.equal(ours, host)
+
+
+def test_a_second_derivative_is_refused_as_with_cudnn_and_had_without(simulated):
+    module, x = nn.GRU(2, 3).to(simulated[1]), torch.ones(4, 1, 2, device=simulated[1])
+    x.requires_grad_()
+    with pytest.raises(RuntimeError, match="Double backwards is not supported"):
+        torch.autograd.grad(module(x)[0].sum(), x, create_graph=True)
+    with torch.backends.cudnn.flags(enabled=False):
+        (grad,) = torch.autograd.grad(module(x)[0].sum(), x, create_graph=True)
+        grad.square().sum().backward()
+    assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("which", ["input", "output", "weight"])
+def test_backward_notices_a_write_to_what_it_needs(simulated, which):
+    module, x = nn.LSTM(2, 3).to(simulated[1]), torch.ones(4, 1, 2, device=simulated[1])
+    out, _ = module(x)
+    with torch.no_grad():
+        {"input": x, "output": out, "weight": module.weight_hh_l0}[which].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_graph_can_be_kept_and_is_gone_otherwise(simulated):
+    module, x = nn.GRU(2, 3).to(simulated[0]), torch.ones(4, 1, 2, device=simulated[0])
+    total = module(x)[0].sum()
+    total.backward(retain_graph=True)
+    once = module.weight_ih_l0.grad.clone()
+    total.backward()
+    assert torch.equal(module.weight_ih_l0.grad, once * 2)
+    with pytest.raises(RuntimeError, match="second time"):
+        total.backward()
+
+
+@given(case=layers(), slot=st.integers(0, 7))
+def test_what_is_kept_for_backward_takes_memory_until_then(no_collector, simulated, case, slot):
+    device = simulated[slot]
+    empty = torch.simgpu.memory_allocated(device)
+    module, x = copy.deepcopy(case[0]).to(device), torch.ones(2, 3, 3, device=device)
+    start = torch.simgpu.memory_allocated(device)
+    with torch.no_grad():
+        results = module(x)
+        without = torch.simgpu.memory_allocated(device)
+        del results
+    gc.collect()
+    results = module(x)
+    assert torch.simgpu.memory_allocated(device) > without
+    total = results[0].sum()
+    total.backward()
+    del results, total
+    for weight in module.parameters():
+        weight.grad = None
+    assert torch.simgpu.memory_allocated(device) == start
+    assert gc.collect() == 0
+    del module, x, weight
+    assert torch.simgpu.memory_allocated(device) == empty == 0
+
+
+def test_running_out_of_memory_in_a_layer_is_an_error_like_any_other():
+    with simgpu.devices(1, memory="64KiB") as (device,):
+        module, x = nn.LSTM(4, 4).to(device), torch.ones(100, 8, 4, device=device)
+        with pytest.raises(torch.OutOfMemoryError):
+            module(x)

@@ -1,0 +1,141 @@
+"""Mistakes that have words of their own on CUDA, and the words: checked here on any devices.
+
+The tests of `devices/messages` and those of devices by the name of CUDA ask for the same.
+"""
+
+import re
+
+import numpy
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.support.observe import plain
+
+TOGETHER = "Expected all tensors to be on the same device"
+
+
+def title(device):
+    """A device's name within the name of a tensor type."""
+    return "torch.FloatTensor" if device.type == "cpu" else f"torch.{device.type}.FloatTensor"
+
+
+def elsewhere(data, devices):
+    """A device, and another place than it: the CPU or another device."""
+    home = data.draw(st.sampled_from(devices))
+    away = data.draw(st.sampled_from([torch.device("cpu"), *(d for d in devices if d != home)]))
+    return home, away
+
+
+INDEXING = {
+    "get": lambda x, i: x[i],
+    "get_pair": lambda x, i: x[i, i],
+    "set_number": lambda x, i: x.__setitem__(i, 1.0),
+    "set_row": lambda x, i: x.__setitem__(i, x[0].clone()),
+    "put": lambda x, i: x.index_put((i,), x[0]),
+}
+
+
+def check_convolutions(devices, data):
+    device = data.draw(st.sampled_from(devices))
+    cpu = torch.device("cpu")
+    for x_place, net_place in ((device, cpu), (cpu, device)):
+        net = nn.Conv2d(1, 2, 3).to(net_place)
+        words = f"Input type ({title(x_place)}) and weight type ({title(net_place)}) should be"
+        with pytest.raises(RuntimeError, match=re.escape(words)):
+            net(torch.ones(1, 1, 4, 4, device=x_place))
+
+
+def check_recurrent_networks(devices, kind, data):
+    home, away = elsewhere(data, devices)
+    net = getattr(nn, kind)(3, 3).to(home)
+    words = f"found input tensor at {away} and parameter tensor at {home}"
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        net(torch.ones(2, 3, device=away))
+
+
+def check_indices(devices, name, data, mask):
+    """Never from another device, and never from a device into a tensor of the CPU."""
+    home, away = elsewhere(data, devices)
+    index = torch.tensor([True, False, True]) if mask else torch.tensor([0, 2])
+    here, there = torch.arange(9.0).reshape(3, 3), torch.arange(9.0, device=home).reshape(3, 3)
+    expected = INDEXING[name](here, index)
+    if away.type == "cpu":
+        got = INDEXING[name](there, index)
+        if expected is not None:
+            assert got.device == home
+            assert plain(got) == plain(expected)
+        assert plain(there) == plain(here)
+    else:
+        words = (
+            f"indices should be either on cpu or on the same device as the indexed tensor ({home})"
+        )
+        with pytest.raises(RuntimeError, match=re.escape(words)):
+            INDEXING[name](there, index.to(away))
+    with pytest.raises(RuntimeError, match=r"indexed tensor \(cpu\)"):
+        INDEXING[name](here, index.to(home))
+
+
+def check_numpy(devices, data):
+    """Arrays neither come from a device nor meet its tensors by themselves."""
+    x = torch.ones(3, device=data.draw(st.sampled_from(devices)))
+    words = (
+        f"can't convert {x.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+        "tensor to host memory first."
+    )
+    for convert in (torch.Tensor.numpy, numpy.asarray):
+        with pytest.raises(TypeError, match=re.escape(words)):
+            convert(x)
+    with pytest.raises(RuntimeError, match=TOGETHER):
+        x + torch.from_numpy(numpy.ones(3, dtype=numpy.float32))
+    assert x.cpu().numpy().tolist() == [1.0] * 3
+
+
+def check_generators(devices, data):
+    home = data.draw(st.sampled_from(devices))
+    words = f"Expected a '{home.type}' device type for generator but found 'cpu'"
+    for draw in (
+        lambda g: torch.randn(2, device=home, generator=g),
+        lambda g: torch.empty(2, device=home).uniform_(generator=g),
+        lambda g: torch.bernoulli(torch.ones(2, device=home), generator=g),
+    ):
+        with pytest.raises(RuntimeError, match=re.escape(words)):
+            draw(torch.Generator())
+    words = f"Expected a '{home}' generator device but found 'cpu'"
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        torch.randperm(4, device=home, generator=torch.Generator())
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found"):
+        torch.randn(2, generator=torch.Generator(device=home))
+
+
+def check_ordinals(devices, data, past):
+    kind = devices[0].type
+    module = torch.get_device_module(kind)
+    missing = torch.device(kind, module.device_count() + past)
+    x = torch.ones(2, device=data.draw(st.sampled_from(devices)))
+    current = module.current_device()
+    for use in (
+        lambda: module.set_device(missing),
+        lambda: module.device(missing).__enter__(),
+        lambda: torch.zeros(2, device=missing),
+        lambda: x.to(missing),
+        lambda: x.cpu().to(missing),
+        lambda: torch.tensor(1.0, device=missing),
+        lambda: nn.Linear(2, 2, device=missing),
+    ):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            use()
+    assert module.current_device() == current
+    with pytest.raises(RuntimeError, match="Invalid device string"):
+        torch.ones(2, device=f"{kind}:x")
+
+
+def check_gradients(devices, data):
+    """A gradient given for an output, or a custom backward's, that lies elsewhere."""
+    home, away = elsewhere(data, devices)
+    x = torch.ones(3, device=home, requires_grad=True)
+    with pytest.raises(RuntimeError, match="expected device"):
+        (x * 2).backward(torch.ones(3, device=away))
+    with pytest.raises(RuntimeError, match=TOGETHER):
+        torch.stack([x.sum(), torch.ones((), device=away)]).sum().backward()
