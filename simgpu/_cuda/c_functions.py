@@ -114,6 +114,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_host_emptyCache": _nothing,
     # Elementwise kernels in the language of CUDA: libraries make them when they are imported.
     "_cuda_jiterator_compile_and_launch_kernel": refusal("torch.cuda.jiterator", None),
+    # Named by modules that are imported where PyTorch is built with CUDA.
+    "_cuda_CUDAAllocator_AllocatorState": refusal("torch.cuda.memory.MemPool", object),
     # How PyTorch was built.
     "_cuda_getArchFlags": lambda: " ".join(settings.get_arch_list()),
     "_cuda_getCompiledVersion": lambda: build.CUDA_NUMBER,
