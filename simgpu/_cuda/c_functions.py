@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from simgpu._backend.device_module import memory, properties, settings
+from simgpu._backend.device_module import memory, memory_history, properties, settings
 from simgpu._backend.device_module.unsupported import refusal
 from simgpu._cuda import build
 from simgpu._naming import DEVICE_TYPE
@@ -80,6 +80,23 @@ def _has_used(index: int) -> bool:
     return world.device(index).taken_count > 0
 
 
+# Memory that a program has asked for without a tensor, by its address.
+_raw: dict[int, torch.Tensor] = {}
+
+
+def _raw_alloc(size: int, stream: int) -> int:
+    """Take `size` bytes of the current device; returns their address."""
+    taken = torch.empty(size, dtype=torch.uint8, device=DEVICE_TYPE)
+    _raw[taken.data_ptr()] = taken
+    return taken.data_ptr()
+
+
+def _raw_delete(address: int) -> None:
+    """Give back what `_raw_alloc` took."""
+    if _raw.pop(address, None) is None:
+        raise RuntimeError(f"invalid device pointer: {address:#x}")
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     # Which device is current.
     "_cuda_getDeviceCount": world.device_count,
@@ -110,6 +127,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_emptyCache": memory.empty_cache,
     "_cuda_getAllocatorBackend": settings.get_allocator_backend,
     "_cuda_ipc_collect": settings.ipc_collect,
+    "_cuda_record_memory_history": memory_history.record_history,
+    "_cuda_record_memory_history_legacy": memory_history.record_history_legacy,
+    "_cuda_isHistoryEnabled": memory_history.is_recording,
+    "_cuda_memorySnapshot": memory_history.snapshot,
+    "_cuda_allocationTraceback": memory_history.allocation_traceback,
+    "_cuda_attach_out_of_memory_observer": memory_history.observe_out_of_memory,
+    "_cuda_cudaCachingAllocator_raw_alloc": _raw_alloc,
+    "_cuda_cudaCachingAllocator_raw_delete": _raw_delete,
     "_cuda_clearCublasWorkspaces": _nothing,
     "_host_emptyCache": _nothing,
     # Elementwise kernels in the language of CUDA: libraries make them when they are imported.

@@ -70,7 +70,7 @@ def renamed(read: Callable[[Any], torch.device | None]) -> property:
         if kind == DEVICE_TYPE:
             return found if for_simgpu else to_cuda(found)
         # A subclass with a `__torch_function__` has asked again, in code that is not of simgpu.
-        return to_simgpu(found) if for_simgpu else found  # type: ignore[no-any-return]
+        return to_simgpu(found) if for_simgpu else found
 
     return property(device)
 
