@@ -106,7 +106,7 @@ def properties(seconds: float, seed: int) -> tuple[dict[str, list[float]], list[
     }
     counts: dict[str, list[float]] = {}
     shapes: list[tuple[int, ...]] = []
-    example_log.listen(lambda batch, n, error: shapes.append((n or 1, batch or 0)))
+    example_log.set_listener(lambda batch, n, error: shapes.append((n or 1, batch or 0)))
     with simgpu.devices(8) as devices:
         for name, test in tests.items():
             start = time.perf_counter()

@@ -7,6 +7,7 @@ those of `_threads.worker_pool`; what they take over from the caller is in `_thr
 from __future__ import annotations
 
 import contextvars
+import itertools
 import traceback
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -15,7 +16,15 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from dataparallel._devices import DeviceLike, current_stream, on_stream, resolve, type_of
+from dataparallel._devices import (
+    DeviceLike,
+    available_type,
+    current_device,
+    current_stream,
+    on_stream,
+    resolve,
+    type_of,
+)
 from dataparallel._structure.trees import take_apart
 from dataparallel._threads.caller_state import ThreadState, thread_is_fresh
 from dataparallel._threads.worker_pool import run_all
@@ -42,7 +51,8 @@ def parallel_apply(
             only argument.
         kwargs_tup: keyword arguments for each module.
         devices: for each module the device to make current, or None for that of its first tensor
-            argument.
+            argument. Without tensors it is the current device: of the type the module's parameters
+            are on, or else of the available accelerator.
 
     Returns:
         The outputs, in the order of the modules.
@@ -68,7 +78,7 @@ def parallel_apply(
     for index, (module, arguments) in enumerate(zip(modules, inputs, strict=True)):
         kwargs = {} if kwargs_tup is None else kwargs_tup[index]
         wanted = None if devices is None else devices[index]
-        device = _device_of(index, module, arguments, kwargs, wanted)
+        device = _device_of(module, arguments, kwargs, wanted)
         calls.append(_Call(module, arguments, kwargs, device))
     if count == 1:
         calls[0].run()
@@ -85,23 +95,21 @@ def parallel_apply(
 
 
 def _device_of(
-    index: int, module: Module, arguments: Any, kwargs: Any, device: DeviceLike | None
+    module: Module, arguments: Any, kwargs: Any, device: DeviceLike | None
 ) -> torch.device:
     if isinstance(device, torch.device) and (device.index is not None or device.type == "cpu"):
         return device
     if device is not None:
-        return resolve(device, type_of(_tensors(module, arguments, kwargs)))
-    for tensor in _tensors(None, arguments, kwargs):
+        tensors = itertools.chain(module.parameters(), _tensors_in(arguments, kwargs))
+        return resolve(device, type_of(tensors))
+    for tensor in _tensors_in(arguments, kwargs):
         return tensor.device
-    raise RuntimeError(
-        f"in replica {index}, no device was given and there is no tensor among the inputs to take "
-        "it from; pass devices="
-    )
+    types = (parameter.device.type for parameter in module.parameters())
+    device_type = next((kind for kind in types if kind not in ("cpu", "meta")), None)
+    return current_device(device_type or available_type() or "cpu")
 
 
-def _tensors(module: Module | None, *trees: Any) -> Iterator[torch.Tensor]:
-    if module is not None:
-        yield from module.parameters()
+def _tensors_in(*trees: Any) -> Iterator[torch.Tensor]:
     leaves: list[Any] = []
     for tree in trees:
         take_apart(tree, leaves)

@@ -254,9 +254,11 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
         if others is None or len(others[2]) != len(values):
             raise ValueError(_mismatch_text(path, outputs))
         if isinstance(first, dict):
-            if not isinstance(output, dict) or any(key not in output for key in keys):
+            by_key = dict(zip(others[1], others[2], strict=True))
+            same = isinstance(output, dict) and first.keys() == output.keys()
+            if not same or by_key.keys() != set(keys):
                 raise ValueError(_mismatch_text(path, outputs))
-            rows.append([output[key] for key in keys])
+            rows.append([by_key[key] for key in keys])
         else:
             rows.append(others[2])
     gathered = [

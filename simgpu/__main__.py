@@ -1,7 +1,4 @@
-"""`python -m simgpu run --devices N SCRIPT [ARGS...]`: run a script as if N GPUs were there.
-
-`fuzz` and `replay` look for examples that break a property, and run them again.
-"""
+"""The command line: `python -m simgpu COMMAND`. Each command is a file in `simgpu/_cli`."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from simgpu._cli import fuzz, run
-from simgpu._fuzz import campaign
+from simgpu._cli import fuzz, replay, run
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -18,18 +14,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m simgpu", description="Simulated GPUs for PyTorch programs."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run.add_arguments(commands)
-    fuzz.add_arguments(commands)
+    for command in (run, fuzz, replay):
+        command.add_arguments(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    if options.command in ("fuzz", "replay"):
-        return campaign.fuzz(options) if options.command == "fuzz" else campaign.replay(options)
-    return run.run(options, parser)
+    options = _parser().parse_args(argv)
+    status: int = options.start(options)
+    return status
 
 
 if __name__ == "__main__":

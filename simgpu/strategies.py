@@ -81,12 +81,12 @@ def device_counts(min_value: int = 1, max_value: int = 8) -> SearchStrategy[int]
 def _lists(draw: DrawFn, devices: Sequence[T], least: int, most: int, repeats: bool) -> list[T]:
     count = draw(device_counts(least, most))
     if repeats:
-        places = draw(st.lists(st.integers(0, len(devices) - 1), min_size=count, max_size=count))
+        indices = draw(st.lists(st.integers(0, len(devices) - 1), min_size=count, max_size=count))
     else:
         everything = range(len(devices))
         # Half of the lists in order: most code only ever sees those.
-        places = list(draw(st.permutations(everything) | st.just(everything)))[:count]
-    return [devices[place] for place in places]
+        indices = list(draw(st.permutations(everything) | st.just(everything)))[:count]
+    return [devices[index] for index in indices]
 
 
 def device_lists(
@@ -101,7 +101,7 @@ def device_lists(
     Args:
         devices: what to choose from; any sequence.
         min_size, max_size: how many (by default from 1 to all).
-        repeats: whether one device may stand in the list several times; then there may be more of
+        repeats: whether a list may name one device several times; then there may be more of
             them than there are devices.
 
     Shrinks to the first device alone. Raises ValueError where no such list exists.
@@ -281,8 +281,8 @@ def modules(
 ) -> Network:
     """Small networks from (batch, features) to (batch, anything), on the CPU, in training mode.
 
-    They may have tied weights, a module in two places, a frozen layer and buffers; what they are
-    is in their repr. Parameters are -1, 0 and 1: on integers everything they compute is exact.
+    They may have tied weights, a module that is used twice, a frozen layer and buffers; their repr
+    says what they are. Parameters are -1, 0 and 1: on integers everything they compute is exact.
     Shrinks to one linear layer of one output without bias.
     """
     count = draw(st.integers(1, max_layers))

@@ -57,14 +57,14 @@ def no_collector():
 
 @pytest.fixture
 def python():
-    """Run a fresh interpreter in the root folder: `python("-m", "simgpu", ...)`."""
+    """Run a fresh interpreter, in the root folder or in `cwd`: `python("-m", "simgpu", ...)`."""
 
-    def run(*args, **variables):
+    def run(*args, cwd=ROOT, **variables):
         environment = {**os.environ, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
         environment.pop("SIMGPU_DEVICE_COUNT", None)
         return subprocess.run(
             [sys.executable, *map(str, args)],
-            cwd=ROOT,
+            cwd=cwd,
             env=environment | variables,
             capture_output=True,
             text=True,

@@ -55,7 +55,7 @@ def children_of(
         return None
     if kind in SUPPORTED_NODES and kind.__module__ not in _STANDARD_LIBRARY:
         values, _ = SUPPORTED_NODES[kind].flatten_fn(obj)
-        return _rebuild_registered, range(len(values)), values
+        return _rebuild_registered, _keys_of_registered(obj, values), values
     if is_namedtuple(obj):
         return _rebuild_namedtuple, [f".{name}" for name in obj._fields], list(obj)
     if isinstance(obj, dict):
@@ -71,6 +71,19 @@ def children_of(
         values = [getattr(obj, name) for name in names]
         return _rebuild_dataclass, [f".{name}" for name in names], values
     return None
+
+
+def _keys_of_registered(obj: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """The keys of a dict whose values are the children, in the children's order, else indices."""
+    if not isinstance(obj, dict) or len(obj) != len(values):
+        return range(len(values))
+    keys: dict[int, list[Any]] = {}
+    for key, value in obj.items():
+        keys.setdefault(id(value), []).append(key)
+    try:
+        return [keys[id(value)].pop() for value in values]
+    except (KeyError, IndexError):  # flattening gives other objects than the dict holds
+        return range(len(values))
 
 
 def _rebuild_plain_tuple(example: Any, values: list[Any]) -> Any:

@@ -17,7 +17,7 @@ from dataparallel._transfer import nccl, transforms
 from dataparallel._transfer.buckets import BUCKET_BYTES, Layout, lay_out, without_buckets
 from dataparallel._transfer.copies import broadcast_laid_out, broadcast_to
 from dataparallel._transfer.sums import densify_mixed_rows, sum_columns, sum_to
-from dataparallel.comm.scatter_and_gather import check_one_kind
+from dataparallel.comm.scatter_and_gather import check_outputs
 
 
 def broadcast(
@@ -39,7 +39,7 @@ def broadcast(
 
     Raises:
         RuntimeError: both or neither of `devices` and `out`; an output of another shape, or on the
-            CPU next to outputs that are not.
+            CPU where the tensor or another output is not.
 
     Source: torch/csrc/cuda/comm.cpp, broadcast and broadcast_out.
     """
@@ -49,9 +49,10 @@ def broadcast(
             f"but got devices={devices} and out={out}"
         )
     if devices is not None:
-        return tuple(broadcast_to(tensor, resolve_all(devices, [tensor])))
+        targets = resolve_all(devices, [tensor])
+        return tuple(broadcast_to(tensor, targets)) if targets else ()
     outputs = tuple(out or ())
-    check_one_kind(outputs)
+    check_outputs(outputs, tensor)
     for index, output in enumerate(outputs):
         if output.shape != tensor.shape:
             raise RuntimeError(

@@ -81,7 +81,7 @@ def _scatter_out(
 ) -> tuple[torch.Tensor, ...]:
     if not outputs:
         raise RuntimeError("Expected at least one output tensor to scatter to, but got out=()")
-    check_one_kind(outputs)
+    check_outputs(outputs, tensor)
     length = tensor.size(dim)
     dim %= tensor.dim()
     expected = list(tensor.shape)
@@ -90,14 +90,15 @@ def _scatter_out(
             expected[dim] = output.size(dim)
         if list(output.shape) != expected:
             raise RuntimeError(
-                f"Output tensor at index {index} has incorrect shape: got {list(output.shape)}, "
-                f"but expected {expected}"
+                f"Output tensor at index {index} has incorrect shape: {list(output.shape)}. "
+                f"Expected same shape except for scatter dim {dim} as the source tensor: "
+                f"{list(tensor.shape)}"
             )
     sizes = [output.size(dim) for output in outputs]
     if sum(sizes) != length:
         raise RuntimeError(
-            "Total size for output tensors along scatter dim does not match the input's: "
-            f"expected {length}, but got {sum(sizes)}"
+            f"Total size for output tensors along scatter dim {dim} does not match the source "
+            f"tensor size at dim {dim}. Expected {length}, but got total size {sum(sizes)}"
         )
     for chunk, output in zip(tensor.split_with_sizes(sizes, dim), outputs, strict=True):
         output.copy_(chunk, non_blocking=True)
@@ -123,13 +124,15 @@ def gather(
         A new tensor in the dtype of the first; channels-last if all tensors are.
 
     Raises:
-        RuntimeError: no tensors, sizes that do not fit, or both `destination` and `out`.
+        RuntimeError: no tensors, sizes that do not fit, a tensor on the CPU next to others on an
+            accelerator, or both `destination` and `out`.
 
     Source: torch/csrc/cuda/comm.cpp, gather and gather_out.
     """
     tensors = list(tensors)
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
+    _refuse_cpu(tensors, tensors, "input tensors", "tensor")
     total = check_gatherable(tensors, dim)
     if out is None:
         kinds = (tensor.device.type for tensor in tensors)
@@ -172,25 +175,35 @@ def check_gatherable(tensors: Sequence[torch.Tensor], dim: int) -> int:
     dim %= first.dim()
     expected = list(first.shape)
     total = 0
-    for tensor in tensors:
-        if tensor.dim() == len(expected):
-            expected[dim] = tensor.size(dim)
+    for index, tensor in enumerate(tensors):
+        if tensor.dim() != len(expected):
+            raise RuntimeError(
+                "Expected all input tensors to have the same number of dimensions, but tensor at "
+                f"index {index} has {tensor.dim()} dimensions (expected {len(expected)})"
+            )
+        expected[dim] = tensor.size(dim)
         if list(tensor.shape) != expected:
             raise RuntimeError(
-                f"Gather got an input of invalid size: got {list(tensor.shape)}, "
+                f"Input tensor at index {index} has invalid shape {list(tensor.shape)}, "
                 f"but expected {expected}"
             )
         total += expected[dim]
     return total
 
 
-def check_one_kind(outputs: Sequence[torch.Tensor]) -> None:
-    """Refuse outputs on the CPU next to outputs on an accelerator."""
-    kinds = {output.device.type for output in outputs} - {"cpu"}
-    for index, output in enumerate(outputs):
-        if kinds and output.device.type == "cpu":
-            kind = kinds.pop()
+def check_outputs(outputs: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+    """Refuse outputs on the CPU next to other outputs, or a source, on an accelerator."""
+    _refuse_cpu(outputs, [*outputs, source], "output tensors", "output tensor")
+
+
+def _refuse_cpu(
+    tensors: Sequence[torch.Tensor], together: Sequence[torch.Tensor], all_of_them: str, one: str
+) -> None:
+    """Refuse a tensor on the CPU if one of `together` is not; with all on the CPU there is none."""
+    kind = next((t.device.type for t in together if t.device.type != "cpu"), None)
+    for index, tensor in enumerate(tensors):
+        if tensor.device.type == "cpu" and kind is not None:
             raise RuntimeError(
-                f"Expected all output tensors to be {kind.upper()} tensors, but output tensor at "
-                f"index {index} has device 'cpu'; move it to a {kind} device first"
+                f"Expected all {all_of_them} to be {kind.upper()} tensors, but {one} at index "
+                f"{index} has device 'cpu'; move it to a {kind} device first"
             )

@@ -1,4 +1,7 @@
-"""The commands of `python -m simgpu`: their arguments, and nothing that could be used without them.
+"""The commands of `simgpu` (`python -m simgpu`): what they take, and where it is handed to.
 
-May import: `simgpu._startup`, `_profiling`, `_fuzz`.
+One file per command, with its arguments and one call; `run_script` is what `simgpu run` calls.
+
+May import: `simgpu._startup`, `_profiling`, `_fuzz` and below, when the
+command runs.
 """

@@ -1,39 +1,26 @@
-"""The arguments of `simgpu fuzz` and `simgpu replay`."""
+"""`simgpu fuzz`: its arguments."""
 
 from __future__ import annotations
 
 import argparse
-import re
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
-from simgpu._fuzz.campaign import DATABASE
+from simgpu._cli.argument_types import add_devices_and_database, at_least
 
-
-def device_range(text: str) -> tuple[int, int]:
-    """Read 1..8 or 4."""
-    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= low <= high <= 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range like 1..8 within 1..64")
-    return low, high
-
-
-def _at_least(kind: Any, least: float) -> Any:
-    def read(text: str) -> Any:
-        try:
-            number = kind(text)
-        except ValueError:
-            number = None
-        if number is None or not number >= least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a number from {least} on")
-        return number
-
-    return read
+# Packages that fuzzing imports, by the name under which they are imported.
+NEEDED = {
+    "hypothesis": "hypothesis",
+    "jinja2": "jinja2",
+    "pytest": "pytest",
+    "tqdm": "tqdm",
+    "xdist": "pytest-xdist",
+}
 
 
 def add_arguments(commands: Any) -> None:
-    """Add the two commands to the subparsers of `python -m simgpu`."""
     fuzz = commands.add_parser(
         "fuzz",
         help="look for batches and devices that break a property",
@@ -43,26 +30,47 @@ def add_arguments(commands: Any) -> None:
     length = fuzz.add_mutually_exclusive_group()
     length.add_argument(
         "--minutes",
-        type=_at_least(float, 0.001),
+        type=at_least(float, 0.001),
         metavar="M",
         help="of running, not counting the collection of the tests (default: 1)",
     )
     length.add_argument(
-        "--examples", type=_at_least(int, 1), metavar="N", help="for each property, once"
+        "--examples", type=at_least(int, 1), metavar="N", help="for each property, once"
     )
-    fuzz.add_argument("--jobs", type=_at_least(int, 1), metavar="J", help="default: one per core")
+    fuzz.add_argument("--jobs", type=at_least(int, 1), metavar="J", help="default: one per core")
     fuzz.add_argument("-k", dest="keyword", metavar="PROPERTY", help="as in pytest")
     fuzz.add_argument("--report", default="fuzz-report.html", metavar="FILE", type=Path)
     fuzz.add_argument("paths", nargs="*", metavar="PATH", help="tests (default: tests)")
-    replay = commands.add_parser("replay", help="run one failing example of a report again")
-    replay.add_argument("property", metavar="PROPERTY")
-    replay.add_argument("blob", nargs="?", metavar="CODE")
-    for command in (fuzz, replay):
-        command.add_argument("--devices", type=device_range, default=(1, 8), metavar="1..8")
-        command.add_argument(
-            "--database",
-            default=DATABASE,
-            metavar="WHERE",
-            help=f"where examples are kept: a folder, which machines may share, or redis://... "
-            f"(default: {DATABASE})",
+    add_devices_and_database(fuzz)
+    fuzz.set_defaults(start=start)
+
+
+def start(options: argparse.Namespace) -> int:
+    """Check what the arguments name, and fuzz."""
+    missing = [package for name, package in NEEDED.items() if not importlib.util.find_spec(name)]
+    if missing:
+        print(f"fuzzing needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        return 4
+    paths = options.paths or ["tests"]
+    absent = [path for path in paths if not os.path.exists(path.partition("::")[0])]
+    if absent:
+        print(f"no such tests: {', '.join(absent)}; name your own after the options")
+        return 4
+    if options.report.suffix == ".json":
+        print(f"--report {options.report} names the page; its twin is the one that ends in .json")
+        return 4
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    from simgpu._fuzz.campaign import CampaignOptions, run_campaign
+
+    return run_campaign(
+        CampaignOptions(
+            paths=tuple(paths),
+            devices=options.devices,
+            database=options.database,
+            report=options.report,
+            jobs=options.jobs or os.cpu_count() or 1,
+            minutes=options.minutes,
+            examples=options.examples,
+            keyword=options.keyword,
         )
+    )

@@ -15,10 +15,9 @@ import torch
 from simgpu._backend.device_module import memory, memory_history, properties, settings
 from simgpu._backend.device_module.unsupported import refusal
 from simgpu._cuda import build
-from simgpu._naming import DEVICE_TYPE
+from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1
 from simgpu._patches import Patch, Row
 from simgpu._runtime import streams, world
-from simgpu._runtime.streams import DEVICE_TYPE_NUMBER
 
 _CYCLES_PER_SECOND = 1e9  # of the clock that `_sleep` counts in
 
@@ -37,7 +36,7 @@ def _exchange_device(index: int) -> int:
 
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     """Make a stream and its device current in the calling thread."""
-    if device_type not in (DEVICE_TYPE_NUMBER, _CUDA_NUMBER):
+    if device_type not in (PRIVATE_USE_1, _CUDA_NUMBER):
         raise ValueError(f"expected the number of a {DEVICE_TYPE} device type, got {device_type}")
     world.set_current_device(device_index)
     streams.set_stream(streams.Stream(device_index, stream_id=stream_id))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from simgpu._cuda import renaming
+from simgpu._kernels.overloads import overload
 from simgpu._patches import Action, Patches, Row
 
 
@@ -67,17 +68,15 @@ _FACTORIES = (
 
 
 def _cover(library: torch.library.Library, name: str, key: str) -> None:
-    packet, _, overload = name.partition(".")
-    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    op = overload(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return _make_tensor(op, *args, **kwargs)
 
-    assert library.m is not None, "a library that was just made is open"
     with warnings.catch_warnings():
         # To cover PyTorch's kernel is the intention.
         warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
-        library.m.impl(name, key, kernel, False)
+        library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
 
 
 PATCHES: tuple[Row, ...] = (

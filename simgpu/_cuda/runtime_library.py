@@ -6,11 +6,11 @@ torch/csrc/cuda/shared/cudart.cpp that have none raise UnsupportedError.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from simgpu._backend.device_module import memory
 from simgpu._backend.device_module.unsupported import refusal
+from simgpu._native.out_arguments import write_word
 from simgpu._patches import Patch, Row
 from simgpu._runtime import streams, world
 
@@ -59,7 +59,7 @@ class _RuntimeLibrary:
     def cudaStreamCreate(address: int) -> int:
         """Make a stream of the current device, and write its handle where `address` points."""
         stream = streams.Stream()
-        ctypes.c_uint64.from_address(address).value = stream.cuda_stream
+        write_word(address, stream.cuda_stream)
         return _CudaError(0)
 
     @staticmethod

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from hypothesis.strategies import DataObject
 
+from simgpu._testing.network import Network
+
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -16,7 +18,7 @@ class NotReproducible(Exception):
     """A value has no source that makes it again."""
 
 
-class Recorder:
+class DrawRecorder:
     """`data` itself, keeping what was drawn."""
 
     def __init__(self, data: DataObject) -> None:
@@ -40,8 +42,8 @@ class Writer:
         self.imports: set[str] = set()
 
     def write(self, value: Any) -> str:
-        """Return an expression that makes `value`; devices of the fixture are written by place."""
-        if isinstance(value, Recorder):
+        """Return an expression that makes `value`; a device of the fixture is `devices[i]`."""
+        if isinstance(value, DrawRecorder):
             self.imports.add("from simgpu.strategies import Drawn")
             return f"Drawn({self.write(value.values)})"
         if isinstance(value, torch.device):
@@ -76,7 +78,7 @@ class Writer:
             names = [field.name for field in dataclasses.fields(value) if field.init]
         elif isinstance(value, tuple) and hasattr(kind, "_fields"):
             names = list(kind._fields)
-        elif kind.__module__ == "simgpu._testing.network":
+        elif isinstance(value, Network):
             self.imports.add("from simgpu.strategies import Network")
             return repr(value)
         else:

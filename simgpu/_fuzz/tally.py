@@ -1,7 +1,7 @@
 """What a fuzzing run counts, in a form that processes write to files and a report adds up.
 
 Each worker process rewrites one JSON file of its own, whole and by rename, so that a reader (the
-progress bar, the report after Ctrl-C) never sees half of one.
+progress line, the report after Ctrl-C) never sees half of one.
 """
 
 from __future__ import annotations
@@ -9,10 +9,43 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 SLOWEST = 10
+
+
+@dataclass(frozen=True)
+class SlowExample:
+    """How long one example took."""
+
+    seconds: float
+    property: str
+    batch: int | None = None
+    devices: int | None = None
+
+
+@dataclass
+class Failure:
+    """One failing example of a property."""
+
+    property: str
+    """The node id of the test."""
+    error: str
+    """The class of the error."""
+    message: str
+    location: str
+    """file:line of the project in which the error arose."""
+    combination: tuple[int, int] | None
+    """Batch and devices, where the example said so (`strategies.tried`)."""
+    example: str
+    test: str | None
+    """The text of a regression test; None where a value cannot be written as source."""
+    hypothesis: str
+    """The release of hypothesis."""
+    blob: str | None = None
+    """The code by which hypothesis repeats the example."""
 
 
 class Tally:
@@ -22,62 +55,81 @@ class Tally:
         self.examples: Counter[str] = Counter()
         """Executed examples by property."""
         self.tried: Counter[tuple[int, int]] = Counter()
-        """Examples by (batch, devices)."""
+        """Examples by combination: (batch, devices)."""
         self.failed: Counter[tuple[int, int]] = Counter()
         """Those of them that failed, the steps of shrinking included."""
         self.worst: dict[str, float] = {}
         """The largest error relative to its bound, by property."""
-        self.slowest: list[dict[str, Any]] = []
-        """Seconds, property, batch and devices of the slowest examples, slowest first."""
-        self.failures: dict[str, dict[str, Any]] = {}
-        """The smallest failing example of each kind, by property and place."""
+        self.slowest: list[SlowExample] = []
+        """The slowest example of each property, slowest first."""
+        self.failures: dict[str, Failure] = {}
+        """The smallest failing example of each kind, by the key of the kind."""
+        self.properties = 0
+        """How many properties there are; 0 until they are collected."""
+        self.finished: set[str] = set()
+        """Those that were tried to the end."""
 
-    def add_slow(self, entry: dict[str, Any]) -> None:
-        if len(self.slowest) == SLOWEST and entry["seconds"] <= self.slowest[-1]["seconds"]:
+    def done(self, examples: int) -> int:
+        """Return how many examples are over, where each property tries up to `examples`."""
+        running = self.examples.keys() - self.finished
+        over = sum(min(self.examples[name], examples) for name in running)
+        return over + examples * len(self.finished)
+
+    def add_slow(self, example: SlowExample) -> None:
+        """Count one example's time; kept are the slowest, one of each property."""
+        if len(self.slowest) == SLOWEST and example.seconds <= self.slowest[-1].seconds:
             return
-        rest = [old for old in self.slowest if old["property"] != entry["property"]]
-        same = [old for old in self.slowest if old["property"] == entry["property"]]
-        best = max([*same, entry], key=lambda one: one["seconds"])
-        self.slowest = sorted([*rest, best], key=lambda one: -one["seconds"])[:SLOWEST]
+        others = [old for old in self.slowest if old.property != example.property]
+        same = [old for old in self.slowest if old.property == example.property]
+        slowest = max([*same, example], key=lambda one: one.seconds)
+        self.slowest = sorted([*others, slowest], key=lambda one: -one.seconds)[:SLOWEST]
 
     def add(self, other: Tally) -> None:
         """Take in what another process counted."""
         self.examples += other.examples
         self.tried += other.tried
         self.failed += other.failed
+        self.properties = max(self.properties, other.properties)
+        self.finished |= other.finished
         for name, error in other.worst.items():
             self.worst[name] = max(error, self.worst.get(name, 0.0))
-        for entry in other.slowest:
-            self.add_slow(entry)
+        for example in other.slowest:
+            self.add_slow(example)
         for key, failure in other.failures.items():
             known = self.failures.get(key)
-            if known is None or len(failure["example"]) < len(known["example"]):
+            if known is None or len(failure.example) < len(known.example):
                 self.failures[key] = failure
 
     def plain(self) -> dict[str, Any]:
         """Return the tally as JSON has it."""
         return {
+            "properties": self.properties,
+            "finished": sorted(self.finished),
             "examples": dict(sorted(self.examples.items())),
             "combinations": [
                 {"batch": b, "devices": n, "tried": count, "failed": self.failed[b, n]}
                 for (b, n), count in sorted(self.tried.items())
             ],
             "worst_errors": dict(sorted(self.worst.items(), key=lambda item: -item[1])),
-            "slowest": self.slowest,
-            "failures": self.failures,
+            "slowest": [asdict(example) for example in self.slowest],
+            "failures": {key: asdict(failure) for key, failure in self.failures.items()},
         }
 
     @staticmethod
     def from_plain(plain: dict[str, Any]) -> Tally:
         tally = Tally()
+        tally.properties = plain["properties"]
+        tally.finished = set(plain["finished"])
         tally.examples.update(plain["examples"])
         for entry in plain["combinations"]:
-            place = entry["batch"], entry["devices"]
-            tally.tried[place] = entry["tried"]
-            tally.failed[place] = entry["failed"]
+            combination = entry["batch"], entry["devices"]
+            tally.tried[combination] = entry["tried"]
+            tally.failed[combination] = entry["failed"]
         tally.worst = dict(plain["worst_errors"])
-        tally.slowest = list(plain["slowest"])
-        tally.failures = dict(plain["failures"])
+        tally.slowest = [SlowExample(**example) for example in plain["slowest"]]
+        for key, failure in plain["failures"].items():
+            where = failure["combination"]
+            tally.failures[key] = Failure(**failure | {"combination": where and tuple(where)})
         return tally
 
     def save(self, path: Path) -> None:

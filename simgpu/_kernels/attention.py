@@ -8,25 +8,29 @@ of every pair of positions. Here the choice is made first; it is the CPU's, whos
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch.backends import cuda
+from torch.nn.attention import SDPBackend
 
+from simgpu._kernels.overloads import overload
 from simgpu._runtime.launch import HOST_KEYS
 
 Tensor = torch.Tensor
-_Keys = torch._C.DispatchKeySet
-_aten = torch.ops.aten
 # PyTorch's own code for this operator is the same under every key; the CPU's finds it.
-_in_steps = _aten.scaled_dot_product_attention.default._handle.redispatch_boxed
-_host_choice = _aten._fused_sdp_choice.default._handle.redispatch_boxed
-_fused = _aten._scaled_dot_product_flash_attention_for_cpu.default._handle.redispatch_boxed
-_FUSED = torch._C._SDPBackend.FLASH_ATTENTION.value
-_flash_is_enabled = torch._C._get_flash_sdp_enabled
-_math_is_enabled = torch._C._get_math_sdp_enabled
+_in_steps = overload("scaled_dot_product_attention")._handle.redispatch_boxed
+_host_choice = overload("_fused_sdp_choice")._handle.redispatch_boxed
+_fused = overload("_scaled_dot_product_flash_attention_for_cpu")._handle.redispatch_boxed
+_FUSED = SDPBackend.FLASH_ATTENTION.value
+_flash_is_enabled: Callable[[], bool] = cuda.flash_sdp_enabled
+_math_is_enabled: Callable[[], bool] = cuda.math_sdp_enabled
+_mem_efficient_is_enabled: Callable[[], bool] = cuda.mem_efficient_sdp_enabled
+_cudnn_is_enabled: Callable[[], bool] = cuda.cudnn_sdp_enabled
 
 
-def _scaled_dot_product_attention(
-    keys: _Keys,
+def scaled_dot_product_attention(
+    keys: torch._C.DispatchKeySet,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -37,7 +41,11 @@ def _scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Autograd sees the fused kernel or the steps, whichever it is, as it does on the CPU."""
+    """`torch.nn.functional.scaled_dot_product_attention` on tensors of a device.
+
+    Registered under autograd's key too (with `keys`, the dispatch keys of the call), so that
+    autograd records the fused kernel or the steps, whichever it is, as it does on the CPU.
+    """
     if enable_gqa and 0 in (*key.shape[-3:-2], *value.shape[-3:-2]):
         raise RuntimeError(  # PyTorch would divide by their number
             "scaled_dot_product_attention with enable_gqa=True needs heads in key and value, got "
@@ -76,8 +84,7 @@ def _may_be_fused() -> bool:
     forbids the steps and allows another of CUDA's kernels, the steps stand for that kernel.
     """
     return _flash_is_enabled() and (
-        _math_is_enabled()
-        or not (torch._C._get_mem_efficient_sdp_enabled() or torch._C._get_cudnn_sdp_enabled())
+        _math_is_enabled() or not (_mem_efficient_is_enabled() or _cudnn_is_enabled())
     )
 
 
@@ -101,14 +108,3 @@ def _summand(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     with torch._C.DisableTorchFunction():  # functions that users installed do not see it
         zero = torch.zeros((), dtype=dtype, device=allowed.device)
         return torch.where(allowed, zero, -math.inf)
-
-
-def register() -> list[torch.library.Library]:
-    """Register the choice where autograd is on, and where it is off for good (inference mode)."""
-    libraries = []
-    for key in ("AutogradPrivateUse1", "PrivateUse1"):
-        library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
-        assert library.m is not None, "a library that was just made is open"
-        library.m.impl("scaled_dot_product_attention", key, _scaled_dot_product_attention, True)
-        libraries.append(library)
-    return libraries

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from simgpu._kernels.autocast_policy import BANNED_MESSAGES, OVERLOAD_WITH_DTYPE, POLICIES, Policy
+from simgpu._kernels.overloads import overload, register_kernels
 from simgpu._naming import DEVICE_TYPE
 
 Tensor = torch.Tensor
@@ -175,18 +176,12 @@ def _widest_of(values: tuple[Any, ...]) -> torch.dtype:
     return _widest(values, torch.get_autocast_dtype(DEVICE_TYPE))
 
 
-def _overload(name: str) -> torch._ops.OpOverload:
-    packet, _, overload = name.partition(".")
-    op: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return op
-
-
 def _kernel(name: str, policy: Policy) -> _Kernel:
     if policy is Policy.BANNED:
         return _banned_kernel(BANNED_MESSAGES[name])
-    op = _overload(name)
+    op = overload(name)
     if policy is Policy.FLOAT32_OVERLOAD:
-        return _overload_kernel(op, _overload(OVERLOAD_WITH_DTYPE[name]))
+        return _overload_kernel(op, overload(OVERLOAD_WITH_DTYPE[name]))
     if policy is Policy.FLOAT32_DTYPE:
         return _dtype_kernel(op)
     choose = {
@@ -209,9 +204,10 @@ def install() -> list[torch.library.Library]:
     """
     anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     anything.fallback(torch.library.fallthrough_kernel, _KEY)  # type: ignore[no-untyped-call]
-    library = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
-    assert library.m is not None, "a library that was just made is open"
-    for name, policy in POLICIES.items():
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"):
-            library.m.impl(name, _KEY, _kernel(name, policy), True)
+    kernels = (
+        (name, _kernel(name, policy))
+        for name, policy in POLICIES.items()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+    )
+    library = register_kernels(_KEY, kernels, with_keyset=True)
     return [anything, library]

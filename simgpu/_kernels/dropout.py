@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu._kernels.from_schema import computed_kernel
+from simgpu._kernels.general import computed_kernel
 from simgpu._memory.ownership import adopt
 from simgpu._native.dlpack_relabel import HOST, relabel
 from simgpu._runtime import world

@@ -1,4 +1,4 @@
-"""Advanced indexing: the one operation that takes tensors of the CPU along by itself.
+"""Advanced indexing, `x[i, j]` and `x[i] = y`: the one operation that moves tensors by itself.
 
 Indices may lie on the CPU or with the indexed tensor, as on CUDA, and a value without dimensions
 anywhere (aten/src/ATen/native/TensorAdvancedIndexing.cpp, _index_put_impl_).
@@ -10,22 +10,15 @@ from typing import Any
 
 import torch
 
-from simgpu._kernels.from_schema import PythonKernel, device_kernel
+from simgpu._kernels.from_schema import device_kernel
+from simgpu._kernels.overloads import PythonKernel, overload
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import DeviceMismatchError
 
-_OPERATORS = (
-    "_index_put_impl_",
-    "_unsafe_index.Tensor",
-    "_unsafe_index_put",
-    "index.Tensor",
-    "index.Tensor_out",
-    "index_put",
-    "index_put_",
-)
 
-
-def _indexing_kernel(op: torch._ops.OpOverload) -> PythonKernel:
+def indexing_kernel(name: str) -> PythonKernel:
+    """The kernel of the indexing operator `name`, such as "index.Tensor" or "index_put_"."""
+    op = overload(name)
     compute = device_kernel(op)
     on_host = op._handle.redispatch_boxed
     puts = "index_put" in op._name
@@ -54,12 +47,3 @@ def _indexing_kernel(op: torch._ops.OpOverload) -> PythonKernel:
         return compute(self, near, *args, **kwargs)
 
     return run
-
-
-def kernels() -> dict[str, PythonKernel]:
-    """The indexing operators, by name."""
-    ops = {}
-    for name in _OPERATORS:
-        packet, _, overload = name.partition(".")
-        ops[name] = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return {name: _indexing_kernel(op) for name, op in ops.items()}

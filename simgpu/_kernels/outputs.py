@@ -1,4 +1,8 @@
-"""`out=` arguments: computed in host tensors that can grow, then written back."""
+"""Kernels for operators with `out=` arguments, as in `torch.add(x, y, out=z)`.
+
+An output that does not fit gets another shape and more memory. Memory under a host alias cannot
+grow, so such an output is computed in a fresh host tensor and written back.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,10 @@ from typing import Any
 
 import torch
 
+from simgpu._kernels.arguments import Arguments
+from simgpu._kernels.overloads import PythonKernel
+from simgpu._kernels.random import generator_for
+from simgpu._kernels.schema import Schema
 from simgpu._memory.ownership import adopt
 from simgpu._memory.resizing import grow
 from simgpu._native.dlpack_relabel import host_alias
@@ -15,20 +23,38 @@ _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispa
 _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 
 
-def compute_out(
+def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Results are written into the given tensors, which may have to grow."""
+    schema = Schema(kernel.op)
+    draws = "generator" in schema.names
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        index, host_args, host_kwargs = reader.read(args, kwargs)
+        if draws:
+            given = host_kwargs.get("generator")
+            host_kwargs["generator"] = generator_for(kernel, index, given)
+        outs = {name: kwargs[name] for name in schema.outputs}
+        _compute(kernel, index, host_args, host_kwargs, outs)
+        results = tuple(outs.values())
+        return results[0] if len(results) == 1 else results
+
+    return run
+
+
+def _compute(
     kernel: Kernel,
     index: int,
     host_args: list[Any],
     host_kwargs: dict[str, Any],
     outs: dict[str, Any],
 ) -> None:
-    """Run an `out=` kernel on host aliases and give `outs` the shapes it decided on.
+    """Run an `out=` kernel and give `outs` the shapes it decided on.
 
-    Memory under an alias cannot grow. An output without elements, or all of them where one turns
-    out too small, are stood in for by host tensors of the same shape and strides that can.
+    It writes to host aliases. A host tensor of the same shape and strides, whose memory can grow,
+    takes the place of an output without elements, and of all outputs where one is too small.
     """
 
-    def compute(only_empty: bool) -> dict[str, Any]:
+    def launched(only_empty: bool) -> dict[str, Any]:
         hosts = {}
         for name, value in outs.items():
             pairs = zip(_as_list(value), _as_list(host_kwargs[name]), strict=True)
@@ -41,11 +67,11 @@ def compute_out(
         return hosts
 
     try:
-        hosts = compute(only_empty=True)
+        hosts = launched(only_empty=True)
     except RuntimeError as error:
         if "not resizable" not in str(error):
             raise
-        hosts = compute(only_empty=False)
+        hosts = launched(only_empty=False)
     for name, value in outs.items():
         for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
             write_back_output(out, host)
@@ -61,17 +87,18 @@ def resizable_copy_like(out: torch.Tensor) -> torch.Tensor:
 
 
 def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
-    """Let `out` be what a kernel made of its host tensor: an alias or a copy that can grow.
+    """Give `out` the shape, strides and values of `host`, which a kernel has written to.
 
-    As on CUDA an output keeps its storage and its place in it, if there is room.
+    `host` is an alias of `out`, or a copy of it whose memory could grow. As on CUDA the output
+    keeps its storage and its offset in it, if there is room.
     """
     storage, offset = out.untyped_storage(), out.storage_offset()
     # An alias begins at the output's first element, or at the storage that it shares with others,
     # even where the kernel left it no elements.
     start = host.untyped_storage().data_ptr()
-    is_stand_in = start not in (out.data_ptr(), storage.data_ptr())
+    is_copy = start not in (out.data_ptr(), storage.data_ptr())
     if out.shape != host.shape or out.stride() != host.stride():
-        if is_stand_in and storage.nbytes() == 0 and offset == 0:
+        if is_copy and storage.nbytes() == 0 and offset == 0:
             storage = adopt(host, out.get_device()).untyped_storage()
             _set_storage(HOST_KEYS, out, storage, 0, host.shape, host.stride())
             return
@@ -81,5 +108,5 @@ def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
             grow(out, needed)
             storage = out.untyped_storage()
         _set_storage(HOST_KEYS, out, storage, offset, host.shape, host.stride())
-    if is_stand_in and host.numel():
+    if is_copy and host.numel():
         _copy(HOST_KEYS, host_alias(out), host)

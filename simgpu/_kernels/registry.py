@@ -1,9 +1,23 @@
-"""Which operator gets which kernel: the table that is registered with PyTorch's dispatcher."""
+"""The table: which operator gets which kernel on a simulated device.
+
+For tensors with memory of their own, what stands first for an operator counts:
+
+HANDWRITTEN       a kernel in a file of this folder, where a host kernel on aliases would not do
+METADATA_ONLY     PyTorch's CPU kernel, run on the device's tensor itself
+LEFT_TO_PYTORCH   no kernel: PyTorch composes the operator of others
+unsupported       an error that says why (`unsupported.py`)
+all others        a kernel made from the operator's schema (`from_schema.py`), behind a check where
+                  the host trusts its arguments (`argument_checks.py`)
+
+Sparse and nested tensors have a table of their own, in `sparse_and_nested.py`, and autocast has
+one in `autocast_policy.py`. To write a kernel by hand, write a function that takes the operator's
+arguments and name it in HANDWRITTEN: docs/architecture.md, "A kernel for a new operator".
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,24 +26,59 @@ from simgpu._kernels import (
     attention,
     copies,
     dropout,
-    indexing,
     rnn_cells,
     rnn_layers,
     sparse_and_nested,
     unsupported,
 )
-from simgpu._kernels.argument_checks import guarded
-from simgpu._kernels.from_schema import PythonKernel, device_kernel
+from simgpu._kernels.argument_checks import with_check
+from simgpu._kernels.from_schema import device_kernel
+from simgpu._kernels.indexing import indexing_kernel
+from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
 from simgpu._memory import resizing
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import UnsupportedError
 
 _KEY = "PrivateUse1"
 
+HANDWRITTEN: dict[str, PythonKernel] = {
+    "_copy_from": copies.copy_from,
+    "_copy_from_and_resize": copies.copy_from_and_resize,
+    # PyTorch gives these zeros no memory, which no device label can be put on: here they have some.
+    "_efficientzerotensor": device_kernel(torch.ops.aten.zeros.default),
+    "_index_put_impl_": indexing_kernel("_index_put_impl_"),
+    "_local_scalar_dense": copies.item,
+    "_thnn_fused_gru_cell": rnn_cells.gru_cell,
+    "_thnn_fused_gru_cell_backward": rnn_cells.gru_cell_backward,
+    "_thnn_fused_lstm_cell": rnn_cells.lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": rnn_cells.lstm_cell_backward,
+    "_to_copy": copies.to_copy,
+    "_unsafe_index.Tensor": indexing_kernel("_unsafe_index.Tensor"),
+    "_unsafe_index_put": indexing_kernel("_unsafe_index_put"),
+    "copy_": copies.copy_,
+    "index.Tensor": indexing_kernel("index.Tensor"),
+    "index.Tensor_out": indexing_kernel("index.Tensor_out"),
+    "index_put": indexing_kernel("index_put"),
+    "index_put_": indexing_kernel("index_put_"),
+    "native_dropout": dropout.native_dropout,
+    "native_dropout_backward": dropout.native_dropout_backward,
+    "record_stream": resizing.record_stream,
+    "resize_": resizing.resize_,
+    "set_": resizing.set_to_nothing,
+    "set_.source_Storage_storage_offset": resizing.set_to_storage,
+}
+
+# Hand-written too, and handed the dispatch keys of the call: registered under autograd's key as
+# well as the device's, since they choose which operators autograd records.
+HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
+    "scaled_dot_product_attention": attention.scaled_dot_product_attention,
+    **rnn_layers.kernels(),
+}
+
 # These change or judge how tensors look at their storage and never read memory. The CPU's kernel
 # runs on the simulated tensor itself, so storage sharing, version counters and autograd's
 # bookkeeping of views are PyTorch's own.
-_METADATA_ONLY = (
+METADATA_ONLY = (
     "_fused_sdp_choice",
     "_nested_view_from_buffer",
     "_reshape_alias",
@@ -42,49 +91,47 @@ _METADATA_ONLY = (
     "view_as_real",
 )
 
-# Kernels written by hand, where a host kernel on aliases would do something else.
-_HANDWRITTEN: dict[str, PythonKernel] = {
-    "_copy_from": copies.copy_from,
-    "_copy_from_and_resize": copies.copy_from_and_resize,
-    # Zeros without memory cannot cross a label: here they have memory.
-    "_efficientzerotensor": device_kernel(torch.ops.aten.zeros.default),
-    "_local_scalar_dense": copies.item,
-    "_to_copy": copies.to_copy,
-    "copy_": copies.copy_,
-    "native_dropout": dropout.native_dropout,
-    "native_dropout_backward": dropout.native_dropout_backward,
-    "record_stream": resizing.record_stream,
-    "resize_": resizing.resize_,
-    "set_": resizing.set_to_nothing,
-    "set_.source_Storage_storage_offset": resizing.set_to_storage,
-    **indexing.kernels(),
-    **rnn_cells.kernels(),
-}
-
 # PyTorch composes these of operators that see the device's tensors one by one; the host's whole
 # kernel would return views of one fresh storage, or not know the device's random stream.
-_LEFT_TO_PYTORCH = (
-    "_pack_padded_sequence",  # its lengths and batch sizes stay on the host
+LEFT_TO_PYTORCH = (
     "_nested_tensor_from_tensor_list",
+    "_pack_padded_sequence",  # its lengths and batch sizes stay on the host
+    "_pin_memory",
     "_unsafe_view",
+    "is_pinned",
     "unsafe_split.Tensor",
     "unsafe_split_with_sizes",
-    "_pin_memory",
-    "is_pinned",
 )
 
 
+def kernels() -> Iterator[tuple[str, PythonKernel]]:
+    """Every aten operator that runs on a simulated device, with its kernel."""
+    yield from HANDWRITTEN.items()
+    for name in METADATA_ONLY:
+        yield name, _metadata_kernel(overload(name))
+    done = {*HANDWRITTEN, *METADATA_ONLY, *LEFT_TO_PYTORCH}
+    for name in _aten_names("CPU"):
+        if name not in done:
+            done.add(name)
+            op = overload(name)
+            yield name, unsupported.refusal(op) or with_check(op, device_kernel(op))
+    for name in _aten_names("CompositeExplicitAutograd"):
+        if name not in done and not name.endswith("out"):
+            op = overload(name)
+            if not _prefer_decomposition(op):
+                yield name, with_check(op, device_kernel(op))
+
+
 def _aten_names(key: str) -> Iterator[str]:
+    """The operators for which PyTorch itself has a kernel under the dispatch key `key`."""
     for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
         namespace, _, rest = name.partition("::")
         if namespace == "aten":
             yield rest
 
 
-def _overload(name: str) -> torch._ops.OpOverload:
-    packet, _, overload = name.partition(".")
-    op: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, packet), overload or "default")
-    return op
+def _metadata_kernel(op: torch._ops.OpOverload) -> PythonKernel:
+    return functools.partial(op._handle.redispatch_boxed, HOST_KEYS)
 
 
 def _prefer_decomposition(op: torch._ops.OpOverload) -> bool:
@@ -99,28 +146,6 @@ def _prefer_decomposition(op: torch._ops.OpOverload) -> bool:
     return views or seeded or draws or torch.Tag.inplace_view in op.tags or not (computes or makes)
 
 
-def _metadata_kernel(op: torch._ops.OpOverload) -> PythonKernel:
-    return functools.partial(op._handle.redispatch_boxed, HOST_KEYS)
-
-
-def kernels() -> Iterator[tuple[str, PythonKernel]]:
-    """Every aten operator that runs on a simulated device, with its kernel."""
-    yield from _HANDWRITTEN.items()
-    for name in _METADATA_ONLY:
-        yield name, _metadata_kernel(_overload(name))
-    done = {*_HANDWRITTEN, *_METADATA_ONLY, *_LEFT_TO_PYTORCH}
-    for name in _aten_names("CPU"):
-        if name not in done:
-            done.add(name)
-            op = _overload(name)
-            yield name, unsupported.refusal(op) or guarded(op, device_kernel(op))
-    for name in _aten_names("CompositeExplicitAutograd"):
-        if name not in done and not name.endswith("out"):
-            op = _overload(name)
-            if not _prefer_decomposition(op):
-                yield name, guarded(op, device_kernel(op))
-
-
 def _composite_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
     """Every aten operator that PyTorch has for this kind of composite on the CPU, with ours."""
     yield "_to_copy", sparse_and_nested.to_copy
@@ -128,34 +153,29 @@ def _composite_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
     done = {"_to_copy", "copy_", *sparse_and_nested.HOST_ONLY}
     for name in sparse_and_nested.DESCRIPTIVE[key]:
         done.add(name)
-        yield name, sparse_and_nested.metadata_kernel(key, _overload(name))
+        yield name, sparse_and_nested.metadata_kernel(key, overload(name))
     for name in _aten_names(key.replace("PrivateUse1", "CPU")):
         if name not in done:
-            op = _overload(name)
-            yield name, guarded(op, sparse_and_nested.composite_kernel(op))
+            op = overload(name)
+            yield name, with_check(op, sparse_and_nested.composite_kernel(op))
 
 
 def register() -> list[torch.library.Library]:
     """Register everything; the registrations last as long as the returned libraries."""
+    above_autograd = HANDWRITTEN_ABOVE_AUTOGRAD.items()
     anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     anything.fallback(_fallback, _KEY)  # type: ignore[no-untyped-call]
     quantized = unsupported.QUANTIZED_KEY
     anything.fallback(unsupported.refuse_quantized, quantized)  # type: ignore[no-untyped-call]
     return [
-        _library(_KEY, kernels()),
-        *(_library(key, _composite_kernels(key)) for key in sparse_and_nested.KEYS),
-        *attention.register(),
-        *rnn_layers.register(),
+        register_kernels(_KEY, kernels()),
+        *(register_kernels(key, _composite_kernels(key)) for key in sparse_and_nested.KEYS),
+        *(
+            register_kernels(key, above_autograd, with_keyset=True)
+            for key in (f"Autograd{_KEY}", _KEY)
+        ),
         anything,
     ]
-
-
-def _library(key: str, kernels: Iterable[tuple[str, PythonKernel]]) -> torch.library.Library:
-    library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
-    assert library.m is not None, "a library that was just made is open"
-    for name, kernel in kernels:
-        library.m.impl(name, key, kernel, False)
-    return library
 
 
 _fallback_kernels: dict[torch._ops.OpOverload, PythonKernel] = {}

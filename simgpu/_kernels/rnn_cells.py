@@ -1,17 +1,16 @@
-"""LSTM and GRU cells, which PyTorch hands to outside devices as fused kernels.
+"""LSTM and GRU cells, for which PyTorch asks an outside device for one fused kernel each.
 
-The CPU has no such kernels, so they are computed here of the host's elementwise operators, with
-the equations of torch.nn.LSTMCell and torch.nn.GRUCell. The workspace is private to a forward and
-its backward.
+The CPU has no such kernels, so they are computed here with the host's elementwise operators, by
+the equations of torch.nn.LSTMCell and torch.nn.GRUCell. The workspace holds what the forward pass
+hands to its backward pass, and nobody else reads it.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from simgpu._kernels.from_schema import PythonKernel, computed_kernel
+from simgpu._kernels.general import computed_kernel
+from simgpu._kernels.overloads import overload
 
 Tensor = torch.Tensor
 
@@ -94,15 +93,9 @@ def _gru_backward(
     return grad_input, grad_hidden, grad_hy * update, *biases
 
 
-def kernels() -> dict[str, PythonKernel]:
-    """The fused cells, by the name of their operators."""
-    host_functions: dict[str, Any] = {
-        "_thnn_fused_gru_cell": _gru,
-        "_thnn_fused_gru_cell_backward": _gru_backward,
-        "_thnn_fused_lstm_cell": _lstm,
-        "_thnn_fused_lstm_cell_backward_impl": _lstm_backward,
-    }
-    return {
-        name: computed_kernel(getattr(torch.ops.aten, name).default, function)
-        for name, function in host_functions.items()
-    }
+gru_cell = computed_kernel(overload("_thnn_fused_gru_cell"), _gru)
+gru_cell_backward = computed_kernel(overload("_thnn_fused_gru_cell_backward"), _gru_backward)
+lstm_cell = computed_kernel(overload("_thnn_fused_lstm_cell"), _lstm)
+lstm_cell_backward = computed_kernel(
+    overload("_thnn_fused_lstm_cell_backward_impl"), _lstm_backward
+)

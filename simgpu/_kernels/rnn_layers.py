@@ -208,14 +208,3 @@ def kernels() -> dict[str, Callable[..., Any]]:
     """The layers, by the name of their operators."""
     ops = [getattr(layer, overload) for layer in _LAYERS for overload in ("input", "data")]
     return {str(op).removeprefix("aten."): _layer_kernel(op) for op in ops}
-
-
-def register() -> list[torch.library.Library]:
-    """Register the layers where autograd is on, and where it is off for good (inference mode)."""
-    libraries = []
-    for key in ("AutogradPrivateUse1", "PrivateUse1"):
-        library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
-        for name, kernel in kernels().items():
-            library.impl(name, kernel, key, with_keyset=True)  # type: ignore[no-untyped-call]
-        libraries.append(library)
-    return libraries

@@ -1,7 +1,7 @@
 """Tensors made of other tensors: sparse (COO, CSR, CSC, BSR, BSC) and nested ones.
 
-They have no memory of their own to relabel, so they cross part by part: the dense tensors inside
-are relabelled, and a tensor of the same kind is put together of them on the other side.
+Such a tensor has no memory of its own. To move it to the host or to a device, the dense tensors
+inside it are relabelled or copied, and a tensor of the same kind is put together of them.
 """
 
 from __future__ import annotations
@@ -156,16 +156,16 @@ def to_copy(self: Tensor, *, device: torch.device | None = None, **options: Any)
     """`self.to(...)` for a composite."""
     source = self.device.index
     target = source if device is None else device
-    to = None if isinstance(target, torch.device) and target.type == "cpu" else target
-    place = None if to is None else world.resolve(to)
+    to_cpu = isinstance(target, torch.device) and target.type == "cpu"
+    index = None if to_cpu else world.resolve(target)
     host = to_host(self)
     dtype = options.get("dtype")
-    if place == source:
+    if index == source:
         copy = launch(_COPY, source, (host,), {})
     else:
-        copy = launch_copy(_COPY, source, place, (host,), {})
+        copy = launch_copy(_COPY, source, index, (host,), {})
     copy = copy if dtype is None else copy.to(dtype)
-    return copy if place is None else to_device(copy, place)
+    return copy if index is None else to_device(copy, index)
 
 
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:

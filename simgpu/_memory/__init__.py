@@ -1,4 +1,4 @@
 """The memory of tensors: owners, host aliases, storages, pinned memory, parts of sparse tensors.
 
-May import: `simgpu._runtime`, `_native`, and what those import.
+May import: `simgpu._runtime`, `_native` and below.
 """

@@ -71,7 +71,6 @@ _libraries: list[torch.library.Library] = []
 def install() -> None:
     """Register pinning for CPU tensors; without simulated devices it stays PyTorch's own."""
     library = torch.library.Library("aten", "IMPL", "CPU")  # type: ignore[no-untyped-call]
-    assert library.m is not None, "a library that was just made is open"
-    library.m.impl("is_pinned", "CPU", is_pinned, False)
-    library.m.impl("_pin_memory", "CPU", pin_memory, False)
+    library.impl("is_pinned", is_pinned)  # type: ignore[no-untyped-call]
+    library.impl("_pin_memory", pin_memory)  # type: ignore[no-untyped-call]
     _libraries.append(library)

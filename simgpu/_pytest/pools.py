@@ -1,4 +1,8 @@
-"""Where a session takes its devices from: simulated ones, or real GPUs."""
+"""Pools: where a session takes its devices from. Simulated ones, those of --as-cuda, real GPUs.
+
+Another kind of device is another class with the three members of :class:`Pool`, and one more line
+in :func:`simgpu._pytest.choose.choose_pool`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import pytest
-
-from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker, group_of
-
 if TYPE_CHECKING:
     import torch
 
-
-DEFAULT_COUNT = 8
-MAX_COUNT = 64
-
-# Where an NVIDIA or AMD driver shows itself: lets the header answer without importing torch.
-DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", r"C:\Windows\System32\nvcuda.dll")
+    from simgpu._runtime.device import Device
 
 
 class Pool(Protocol):
@@ -55,6 +50,52 @@ class SimulatedPool:
             # The devices are seeded; torch.manual_seed would format the stack for every backend.
             torch.default_generator.manual_seed(0)
             yield list(devices)
+
+
+class AsCudaPool:
+    """The simulated devices of a session, by the name of CUDA; each test has the first of them."""
+
+    distinct = True
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def describe(self) -> str:
+        return f"{plural(self.count, 'simulated GPU')} (simgpu, as cuda)"
+
+    @contextlib.contextmanager
+    def lend(self, count: int) -> Iterator[list[torch.device]]:
+        import torch
+
+        devices = [torch.device("cuda", index) for index in range(count)]
+        with only_first_devices(count):
+            torch.cuda.set_device(0)
+            torch.manual_seed(0)
+            for device in devices:
+                torch.cuda.reset_peak_memory_stats(device)
+            yield devices
+
+
+@contextlib.contextmanager
+def only_first_devices(count: int) -> Iterator[None]:
+    """Let the simulated devices that exist be the first `count` of them for a while."""
+    from simgpu._runtime import world
+
+    existing = world.current_world()
+    assert existing is not None
+    everything = existing.devices
+
+    def have(devices: list[Device]) -> None:
+        existing.devices = devices
+        world.active_devices[:] = devices
+        for listener in world.device_listeners:
+            listener()
+
+    have(everything[:count])
+    try:
+        yield
+    finally:
+        have(everything)
 
 
 class CudaPool:
@@ -103,65 +144,6 @@ def gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def choose_pool(
-    kind: str,
-    count: int | None,
-    oversubscribe: bool,
-    per_worker: int | None = None,
-    worker: Worker | None = None,
-) -> Pool:
-    """Return the pool that the options ask for, in a worker of pytest-xdist its own.
-
-    Raises ``pytest.UsageError`` where they cannot be met, saying what there is.
-    """
-    if per_worker is not None and (kind == "simgpu" or oversubscribe):
-        raise pytest.UsageError(
-            "--gpus-per-worker divides real GPUs among workers: it cannot be combined with "
-            f"{'--oversubscribe' if oversubscribe else '--devices simgpu'}"
-        )
-    if per_worker is not None and count is not None and count > per_worker:
-        raise pytest.UsageError(
-            f"--device-count {count} asks for more than --gpus-per-worker {per_worker} gives"
-        )
-    if oversubscribe:
-        if kind == "simgpu":
-            raise pytest.UsageError(
-                "--oversubscribe puts several slots on one real GPU: it cannot be combined with "
-                "--devices simgpu, which has as many devices as --device-count asks for"
-            )
-        if gpu_count() == 0:
-            raise pytest.UsageError("--oversubscribe needs a real GPU, and torch finds none here")
-        alone = worker or Worker(0, 1)
-        return CudaPool([0] * (count or DEFAULT_COUNT), alone.index, alone.count)
-    if kind == "simgpu":
-        return SimulatedPool(count or DEFAULT_COUNT)
-    here = gpu_count()
-    if per_worker is not None and per_worker > here:
-        raise pytest.UsageError(
-            f"--gpus-per-worker {per_worker} asks for more than the {plural(here, 'GPU')} here"
-        )
-    if kind == "auto" and here < 2 and per_worker is None:
-        return SimulatedPool(count or DEFAULT_COUNT)
-    if here == 0:
-        raise pytest.UsageError(
-            "--devices cuda needs a real GPU, and torch finds none here; "
-            "--devices simgpu runs the same tests on simulated ones"
-        )
-    if kind == "cuda" and count is not None and count > here:
-        raise pytest.UsageError(
-            f"--device-count {count} asks for more than the {plural(here, 'GPU')} here; "
-            "--oversubscribe puts any number of slots on cuda:0"
-        )
-    if worker is None:
-        return CudaPool(range(min(count or DEFAULT_COUNT, here)))
-    group = group_of(worker, here, group_size(count, per_worker, here))
-    return CudaPool(group.ordinals[:count], worker.index, group.sharers)
-
-
-def group_size(count: int | None, per_worker: int | None, here: int) -> int:
-    return min(per_worker or count or DEFAULT_SIZE, here)
 
 
 def plural(count: int, noun: str) -> str:

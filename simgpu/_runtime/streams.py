@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 
-from simgpu._naming import DEVICE_TYPE, visible_text
+from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
 from simgpu._runtime import clock, world
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DeviceMismatchError
-
-DEVICE_TYPE_NUMBER = 20  # c10::DeviceType::PrivateUse1
 
 
 class Stream(torch.Stream):
@@ -44,7 +42,7 @@ class Stream(torch.Stream):
         owner = world.device(world.resolve(device if device_index is None else device_index))
         number = next(owner.stream_ids) if stream_id is None else stream_id
         self: Stream = super().__new__(
-            cls, stream_id=number, device_index=owner.index, device_type=DEVICE_TYPE_NUMBER
+            cls, stream_id=number, device_index=owner.index, device_type=PRIVATE_USE_1
         )
         return self
 

@@ -1,4 +1,4 @@
-"""Examples that have been drawn already, given again in the same order: for reproducers."""
+"""`strategies.Drawn`: gives a regression test the values that hypothesis drew when it failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Drawn:
-    """Stands in a regression test where hypothesis's `data` stood: gives the values in order."""
+    """Takes the role of hypothesis's `data` in a regression test: gives the values in order."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = list(values)

@@ -1,4 +1,7 @@
-"""What the examples of a property tried: a tally that is kept only while something listens."""
+"""`strategies.tried`: where an example says what it is about, to a fuzzing run if there is one.
+
+Also the device counts that such a run is limited to, which the strategies ask for.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ def tried(
         _listener(batch, devices, error)
 
 
-def listen(listener: Listener | None) -> None:
-    """Send what is tried in this process to `listener`, or to nobody."""
+def set_listener(listener: Listener | None) -> None:
+    """Let `tried` call `listener` with its arguments; None ends that."""
     global _listener
     _listener = listener
 

@@ -14,14 +14,14 @@ ACTIVATIONS = {"none": nn.Identity, "relu": nn.ReLU, "hardtanh": nn.Hardtanh}
 
 
 class Network(nn.Module):
-    """A small network of linear layers, told in full by its arguments (and by its repr).
+    """A small network of linear layers; its repr has all arguments and makes the same one again.
 
     Args:
         widths: the numbers of features from the input to the output, two or more.
         bias: whether the layers have one.
         activation: between two layers: "none", "relu" or "hardtanh".
         tied: if the first layer is square, every later layer of its shape shares its weight.
-        shared: one module object stands in two places (the last layer's activation).
+        shared: the activation between two layers, one module object, follows the last one too.
         frozen: the first layer asks for no gradient.
         buffered: the output is multiplied by a buffer and a second, non-persistent buffer is added.
         dtype, seed: of the parameters, which are -1, 0 and 1, so that inputs of small integers
@@ -46,7 +46,7 @@ class Network(nn.Module):
         super().__init__()
         if len(widths) < 2:
             raise ValueError(f"widths={widths!r} must name at least an input and an output width")
-        self._told = (
+        self._arguments = (
             f"widths={tuple(widths)}, bias={bias}, activation={activation!r}, tied={tied}, "
             f"shared={shared}, frozen={frozen}, buffered={buffered}, dtype={dtype!r}, seed={seed}"
         )
@@ -59,8 +59,8 @@ class Network(nn.Module):
             self.again = self.activation
         first: nn.Linear = self.layers[0]  # type: ignore[assignment]  # a ModuleList of Linear
         with torch.no_grad():
-            for place, parameter in enumerate(self.parameters()):
-                parameter.copy_(exact_values(parameter.shape, kind, seed + place, span=3))
+            for index, parameter in enumerate(self.parameters()):
+                parameter.copy_(exact_values(parameter.shape, kind, seed + index, span=3))
         if tied and widths[0] == widths[1]:
             for layer in self.layers[1:]:
                 if layer.weight.shape == first.weight.shape:
@@ -77,13 +77,13 @@ class Network(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the network's output for a batch of rows."""
         last = len(self.layers) - 1
-        for place, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             x = layer(x)
-            if place < last or hasattr(self, "again"):
+            if index < last or hasattr(self, "again"):
                 x = self.activation(x)
         if self.scale is not None and self.shift is not None:
             x = x * self.scale + self.shift
         return x
 
     def __repr__(self) -> str:
-        return f"Network({self._told})"
+        return f"Network({self._arguments})"

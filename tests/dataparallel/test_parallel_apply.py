@@ -69,6 +69,24 @@ def test_devices_default_to_where_the_inputs_are(devices, data):
     assert [out.device for out in made] == targets
 
 
+@given(data=st.data(), learns=st.booleans(), count=st.integers(1, 3))
+def test_without_tensors_the_current_device_is_meant(devices, data, learns, count):
+    """As in torch, which never looks at the inputs."""
+    current, home = (data.draw(st.sampled_from(devices)) for _ in range(2))
+    argument = data.draw(st.sampled_from([None, (None, 3), ("text", [])]))
+    kind = current.type
+
+    modules = [Call(lambda *args: torch.zeros(1, device=kind)) for _ in range(count)]
+    for module in modules if learns else ():
+        module.weight = nn.Parameter(torch.zeros(1, device=home))
+    with device_module(current).device(current.index):
+        ours, theirs = (
+            side(modules, [argument] * count)
+            for side in (dataparallel.parallel_apply, nn.parallel.parallel_apply)
+        )
+    assert [out.device for out in ours] == [out.device for out in theirs] == [current] * count
+
+
 @given(data=st.data())
 def test_each_call_is_on_the_callers_stream_of_its_device(devices, data):
     targets = data.draw(strategies.device_lists(devices))

@@ -6,7 +6,7 @@ from functools import partial
 from tests.devices.messages import test_mismatches as texts
 from tests.devices.state import test_random_threads as random
 from tests.devices.training import test_nn as modules
-from tests.simulator import test_argument_checks as guards
+from tests.simulator import test_argument_checks as checks
 from tests.simulator import test_attention as attention
 from tests.simulator import test_dropout as dropout
 from tests.simulator import test_ledger as ledger
@@ -39,13 +39,13 @@ OPERATORS = [
         "high[dim] >= size",
         "high[dim] > size",
         partial(
-            guards.test_a_call_that_would_read_past_memory_raises, name="an index one past the end"
+            checks.test_a_call_that_would_read_past_memory_raises, name="an index one past the end"
         ),
     ),
     fault(
         "an output that had to grow stays as it was",
         "simgpu._kernels.outputs:write_back_output",
-        "if is_stand_in and host.numel():",
+        "if is_copy and host.numel():",
         "if False:",
         partial(swept, case="out add float32"),
     ),
@@ -68,32 +68,32 @@ OPERATORS = [
         "simgpu._kernels.rnn_cells:_lstm",
         "forget * cx + in_ * cell",
         "cx + in_ * cell",
-        partial(MODULE, name="lstm"),
+        partial(MODULE, name="lstm_cell_in_time"),
     ),
     fault(
         "an LSTM's cell has the gradient of one that never forgets",
         "simgpu._kernels.rnn_cells:_lstm_backward",
         "grad_cell_state * forget, grad_gates",
         "grad_cell_state, grad_gates",
-        partial(MODULE, name="lstm"),
+        partial(MODULE, name="lstm_cell_in_time"),
     ),
     fault(
         "a GRU updates the wrong way round",
         "simgpu._kernels.rnn_cells:_gru",
         "(hx - new) * update + new",
         "(new - hx) * update + hx",
-        partial(MODULE, name="gru"),
+        partial(MODULE, name="gru_cell_in_time"),
     ),
     fault(
         "an error names an out= kernel as its functional form",
-        "simgpu._kernels.arguments:Arguments._common_device",
+        "simgpu._kernels.mixed_devices:DeviceRules._common_device",
         'f"{op}_out" if self._has_outputs else op',
         "op",
         partial(worded, name="mm_out"),
     ),
     fault(
         "an error leaves the overload of a kernel out",
-        "simgpu._kernels.arguments:Arguments._common_device",
+        "simgpu._kernels.mixed_devices:DeviceRules._common_device",
         'f"{op}_{overload}".removesuffix("_") if structured',
         "op if structured",
         partial(worded, name="scatter"),
@@ -108,11 +108,11 @@ OPERATORS = [
     ),
     fault(
         "batch norm takes vectors",
-        "simgpu._kernels.argument_checks:_batch_norm",
+        "simgpu._kernels.shape_checks:batch_norm",
         "if input.dim() < 2:",
         "if False:",
         partial(
-            guards.test_a_call_that_would_read_past_memory_raises,
+            checks.test_a_call_that_would_read_past_memory_raises,
             name="batch norm of a vector",
         ),
         raises=IndexError,

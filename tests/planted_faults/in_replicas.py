@@ -7,6 +7,7 @@ from tests.dataparallel import test_gradient_sum as sums
 from tests.dataparallel import test_parallel_apply as apply
 from tests.dataparallel import test_reference_cycles as garbage
 from tests.dataparallel import test_replicate as replicate
+from tests.dataparallel import test_steps as steps
 from tests.support.plant import fault
 
 MOVE = "dataparallel._transfer.copies"
@@ -221,5 +222,19 @@ CALLS = [
         "raise _error_of_same_type(failed[0][2], texts[0], texts[1:])",
         "error = _error_of_same_type(failed[0][2], texts[0], texts[1:])\n        raise error",
         garbage.test_nothing_to_collect_after_a_failed_step,
+    ),
+    fault(
+        "a step that a subclass replaces is left out",
+        "dataparallel.data_parallel:DataParallel._has_replaced_steps",
+        "return any(",
+        "return False and any(",
+        partial(steps.test_a_change_by_a_replaced_step_is_seen_in_the_same_call, name="replicate"),
+    ),
+    fault(
+        "without tensors the first device is meant",
+        f"{CALL}:_device_of",
+        'return current_device(device_type or available_type() or "cpu")',
+        'return torch.device(device_type or available_type() or "cpu", 0)',
+        apply.test_without_tensors_the_current_device_is_meant,
     ),
 ]

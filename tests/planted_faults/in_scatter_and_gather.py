@@ -1,8 +1,13 @@
 """Faults planted where batches are cut and outputs are joined."""
 
+from functools import partial
+
+from tests.dataparallel import test_comm_errors as comm
 from tests.dataparallel import test_data_parallel as end_to_end
 from tests.dataparallel import test_gather as gather
+from tests.dataparallel import test_registered_dicts as registered
 from tests.dataparallel import test_scatter as scatter
+from tests.dataparallel import test_unlike_outputs as unlike
 from tests.support.plant import Edit, fault
 
 CUT = "dataparallel.scatter_gather"
@@ -189,5 +194,26 @@ GATHER = [
         "return _with_attributes(type(example)._make(values), example)",
         "return tuple(values)",
         gather.test_structure_is_kept,
+    ),
+    fault(
+        "a packed sequence next to None is left where it is",
+        f"{CUT}:_gather",
+        "cut = isinstance(output, (torch.Tensor, PackedSequence))",
+        "cut = isinstance(output, torch.Tensor)",
+        unlike.test_one_replica_is_unlike_the_others,
+    ),
+    fault(
+        "registered dicts are joined in the order of their children",
+        "dataparallel._structure.trees:_keys_of_registered",
+        "return [keys[id(value)].pop() for value in values]",
+        "return range(len(values))",
+        partial(registered.test_children_are_joined_by_their_keys, name="in its own order"),
+    ),
+    fault(
+        "outputs on the CPU are written",
+        "dataparallel.comm.scatter_and_gather:_refuse_cpu",
+        "kind is not None",
+        "kind is None",
+        partial(comm.test_bad_calls_say_what_cuda_says, name="broadcast into the CPU"),
     ),
 ]

@@ -59,7 +59,7 @@ SIMULATOR = [
     ),
     fault(
         "mixed devices are computed",
-        "simgpu._kernels.arguments:Arguments._iterator_device",
+        "simgpu._kernels.mixed_devices:DeviceRules._iterator_device",
         "if tensor.device != common and not number:",
         "if tensor.is_cpu and not number:",
         partial(rules.test_mixing_devices_raises, name="add"),

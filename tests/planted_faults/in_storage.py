@@ -137,8 +137,8 @@ GENERATORS = [
     fault(
         "new tensors are on the current device",
         "simgpu._backend.torch_patches.tensor_methods:new",
-        "_current(index)",
-        "_current(0)",
+        "MakeCurrent(index)",
+        "MakeCurrent(0)",
         without_index.test_new_tensors_of_a_tensor_are_on_its_device,
     ),
     fault(

@@ -5,7 +5,6 @@ them. Each rule is broken on purpose, too: by a file that is planted in what was
 """
 
 import functools
-import re
 
 import pytest
 
@@ -92,23 +91,6 @@ def test_simgpu_names_what_it_has(python):
 
 
 TREE = architecture.read_tree()
-
-# Part of a complaint that is still true, and who is to end it.
-NOT_YET = {
-    "simgpu/_backend/guard.py imports ctypes": "tables of virtual functions: simgpu/_native",
-    "simgpu/_backend/pinned_allocator.py imports ctypes": "the same",
-    "simgpu/_cuda/error_texts.py imports ctypes": "type slots: simgpu/_native",
-    "simgpu/_pytest/as_cuda.py imports simgpu/pytest_plugin.py": "the key of the pool: _pytest",
-    "simgpu/_pytest/ -> simgpu/pytest_plugin.py": "the same",
-    "simgpu/_startup/autoload.py imports torch": "what torch.load says: torch_patches",
-    # Docstrings of folders that say otherwise than the page.
-    "dataparallel/_replication/__init__.py names": "more than its files import",
-    "simgpu/_backend/device_module/__init__.py does not say": "nothing of imports",
-    "simgpu/_backend/torch_patches/__init__.py": "not what its files import",
-    "simgpu/_cli/__init__.py leaves out": "_cuda and errors",
-    "simgpu/_memory/__init__.py leaves out": "errors and _naming; or say `and below`",
-    "simgpu/_pytest/__init__.py leaves out": "`simgpu` and `simgpu.errors`, in backticks",
-}
 
 
 def fixtures_under_devices(tree):
@@ -252,20 +234,13 @@ MISTAKES = {
 
 @functools.cache
 def complaints_now(rule):
-    """What the rule says of the repository, without the numbers of lines."""
-    return {re.sub(r":\d+", "", text) for text in RULES[rule](TREE)}
+    """What the rule says of the repository."""
+    return RULES[rule](TREE)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_rule_is_kept(rule):
-    complaints = complaints_now(rule)
-    assert [text for text in complaints if not any(known in text for known in NOT_YET)] == []
-
-
-@pytest.mark.parametrize("known", NOT_YET)
-def test_what_is_not_yet_kept_is_not_kept(known):
-    """An exception that is needed no more has to go."""
-    assert any(known in text for rule in RULES for text in complaints_now(rule))
+    assert complaints_now(rule) == []
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -273,7 +248,7 @@ def test_a_planted_mistake_breaks_the_rule(mistake):
     rule, planted, said = MISTAKES[mistake]
     complaints = RULES[rule](TREE | planted)
     assert any(said in text for text in complaints), complaints
-    assert not any(re.sub(r":\d+", "", said) in text for text in complaints_now(rule))
+    assert not any(said in text for text in complaints_now(rule))
 
 
 def test_a_docstring_is_not_counted_as_code():

@@ -51,12 +51,16 @@ def calls(draw):
 
 
 def results(tensors, mask, options):
-    """The result, and the gradients of whatever asks for one; without rows a mask has none."""
+    """The result, and the gradients of whatever asks for one.
+
+    The gradient of a mask is None where there are no queries: PyTorch does not look at the mask
+    then, on the CPU neither.
+    """
     leaves = [tensor.requires_grad_() for tensor in tensors]
     leaves += [mask] if mask is not None and mask.requires_grad else []
     result = scaled_dot_product_attention(*tensors, mask, **options)
-    gradients = torch.autograd.grad(result.float().sin().sum(), leaves, allow_unused=True)
-    return [result, *gradients]
+    total = result.float().sin().sum()
+    return [result, *torch.autograd.grad(total, leaves, allow_unused=True)]
 
 
 def moved(values, device):
@@ -68,8 +72,19 @@ def moved(values, device):
 
 @given(call=calls(), data=st.data())
 def test_attention_has_the_bits_of_the_cpu_out_of_the_same_kernels(simulated, call, data):
-    tensors, mask, options = call
-    *there, mask_there = moved([*tensors, mask], data.draw(st.sampled_from(simulated)))
+    check_bits_and_kernels(*call, data.draw(st.sampled_from(simulated)))
+
+
+@pytest.mark.parametrize("lead", [(1,), (2, 2)])
+def test_without_queries_the_mask_has_no_gradient_as_on_the_cpu(simulated, lead):
+    mask = torch.zeros(0, 1, requires_grad=True)
+    tensors = [torch.ones(*lead, count, 4) for count in (0, 1, 1)]
+    assert results(tensors, mask, {})[-1] is None
+    check_bits_and_kernels(tensors, mask, {}, simulated[1])
+
+
+def check_bits_and_kernels(tensors, mask, options, device):
+    *there, mask_there = moved([*tensors, mask], device)
     expected = results(tensors, mask, options)
     with simgpu.trace() as trace:
         got = results(there, mask_there, options)

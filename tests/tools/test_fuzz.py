@@ -1,6 +1,7 @@
 """`python -m simgpu fuzz`: what it finds, keeps, reports, and how a failure is run again."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -20,12 +21,13 @@ from hypothesis.database import ExampleDatabase
 
 from simgpu import strategies
 from simgpu.__main__ import main
-from simgpu._cli.fuzz import device_range
+from simgpu._cli.argument_types import device_range
 from simgpu._fuzz import report as fuzz_report
-from simgpu._fuzz.campaign import one_interrupt
-from simgpu._fuzz.pytest_side import database_of
+from simgpu._fuzz.database import database_of
+from simgpu._fuzz.interrupts import one_interrupt
+from simgpu._fuzz.progress import Progress
 from simgpu._fuzz.reproducers import NotReproducible, Writer
-from simgpu._fuzz.tally import Tally
+from simgpu._fuzz.tally import Failure, SlowExample, Tally
 from simgpu._testing.drawn import Drawn
 from tests.support.observe import Case
 from tests.support.strategies import Pair
@@ -254,7 +256,7 @@ def test_source_makes_the_value_again(value):
     assert type(again) is type(value)
 
 
-def test_devices_are_written_by_their_place(devices):
+def test_devices_are_written_by_their_index(devices):
     writer = Writer(devices)
     source = writer.write(Pair(devices[::-1], 3))
     assert made(writer, source, devices=devices) == Pair(devices[::-1], 3)
@@ -312,8 +314,8 @@ def test_tallies_of_processes_add_up(many):
 def test_only_the_slowest_example_of_a_property_is_kept():
     tally = Tally()
     for number in range(30):
-        tally.add_slow({"seconds": float(number), "property": f"p{number % 15}"})
-    assert [one["seconds"] for one in tally.slowest] == [29.0 - place for place in range(10)]
+        tally.add_slow(SlowExample(float(number), f"p{number % 15}"))
+    assert [one.seconds for one in tally.slowest] == [29.0 - rank for rank in range(10)]
 
 
 RUN = {
@@ -321,11 +323,10 @@ RUN = {
     "date": "today", "database": "kept",
 }  # fmt: skip
 
-FAILURE = {
-    "property": "tests/test_x.py::test_x[<1>]", "error": "ValueError", "message": "a < b & c",
-    "place": "x.py:1", "combination": [2, 2], "example": "n=2", "test": None,
-    "hypothesis": "6.1", "blob": "AAA=",
-}  # fmt: skip
+FAILURE = Failure(
+    property="tests/test_x.py::test_x[<1>]", error="ValueError", message="a < b & c",
+    location="x.py:1", combination=(2, 2), example="n=2", test=None, hypothesis="6.1", blob="AAA=",
+)  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -360,11 +361,11 @@ def test_the_page_needs_no_network_and_shows_every_combination():
     assert page.cells["2", 2] == "tried 5, failed 3"
     assert page.cells["64", 3] == "tried 1, failed 0"
     assert page.cells["over 64", 1] == "tried 6, failed 0"
-    others = {text for place, text in page.cells.items() if "tried 0" in text or "never" in text}
+    others = {text for text in page.cells.values() if "tried 0" in text or "never" in text}
     assert others == {"never tried"}
     assert "1 failure" in page.words
     assert "a < b & c" in page.words
-    assert FAILURE["property"] in page.words
+    assert FAILURE.property in page.words
     assert (
         "python -m simgpu replay 'tests/test_x.py::test_x[<1>]' AAA= --devices 1..3" in page.words
     )
@@ -379,7 +380,7 @@ def test_a_page_without_failures_says_so():
 
 
 def test_a_failure_without_a_code_is_run_again_from_the_database():
-    command = fuzz_report.replay_command({**FAILURE, "blob": None}, RUN)
+    command = fuzz_report.replay_command(dataclasses.replace(FAILURE, blob=None), RUN)
     assert command.endswith("--database kept --devices 1..3")
 
 
@@ -392,3 +393,46 @@ def test_ranges_name_every_number(numbers):
         named |= set(range(int(first), int(last or first) + 1))
     assert named == numbers
     assert len(text.split(", ")) <= max(1, len(numbers))
+
+
+def test_what_a_page_shows_is_text_and_never_markup():
+    tally = Tally()
+    tally.examples["<script>1</script>"] = 1
+    tally.failures["key"] = dataclasses.replace(
+        FAILURE, message="<script>2", example="</pre><img src=x>", test="<b>3", location="<i>4"
+    )
+    page = Page(fuzz_report.as_html(tally, RUN))
+    assert page.loads == []
+    for text in ("<script>1</script>", "<script>2", "</pre><img src=x>", "<b>3", "<i>4"):
+        assert text in page.words
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_progress_line_says_how_long_it_will_take(monkeypatch):
+    tally = Tally()
+    tally.properties = 4
+    tally.examples.update({"a": 7, "b": 100, "c": 50})
+    tally.finished = {"a", "b"}  # `a` has only seven examples
+    assert tally.done(100) == 250
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    progress = Progress(None, 100)
+    progress.bar._time = lambda: progress.bar.start_t + 60
+    progress.show(tally, 60.0)
+    progress.show(tally, 65.0)  # not yet the time for another line
+    progress.close()
+    (line,) = sys.stderr.getvalue().splitlines()
+    assert re.match(r" 62% \|.*\| 01:00<00:36 +, 157 examples \(3/s\), 0 comb.*, 0 fail", line)
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress(10.0, None)
+    progress.bar._time = lambda: progress.bar.start_t + 120
+    progress.show(tally, 120.0)
+    progress.show(tally, 120.5)
+    progress.close()
+    line = next(line for line in sys.stderr.getvalue().split("\r") if "20%" in line)
+    assert re.match(r" 20% .*02:00<08:00", line)
+    assert "\n" not in sys.stderr.getvalue()

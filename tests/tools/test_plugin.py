@@ -5,9 +5,11 @@ import os
 import pytest
 import torch
 
-from simgpu import pytest_plugin
-from simgpu._pytest import pools
-from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool
+from simgpu._pytest.choose import choose_pool, session_pool
+from simgpu._pytest.marker import Wanted
+from simgpu._pytest.options import DEFAULT_COUNT, DeviceOptions
+from simgpu._pytest.pools import CudaPool, SimulatedPool
+from simgpu._pytest.threads import use_one_thread
 
 
 @pytest.mark.parametrize(
@@ -28,10 +30,10 @@ from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool
 )
 def test_options_choose_the_devices(gpus, options, here, ordinals):
     gpus(here)
-    pool = choose_pool(*options)
+    pool = choose_pool(DeviceOptions(*options))
     if ordinals is None:
         assert isinstance(pool, SimulatedPool)
-        assert pool.count == options[1] or pool.count == pools.DEFAULT_COUNT
+        assert pool.count == options[1] or pool.count == DEFAULT_COUNT
         assert "simulated" in pool.describe()
     else:
         assert isinstance(pool, CudaPool)
@@ -56,7 +58,7 @@ def test_options_choose_the_devices(gpus, options, here, ordinals):
 def test_options_that_cannot_be_met(gpus, options, here, says):
     gpus(here)
     with pytest.raises(pytest.UsageError, match=says):
-        choose_pool(*options)
+        choose_pool(DeviceOptions(*options))
 
 
 @pytest.mark.parametrize(
@@ -130,13 +132,64 @@ def test_a_session_on_simulated_devices(pytester):
     )
 
 
+MARKED = """
+import unittest
+import pytest, torch
+from hypothesis import given, settings, strategies as st
+
+@pytest.fixture
+def x():
+    return torch.ones(1, device="simgpu:1")
+
+@pytest.mark.devices(2)
+def test_a_function(x):
+    assert x.device.index == 1 == torch.simgpu.device_count() - 1
+
+@pytest.mark.devices(3, at_least=True)
+class TestMarked(unittest.TestCase):
+    def setUp(self):
+        self.x = torch.ones(1, device="simgpu:3")
+
+    def test_a_method(self):
+        assert torch.simgpu.device_count() == 4 and self.x == 1
+
+@pytest.mark.devices(9)
+def test_too_many():
+    raise AssertionError("never run")
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("turn", range(2))
+@settings(database=None, max_examples=3)
+@given(number=st.integers())
+def test_a_property(turn, number):
+    assert torch.simgpu.device_count() == 2
+
+@pytest.mark.devices("theirs", 3)
+def test_another_marker_of_that_name():
+    assert not hasattr(torch, "simgpu") or torch.simgpu.device_count() == 0
+
+def test_no_marker():
+    assert torch.simgpu.device_count() == 0
+"""
+
+
+def test_the_marker_alone_gives_the_devices(pytester):
+    pytester.makepyfile(MARKED)
+    options = ("--devices", "simgpu", "--device-count", "4", "-W", "error", "--strict-markers")
+    result = pytester.runpytest_subprocess(*options, "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=6, skipped=1)
+    result.stdout.fnmatch_lines("1 test skipped, for each needs 9 devices, this session has 4")
+
+
 def test_distinct_devices_are_not_to_be_had_on_one_gpu():
     """The marker's other half: several slots on one GPU are no different devices."""
     assert not CudaPool([0, 0]).distinct
     assert CudaPool([0, 1]).distinct
-    assert pytest_plugin._wanted(2, distinct=True) == (2, True, False)
+    assert Wanted(2, distinct=True) == Wanted(2, distinct=True, at_least=False)
     with pytest.raises(TypeError):
-        pytest_plugin._wanted(2, different=True)
+        Wanted(2, different=True)
+    with pytest.raises(TypeError):
+        Wanted(2, True)
 
 
 def test_a_session_without_devices_does_not_import_torch(pytester):
@@ -156,14 +209,14 @@ def test_the_number_of_threads_is_the_users_where_he_gives_one(monkeypatch):
     """Else a worker has one thread: tests/test_plugin_workers.py."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     before = torch.get_num_threads()
-    pytest_plugin._use_one_thread()
+    use_one_thread()
     assert os.environ["OMP_NUM_THREADS"] == "2"
     assert torch.get_num_threads() == before
 
 
 def test_the_fixture_of_this_session(devices, request):
     """Here and now: as many as asked for, all usable, the first one current."""
-    pool = pytest_plugin._pool(request.config)
+    pool = session_pool(request.config)
     assert len(devices) == pool.count
     assert torch.get_device_module(devices[0]).current_device() == devices[0].index
     assert [torch.ones(1, device=device).device for device in devices] == devices

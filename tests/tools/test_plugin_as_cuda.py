@@ -13,6 +13,7 @@ HERE = torch.cuda.device_count()
 """
 
 SUITE = """
+import unittest
 import pytest, torch
 from conftest import HERE
 from torch import nn
@@ -47,6 +48,28 @@ def test_the_fixture(devices):
 def test_the_fixture_begins_anew(devices):
     assert torch.cuda.current_device() == 0
     assert len(devices) == 1
+
+
+@pytest.mark.devices(2)
+def test_as_many_as_the_marker_says(devices):
+    assert torch.cuda.device_count() == 2
+    assert nn.DataParallel(nn.Linear(4, 2).cuda()).device_ids == [0, 1]
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.ones(1, device="cuda:2")
+
+
+@pytest.mark.devices(1)
+class TestAll(unittest.TestCase):
+    def setUp(self):
+        self.count = torch.cuda.device_count()
+
+    def test_the_marker_needs_no_fixture(self):
+        self.assertEqual(self.count, 1)
+
+
+def test_all_of_them_are_back():
+    assert torch.cuda.device_count() == HERE
+    assert torch.ones(1, device=f"cuda:{HERE - 1}").sum() == 1
 """
 
 
@@ -61,23 +84,26 @@ def test_the_suite_runs_where_no_gpu_is(suite):
     """In a worker too, which is another process."""
     options = ("--devices", "simgpu", "--as-cuda", "--device-count", "3", "-W", "error")
     result = suite.runpytest_subprocess(*options, "-n", "1")
-    result.assert_outcomes(passed=7)
+    result.assert_outcomes(passed=10)
     result.stdout.fnmatch_lines("*devices: 3 simulated GPUs (simgpu, as cuda)*")
 
 
 def test_without_the_option_nothing_is_there(suite, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    suite.runpytest_subprocess("--devices", "simgpu").assert_outcomes(skipped=5)
+    suite.runpytest_subprocess("--devices", "simgpu").assert_outcomes(skipped=8)
 
 
-OPTIONS = {"as_cuda": True, "devices": "simgpu", "oversubscribe": False, "device_count": None}
+OPTIONS = {
+    "simgpu_as_cuda": True, "simgpu_devices": "simgpu", "simgpu_oversubscribe": False,
+    "simgpu_device_count": None, "simgpu_gpus_per_worker": None,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"devices": "cuda"}, "--devices cuda"),
-        ({"oversubscribe": True}, "--oversubscribe"),
+        ({"simgpu_devices": "cuda"}, "--devices cuda"),
+        ({"simgpu_oversubscribe": True}, "--oversubscribe"),
         ({}, "2 real CUDA devices"),
     ],
 )

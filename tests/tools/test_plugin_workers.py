@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simgpu._pytest.choose import choose_pool
 from simgpu._pytest.gpu_groups import Worker, describe, group_of
-from simgpu._pytest.pools import CudaPool, choose_pool
+from simgpu._pytest.options import DeviceOptions
+from simgpu._pytest.pools import CudaPool
 
 
 @given(size=st.integers(1, 8), spare=st.integers(0, 8), workers=st.integers(1, 20))
@@ -54,7 +56,7 @@ def test_the_notice_is_about_sharing_alone(workers):
 )
 def test_a_worker_has_its_group(gpus, options, worker, here, ordinals, sharers):
     gpus(here)
-    pool = choose_pool(*options, Worker(*worker))
+    pool = choose_pool(DeviceOptions(*options, Worker(*worker)))
     assert isinstance(pool, CudaPool)
     assert (pool.ordinals, pool.sharers, pool.seed) == (ordinals, sharers, worker[0])
 
@@ -73,7 +75,7 @@ def test_a_worker_has_its_group(gpus, options, worker, here, ordinals, sharers):
 def test_what_cannot_be_met_is_refused_by_what_is_there(gpus, options, here, says):
     gpus(here)
     with pytest.raises(pytest.UsageError, match=says):
-        choose_pool(*options)
+        choose_pool(DeviceOptions(*options))
 
 
 def test_a_shared_gpu_is_used_in_parts_and_with_a_seed_of_the_worker(monkeypatch):

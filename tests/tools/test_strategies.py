@@ -231,12 +231,12 @@ def test_modules_shrink_to_one_layer():
 def test_combinations_are_told_to_a_listener_and_to_nobody_else():
     strategies.tried(batch=1, devices=1)
     heard = []
-    example_log.listen(lambda *what: heard.append(what))
+    example_log.set_listener(lambda *what: heard.append(what))
     try:
         batch = smallest(strategies.batches(3), lambda batch: batch > 4)
         strategies.tried(error=0.5)
     finally:
-        example_log.listen(None)
+        example_log.set_listener(None)
     strategies.tried(batch=2, devices=2)
     assert (batch, 3, None) in heard
     assert heard[-1] == (None, None, 0.5)

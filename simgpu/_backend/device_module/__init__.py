@@ -1,6 +1,6 @@
 """`torch.simgpu`: the device module, with the names of `torch.cuda`, a file for each part of it.
 
-May import: what `simgpu._backend` may.
+May import: `simgpu._backend` and below.
 """
 
 from __future__ import annotations

@@ -18,18 +18,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
-import simgpu
 from simgpu._runtime import instruments, world
 from simgpu._runtime.device import Allocation, Block, Device
 
 _CONTEXTS = (None, "state", "alloc", "all")
 # Frames in these files are between the program and the allocation, and tell it nothing.
-_OWN_FILES = (os.path.dirname(os.path.abspath(str(simgpu.__file__))) + os.sep, torch._ops.__file__)
+_OWN_FILES = (str(Path(__file__).resolve().parents[2]) + os.sep, torch._ops.__file__)
 
 
 class _Entry:

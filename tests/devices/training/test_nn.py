@@ -46,6 +46,21 @@ IMAGE = normal("b", 3, 6, 6)
 ROWS = normal("b", SIZE)
 
 
+class InTime(nn.Module):
+    """A recurrent cell that is called once for each time step, with the state of the last."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.cell = getattr(nn, kind)(SIZE, 5)
+
+    def forward(self, x):
+        state, states = None, []
+        for step in x:
+            state = self.cell(step, state)
+            states.append(state)
+        return states
+
+
 class Packed(nn.Module):
     """A recurrent network over sequences of different lengths."""
 
@@ -131,6 +146,8 @@ MODULES = {
     "rnn_cell": (lambda: nn.RNNCell(SIZE, 5), ROWS),
     "lstm_cell": (lambda: nn.LSTMCell(SIZE, 5), ROWS),
     "gru_cell": (lambda: nn.GRUCell(SIZE, 5), ROWS),
+    "lstm_cell_in_time": (lambda: InTime("LSTMCell"), SEQUENCE),
+    "gru_cell_in_time": (lambda: InTime("GRUCell"), SEQUENCE),
     "packed_lstm": (lambda: Packed("LSTM", True), SEQUENCE),
     "packed_gru_unsorted": (lambda: Packed("GRU", False), SEQUENCE),
     "packed_rnn": (lambda: Packed("RNN", True), SEQUENCE),

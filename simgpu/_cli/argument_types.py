@@ -1,0 +1,45 @@
+"""What the commands' arguments may look like: ranges of devices, numbers from some bound on."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from simgpu._fuzz.plan import DEFAULT_DATABASE
+
+
+def device_range(text: str) -> tuple[int, int]:
+    """Read 1..8 or 4."""
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high <= 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range like 1..8 within 1..64")
+    return low, high
+
+
+def at_least(kind: Any, least: float) -> Any:
+    """Return a reader of numbers of this kind that refuses those below `least`."""
+
+    def read(text: str) -> Any:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = None
+        if number is None or not number >= least:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a number from {least} on")
+        return number
+
+    return read
+
+
+def add_devices_and_database(command: argparse.ArgumentParser) -> None:
+    """Add the two options that fuzz and replay share."""
+    command.add_argument("--devices", type=device_range, default=(1, 8), metavar="1..8")
+    command.add_argument(
+        "--database",
+        default=DEFAULT_DATABASE,
+        metavar="WHERE",
+        help=f"where examples are kept: a folder, which machines may share, or redis://... "
+        f"(default: {DEFAULT_DATABASE})",
+    )

@@ -1,0 +1,21 @@
+"""`simgpu replay`: its arguments."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from simgpu._cli.argument_types import add_devices_and_database
+from simgpu._fuzz import sessions
+
+
+def add_arguments(commands: Any) -> None:
+    replay = commands.add_parser("replay", help="run one failing example of a report again")
+    replay.add_argument("property", metavar="PROPERTY")
+    replay.add_argument("blob", nargs="?", metavar="CODE")
+    add_devices_and_database(replay)
+    replay.set_defaults(start=start)
+
+
+def start(options: argparse.Namespace) -> int:
+    return sessions.replay(options.property, options.blob, options.devices, options.database)

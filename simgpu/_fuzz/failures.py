@@ -1,0 +1,111 @@
+"""A failing example: what is kept of it, and how it becomes a regression test."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+
+from simgpu._fuzz.reproducers import NotReproducible, regression_test
+from simgpu._fuzz.tally import Failure
+
+
+def location(error: BaseException) -> str:
+    """Return file:line in the project where an error arose, not in an installed package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = os.path.dirname(__file__)
+    own = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and os.path.dirname(frame.filename) != ours
+    ]
+    frame = (own or list(frames))[-1]
+    return f"{os.path.relpath(frame.filename)}:{frame.lineno}"
+
+
+def inner_errors(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in an exception group, or the error itself."""
+    if isinstance(getattr(error, "exceptions", None), tuple):
+        for inner in error.exceptions:  # type: ignore[attr-defined]  # of an exception group
+            yield from inner_errors(inner)
+    else:
+        yield error
+
+
+def reproduction_code(error: BaseException) -> str | None:
+    """Return the code in hypothesis's note about how to repeat the failure."""
+    note = "\n".join(getattr(error, "__notes__", []))
+    _, found, rest = note.partition("@reproduce_failure(")
+    return rest.partition(", b")[2].partition(")")[0].strip("'\"") if found else None
+
+
+def of_example(
+    item: pytest.Function,
+    test: Callable[..., Any],
+    seen: dict[str, Any],
+    error: BaseException,
+    combination: tuple[int, int] | None,
+) -> tuple[str, Failure]:
+    """Describe an example that failed, and a key that all examples of the same mistake share.
+
+    Args:
+        test: the property's own function.
+        seen: its arguments, with a Recorder where hypothesis's `data` was.
+    """
+    where = location(error)
+    # The same mistake in several parametrizations of a property is one failure.
+    kind = f"{item.nodeid.partition('[')[0]} {type(error).__name__} {where}"
+    key = hashlib.sha1(kind.encode()).hexdigest()
+    cases = item.callspec.params if hasattr(item, "callspec") else {}
+    fixtures = [name for name in seen if name in item.funcargs and name not in cases]
+    drawn = {name: value for name, value in seen.items() if name not in fixtures}
+    failure = Failure(
+        property=item.nodeid,
+        error=type(error).__name__,
+        message=str(error)[:2000],
+        location=where,
+        combination=combination,
+        example=", ".join(f"{name}={value!r}" for name, value in drawn.items())[:4000],
+        test=_regression_test(item, test, seen, fixtures, key[:6]),
+        hypothesis=hypothesis.__version__,
+    )
+    return key, failure
+
+
+def of_property(name: str, error: BaseException) -> Failure:
+    """Describe a property that fails as a whole: a health check, or nothing to draw from."""
+    return Failure(
+        property=name,
+        error=type(error).__name__,
+        message=str(error)[:2000],
+        location=location(error),
+        combination=None,
+        example="(no example: the property as a whole)",
+        test="# The property itself fails, whatever its example.\n",
+        hypothesis=hypothesis.__version__,
+    )
+
+
+def _regression_test(
+    item: pytest.Function,
+    test: Callable[..., Any],
+    seen: dict[str, Any],
+    fixtures: list[str],
+    key: str,
+) -> str | None:
+    arguments = {
+        name: value for name, value in seen.items() if name not in fixtures or name == "devices"
+    }
+    try:
+        text = regression_test(test.__module__, test.__name__, arguments, fixtures, key)
+    except NotReproducible:
+        return None
+    if "devices" in seen and item.get_closest_marker("devices") is not None:
+        marker = f"@pytest.mark.devices({len(seen['devices'])})\n"
+        text = "import pytest\n" + text.replace("\n\n\ndef ", f"\n\n\n{marker}def ", 1)
+    return text

@@ -1,0 +1,45 @@
+"""What a campaign tells the pytest sessions that it starts, through one environment variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+
+VARIABLE = "SIMGPU_FUZZ_PLAN"
+DEFAULT_DATABASE = ".hypothesis/examples"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long one session of pytest tries examples, on which devices, and where they are kept."""
+
+    folder: str
+    """Where each process writes its tally."""
+    devices: tuple[int, int]
+    """The fewest and the most devices."""
+    database: str
+    """A folder, or a redis:// address."""
+    jobs: int = 1
+    examples: int | None = None
+    """For each property; None where the time decides."""
+    minutes: float | None = None
+    """For all properties together; None where the number of examples decides."""
+    blob: str | None = None
+    """The code of the one example to run again."""
+
+    @classmethod
+    def from_environment(cls) -> Plan:
+        """Read the plan in a process that a campaign has started."""
+        plan = json.loads(os.environ[VARIABLE])
+        return cls(**plan | {"devices": tuple(plan["devices"])})
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a process that is to read the plan."""
+        return {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+
+def absolute_database(database: str) -> str:
+    """Return the same database for processes that may work in another folder."""
+    return database if "://" in database else os.path.abspath(database)

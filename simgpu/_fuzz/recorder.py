@@ -1,0 +1,114 @@
+"""What one process of a fuzzing run sees: each example of each property is counted here."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis.errors import HypothesisException
+from hypothesis.strategies import DataObject
+
+from simgpu._fuzz import failures
+from simgpu._fuzz.plan import Plan
+from simgpu._fuzz.reproducers import DrawRecorder
+from simgpu._fuzz.tally import SlowExample, Tally
+
+SAVE_EVERY = 0.5  # seconds
+
+
+class ExampleRecorder:
+    """Runs the examples of one property after the other, and keeps the tally of the process."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.tally = Tally()
+        self._path = Path(plan.folder) / f"{os.getpid()}.tally.json"
+        self._saved = 0.0
+        self._property = ""
+        self._failing = False
+        self._deadline: float | None = None
+        # What the running example said of itself through `strategies.tried`.
+        self._combinations: list[tuple[int, int]] = []
+
+    def collected(self, properties: int) -> None:
+        """Take how many properties the suite has."""
+        self.tally.properties = properties
+        self._save()
+
+    def begin(self, name: str, deadline: float | None) -> None:
+        """Begin a property; past the deadline (of time.monotonic) it is not gone on with."""
+        self._property, self._failing, self._deadline = name, False, deadline
+
+    def on_example(self, batch: int | None, devices: int | None, error: float | None) -> None:
+        """Take what an example says of itself (`strategies.tried`)."""
+        if batch is not None and devices is not None:
+            self._combinations.append((batch, devices))
+        if error is not None:
+            worst = self.tally.worst.get(self._property, 0.0)
+            self.tally.worst[self._property] = max(error, worst)
+
+    def counted(self, item: pytest.Function, test: Callable[..., Any]) -> Callable[..., None]:
+        """Return `test`, the body of the property `item`, so that its examples are counted."""
+
+        @functools.wraps(test)
+        def body(**arguments: Any) -> None:
+            seen = {
+                name: DrawRecorder(value) if isinstance(value, DataObject) else value
+                for name, value in arguments.items()
+            }
+            start = time.perf_counter()
+            try:
+                test(**seen)
+            except (HypothesisException, pytest.skip.Exception):
+                raise
+            except (Exception, pytest.fail.Exception) as error:
+                self._failing = True
+                self.tally.failed.update(set(self._combinations))
+                last = self._combinations[-1] if self._combinations else None
+                # Hypothesis goes on to smaller examples: the last one it runs is the smallest.
+                key, failure = failures.of_example(item, test, seen, error, last)
+                self.tally.failures[key] = failure
+                raise
+            finally:
+                self._count(time.perf_counter() - start)
+            # After the example and not before it, or its draws would seem to have changed.
+            if self._time_is_over():
+                pytest.skip("its share of the time is over")
+
+        return body
+
+    def _time_is_over(self) -> bool:
+        return (
+            self._deadline is not None and not self._failing and time.monotonic() > self._deadline
+        )
+
+    def _count(self, seconds: float) -> None:
+        self.tally.examples[self._property] += 1
+        self.tally.tried.update(set(self._combinations))
+        batch, devices = self._combinations[-1] if self._combinations else (None, None)
+        self._combinations.clear()
+        self.tally.add_slow(SlowExample(round(seconds, 6), self._property, batch, devices))
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            self._save()
+
+    def finish(self, error: BaseException | None) -> None:
+        """End a property: give its failures the codes that hypothesis repeats them by."""
+        for part in failures.inner_errors(error) if error is not None else ():
+            code = failures.reproduction_code(part)
+            for failure in self.tally.failures.values():
+                same = failure.property == self._property
+                if code and same and failure.location == failures.location(part):
+                    failure.blob = code
+        if error is not None and isinstance(error, Exception) and not self._failing:
+            of_property = failures.of_property(self._property, error)
+            self.tally.failures[self._property] = of_property
+        self.tally.finished.add(self._property)
+        self._save()
+
+    def _save(self) -> None:
+        self._saved = time.monotonic()
+        self.tally.save(self._path)

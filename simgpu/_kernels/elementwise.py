@@ -1,0 +1,91 @@
+"""Kernels for operators of one or two tensors, such as `exp`, `add`, `x + 1` and `mul_`.
+
+Nearly every step of a program is one of these, so their kernels do no more than they must: take
+the host aliases, launch, adopt the result. Whatever is not plain (tensors of two devices, tensors
+that share memory) goes through `Arguments.read`, as in the kernels of all other operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu._kernels.arguments import Arguments
+from simgpu._kernels.overloads import PythonKernel
+from simgpu._kernels.schema import Schema
+from simgpu._memory.host_aliases import on_one_storage
+from simgpu._memory.ownership import adopt
+from simgpu._runtime.launch import Kernel, launch
+
+Tensor = torch.Tensor
+
+
+def unary_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """One tensor in, a new one out: `exp`, `sum`, `softmax`."""
+    alias = reader.alias
+
+    def run(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        index = self.get_device()
+        return adopt(launch(kernel, index, (alias(self), *args), kwargs), index)
+
+    return run
+
+
+def binary_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Two tensors in, a new one out: `add`, `mm`; a number may stand for the second."""
+    with_number = _number_kernel(kernel)
+    alias = reader.alias
+
+    def run(self: Tensor | complex, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(other, Tensor) and isinstance(self, Tensor):
+            index = self.get_device()
+            if other.get_device() == index:
+                host = (alias(self), alias(other), *args)
+                return adopt(launch(kernel, index, host, kwargs), index)
+        elif with_number is not None and isinstance(self, Tensor):
+            index = self.get_device()
+            host = (alias(self), other, *args)
+            return adopt(launch(with_number, index, host, kwargs), index)
+        index, host_args, host_kwargs = reader.read((self, other, *args), kwargs)
+        return adopt(launch(kernel, index, host_args, host_kwargs), index)
+
+    return run
+
+
+def binary_in_place_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Two tensors in, the first is the result: `add_`; a number may stand for the second."""
+    with_number = _number_kernel(kernel)
+    alias = reader.alias
+
+    def run(self: Tensor, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
+        index = self.get_device()
+        if isinstance(other, Tensor):
+            if other.get_device() == index and (other is self or not on_one_storage(self, other)):
+                launch(kernel, index, (alias(self), alias(other), *args), kwargs)
+                return self
+        elif with_number is not None:
+            launch(with_number, index, (alias(self), other, *args), kwargs)
+            return self
+        index, host_args, host_kwargs = reader.read((self, other, *args), kwargs)
+        launch(kernel, index, host_args, host_kwargs)
+        return self
+
+    return run
+
+
+def _number_kernel(kernel: Kernel) -> Kernel | None:
+    """The overload of a two-tensor operator that takes a number in place of the second tensor.
+
+    `x + 1` reaches `add.Tensor` with the plain number 1; only `add.Scalar` takes it as such.
+    """
+    if Schema(kernel.op).types[:2] != ["Tensor", "Tensor"]:
+        return None
+    packet = kernel.op.overloadpacket
+    name = kernel.op._overloadname
+    head, found, tail = name.rpartition("Tensor")
+    candidates = [f"{head}Scalar{tail}", f"{name}_Scalar"] if found else ["Scalar"]
+    for sibling in candidates:
+        if sibling in packet.overloads():
+            return Kernel(getattr(packet, sibling))
+    return None

@@ -1,0 +1,46 @@
+"""Kernels for operators with a `device` argument: `empty`, `arange`, `zeros_like`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from simgpu._kernels.arguments import Arguments
+from simgpu._kernels.overloads import PythonKernel
+from simgpu._kernels.schema import Schema
+from simgpu._memory import pinned
+from simgpu._memory.ownership import adopt, make_sure_of_room
+from simgpu._runtime import world
+from simgpu._runtime.launch import Kernel, launch, launch_copy
+
+_CPU = torch.device("cpu")
+
+
+def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Operators that make a tensor: on the device asked for, or where the input lies."""
+    takes_tensors = Schema(kernel.op).takes_tensors()
+
+    def run(
+        *args: Any,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        source = -1
+        host_args: Sequence[Any] = args
+        host_kwargs = kwargs
+        if takes_tensors:
+            source, host_args, host_kwargs = reader.read(args, kwargs)
+        host_kwargs["device"] = _CPU
+        if device is not None and device.type == "cpu":
+            host = launch_copy(kernel, source, None, host_args, host_kwargs)
+            return pinned.mark_result(host) if pin_memory else host
+        pinned.check_not_wanted(pin_memory)
+        index = source if device is None and source >= 0 else world.resolve(device)
+        if args and isinstance(args[0], (list, tuple)):
+            make_sure_of_room(index, args[0], kwargs.get("dtype"))
+        return adopt(launch(kernel, index, host_args, host_kwargs), index)
+
+    return run

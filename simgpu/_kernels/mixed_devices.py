@@ -1,0 +1,117 @@
+"""The device rules of real hardware, asked where tensors of one call lie on several devices.
+
+All tensors of one operation lie on one device. A CPU tensor may take part only where it has no
+dimensions, and never as something that is written to. The errors have the words of the CUDA kernel
+that would refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from simgpu._kernels.native_functions import native_function
+from simgpu._naming import DEVICE_TYPE
+from simgpu.errors import DeviceMismatchError
+
+Tensor = torch.Tensor
+# One kernel here, another operator's kernel on CUDA: that one is named, with its arguments.
+_COMPOSED_ON_CUDA: dict[str, tuple[str, dict[str, str]]] = {
+    "_stack": ("cat", {}),
+    "embedding": ("index_select", {"weight": "self", "indices": "index"}),
+    "stack": ("cat", {}),
+}
+_HOST_PREFIX = (
+    "cpu_"  # arguments that lie on the host whatever the device (the sizes of a nested one)
+)
+
+
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among arguments, lists of tensors included, in order."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found.extend(item for item in value if isinstance(item, Tensor))
+    return found
+
+
+class DeviceRules:
+    """Where one operator computes when its tensors lie on several devices, or why it does not."""
+
+    __slots__ = ("_has_outputs", "_names", "_operator", "_written")
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        arguments = op._schema.arguments
+        self._operator = op._name.removeprefix("aten::")
+        self._names = [argument.name for argument in arguments]
+        self._written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+        self._has_outputs = any(a.kwarg_only and a.name in self._written for a in arguments)
+
+    def device_of_mixed_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The device to compute on, where the tensors are not all on one simulated device.
+
+        Raises DeviceMismatchError where CUDA would.
+        """
+        named = [*zip(self._names, args, strict=False), *kwargs.items()]
+        written = [pair for pair in named if pair[0] in self._written]
+        read = [pair for pair in named if pair[0] not in self._written]
+        pairs = [
+            (name, tensor) for name, value in (*written, *read) for tensor in tensors_in((value,))
+        ]
+        operator = self._operator
+        if operator == "convolution":
+            self._check_convolution(pairs)
+        if operator in _COMPOSED_ON_CUDA:
+            operator, renamed = _COMPOSED_ON_CUDA[operator]
+            pairs = [(renamed.get(name, name), tensor) for name, tensor in pairs]
+        facts = native_function(operator)
+        if facts.checks_devices:
+            return self._common_device(pairs, operator, facts.structured)
+        return self._iterator_device(pairs)
+
+    def _check_convolution(self, pairs: list[tuple[str, Tensor]]) -> None:
+        """Convolutions name the types of both tensors (aten/src/ATen/native/Convolution.cpp)."""
+        (_, input), (_, weight), *rest = pairs
+        for name, tensor in [("weight", weight), *((name, tensor) for name, tensor in rest)]:
+            if tensor.device.type != input.device.type:
+                raise DeviceMismatchError(
+                    f"Input type ({input.type()}) and {name} type ({tensor.type()}) should be "
+                    "the same"
+                )
+
+    def _common_device(
+        self, pairs: list[tuple[str, Tensor]], operator: str, structured: bool
+    ) -> int:
+        """The check in front of a CUDA kernel (aten/src/ATen/core/op_registration/adaption.h)."""
+        op, _, overload = operator.partition(".")
+        common = pairs[0][1].device
+        for name, tensor in pairs:
+            if tensor.device != common:
+                op = f"{op}_out" if self._has_outputs else op
+                method = f"{op}_{overload}".removesuffix("_") if structured else f"{overload}_{op}"
+                raise DeviceMismatchError(
+                    f"Expected all tensors to be on the same device, but got {name} is on "
+                    f"{tensor.device}, different from other tensors on {common} (when checking "
+                    f"argument in method wrapper_{DEVICE_TYPE}_{method})"
+                )
+        return pairs[0][1].get_device()
+
+    def _iterator_device(self, pairs: list[tuple[str, Tensor]]) -> int:
+        """The check within elementwise kernels, which let CPU numbers in (TensorIterator.cpp)."""
+        on_device = [tensor for _, tensor in pairs if not tensor.is_cpu]
+        if not on_device:
+            return -1
+        common = on_device[0].device
+        for name, tensor in pairs:
+            number = tensor.is_cpu and tensor.dim() == 0 and name not in self._written
+            number = number or (tensor.is_cpu and name.startswith(_HOST_PREFIX))
+            if tensor.device != common and not number:
+                raise DeviceMismatchError(
+                    "Expected all tensors to be on the same device, but found at least two "
+                    f"devices, {common} and {tensor.device}!"
+                )
+        return on_device[0].get_device()

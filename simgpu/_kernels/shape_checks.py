@@ -1,0 +1,113 @@
+"""Checks of shapes and layouts, for host kernels that would read past smaller tensors.
+
+Which operators they are for stands in `argument_checks.CHECKS`; each takes the arguments of a call
+by their names, and raises RuntimeError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+_STATISTICS = ("weight", "bias", "running_mean", "running_var")
+_SAVED = ("save_mean", "save_invstd", "save_var")
+
+
+def batch_norm(arguments: dict[str, Any]) -> None:
+    """One number per channel in every parameter, as torch.nn.functional.batch_norm checks."""
+    input: Tensor = arguments["input"]
+    if input.dim() < 2:
+        raise RuntimeError(f"batch_norm expects an input of two dimensions, got {input.dim()}")
+    channels = input.shape[1]
+    grad = arguments.get("grad_out")
+    if grad is not None and (grad.shape != input.shape or channels == 0):
+        raise RuntimeError(
+            "the backward pass of batch_norm expects channels, and a gradient of its input's shape "
+            f"{tuple(input.shape)}, got one of {tuple(grad.shape)}"
+        )
+    # What a forward pass saved is empty where it used the running statistics.
+    saved = _SAVED if arguments.get("train", arguments.get("update")) else ()
+    for name in (*_STATISTICS, *saved):
+        given = arguments.get(name)
+        if isinstance(given, Tensor) and given.numel() != channels:
+            raise RuntimeError(f"{name} should contain {channels} elements not {given.numel()}")
+
+
+def flash_attention(arguments: dict[str, Any]) -> None:
+    """Four dimensions that agree, and something to attend to; the kernel walks by query's sizes."""
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        return  # the kernel says so
+    batch, heads, length, size = query.shape
+    fits = key.shape[2] == value.shape[2] > 0 and heads > 0 and length > 0
+    for tensor in (key, value):
+        groups = tensor.shape[1]
+        fits = fits and tensor.shape[0] == batch and tensor.shape[3] == size
+        fits = fits and groups > 0 and heads % groups == 0
+    shapes = {"query": query, "key": key, "value": value}
+    if "grad_out" in arguments:
+        for name, expected in (("grad_out", 4), ("out", 4), ("logsumexp", 3)):
+            shapes[name] = arguments[name]
+            fits = fits and arguments[name].shape == query.shape[:expected]
+    if not fits:
+        given = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in shapes.items())
+        raise RuntimeError(
+            "flash attention expects (batch, heads, length, size), the lengths of key and value "
+            "equal and nothing empty, their heads to divide those of query, and in the backward "
+            f"pass what the forward pass made of them, got {given}"
+        )
+
+
+def sparse_broadcast(arguments: dict[str, Any]) -> None:
+    """No dimension without elements; the kernel divides by their product."""
+    if 0 in arguments["size"]:
+        raise RuntimeError(
+            f"a sparse tensor cannot be broadcast to size={list(arguments['size'])}, which has no "
+            "elements"
+        )
+
+
+def fused_optimizer(arguments: dict[str, Any]) -> None:
+    """Tensors of one parameter laid out alike; the kernel goes through them side by side.
+
+    CUDA asks for the same (aten/src/ATen/native/cuda/FusedAdamKernel.cu).
+    """
+    lists = {
+        "params" if name == "self" else name: value
+        for name, value in arguments.items()
+        if isinstance(value, (list, tuple)) and value and name != "state_steps"
+    }
+    for name, tensors in lists.items():
+        for position, (param, tensor) in enumerate(zip(lists["params"], tensors, strict=False)):
+            if not _laid_out_alike(param, tensor):
+                *most, last = lists
+                raise RuntimeError(
+                    f"{', '.join(most)}, and {last} must have same dtype, device, and layout, got "
+                    f"params[{position}] of shape {tuple(param.shape)} and strides "
+                    f"{param.stride()}, {name}[{position}] of shape {tuple(tensor.shape)} and "
+                    f"strides {tensor.stride()}"
+                )
+    for name in ("grad_scale", "found_inf"):
+        number = arguments.get(name)
+        if number is not None and number.numel() != 1:
+            raise RuntimeError(f"{name} must be one number, got shape {tuple(number.shape)}")
+
+
+def _laid_out_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have their elements in the same places, without gaps or overlaps."""
+    if one.shape != other.shape:
+        return False
+    if one.is_contiguous() and other.is_contiguous():
+        return True
+    places, others = (
+        [(step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size != 1]
+        for t in (one, other)
+    )
+    expected = 1
+    for step, size in sorted(places):
+        if step != expected:
+            return False
+        expected *= size
+    return places == others

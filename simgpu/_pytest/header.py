@@ -1,0 +1,67 @@
+"""The line about devices at the head of a session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from simgpu._pytest import pools
+from simgpu._pytest.choose import choose_pool, group_size, is_chosen, session_pool
+from simgpu._pytest.gpu_groups import describe
+from simgpu._pytest.options import read_options
+from simgpu._pytest.pools import CudaPool, Pool, SimulatedPool
+
+# Where an NVIDIA or AMD driver shows itself: lets the header answer without importing torch.
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", r"C:\Windows\System32\nvcuda.dll")
+
+
+# Read by torch.cuda.is_available.
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+
+def header_line(config: pytest.Config) -> str:
+    """Say which devices tests get, without importing torch for it."""
+    if is_chosen(config):
+        pool = session_pool(config)
+        return f"devices: {pool.describe()}{_sharing(config, pool)}"
+    simulated = SimulatedPool(read_options(config).count_or_default)
+    if any(map(os.path.exists, DRIVER_FILES)):
+        if "torch" in sys.modules:
+            with _cuda_is_not_started():
+                pool = choose_pool(read_options(config))
+                return f"devices: {pool.describe()}{_sharing(config, pool)}"
+        return f"devices: real GPUs if torch finds two or more, else {simulated.describe()}"
+    return f"devices: {simulated.describe()}"
+
+
+@contextlib.contextmanager
+def _cuda_is_not_started() -> Iterator[None]:
+    """Let torch ask the driver's library alone whether there are GPUs.
+
+    To start CUDA here would keep the tests from using it in processes that they fork, in suites
+    too that know nothing of simgpu.
+    """
+    before = os.environ.get(NVML_CHECK)
+    os.environ[NVML_CHECK] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NVML_CHECK]
+        else:
+            os.environ[NVML_CHECK] = before
+
+
+def _sharing(config: pytest.Config, pool: Pool) -> str:
+    """Return what is to be said of the workers that this process is going to start."""
+    workers = getattr(config.option, "numprocesses", None)
+    if not isinstance(pool, CudaPool) or not isinstance(workers, int) or workers < 2:
+        return ""
+    if not pool.distinct:
+        return f"; {workers} workers share it, and each has 1/{workers} of its memory"
+    gpus = pools.gpu_count()
+    return f"; {describe(workers, gpus, group_size(read_options(config), gpus))}"

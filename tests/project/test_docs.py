@@ -1,0 +1,214 @@
+"""What README, docs and CONTRIBUTING show is run: each fenced block works and prints what it says.
+
+`tests/support/pages.py` has the rules for the pages. Not run is only what says why, and how many
+those are is written down here.
+"""
+
+import re
+import shutil
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from simgpu.__main__ import main
+from simgpu._pytest import gpu_groups
+from simgpu._pytest.pools import choose_pool, group_size
+from tests.planted_faults import in_scatter_and_gather
+from tests.support.pages import PageError, blocks, commands, excuses, run_page
+from tests.support.recording import FOLDER, described, load
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# Blocks, or commands of blocks, that no test runs, by the reason that the page gives.
+NOT_RUN = {
+    "it installs": 4,
+    "it needs real GPUs": 5,
+    "it takes minutes": 5,
+    "CI runs it": 2,
+    "GitHub runs it": 1,
+}
+
+SPAN = re.compile(r"`([^`\n]+)`")
+OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
+RUN_PYTEST, RUN_SIMGPU = ["python", "-m", "pytest"], ["python", "-m", "simgpu"]
+
+
+@pytest.fixture
+def reader(python, tmp_path):
+    """A folder with the examples, and an interpreter that finds this repository's packages."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    return tmp_path, partial(python, PYTHONPATH=str(ROOT), PYTEST_XDIST_AUTO_NUM_WORKERS="1")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_works(path, reader):
+    run_page(path, *reader)
+
+
+def test_what_is_not_run_is_counted():
+    """One more block that is not run is one more to write down, in the row of its reason."""
+    assert dict(Counter(excuse for path in PAGES for excuse in excuses(blocks(path)))) == NOT_RUN
+
+
+def test_options_that_pages_name_exist(request, capsys):
+    """Those in running text and in commands that are not run; others would have failed."""
+    named = set()
+    for path in PAGES:
+        named.update(OPTION.findall(" ".join(SPAN.findall(path.read_text("utf-8")))))
+        for block in blocks(path):
+            for words in commands(block) if block.language == "bash" else ():
+                if words[0] == "pytest" or words[:3] in (RUN_PYTEST, RUN_SIMGPU):
+                    named.update(OPTION.findall(" ".join(words)))
+    for command in ("run", "fuzz", "replay"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+    of_simgpu = set(OPTION.findall(capsys.readouterr().out))
+    assert {"--devices", "--as-cuda", "--summary"} <= named
+    assert [name for name in named - of_simgpu if not _is_option(request.config, name)] == []
+
+
+def _is_option(config, name):
+    try:
+        config.getoption(name)
+    except ValueError:
+        return False
+    return True
+
+
+def test_a_workflow_has_commands_that_the_page_runs():
+    found = blocks(ROOT / "docs" / "ci.md")
+    run = {" ".join(w) for block in found if block.language == "bash" for w in commands(block)}
+    steps = [
+        step
+        for block in found
+        if block.language == "yaml"
+        for step in re.findall(r"- run: (.*)", block.text)
+    ]
+    assert steps
+    assert set(steps) <= run
+
+
+def test_the_planted_fault_shown_is_in_the_table():
+    (shown,) = (one for one in blocks(ROOT / "CONTRIBUTING.md") if one.language == "python")
+    assert eval(shown.text, vars(in_scatter_and_gather)) in in_scatter_and_gather.SCATTER
+
+
+def test_the_line_about_a_recording_is_the_suites():
+    path = FOLDER / "pytorch_tutorial.json"
+    recording = load(path)
+    cases = len(recording["cases"])
+    line = (
+        f"{path.name}: {cases} cases compared, {cases} agreed, 0 known differences; "
+        f"from {described(recording['origin'])}"
+    )
+    assert f"\n{line}\n" in (ROOT / "docs" / "gpus.md").read_text("utf-8")
+
+
+def test_who_checks_a_block_is_there():
+    tests = "".join(file.read_text("utf-8") for file in Path(__file__).parent.glob("test_*.py"))
+    found = [block for path in PAGES for block in blocks(path) if "checked by" in block.told]
+    assert len(found) == 4
+    for block in found:
+        assert f"\ndef {block.told['checked by']}(" in tests, block.where
+
+
+def test_the_two_commands_are_there_as_they_were():
+    text = (ROOT / "README.md").read_text("utf-8")
+    for command in (
+        "python -m pip install -c constraints.txt -e . && "
+        "python -m simgpu run --devices 4 examples/data_parallel_tutorial.py",
+        "python -m pip install -c constraints.txt -e '.[test]' && python -m pytest -n auto",
+    ):
+        assert f"\n{command}\n" in text
+    assert command.replace("install", "install -q") in (ROOT / ".ci" / "run").read_text("utf-8")
+
+
+def test_the_header_lines_for_gpus_are_the_plugins(gpus):
+    """With stand-ins for 4 and 8 GPUs: the page shows what the plugin would print."""
+    possible = set()
+    for here in (4, 8):
+        gpus(here)
+        line = choose_pool("cuda", None, False).describe()
+        groups = gpu_groups.describe(4, here, group_size(None, None, here))
+        possible |= {line, f"{line}; {groups}", choose_pool("cuda", None, True).describe()}
+    text = (ROOT / "docs" / "gpus.md").read_text("utf-8")
+    shown = re.findall(r"^devices: (.*)$", text, re.MULTILINE)
+    assert len(shown) == 4
+    assert set(shown) <= possible
+
+
+def test_without_a_gpu_the_plugin_says_so(gpus):
+    gpus(0)
+    with pytest.raises(pytest.UsageError) as refused:
+        choose_pool("cuda", None, False)
+    assert f"\nERROR: {refused.value}\n" in (ROOT / "docs" / "gpus.md").read_text("utf-8")
+
+
+GOOD = """
+```python
+print(6 * 7)
+```
+
+```text
+42
+```
+
+<!-- file: it.py -->
+```python
+import sys
+print("here")
+sys.exit(3)
+```
+
+<!-- exits with: 3 -->
+```bash
+python it.py   # as a reader would
+```
+
+```text
+he...
+```
+
+<!-- not run: for the test -->
+```bash
+rm -rf nothing
+```
+"""
+
+
+def test_a_good_page_passes(reader, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(GOOD)
+    assert run_page(page, *reader) == 2
+    assert excuses(blocks(page)) == ["for the test"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("print(6 * 7)", "print(6 / 0)", "ZeroDivisionError"),
+        ("print(6 * 7)", "print(6 *", "SyntaxError"),
+        ("print(6 * 7)", "print(6 + 7)", "prints\n13"),
+        ("```text\n42", "42\n\n```text\n42", "has to follow"),
+        ("with: 3", "with: 4", "ended with 3"),
+        ("he...", "there", "prints\nhere"),
+        ("python it.py", "python other.py", "no command after it uses it.py"),
+        ("python it.py", "sh it.py", "no command after it uses it.py|sh is neither"),
+        ("<!-- not run: for the test -->\n", "", "rm is neither python nor pytest"),
+        ("<!-- not run: for", "<!-- note: for", "are unknown"),
+        ("```bash\nrm", "```yaml\nrm", "is neither run"),
+        ("```python\nprint", "```pycon\nprint", "is neither run"),
+    ],
+)
+def test_a_broken_page_fails(reader, tmp_path, old, new, says):
+    assert old in GOOD
+    text = GOOD.replace(old, new)
+    if "yaml" in new:
+        text = text.replace("<!-- not run: for the test -->\n", "")
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(PageError, match=says):
+        run_page(page, *reader)

@@ -1,0 +1,21 @@
+"""docs/fidelity.md names the known differences from CUDA as known_differences.toml does."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.sweep.known import TABLES
+
+PAGE = Path(__file__).parents[2] / "docs" / "fidelity.md"
+ENTRIES = [entry for kind in TABLES.values() for entry in kind]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
+def test_the_page_says_it(entry):
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"**{entry['name']}.** {entry['reason']}" in text
+
+
+def test_the_page_says_nothing_else():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.count("\n- **") == len(ENTRIES)

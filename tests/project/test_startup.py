@@ -1,0 +1,28 @@
+"""What `import torch` costs where simgpu is installed: it calls simgpu's entry point each time."""
+
+# torch calls the entry point of an installed simgpu itself, which must not come before this call.
+ALONE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+CALL = """
+import sys, torch
+before = set(sys.modules)
+from simgpu._startup.autoload import autoload
+autoload()
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_import_torch_loads_next_to_nothing(python):
+    """Without SIMGPU_DEVICE_COUNT, a few small files, and nothing of torch or of other packages."""
+    done = python("-c", CALL, **ALONE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [
+        "simgpu",
+        "simgpu._backend",
+        "simgpu._backend.torch_patches",
+        "simgpu._backend.torch_patches.serialization",
+        "simgpu._naming",
+        "simgpu._patches",
+        "simgpu._startup",
+        "simgpu._startup.autoload",
+    ]

@@ -1,0 +1,151 @@
+"""Suites that know nothing of simgpu: the installed plugin changes nothing for them."""
+
+import re
+import shutil
+
+import pytest
+
+FILES = {
+    "test_module_skip": """
+        import pytest
+        pytest.importorskip("no_such_module_anywhere")
+    """,
+    "test_collection_error": "import no_such_module_anywhere",
+    "test_marks": """
+        import pytest
+
+        @pytest.mark.skip(reason="not today")
+        def test_skipped(): pass
+
+        @pytest.mark.xfail
+        def test_expected(): assert False
+
+        @pytest.mark.devices("north", "south")
+        def test_a_marker_of_the_same_name(): pass
+
+        def test_fails(): assert 1 == 2
+
+        @pytest.fixture
+        def broken(): raise RuntimeError("broken")
+
+        def test_error(broken): pass
+    """,
+    "test_subtests": """
+        def test_some(subtests):
+            for number in range(3):
+                with subtests.test(number=number):
+                    assert number != 1
+    """,
+    "test_unittest": """
+        import unittest
+
+        class Case(unittest.TestCase):
+            def setUp(self): self.number = 1
+
+            def test_it(self): self.assertEqual(self.number, 1)
+
+            def test_parts(self):
+                for number in range(3):
+                    with self.subTest(number=number):
+                        self.assertNotEqual(number, 1)
+
+            @unittest.skip("never")
+            def test_skipped(self): pass
+
+            @unittest.expectedFailure
+            def test_expected(self): self.fail()
+    """,
+    "test_fixtures": """
+        import os
+        import pytest
+
+        @pytest.fixture
+        def devices(): return ["theirs"]
+
+        @pytest.mark.devices(3)
+        def test_their_fixture(devices): assert devices == ["theirs"]
+
+        def test_the_environment():
+            assert "OMP_NUM_THREADS" not in os.environ
+    """,
+    "module_with_doctest": '''
+        def double(x):
+            """
+            >>> double(2)
+            4
+            >>> double(3)
+            7
+            """
+            return 2 * x
+    ''',
+}
+
+CONFTEST = """
+import pytest
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "devices(*names): where the test is allowed to run")
+"""
+
+KEEP_ON = "--continue-on-collection-errors"
+OPTIONS = {
+    "stopped by errors": (),
+    "all words": (KEEP_ON, "-v", "-ra", "--doctest-modules"),
+    "importlib": (KEEP_ON, "--import-mode=importlib", "--junitxml=out.xml"),
+    "no terminal": (KEEP_ON, "-p", "no:terminal", "-p", "no:cacheprovider"),
+    "strict": (KEEP_ON, "-W", "error", "--strict-markers", "--strict-config", "--setup-plan"),
+    "two workers": (KEEP_ON, "-n", "2"),
+    "last failed": (KEEP_ON, "--lf"),
+}
+
+
+def plain(result):
+    """What a session said, without what differs between any two, and its exit status."""
+    text = re.sub(r"\d+\.\d+s", "", result.stdout.str())
+    text = re.sub(r"0x[0-9a-f]+", "0x", text)
+    lines = [
+        line
+        for line in text.splitlines()
+        if not re.match(
+            r"plugins: |devices: |\[gw\d\]|gw\d|bringing up|created:|\.*[FEsx.,u-]+ ", line
+        )
+    ]
+    return [result.ret, *sorted(line.strip("= ") for line in lines), result.stderr.str()]
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(**FILES)
+    return pytester
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_a_suite_has_the_same_results_with_the_plugin_and_without(suite, options):
+    def run(*words):
+        if "--lf" in options:
+            shutil.rmtree(".pytest_cache", ignore_errors=True)
+            suite.runpytest_subprocess(*words, KEEP_ON)
+        return plain(suite.runpytest_subprocess(*words, *options))
+
+    assert run() == run("-p", "no:simgpu")
+
+
+def test_an_option_that_shares_the_name_of_a_variable_is_theirs(pytester):
+    """A suite may keep its own options under the names that ours would have by default."""
+    pytester.makeconftest(
+        """
+        def pytest_addoption(parser):
+            parser.addoption("--gpus", dest="devices", default="theirs")
+            parser.addoption("--memory-of-gpus", dest="as_cuda", default="8GiB")
+        """
+    )
+    pytester.makepyfile(
+        """
+        def test_it(request, devices):
+            assert request.config.option.devices == "theirs"
+            assert len(devices) == 8
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
