@@ -54,6 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _error(text: str) -> str:
+    """The line of a traceback that names the error; what PyTorch's harness adds is left out."""
+    lines = [line for line in text.partition("\nTo execute this test")[0].splitlines() if line]
+    named = [line for line in lines if not line[0].isspace()] or lines or [""]
+    return named[-1][:200]
+
+
 def _print(name: str, found: expected.Comparison, result: processes.FileResult) -> None:
     known = sum(len(tests) for tests in found.known.values())
     print(
@@ -62,8 +69,7 @@ def _print(name: str, found: expected.Comparison, result: processes.FileResult) 
         f"{len(found.unexpected_passes)} passed unexpectedly"
     )
     for test in found.unexpected_failures:
-        last = result.outcomes[test].text.strip().splitlines() or [""]
-        print(f"  FAILED {test}\n      {last[-1][:200]}")
+        print(f"  FAILED {test}\n      {_error(result.outcomes[test].text)}")
     for test in found.unexpected_passes:
         print(f"  PASSED {test}, which expected.toml expects to fail")
     if result.broken:

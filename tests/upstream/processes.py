@@ -86,7 +86,8 @@ def run(
             done.write_text("\n".join(result.outcomes), encoding="utf-8")
             command = [
                 *_command(file, devices, ours),
-                *(str(written), str(done), str(test_limit), *patterns),
+                *(str(written), str(done), str(test_limit)),
+                *("ours" if ours else "pytorch", *patterns),
             ]
             with log.open("w", encoding="utf-8") as output:
                 status = _wait(command, environment, output, end - time.monotonic(), file)

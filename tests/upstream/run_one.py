@@ -1,11 +1,12 @@
 """In a process with simulated devices: run the tests of one file, and write what became of each.
 
-    run_one.py FILE OUTCOMES DONE SECONDS [PATTERN ...]
+    run_one.py FILE OUTCOMES DONE SECONDS pytorch|ours [PATTERN ...]
 
 OUTCOMES gets a line of JSON when a test begins and one when it ends, so that the process that
 started this one knows which test it died in. Tests that stand in DONE, one a line, are left out;
 where patterns are given, so are tests that match none. A test that takes more than SECONDS ends
-the process, with the stacks of all threads on stderr.
+the process, with the stacks of all threads on stderr. With "ours", what PyTorch's tests take from
+torch.nn.parallel is that of `dataparallel`.
 """
 
 from __future__ import annotations
@@ -109,7 +110,11 @@ def _loaded(module: Any) -> list[unittest.TestCase]:
 
 def main(arguments: Sequence[str]) -> None:
     """Run what is asked for; the outcomes are in the file, and the exit status is 0."""
-    path, outcomes, done, limit, *patterns = arguments
+    path, outcomes, done, limit, data_parallel, *patterns = arguments
+    if data_parallel == "ours":
+        from tests.upstream.ours import use_ours
+
+        use_ours()
     left_out = set(Path(done).read_text(encoding="utf-8").split())
     suite = unittest.TestSuite(
         test
