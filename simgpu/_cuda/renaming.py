@@ -59,14 +59,19 @@ def _belongs_to_simgpu(package: str | None) -> bool:
     return package is not None and (package == "simgpu" or package.startswith("simgpu."))
 
 
-def renamed(read: Callable[[Any], torch.device]) -> property:
+def renamed(read: Callable[[Any], torch.device | None]) -> property:
     """A `device` attribute: what `read` finds for callers in simgpu, "cuda:1" for all others."""
 
-    def device(self: Any) -> torch.device:
+    def device(self: Any) -> torch.device | None:
         found = read(self)
-        if found.type != DEVICE_TYPE or _belongs_to_simgpu(_frame(1).f_globals.get("__package__")):
+        kind = None if found is None else found.type
+        if found is None or kind not in _naming.names:
             return found
-        return to_cuda(found)
+        for_simgpu = _belongs_to_simgpu(_frame(1).f_globals.get("__package__"))
+        if kind == DEVICE_TYPE:
+            return found if for_simgpu else to_cuda(found)
+        # A subclass with a `__torch_function__` has asked again, in code that is not of simgpu.
+        return to_simgpu(found) if for_simgpu else found
 
     return property(device)
 
