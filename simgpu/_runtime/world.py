@@ -10,13 +10,15 @@ import itertools
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
 
 from simgpu import _naming
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
+from simgpu._runtime import clock
 from simgpu._runtime.device import DEFAULT_MEMORY, Device
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
@@ -52,9 +54,6 @@ _this_module = sys.modules[__name__]
 # so that hot paths can hold on to it.
 active_devices: list[Device] = []
 
-# Called whenever devices come or go.
-device_listeners: list[Callable[[], None]] = []
-
 # Whether this process is a forked child whose parent was using its devices (`_life`).
 _forked = False
 
@@ -81,8 +80,6 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
 
 def _set_active(devices: list[Device]) -> None:
     active_devices[:] = devices
-    for follow in device_listeners:
-        follow()
     if devices:
         for created in hooks.devices_created:
             created([device.torch_device for device in devices])
@@ -98,6 +95,23 @@ def leave(world: World) -> None:
         _world = None
         _per_thread = _PerThread()
         _set_active([])
+
+
+@contextmanager
+def narrowed(count: int) -> Iterator[None]:
+    """Let only the first `count` of the devices exist within the block."""
+    everything = [] if _world is None else _world.devices
+    _narrow(everything[:count])
+    try:
+        yield
+    finally:
+        _narrow(everything)
+
+
+def _narrow(devices: list[Device]) -> None:
+    assert _world is not None, "the block is within the life of some devices"
+    _world.devices = devices
+    _set_active(devices)
 
 
 def disable_after_fork() -> None:
@@ -171,12 +185,12 @@ class MakeCurrent:
     """Context manager: the device with this index is the calling thread's current one within."""
 
     def __init__(self, index: int) -> None:
-        self._index = index
-        self._outer = -1
+        self.idx = index
+        self.prev_idx = -1
 
     def __enter__(self) -> None:
-        self._outer = current_device()
-        set_current_device(self._index)
+        self.prev_idx = current_device()
+        set_current_device(self.idx)
 
     def __exit__(
         self,
@@ -184,7 +198,7 @@ class MakeCurrent:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        set_current_device(self._outer)
+        set_current_device(self.prev_idx)
 
 
 def current_device_steps() -> Iterator[int]:
@@ -198,14 +212,20 @@ def resolve(device_: DeviceLike) -> int:
         return current_device()
     if isinstance(device_, int):
         return current_device() if device_ < 0 else device_
+    index: int | None = getattr(device_, "idx", None)
+    if index is not None:  # of the context manager `torch.simgpu.device(1)`
+        return index
     wanted = torch.device(device_)
     if wanted.type not in _naming.names:
-        raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
+        raise ValueError(f"Expected a {DEVICE_TYPE} device, but got: {wanted}")
     return current_device() if wanted.index is None else wanted.index
 
 
 def synchronize(index: int) -> None:
-    """Let the calling thread wait for all work of a device: nothing to do, it is done."""
-    device(index)
+    """Let the calling thread wait for all work of a device: it is done, if no stream sleeps."""
+    busy_until = device(index).busy_until
+    if busy_until:
+        clock.wait_until(max(busy_until.values()))
+        busy_until.clear()
     for waits in hooks.host_synchronizes:
         waits(torch.device(DEVICE_TYPE, index))
