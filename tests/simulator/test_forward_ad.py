@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from tests.support.observe import place
 
 # PyTorch compiles its rules for forward mode when the first is needed.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 SHAPES = {
     "alike": ((2, 3), lambda x: x),
