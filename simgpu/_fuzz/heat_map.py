@@ -28,7 +28,7 @@ def heat_map(tally: Tally, low: int, high: int) -> dict[int, list[Cell]]:
     most = max(tally.combinations.values(), default=1)
 
     def cell(batch: str, n: int, examples: int, failed: int) -> Cell:
-        depth = math.log1p(examples) / math.log1p(most)
+        depth = math.log(max(examples, 1)) / math.log(max(most, 2))
         return Cell(batch, n, examples, failed, min(1.0, round(depth, 2)))
 
     rows = {}

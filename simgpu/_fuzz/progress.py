@@ -29,7 +29,7 @@ class Progress:
         self.bar = tqdm(
             total=None if minutes is None else minutes * 60,
             file=sys.stderr if self.terminal else io.StringIO(),
-            bar_format="{percentage:3.0f}% |{bar:24}| {elapsed}<{remaining} {postfix}",
+            bar_format="{percentage:3.0f}% |{bar:24}| {elapsed}<{remaining}{postfix}",
             dynamic_ncols=True,
             leave=False,
         )

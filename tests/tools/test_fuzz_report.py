@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from simgpu import strategies
 from simgpu._fuzz import report as fuzz_report
+from simgpu._fuzz.heat_map import heat_map
 from simgpu._fuzz.progress import Progress
 from simgpu._fuzz.reproducers import NotReproducible, Writer
 from simgpu._fuzz.tally import Failure, SlowExample, Tally
@@ -185,6 +186,15 @@ def test_a_suite_that_says_no_batches_is_told_how_and_nothing_false():
     assert fuzz_report.as_json(tally, RUN)["never_tried"] is None
 
 
+def test_a_cell_is_as_dark_as_the_key_says():
+    tally = Tally()
+    tally.combinations.update({(1, 1): 1, (2, 1): 3, (3, 1): 9, (70, 1): 5, (71, 1): 8})
+    depths = [cell.depth for cell in heat_map(tally, 1, 1)[1]]
+    assert depths[1:4] == [0, 0.5, 1]
+    assert depths[-1] == 1  # all large batches: no darker than the darkest
+    assert '--depth:0.5" title="batch 2 on 1 device: 3' in fuzz_report.as_html(tally, RUN)
+
+
 def test_long_texts_are_folded():
     tally = Tally()
     long = "assert " + "x" * 5000
@@ -252,7 +262,7 @@ def test_the_progress_line_says_how_long_it_will_take(monkeypatch):
     progress.show(tally, 65.0)  # not yet the time for another line
     progress.close()
     (line,) = sys.stderr.getvalue().splitlines()
-    assert re.match(r" 62% \|.*\| 01:00<00:36 +, 157 examples \(3/s\), 0 comb.*, 0 fail", line)
+    assert re.match(r" 62% \|.*\| 01:00<00:36, 157 examples \(3/s\), 0 comb.*, 0 fail", line)
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     progress = Progress(10.0, None)
