@@ -26,6 +26,11 @@ class Entry:
     reason: str
     tests: tuple[str, ...]
     data_parallel: str = "both"  # with whose: "pytorch", "ours" or "both"
+    run: bool = True  # False: they are left out
+
+    def is_for(self, file: str, *, ours: bool) -> bool:
+        """Whether the entry says something of a file that is run with ours, or with PyTorch's."""
+        return self.file == file and self.data_parallel in ("both", "ours" if ours else "pytorch")
 
 
 @dataclass
@@ -52,7 +57,7 @@ def read(path: Path = FILE) -> list[Entry]:
     """
     entries = []
     for table in tomllib.loads(path.read_text(encoding="utf-8")).get("expected", []):
-        unknown = set(table) - {"file", "reason", "tests", "data_parallel"}
+        unknown = set(table) - {"file", "reason", "tests", "data_parallel", "run"}
         if unknown or not all(table.get(name) for name in ("file", "reason", "tests")):
             raise ValueError(f"{path}: an entry needs file, reason and tests, got {table}")
         entry = Entry(**{**table, "tests": tuple(table["tests"])})
@@ -66,11 +71,10 @@ def compare(
     name: str, outcomes: Mapping[str, Outcome], entries: list[Entry], *, ours: bool
 ) -> Comparison:
     """Hold the outcomes of the file `name` against the entries for it."""
-    these = ("both", "ours" if ours else "pytorch")
     reasons = {
         pattern: entry.reason
         for entry in entries
-        if entry.file == name and entry.data_parallel in these
+        if entry.is_for(name, ours=ours)
         for pattern in entry.tests
     }
     found = Comparison()
@@ -87,3 +91,13 @@ def compare(
         else:
             found.known.setdefault(reason, []).append(test)
     return found
+
+
+def left_out(name: str, entries: list[Entry], *, ours: bool) -> list[str]:
+    """The patterns of the tests of the file `name` that are not run."""
+    return [
+        pattern
+        for entry in entries
+        if entry.is_for(name, ours=ours) and not entry.run
+        for pattern in entry.tests
+    ]
