@@ -24,6 +24,7 @@ from simgpu._cuda import (
     factories,
     renaming,
     runtime_library,
+    scripting,
     storages_and_streams,
     surroundings,
     tensors,
@@ -75,7 +76,8 @@ _for_ever: list[Patches] = []
 
 # The tables, in the order in which they are put in place; they are undone from the last to the
 # first. `renaming` comes first, since nothing is translated before "cuda" is a name of simulated
-# devices. No other table depends on another one; within `tensors` and `torch_cuda`, rows do.
+# devices; `scripting` comes last, since it looks at what the others have replaced. No other table
+# depends on another one; within `tensors` and `torch_cuda`, rows do.
 FILES: tuple[ModuleType, ...] = (
     renaming,
     tensors,
@@ -87,6 +89,7 @@ FILES: tuple[ModuleType, ...] = (
     torch_cuda,
     surroundings,
     factories,
+    scripting,
 )
 
 

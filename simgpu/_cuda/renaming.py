@@ -18,6 +18,7 @@ from simgpu import _naming
 from simgpu._cuda import error_texts
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
 from simgpu._native.registered_guard import use_guard_for_cuda
+from simgpu._native.type_slots import replace_new
 from simgpu._patches import Action, Patch, Patches, Row
 from simgpu._runtime import world
 
@@ -101,6 +102,23 @@ def _use_guard_for_cuda(patches: Patches) -> None:
         patches.then(undo)
 
 
+def _name_numbers(patches: Patches) -> None:
+    """Let `torch.device(0)`, which C++ takes for the accelerator's, be called cuda:0."""
+
+    def wrap(stock: Callable[..., torch.device]) -> Callable[..., torch.device]:
+        def make(cls: type, *args: Any, **kwargs: Any) -> torch.device:
+            made = stock(cls, *args, **kwargs)
+            if args and isinstance(args[0], int) and made.type == DEVICE_TYPE:
+                return to_cuda(made)
+            return made
+
+        return make
+
+    undo = replace_new(torch.device, wrap)
+    if undo is not None:
+        patches.then(undo)
+
+
 PATCHES: tuple[Row, ...] = (
     Patch(
         "simgpu._naming",
@@ -120,6 +138,12 @@ PATCHES: tuple[Row, ...] = (
             "builtins.TypeError.__str__",
             "builtins.ValueError.__str__",
         ),
+    ),
+    Action(
+        "calls of `torch.device` with a number",
+        run=_name_numbers,
+        why="`torch.device(1)` equals the device of a tensor on cuda:1",
+        adds=("torch.device.__new__",),
     ),
     Action(
         "the device guard that C++ has for CUDA",

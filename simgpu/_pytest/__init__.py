@@ -1,5 +1,5 @@
 """The parts of the pytest plugin: its options, pools of devices, groups of GPUs, `--as-cuda`.
 
-May import: `simgpu` and `simgpu.errors`, when a test first needs them. Nothing here imports torch
-before that.
+May import: `simgpu`, `_runtime` and `errors`, when a test first needs them; nothing here imports
+torch before that.
 """

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from simgpu._runtime.device import Device
-
 
 class Pool(Protocol):
     """The devices of a session, and how one test borrows some of them."""
@@ -67,35 +65,15 @@ class AsCudaPool:
     def lend(self, count: int) -> Iterator[list[torch.device]]:
         import torch
 
+        from simgpu._runtime import world
+
         devices = [torch.device("cuda", index) for index in range(count)]
-        with only_first_devices(count):
+        with world.narrowed(count):
             torch.cuda.set_device(0)
             torch.manual_seed(0)
             for device in devices:
                 torch.cuda.reset_peak_memory_stats(device)
             yield devices
-
-
-@contextlib.contextmanager
-def only_first_devices(count: int) -> Iterator[None]:
-    """Let the simulated devices that exist be the first `count` of them for a while."""
-    from simgpu._runtime import world
-
-    existing = world.current_world()
-    assert existing is not None
-    everything = existing.devices
-
-    def have(devices: list[Device]) -> None:
-        existing.devices = devices
-        world.active_devices[:] = devices
-        for listener in world.device_listeners:
-            listener()
-
-    have(everything[:count])
-    try:
-        yield
-    finally:
-        have(everything)
 
 
 class CudaPool:

@@ -10,7 +10,8 @@ import itertools
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
@@ -53,9 +54,6 @@ _this_module = sys.modules[__name__]
 # so that hot paths can hold on to it.
 active_devices: list[Device] = []
 
-# Called whenever devices come or go.
-device_listeners: list[Callable[[], None]] = []
-
 # Whether this process is a forked child whose parent was using its devices (`_life`).
 _forked = False
 
@@ -82,8 +80,6 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
 
 def _set_active(devices: list[Device]) -> None:
     active_devices[:] = devices
-    for follow in device_listeners:
-        follow()
     if devices:
         for created in hooks.devices_created:
             created([device.torch_device for device in devices])
@@ -99,6 +95,23 @@ def leave(world: World) -> None:
         _world = None
         _per_thread = _PerThread()
         _set_active([])
+
+
+@contextmanager
+def narrowed(count: int) -> Iterator[None]:
+    """Let only the first `count` of the devices exist within the block."""
+    everything = [] if _world is None else _world.devices
+    _narrow(everything[:count])
+    try:
+        yield
+    finally:
+        _narrow(everything)
+
+
+def _narrow(devices: list[Device]) -> None:
+    assert _world is not None, "the block is within the life of some devices"
+    _world.devices = devices
+    _set_active(devices)
 
 
 def disable_after_fork() -> None:

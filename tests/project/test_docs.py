@@ -14,7 +14,8 @@ import pytest
 
 from simgpu.__main__ import main
 from simgpu._pytest import gpu_groups
-from simgpu._pytest.pools import choose_pool, group_size
+from simgpu._pytest.choose import choose_pool, group_size
+from simgpu._pytest.options import DeviceOptions
 from tests.planted_faults import in_scatter_and_gather
 from tests.support.pages import PageError, blocks, commands, excuses, run_page
 from tests.support.recording import FOLDER, described, load
@@ -131,9 +132,11 @@ def test_the_header_lines_for_gpus_are_the_plugins(gpus):
     possible = set()
     for here in (4, 8):
         gpus(here)
-        line = choose_pool("cuda", None, False).describe()
-        groups = gpu_groups.describe(4, here, group_size(None, None, here))
-        possible |= {line, f"{line}; {groups}", choose_pool("cuda", None, True).describe()}
+        options = DeviceOptions("cuda")
+        line = choose_pool(options).describe()
+        groups = gpu_groups.describe(4, here, group_size(options, here))
+        slots = choose_pool(DeviceOptions("cuda", oversubscribe=True)).describe()
+        possible |= {line, f"{line}; {groups}", slots}
     text = (ROOT / "docs" / "gpus.md").read_text("utf-8")
     shown = re.findall(r"^devices: (.*)$", text, re.MULTILINE)
     assert len(shown) == 4
@@ -143,7 +146,7 @@ def test_the_header_lines_for_gpus_are_the_plugins(gpus):
 def test_without_a_gpu_the_plugin_says_so(gpus):
     gpus(0)
     with pytest.raises(pytest.UsageError) as refused:
-        choose_pool("cuda", None, False)
+        choose_pool(DeviceOptions("cuda"))
     assert f"\nERROR: {refused.value}\n" in (ROOT / "docs" / "gpus.md").read_text("utf-8")
 
 
