@@ -12,9 +12,9 @@ from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
 from simgpu._naming import DEVICE_TYPE, visible_text
+from simgpu._profiling.chrome_trace import Timeline
 from simgpu._profiling.module_inputs import Inputs
-from simgpu._profiling.timeline import Timeline
-from simgpu._profiling.totals import Totals
+from simgpu._profiling.summary import Totals
 from simgpu._runtime import instruments, world
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from simgpu._profiling.chrome_trace import index_of
 from simgpu._profiling.module_inputs import Inputs
-from simgpu._profiling.timeline import index_of
 from simgpu._runtime import world
 from simgpu._runtime.device import format_bytes
 from simgpu._runtime.instruments import Instrument, Launch, Record
