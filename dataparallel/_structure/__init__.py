@@ -2,5 +2,5 @@
 
 No tensor is moved here, but for the rows of a PackedSequence.
 
-May import: `dataparallel._devices`.
+May import: `_devices`, `torch`.
 """

@@ -1,7 +1,7 @@
-"""The commands of `simgpu` (`python -m simgpu`): what they take, and where it is handed to.
+"""`python -m simgpu run`, `fuzz` and `replay`: the arguments of each command.
 
 One file per command, with its arguments and one call; `run_script` is what `simgpu run` calls.
+What a command needs is imported when it runs.
 
-May import: `simgpu._startup`, `_profiling`, `_fuzz` and below, when the
-command runs.
+May import: `_startup`, `_profiling`, `_cuda`, `_fuzz`, `errors`, `torch`.
 """

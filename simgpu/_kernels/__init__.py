@@ -13,5 +13,5 @@ unsupported         operators that are refused
 autocast            automatic mixed precision, by the lists in `autocast_policy`
 overloads           operators by name, and how kernels are registered
 
-May import: `simgpu._memory` and below.
+May import: `_memory`, `_runtime`, `_native`, `errors`, `_naming`, `torch`, `torchgen`.
 """
