@@ -53,7 +53,7 @@ _this_module = sys.modules[__name__]
 # so that hot paths can hold on to it.
 active_devices: list[Device] = []
 
-# Whether this process is a forked child whose parent was using its devices (`_life`).
+# Whether this process is a forked child whose parent was using its devices (`processes`).
 _forked = False
 
 
