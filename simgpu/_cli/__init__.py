@@ -1,7 +1,8 @@
-"""`python -m simgpu run`, `fuzz` and `replay`: the arguments of each command.
+"""`simgpu run`, `fuzz`, `replay` and `info`: the arguments of each command.
 
-One file per command, with its arguments and one call; `run_script` is what `simgpu run` calls.
-What a command needs is imported when it runs.
+One file per command, with its arguments and one call. `run_script` is what `simgpu run` calls, and
+`describe` what `simgpu info` calls. What a command needs is imported when it runs.
 
-May import: `_startup`, `_profiling`, `_cuda`, `_fuzz`, `errors`, `torch`.
+May import: `_startup`, `_profiling`, `_backend/install`, `_native`, `_fuzz`, `_pytest`, `errors`,
+`torch`.
 """

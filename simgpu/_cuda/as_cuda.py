@@ -19,8 +19,11 @@ from simgpu._backend import dynamo
 from simgpu._backend.devices import devices
 from simgpu._cuda import (
     autocast,
+    build,
+    c_functions,
     factories,
     renaming,
+    runtime_library,
     scripting,
     storages_and_streams,
     surroundings,
@@ -80,6 +83,9 @@ FILES: tuple[ModuleType, ...] = (
     tensors,
     storages_and_streams,
     autocast,
+    build,
+    c_functions,
+    runtime_library,
     torch_cuda,
     surroundings,
     factories,

@@ -97,7 +97,8 @@ def packed_sequence(arguments: dict[str, Any]) -> None:
     """Batch sizes never rise, and add up to the rows of data; the operator counts by them."""
     rows = arguments["data"].shape[0]
     sizes = host_alias(arguments["batch_sizes"])
-    falls = sizes.dim() == 1 and bool((sizes >= 0).all() & (sizes.diff() <= 0).all())
+    inside = (sizes >= 0) & (sizes <= rows)
+    falls = sizes.dim() == 1 and bool(inside.all() & (sizes.diff() <= 0).all())
     if not falls or int(sizes.sum()) != rows:
         raise RuntimeError(
             f"batch_sizes of a packed sequence of {rows} rows must fall, and add up to that, got "
@@ -177,7 +178,9 @@ def segment_reduce(arguments: dict[str, Any]) -> None:
         length = data.shape[axis] if -data.dim() <= axis < data.dim() else -1
         host = host_alias(segments)
         if name == "lengths":
-            fits = segments.dim() > 0 and bool(((host.sum(-1) <= length) & (host >= 0).all()).all())
+            # Each by itself too: sums of far lengths overflow.
+            inside = ((host >= 0) & (host <= length)).all() & (host.sum(-1) <= length).all()
+            fits = segments.dim() > 0 and bool(inside)
         else:
             inside = ((host >= 0) & (host <= length)).all() & (host.diff() >= 0).all()
             fits = segments.dim() > 0 and segments.shape[-1] > 0 and bool(inside)
