@@ -1,4 +1,4 @@
-"""`--summary`: what each device did, as a table."""
+"""`simgpu run --summary`: a table of each device's kernels, copied bytes and peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run looked like: a timeline for Perfetto or Chrome, and a table per device.
+"""The context manager behind `simgpu run --trace` and `--summary`.
 
 The times are those of the host, which does one thing after the other: they show order, streams and
 sizes, never how long a GPU would take or what it would do at once.
