@@ -1,4 +1,4 @@
-"""Making simulated devices for the length of a block: `simgpu.devices(n)`."""
+"""`simgpu.devices(n)`: a context manager that makes n simulated devices."""
 
 from __future__ import annotations
 

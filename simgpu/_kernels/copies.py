@@ -1,4 +1,4 @@
-"""Copies: between devices, between a device and the host, and within a device.
+"""Kernels of copy_, to and item: between devices, to and from the CPU, and within a device.
 
 A copy is the only operation whose tensors may lie on different devices, and its result never
 shares memory with its source.

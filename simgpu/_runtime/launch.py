@@ -1,6 +1,8 @@
-"""The choke point: every kernel and every copy on a simulated device passes `launch`.
+"""Run the CPU kernel of every operator and copy, and call instruments before and after.
 
-Instruments see and steer it here (`instruments`). Where none does, `launch` only runs the kernel.
+All device work passes `launch`, so that instruments (`instruments`) can watch, delay or refuse it.
+The `Record` that `simgpu.trace()` lists is made here. Without an instrument, `launch` only runs the
+kernel.
 """
 
 from __future__ import annotations

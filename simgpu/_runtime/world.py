@@ -1,7 +1,8 @@
-"""The simulated devices that exist now: how many, and what each of them owns.
+"""The simulated devices that exist now, and each thread's current device.
 
-One `World` at a time; entering `simgpu.devices(n)` makes a fresh one. The current device is a
-property of each thread, as on CUDA. Nothing here touches tensors or kernels.
+A `World` is the set of devices of one `simgpu.devices(n)` block; it has nothing to do with the
+world of torch.distributed. There is one at a time. The current device is a property of each thread,
+as on CUDA. Nothing here touches tensors or kernels.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _this_module = sys.modules[__name__]
 # so that hot paths can hold on to it.
 active_devices: list[Device] = []
 
-# Whether this process is a forked child whose parent was using its devices (`_life`).
+# Whether this process is a forked child whose parent was using its devices (`processes`).
 _forked = False
 
 

@@ -1,4 +1,4 @@
-"""Runs one test file in a process of its own, and what a crash left of it in another."""
+"""Run one test file in a process of its own; after a crash, run the rest of it in another."""
 
 from __future__ import annotations
 
