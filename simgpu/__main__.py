@@ -1,4 +1,7 @@
-"""The command line: `python -m simgpu COMMAND`. Each command is a file in `simgpu/_cli`."""
+"""The command line: `simgpu COMMAND`, or `python -m simgpu COMMAND`.
+
+Each command is a file in `simgpu/_cli`.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from simgpu._cli import fuzz, replay, run
+from simgpu._cli import fuzz, info, replay, run
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m simgpu", description="Simulated GPUs for PyTorch programs."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command in (run, fuzz, replay):
+def parser() -> argparse.ArgumentParser:
+    """Return the reader of the command line, with all commands."""
+    prog = "python -m simgpu" if sys.argv[0].endswith("__main__.py") else "simgpu"
+    root = argparse.ArgumentParser(prog=prog, description="Simulated GPUs for PyTorch programs.")
+    commands = root.add_subparsers(dest="command", required=True)
+    for command in (run, fuzz, replay, info):
         command.add_arguments(commands)
-    return parser
+    return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     status: int = options.start(options)
     return status
 

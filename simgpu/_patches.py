@@ -89,7 +89,7 @@ class Patches:
     """What was replaced, in order; `undo` restores it, the last one first."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self.replaced: list[tuple[Any, Any, Any]] = []  # owner, stock value, new value
 
     def apply(self, table: Iterable[Row]) -> None:
@@ -111,7 +111,7 @@ class Patches:
             lambda: delattr(owner, name) if stock is _MISSING else setattr(owner, name, stock)
         )
 
-    def then(self, undo: Callable[[], None]) -> None:
+    def then(self, undo: Callable[[], object]) -> None:
         """Call `undo` when everything is put back, before what was done earlier."""
         self._undo.append(undo)
 

@@ -32,9 +32,9 @@ def devices(
         DevicesActiveError: there are simulated devices already; blocks do not nest.
         BackendSlotTakenError: another package uses PyTorch's slot for outside devices.
     """
-    capacities = None if memory is None else _capacities(count, memory)
+    sizes = None if memory is None else capacities(count, memory)
     install.install()
-    entered = world.enter(count, capacities)
+    entered = world.enter(count, sizes)
     try:
         yield [device.torch_device for device in entered.devices]
     finally:
@@ -61,8 +61,8 @@ def _bytes(memory: int | str) -> int:
     return memory
 
 
-def _capacities(count: int, memory: int | str | Sequence[int | str]) -> list[int]:
-    """Bytes of each device."""
+def capacities(count: int, memory: int | str | Sequence[int | str]) -> list[int]:
+    """Return the bytes of each device, from what `devices` is told."""
     if isinstance(memory, (bytes, bytearray)) or not isinstance(memory, Sequence | int | str):
         raise TypeError(
             f"memory must be bytes (int), a text or one of these per device, got {memory!r}"

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from simgpu._fuzz.plan import DEFAULT_DATABASE
+
+
+def device_count(text: str) -> int:
+    """Read a number of devices."""
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"must be from 1 to 64, got {text}")
+    return int(text)
+
+
+def output_file(text: str) -> Path:
+    """Read the path of a file that is to be written: checked now, and written at the end."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder, and must be a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path
 
 
 def device_range(text: str) -> tuple[int, int]:
@@ -35,7 +56,13 @@ def at_least(kind: Any, least: float) -> Any:
 
 def add_devices_and_database(command: argparse.ArgumentParser) -> None:
     """Add the two options that fuzz and replay share."""
-    command.add_argument("--devices", type=device_range, default=(1, 8), metavar="1..8")
+    command.add_argument(
+        "--devices",
+        type=device_range,
+        default=(1, 8),
+        metavar="1..8",
+        help="the fewest and the most simulated devices, or one number (default: 1..8)",
+    )
     command.add_argument(
         "--database",
         default=DEFAULT_DATABASE,

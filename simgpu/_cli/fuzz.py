@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from simgpu._cli.argument_types import add_devices_and_database, at_least
+from simgpu._cli.argument_types import add_devices_and_database, at_least, output_file
 
 # Packages that fuzzing imports, by the name under which they are imported.
 NEEDED = {
@@ -37,10 +37,29 @@ def add_arguments(commands: Any) -> None:
     length.add_argument(
         "--examples", type=at_least(int, 1), metavar="N", help="for each property, once"
     )
-    fuzz.add_argument("--jobs", type=at_least(int, 1), metavar="J", help="default: one per core")
-    fuzz.add_argument("-k", dest="keyword", metavar="PROPERTY", help="as in pytest")
-    fuzz.add_argument("--report", default="fuzz-report.html", metavar="FILE", type=Path)
-    fuzz.add_argument("paths", nargs="*", metavar="PATH", help="tests (default: tests)")
+    fuzz.add_argument(
+        "--jobs", type=at_least(int, 1), metavar="J", help="processes (default: one per core)"
+    )
+    fuzz.add_argument(
+        "-k",
+        dest="keyword",
+        metavar="EXPRESSION",
+        help="only properties whose names it fits, as in pytest",
+    )
+    fuzz.add_argument(
+        "--report",
+        default=Path("fuzz-report.html"),
+        metavar="FILE",
+        type=output_file,
+        help="where the page goes; its twin for machines has the ending .json "
+        "(default: fuzz-report.html)",
+    )
+    fuzz.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="files, folders or node ids of tests (default: tests)",
+    )
     add_devices_and_database(fuzz)
     fuzz.set_defaults(start=start)
 
@@ -59,7 +78,6 @@ def start(options: argparse.Namespace) -> int:
     if options.report.suffix == ".json":
         print(f"--report {options.report} names the page; its twin is the one that ends in .json")
         return 4
-    options.report.parent.mkdir(parents=True, exist_ok=True)
     from simgpu._fuzz.campaign import CampaignOptions, run_campaign
 
     return run_campaign(

@@ -10,9 +10,23 @@ from simgpu._fuzz import sessions
 
 
 def add_arguments(commands: Any) -> None:
-    replay = commands.add_parser("replay", help="run one failing example of a report again")
-    replay.add_argument("property", metavar="PROPERTY")
-    replay.add_argument("blob", nargs="?", metavar="CODE")
+    replay = commands.add_parser(
+        "replay",
+        help="run one failing example of a report again",
+        description="Run one failing example again, with pytest's own output. A report has the "
+        "whole command for each of its failures.",
+    )
+    replay.add_argument(
+        "property",
+        metavar="PROPERTY",
+        help="the property's node id, such as tests/test_it.py::test_it",
+    )
+    replay.add_argument(
+        "blob",
+        nargs="?",
+        metavar="CODE",
+        help="the example, as the report has it (default: what the database has)",
+    )
     add_devices_and_database(replay)
     replay.set_defaults(start=start)
 

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
+import importlib.util
 import os
+from pathlib import Path
 from typing import Any
 
-from simgpu._cli.run_script import ScriptOptions, make_devices, run_script
+from simgpu._cli.argument_types import device_count, output_file
+from simgpu._cli.run_script import Program, ScriptOptions, make_devices, prepare, run_script
 
 
 def add_arguments(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run a script in a process with simulated devices",
-        description="Run a script, written for CUDA or not, on simulated GPUs.",
+        usage="%(prog)s [options] (SCRIPT | -m MODULE | -c CODE) [ARGS...]",
+        description="Run a Python program, written for CUDA or not, on simulated GPUs.",
     )
-    run.add_argument("--devices", type=int, default=1, metavar="N", help="1 to 64 (default 1)")
+    run.add_argument(
+        "--devices", type=device_count, default=1, metavar="N", help="1 to 64 (default: 1)"
+    )
+    run.add_argument(
+        "--memory",
+        metavar="SIZE[,SIZE...]",
+        help="what each device has, such as 2GiB or 512MiB; with commas one size per device "
+        "(default: 16GiB)",
+    )
     run.add_argument(
         "--as",
         dest="name",
@@ -32,7 +45,10 @@ def add_arguments(commands: Any) -> None:
         help="let torch.nn.DataParallel be dataparallel.DataParallel",
     )
     run.add_argument(
-        "--trace", metavar="FILE", help="write what ran where and when, for Perfetto or Chrome"
+        "--trace",
+        type=output_file,
+        metavar="FILE",
+        help="write what ran where and when, for Perfetto or Chrome",
     )
     run.add_argument(
         "--summary",
@@ -40,29 +56,77 @@ def add_arguments(commands: Any) -> None:
         help="say on stderr, per device: kernels, bytes in and out, peak memory, its share of the "
         "work (bytes written by kernels) and of the batch (bytes that models were called with)",
     )
-    run.add_argument("script", metavar="SCRIPT")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    _add_program(run)
     run.set_defaults(start=start, parser=run)
 
 
+def _add_program(run: argparse.ArgumentParser) -> None:
+    """Add the three ways to name a program; what follows it is for the program."""
+    run.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module, as `python -m MODULE` does; all that follows is for the module",
+    )
+    run.add_argument(
+        "-c",
+        dest="code",
+        nargs=argparse.REMAINDER,
+        metavar="CODE",
+        help="run this text, as `python -c CODE` does; all that follows is for the program",
+    )
+    run.add_argument(
+        "script",
+        nargs="?",
+        metavar="SCRIPT",
+        help="a Python file, or a folder or zip file with a __main__.py",
+    )
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
+
+
 def start(options: argparse.Namespace) -> int:
-    """Check what the arguments name, and run the script."""
-    if not 1 <= options.devices <= 64:
-        options.parser.error(f"--devices must be from 1 to 64, got {options.devices}")
-    if not os.path.isfile(options.script):
-        options.parser.error(f"no such script: {options.script}")
+    """Check what the arguments name, and run the program."""
     script = ScriptOptions(
-        path=options.script,
-        arguments=tuple(options.arguments),
+        program=_program(options),
         devices=options.devices,
+        memory=options.memory,
         as_cuda=options.name == "cuda",
         force=options.force,
         replace_data_parallel=options.replace_data_parallel,
-        trace=options.trace,
+        trace=options.trace and str(options.trace),
         summary=options.summary,
     )
-    refusal = make_devices(script)
+    refusal = make_devices(script) or prepare(script.program)
     if refusal is not None:
         options.parser.error(refusal)
     run_script(script)
     return 0
+
+
+def _program(options: argparse.Namespace) -> Program:
+    """Return the program that is to run; ends with a message where there is none."""
+    error = options.parser.error
+    for kind in ("module", "code"):
+        words = getattr(options, kind)
+        if words == []:
+            error(f"-{kind[0]} needs a {kind.upper()} after it")
+        if words:
+            program = Program(kind, words[0], tuple(words[1:]))
+            break
+    else:
+        if options.script is None:
+            error("name a program to run: SCRIPT, -m MODULE or -c CODE")
+        program = Program("script", options.script, tuple(options.arguments))
+    if program.kind == "module":
+        first = program.text.partition(".")[0]
+        here = importlib.machinery.PathFinder.find_spec(first, [os.getcwd()])
+        if not first or not (here or importlib.util.find_spec(first)):
+            error(f"no such module: {program.text}")
+    elif program.kind == "script":
+        path = Path(program.text)
+        if path.is_dir() and not (path / "__main__.py").is_file():
+            error(f"the folder {path} has no __main__.py to run")
+        if not os.path.exists(path):
+            error(f"no such script: {path}")
+    return program

@@ -1,24 +1,38 @@
-"""What `simgpu run` does: makes the devices of this process, and runs a script in it."""
+"""What `simgpu run` does: makes the devices of this process, and runs a program in it."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import runpy
 import sys
+import types
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
+class Program:
+    """What is to run, as `python` would be told."""
+
+    kind: str
+    """ "script", "module" or "code"."""
+    text: str
+    """The path, the module's name, or the code itself."""
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ScriptOptions:
     """What the command line of `simgpu run` says."""
 
-    path: str
-    arguments: tuple[str, ...]
+    program: Program
     devices: int
+    memory: str | None
+    """What each device has; with commas one size per device."""
     as_cuda: bool
     force: bool
     """Also where real CUDA is."""
@@ -29,36 +43,78 @@ class ScriptOptions:
 
 def make_devices(options: ScriptOptions) -> str | None:
     """Make the devices of this process and of those it starts; returns why not, where refused."""
-    # As in a child process that the script starts: its workers have the devices too.
-    os.environ["SIMGPU_DEVICE_COUNT"] = str(options.devices)
-    os.environ.pop("SIMGPU_AS_CUDA", None)
     # PyTorch's own remark on an environment without NumPy: not about the script, which needs none.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    import torch  # noqa: F401  # makes the devices, by the variable
+    from simgpu._startup import variables
+
+    variables.clear()
+    import torch  # noqa: F401  # makes no devices, without the variables
 
     from simgpu._startup import process_devices
+    from simgpu.errors import RealCudaError
 
-    process_devices.start_process_devices()
+    # As in a child process that the script starts: its workers have the devices too.
+    os.environ[variables.COUNT] = str(options.devices)
+    if options.memory is not None:
+        os.environ[variables.MEMORY] = options.memory
     if options.as_cuda:
-        from simgpu._cuda import as_cuda
-        from simgpu.errors import RealCudaError
+        os.environ[variables.AS_CUDA] = "force" if options.force else "1"
+    try:
+        process_devices.start_process_devices()
+    except ValueError as error:
+        return f"--memory {options.memory}: {error}"
+    except RealCudaError as error:
+        return str(error)
+    return None
 
-        try:
-            as_cuda.start_process(options.force)
-        except RealCudaError as error:
-            return str(error)
-        os.environ["SIMGPU_AS_CUDA"] = "force" if options.force else "1"
+
+def prepare(program: Program) -> str | None:
+    """Let the program find its arguments, and the modules beside it; returns why it cannot run."""
+    folder = {"module": os.getcwd(), "code": ""}.get(program.kind)
+    if folder is None:
+        folder = os.path.abspath(program.text)
+        if not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+    sys.argv = ["-c" if program.kind == "code" else program.text, *program.arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+    return _why_no_module(program.text) if program.kind == "module" else None
+
+
+def _why_no_module(name: str) -> str | None:
+    # Imports the packages around the module, as `python -m` does.
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            return f"no such module: {name}"
+        package = spec.submodule_search_locations is not None
+        if package and importlib.util.find_spec(f"{name}.__main__") is None:
+            return f"the package {name} has no module __main__ to run"
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise  # of something else, in a package around it
+        return f"no such module: {name}"
     return None
 
 
 def run_script(options: ScriptOptions) -> None:
-    """Run the script as `python SCRIPT` does, with the devices that were made before."""
+    """Run the program, for which all is prepared, as `python` does."""
     if options.replace_data_parallel:
         _replace_data_parallel()
-    sys.argv = [options.path, *options.arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(options.path))
+    program = options.program
     with _watched(options.trace, options.summary):
-        runpy.run_path(options.path, run_name="__main__")
+        if program.kind == "module":
+            runpy.run_module(program.text, run_name="__main__", alter_sys=True)
+        elif program.kind == "code":
+            _run_code(program.text)
+        else:
+            runpy.run_path(program.text, run_name="__main__")
+
+
+def _run_code(text: str) -> None:
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(compile(text, "<string>", "exec"), vars(main))
 
 
 def _replace_data_parallel() -> None:

@@ -19,8 +19,12 @@ from simgpu._backend import dynamo
 from simgpu._backend.devices import devices
 from simgpu._cuda import (
     autocast,
+    build,
+    c_functions,
     factories,
     renaming,
+    runtime_library,
+    scripting,
     storages_and_streams,
     surroundings,
     tensors,
@@ -72,15 +76,20 @@ _for_ever: list[Patches] = []
 
 # The tables, in the order in which they are put in place; they are undone from the last to the
 # first. `renaming` comes first, since nothing is translated before "cuda" is a name of simulated
-# devices. No other table depends on another one; within `tensors` and `torch_cuda`, rows do.
+# devices; `scripting` comes last, since it looks at what the others have replaced. No other table
+# depends on another one; within `tensors` and `torch_cuda`, rows do.
 FILES: tuple[ModuleType, ...] = (
     renaming,
     tensors,
     storages_and_streams,
     autocast,
+    build,
+    c_functions,
+    runtime_library,
     torch_cuda,
     surroundings,
     factories,
+    scripting,
 )
 
 

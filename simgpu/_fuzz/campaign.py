@@ -52,7 +52,8 @@ def run_campaign(options: CampaignOptions) -> int:
         print(log[-4000:])
         if status == 5:
             where = " ".join(options.paths)
-            print(f"no hypothesis property in {where} fits -k {options.keyword!r}")
+            fits = f" fits -k {options.keyword!r}" if options.keyword else ""
+            print(f"no hypothesis property in {where}{fits}")
         return status
     if not tally.failures and (status == 1 or not tally.examples):
         print(f"{log[-4000:]}\nno example was counted" if not tally.examples else log[-4000:])

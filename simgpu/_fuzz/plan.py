@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass
 
 VARIABLE = "SIMGPU_FUZZ_PLAN"
+# They would give a session of pytest devices for its whole life (`simgpu._startup.variables`).
+PROCESS_DEVICES = ("SIMGPU_DEVICE_COUNT", "SIMGPU_DEVICE_MEMORY", "SIMGPU_AS_CUDA")
 DEFAULT_DATABASE = ".hypothesis/examples"
 
 
@@ -36,8 +38,9 @@ class Plan:
         return cls(**plan | {"devices": tuple(plan["devices"])})
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a process that is to read the plan."""
-        return {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(self))}
+        """Return the environment of a process that reads the plan and makes its own devices."""
+        rest = {name: value for name, value in os.environ.items() if name not in PROCESS_DEVICES}
+        return {**rest, VARIABLE: json.dumps(dataclasses.asdict(self))}
 
 
 def absolute_database(database: str) -> str:

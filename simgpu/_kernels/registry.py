@@ -29,13 +29,14 @@ from simgpu._kernels import (
     rnn_cells,
     rnn_layers,
     sparse_and_nested,
+    storage_identity,
     unsupported,
 )
-from simgpu._kernels.argument_checks import with_check
+from simgpu._kernels.argument_checks import checked_composite, with_check
 from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
 from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
-from simgpu._memory import resizing
+from simgpu._memory import extents, resizing
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import UnsupportedError
 
@@ -47,6 +48,7 @@ HANDWRITTEN: dict[str, PythonKernel] = {
     # PyTorch gives these zeros no memory, which no device label can be put on: here they have some.
     "_efficientzerotensor": device_kernel(torch.ops.aten.zeros.default),
     "_index_put_impl_": indexing_kernel("_index_put_impl_"),
+    "_lazy_clone": resizing.lazy_clone,
     "_local_scalar_dense": copies.item,
     "_thnn_fused_gru_cell": rnn_cells.gru_cell,
     "_thnn_fused_gru_cell_backward": rnn_cells.gru_cell_backward,
@@ -55,7 +57,9 @@ HANDWRITTEN: dict[str, PythonKernel] = {
     "_to_copy": copies.to_copy,
     "_unsafe_index.Tensor": indexing_kernel("_unsafe_index.Tensor"),
     "_unsafe_index_put": indexing_kernel("_unsafe_index_put"),
+    "as_strided_": extents.as_strided_,
     "copy_": copies.copy_,
+    "is_set_to": storage_identity.is_set_to,
     "index.Tensor": indexing_kernel("index.Tensor"),
     "index.Tensor_out": indexing_kernel("index.Tensor_out"),
     "index_put": indexing_kernel("index_put"),
@@ -71,6 +75,7 @@ HANDWRITTEN: dict[str, PythonKernel] = {
 # Hand-written too, and handed the dispatch keys of the call: registered under autograd's key as
 # well as the device's, since they choose which operators autograd records.
 HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
+    "_pad_packed_sequence": checked_composite("_pad_packed_sequence"),
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     **rnn_layers.kernels(),
 }

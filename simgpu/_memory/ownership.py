@@ -21,6 +21,7 @@ from simgpu._runtime.instruments import hooks
 from simgpu._runtime.world import active_devices
 from simgpu.errors import OutOfMemoryError
 
+_MOST = 2**60  # bytes; CUDA's caching allocator takes larger requests for mistakes
 _BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
 
 
@@ -34,11 +35,12 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     except IndexError:
         device = world.device(index)  # raises, and says what there is
     try:
-        nbytes = host.untyped_storage().nbytes()
+        storage = host.untyped_storage()
+        nbytes = storage.nbytes()
     except NotImplementedError:  # sparse: asking first would cost every dense result
         return to_device(host, index)
     nbytes = (nbytes + _BLOCK - 1) & -_BLOCK
-    allocation = device.allocate(nbytes)
+    allocation = device.allocate(nbytes, storage)
     if allocation is None:
         raise_out_of_memory(device, nbytes)
     host._simgpu_allocation = allocation  # type: ignore[attr-defined]
@@ -77,6 +79,10 @@ def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
     allocated = device.allocated
     for told in hooks.out_of_memory:
         told(device.torch_device, nbytes, allocated, device.limit)
+    if nbytes >= _MOST:
+        raise OutOfMemoryError(
+            f"{DEVICE_TYPE} out of memory. Tried to allocate more than 1EB memory."
+        )
     room = device.limit - allocated
     raise OutOfMemoryError(
         f"{DEVICE_TYPE} out of memory. Tried to allocate {format_bytes(nbytes)}. GPU "

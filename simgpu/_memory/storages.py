@@ -73,6 +73,15 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
         state.counted = None
 
 
+def copy_on_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A storage of the same device with the same bytes."""
+    nbytes, index = storage.nbytes(), storage.device.index
+    copy = new_storage(nbytes, index)
+    if nbytes:
+        launch(_COPY, index, (bytes_of(copy, nbytes, index), bytes_of(storage, nbytes, index)), {})
+    return copy
+
+
 def copy_to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """The bytes of `storage`, in host memory."""
     nbytes, index = storage.nbytes(), storage.device.index

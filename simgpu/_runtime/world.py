@@ -18,6 +18,7 @@ import torch
 
 from simgpu import _naming
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
+from simgpu._runtime import clock
 from simgpu._runtime.device import DEFAULT_MEMORY, Device
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
@@ -184,12 +185,12 @@ class MakeCurrent:
     """Context manager: the device with this index is the calling thread's current one within."""
 
     def __init__(self, index: int) -> None:
-        self._index = index
-        self._outer = -1
+        self.idx = index
+        self.prev_idx = -1
 
     def __enter__(self) -> None:
-        self._outer = current_device()
-        set_current_device(self._index)
+        self.prev_idx = current_device()
+        set_current_device(self.idx)
 
     def __exit__(
         self,
@@ -197,7 +198,7 @@ class MakeCurrent:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        set_current_device(self._outer)
+        set_current_device(self.prev_idx)
 
 
 def current_device_steps() -> Iterator[int]:
@@ -211,14 +212,20 @@ def resolve(device_: DeviceLike) -> int:
         return current_device()
     if isinstance(device_, int):
         return current_device() if device_ < 0 else device_
+    index: int | None = getattr(device_, "idx", None)
+    if index is not None:  # of the context manager `torch.simgpu.device(1)`
+        return index
     wanted = torch.device(device_)
     if wanted.type not in _naming.names:
-        raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
+        raise ValueError(f"Expected a {DEVICE_TYPE} device, but got: {wanted}")
     return current_device() if wanted.index is None else wanted.index
 
 
 def synchronize(index: int) -> None:
-    """Let the calling thread wait for all work of a device: nothing to do, it is done."""
-    device(index)
+    """Let the calling thread wait for all work of a device: it is done, if no stream sleeps."""
+    busy_until = device(index).busy_until
+    if busy_until:
+        clock.wait_until(max(busy_until.values()))
+        busy_until.clear()
     for waits in hooks.host_synchronizes:
         waits(torch.device(DEVICE_TYPE, index))

@@ -7,6 +7,7 @@ to nothing and must not fail: nothing that takes time may be imported here.
 from __future__ import annotations
 
 import os
+import sys
 
 
 def autoload() -> None:
@@ -14,7 +15,11 @@ def autoload() -> None:
     if os.environ.get("SIMGPU_DEVICE_COUNT"):
         from simgpu._startup.process_devices import start_process_devices
 
-        start_process_devices()
+        try:
+            start_process_devices()
+        except ValueError as error:
+            # Not an error of torch, which would wrap it in advice about its own loading.
+            sys.exit(f"simgpu: {error}")
     from simgpu._backend.torch_patches import serialization
     from simgpu._patches import Patches
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 
-from simgpu._backend import install
+from simgpu._backend import devices, install
 from simgpu._runtime import world
-
-COUNT_VARIABLE = "SIMGPU_DEVICE_COUNT"
+from simgpu._startup import variables
 
 
 def start_process_devices() -> None:
     """Make the devices that SIMGPU_DEVICE_COUNT asks for, for the rest of the process.
 
     Does nothing where they have been made already, as `import torch` does by itself wherever
-    simgpu is installed. With SIMGPU_AS_CUDA, they go by the name of CUDA.
+    simgpu is installed. SIMGPU_DEVICE_MEMORY says what each has, as in `simgpu.devices`, with
+    commas between the sizes of several. With SIMGPU_AS_CUDA, they go by the name of CUDA.
+
+    Raises ValueError where a variable makes no sense.
     """
-    value = os.environ.get(COUNT_VARIABLE, "")
-    if not value or world.device_count():
+    count = variables.device_count()
+    if count is None or world.device_count():
         return
-    if not value.isdecimal():
-        raise ValueError(f"{COUNT_VARIABLE}={value!r} must be a number from 1 to 64")
+    memory = variables.device_memory()
+    capacities = None if memory is None else devices.capacities(count, memory)
     install.install()
-    world.enter(int(value))
-    if os.environ.get("SIMGPU_AS_CUDA"):
+    world.enter(count, capacities)
+    if os.environ.get(variables.AS_CUDA):
         from simgpu._cuda import as_cuda
 
-        as_cuda.start_process(force=os.environ["SIMGPU_AS_CUDA"] == "force")
+        as_cuda.start_process(force=os.environ[variables.AS_CUDA] == "force")

@@ -9,6 +9,7 @@ from tests.devices.training import test_nn as modules
 from tests.simulator import test_argument_checks as checks
 from tests.simulator import test_attention as attention
 from tests.simulator import test_dropout as dropout
+from tests.simulator import test_index_checks as places
 from tests.simulator import test_ledger as ledger
 from tests.support.mismatches import NAMED
 from tests.support.plant import fault
@@ -116,6 +117,22 @@ OPERATORS = [
             name="batch norm of a vector",
         ),
         raises=IndexError,
+    ),
+    fault(
+        "a label of ctc_loss may be one past the classes",
+        "simgpu._kernels.index_checks:ctc_loss",
+        "log_probs.shape[2] - 1",
+        "log_probs.shape[2]",
+        partial(
+            places.test_a_value_that_names_no_place_raises, name="a label one past the classes"
+        ),
+    ),
+    fault(
+        "a maximum may be one past its plane",
+        "simgpu._kernels.index_checks:pooled_indices",
+        "wrong = _outside(host_alias(indices), 0, size - 1)",
+        "wrong = _outside(host_alias(indices), 0, size)",
+        partial(places.test_a_value_that_names_no_place_raises, name="16 in pooled 2"),
     ),
     fault(
         "bytes are counted as they are",

@@ -132,8 +132,9 @@ def test_the_header_lines_for_gpus_are_the_plugins(gpus):
     possible = set()
     for here in (4, 8):
         gpus(here)
-        line = choose_pool(DeviceOptions("cuda")).describe()
-        groups = gpu_groups.describe(4, here, group_size(DeviceOptions("cuda"), here))
+        options = DeviceOptions("cuda")
+        line = choose_pool(options).describe()
+        groups = gpu_groups.describe(4, here, group_size(options, here))
         slots = choose_pool(DeviceOptions("cuda", oversubscribe=True)).describe()
         possible |= {line, f"{line}; {groups}", slots}
     text = (ROOT / "docs" / "gpus.md").read_text("utf-8")

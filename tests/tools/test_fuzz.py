@@ -156,6 +156,16 @@ def test_an_interrupt_ends_with_the_report(suite):
     assert report["examples"]["test_it.py::test_on_and_on"] >= 2
 
 
+def test_a_suite_without_properties_is_told_so(suite):
+    suite("def test_it(): pass")
+    words = ("-m", "simgpu", "fuzz", "--examples", "1", "--jobs", "1")
+    done = suite.run(*words, "test_it.py")
+    assert done.returncode == 5
+    assert done.stdout.endswith("no hypothesis property in test_it.py\n")
+    done = suite.run(*words, "-k", "that", "test_it.py")
+    assert done.stdout.endswith("no hypothesis property in test_it.py fits -k 'that'\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler])
 def test_the_first_interrupt_counts_and_no_other(number, before):

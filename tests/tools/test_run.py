@@ -1,4 +1,4 @@
-"""`python -m simgpu run`: any script, on simulated devices, as if they were there."""
+"""`simgpu run`: a program with devices, arguments, children; its timeline and table."""
 
 import json
 

@@ -1,0 +1,37 @@
+"""The environment variables that give a process simulated devices, and how they are read."""
+
+from __future__ import annotations
+
+import os
+
+COUNT = "SIMGPU_DEVICE_COUNT"
+MEMORY = "SIMGPU_DEVICE_MEMORY"
+AS_CUDA = "SIMGPU_AS_CUDA"
+
+NAMES = (COUNT, MEMORY, AS_CUDA)
+
+
+def device_count() -> int | None:
+    """Return how many devices the process is to have; None where nothing is said of it.
+
+    Raises ValueError where the variable is no such number.
+    """
+    value = os.environ.get(COUNT, "")
+    if not value:
+        return None
+    if not value.isdecimal() or not 1 <= int(value) <= 64:
+        raise ValueError(f"{COUNT}={value!r} must be a number from 1 to 64")
+    return int(value)
+
+
+def device_memory() -> str | list[str] | None:
+    """Return what each device has, or a list with one entry per device; None if not told."""
+    sizes = os.environ.get(MEMORY, "").split(",")
+    if len(sizes) > 1:
+        return sizes
+    return sizes[0] or None
+
+
+def clear() -> dict[str, str]:
+    """Take the variables out of the environment; returns what they were."""
+    return {name: os.environ.pop(name) for name in NAMES if name in os.environ}

@@ -1,0 +1,174 @@
+"""The command line itself: what it refuses before anything runs, its help, `simgpu info`."""
+
+import argparse
+import importlib
+import os
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from simgpu.__main__ import main, parser
+
+SAYS = """
+import sys, torch
+print(sys.argv[1:], __name__, torch.cuda.device_count())
+import neighbour
+"""
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """One program as a file, in a folder, in a zip file, as a module and as a package."""
+    package = tmp_path / "package"
+    folder = package / "inner"
+    folder.mkdir(parents=True)
+    for path in (package / "__init__.py", folder / "__init__.py"):
+        path.write_text("")
+    for path in (tmp_path, folder, package):
+        (path / "neighbour.py").write_text("print('found')")
+        (path / "__main__.py").write_text(SAYS)
+    (package / "module.py").write_text(SAYS)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        file.write(folder / "__main__.py", "__main__.py")
+        file.write(folder / "neighbour.py", "neighbour.py")
+    return tmp_path
+
+
+WAYS = {
+    "a folder": ["package/inner"],
+    "a zip file": ["all.zip"],
+    "a module": ["-m", "package.module"],
+    "a package": ["-m", "package.inner"],
+    "code": ["-c", SAYS],
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_a_program_is_run_as_python_runs_it(python, programs, way):
+    run = ("import os, sys; os.chdir(sys.argv.pop(1)); sys.path[0] = '/no/such/folder'; "
+           "from simgpu.__main__ import main; sys.exit(main())")  # fmt: skip
+    done = python("-c", run, programs, "run", "--devices", "3", *way, "--devices", "a b")
+    lines = ["['--devices', 'a b'] __main__ 3", "found"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr
+
+
+def test_the_memory_is_that_of_each_device_and_of_children(python):
+    asks = (
+        "import torch; print([torch.simgpu.get_device_properties(i).total_memory "
+        "for i in range(torch.simgpu.device_count())])"
+    )
+    code = f"import subprocess, sys\n{asks}\nsubprocess.run([sys.executable, '-c', {asks!r}])"
+    run = ("-m", "simgpu", "run", "--devices", "2", "--memory", "1KiB,2GiB", "-c", code)
+    done = python(*run, PYTHONUNBUFFERED="1")
+    assert done.stdout.splitlines() == ["[1024, 2147483648]"] * 2, done.stderr
+
+
+NO_MODULE = "no such module: no.such"
+MISTAKES = {
+    "nothing": (["run"], "name a program to run: SCRIPT, -m MODULE or -c CODE"),
+    "no module": (["run", "-m"], "-m needs a MODULE"),
+    "no code": (["run", "--devices", "2", "-c"], "-c needs a CODE"),
+    "another module": (["run", "-m", "no.such"], NO_MODULE),
+    "a relative module": (["run", "-m", ".such"], "no such module: .such"),
+    "an empty folder": (["run", "{folder}"], "has no __main__.py"),
+    "a trace nowhere": (["run", "--trace", "no/such/x.json", "-c", "1"], "no folder no/such"),
+    "a trace in a folder's place": (["run", "--trace", "{folder}", "-c", "1"], "is a folder"),
+    "a report nowhere": (["fuzz", "--report", "no/such/x.html", "{folder}"], "no folder no/such"),
+    "too many devices": (["run", "--devices", "65", "-c", "1"], "from 1 to 64, got 65"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "says"), MISTAKES.values(), ids=list(MISTAKES))
+def test_mistakes_are_seen_before_anything_runs(capsys, tmp_path, words, says):
+    with pytest.raises(SystemExit) as stop:
+        main([word.format(folder=tmp_path) for word in words])
+    seen = capsys.readouterr()
+    assert stop.value.code == 2
+    assert says in seen.err
+    assert "ARGS" not in seen.err.splitlines()[-1]
+    assert not Path("no").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--memory", "lots", "-c", "1"], "--memory lots: memory='lots' must be a number of bytes"),
+        (["--memory", "1,2,3", "--devices", "2", "-c", "1"], "has 3 entries for 2 devices"),
+        (["-m", "json.no"], "no such module: json.no"),
+        (["-m", "concurrent"], "the package concurrent has no module __main__"),
+    ],
+)
+def test_mistakes_that_only_torch_or_an_import_can_see(python, words, says):
+    done = python("-m", "simgpu", "run", *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def commands():
+    (subparsers,) = (a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return subparsers.choices
+
+
+@pytest.mark.parametrize("name", ["run", "fuzz", "replay", "info"])
+def test_every_argument_has_a_help(name):
+    command = commands()[name]
+    assert command.description
+    assert [action.dest for action in command._actions if not action.help] == []
+    assert "None" not in command.format_help()
+
+
+def test_the_console_command_is_that_of_python_m():
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    _, _, scripts = project.read_text().partition("[project.scripts]\n")
+    module, name = re.match(r'simgpu = "(.+):(.+)"\n', scripts).groups()
+    assert getattr(importlib.import_module(module), name) is main
+
+
+def test_the_prog_is_what_was_typed(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/simgpu", "run"])
+    assert parser().prog == "simgpu"
+    monkeypatch.setattr(sys, "argv", ["/x/simgpu/__main__.py", "run"])
+    assert parser().prog == "python -m simgpu"
+
+
+def test_info_says_what_a_bug_report_needs(python):
+    done = python("-m", "simgpu", "info", SIMGPU_DEVICE_COUNT="many")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = dict(line.split(":", 1) for line in done.stdout.splitlines())
+    assert lines["variables"].strip() == "SIMGPU_DEVICE_COUNT=many"
+    assert {"simgpu", "python", "torch", "GPUs", "pytest", "pytest plugin"} <= lines.keys()
+    assert "simgpu:0, simgpu:1" in lines["devices"]
+    tricks = [value.strip() for name, value in lines.items() if name.startswith("  ")]
+    assert len(tricks) > 3
+    assert all(says == "active" or says.startswith("NOT ACTIVE: ") for says in tricks)
+
+
+@pytest.mark.parametrize("value", ["many", "0", "65", "-1"])
+def test_a_wrong_number_of_devices_is_told_in_one_line(python, value):
+    done = python("-c", "import torch; print('ran')", SIMGPU_DEVICE_COUNT=value)
+    says = f"simgpu: SIMGPU_DEVICE_COUNT={value!r} must be a number from 1 to 64\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
+
+
+def test_a_wrong_memory_is_told_in_one_line(python):
+    told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB,2GiB,3GiB"}
+    done = python("-c", "import torch; print('ran')", **told)
+    assert done.returncode == 1
+    assert done.stderr.startswith("simgpu: memory=")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
+    from simgpu._fuzz.plan import PROCESS_DEVICES, Plan
+    from simgpu._startup import variables
+
+    assert set(PROCESS_DEVICES) == set(variables.NAMES)
+    for name in PROCESS_DEVICES:
+        monkeypatch.setenv(name, "1")
+    assert not set(PROCESS_DEVICES) & set(Plan("x", (1, 2), "kept").environment())
+    assert os.environ["PATH"] == Plan("x", (1, 2), "kept").environment()["PATH"]
