@@ -1,7 +1,7 @@
-"""Replacing attributes of torch by tables of rows, for good or until all of them are put back.
+"""Monkey patches of torch as tables: replace attributes, and put all of them back if asked to.
 
 Whatever simgpu replaces stands in a table: a sequence of `Patch` and `Action` rows, each with its
-reason, which `Patches.apply` puts in place from the first to the last. docs/architecture.md lists
+reason, which `Patches.apply` puts in place from the first to the last. docs/replaced_names.md lists
 all rows, and a test compares them with the attributes that really change. Only the standard library
 may be imported here.
 """

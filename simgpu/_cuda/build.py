@@ -1,4 +1,4 @@
-"""What PyTorch says of how it was built, while simulated devices go by the name of CUDA.
+"""`torch.version.cuda`, `torch.backends.cudnn.version()` and their like under `as_cuda`.
 
 `torch.cuda.is_available()` is true then, and programs that found it so ask for versions next. These
 are fixed: they say which interfaces a program may expect, and nothing of the computing.

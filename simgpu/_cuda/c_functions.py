@@ -1,4 +1,4 @@
-"""The functions of `torch._C` that only a build of PyTorch with CUDA has, for simulated devices.
+"""`torch._C._cuda_*`, which only a build of PyTorch with CUDA has, under `as_cuda`.
 
 Programs, PyTorch's Python code and its test harness call some of them past `torch.cuda`. Each row
 of `FUNCTIONS` is one such name and what it does here; a name that is not in it is missing, as it is

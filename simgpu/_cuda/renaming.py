@@ -1,4 +1,4 @@
-"""Translating device names: "cuda:1" into simgpu:1 where a program asks, and back where it looks.
+"""Translate "cuda:1" into simgpu:1 where a program names a device, and back where it reads one.
 
 `takes_device` wraps functions that take a device, `renamed` makes `device` attributes. Files of
 simgpu read the same attributes and have to see simgpu:1, so such an attribute looks at the module

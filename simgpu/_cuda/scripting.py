@@ -1,4 +1,4 @@
-"""TorchScript: functions that other tables replace are the same operators to `torch.jit.script`.
+"""TorchScript under `as_cuda`: replaced functions are the same operators to `torch.jit.script`.
 
 The compiler of TorchScript knows functions of torch by identity, in a table of its own, and tries
 to compile whatever it does not find there.

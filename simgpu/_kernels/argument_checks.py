@@ -1,4 +1,4 @@
-"""Checks in front of host kernels that trust their arguments and would read past their memory.
+"""Checks in front of CPU kernels that would read past memory on wrong arguments.
 
 Most of PyTorch's CPU kernels check what they are given. A few leave it to their callers, and with
 other arguments they take the interpreter down; on a GPU the same calls raise or compute nonsense.

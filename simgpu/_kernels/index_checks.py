@@ -1,4 +1,4 @@
-"""Checks of values that name places: indices, labels, offsets, lengths, pivots.
+"""Checks of values that CPU kernels use as positions: indices, labels, offsets, lengths, pivots.
 
 Most host kernels look at such values before they use them as places in memory; these are for the
 ones that do not. Which operators they are for stands in `argument_checks.CHECKS`; each takes the

@@ -1,4 +1,4 @@
-"""The device rules of real hardware, asked where tensors of one call lie on several devices.
+"""On which devices tensors of one call may lie, and the errors that CUDA raises otherwise.
 
 All tensors of one operation lie on one device. A CPU tensor may take part only where it has no
 dimensions, and never as something that is written to. The errors have the words of the CUDA kernel

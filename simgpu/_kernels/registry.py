@@ -1,8 +1,9 @@
-"""The table: which operator gets which kernel on a simulated device.
+"""The table that says which operator of aten gets which kernel on a simulated device.
 
 For tensors with memory of their own, what stands first for an operator counts:
 
-HANDWRITTEN       a kernel in a file of this folder, where a host kernel on aliases would not do
+HANDWRITTEN       a kernel written for it, where the CPU's kernel on host aliases would not do; in a
+                  file of this folder, or of `simgpu._memory` where it changes storages
 METADATA_ONLY     PyTorch's CPU kernel, run on the device's tensor itself
 LEFT_TO_PYTORCH   no kernel: PyTorch composes the operator of others
 unsupported       an error that says why (`unsupported.py`)

@@ -1,4 +1,4 @@
-"""`Tensor.is_set_to`: whether two tensors are the same view of the same storage.
+"""Kernel of `Tensor.is_set_to`: whether two tensors are the same view of the same storage.
 
 It cannot be computed on host aliases, which have storages of their own.
 """

@@ -1,4 +1,4 @@
-"""How far a tensor reaches into its storage, and what happens where no storage reaches so far.
+"""How many bytes of its storage a tensor reaches, and the kernel of as_strided_, which checks it.
 
 PyTorch forgets to look at this in `as_strided_`: a tensor whose last element lies 2^63 bytes away
 or more passes its check of the storage, since the number wraps around. On the CPU such a tensor

@@ -1,7 +1,8 @@
-"""From host memory to device memory: where a simulated device takes ownership of a result.
+"""`adopt`: a CPU tensor with fresh memory becomes a tensor of a device, and its bytes are counted.
 
-Ownership is a device label (`dlpack_relabel`) and an entry in the device's ledger, which ends with
-the memory.
+The tensor is relabelled (`dlpack_relabel`) and its bytes are entered in the device's ledger
+(`simgpu._runtime.device`) until the memory dies. Where the device is full, OutOfMemoryError is
+raised here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changing what memory a simulated tensor stands on: `set_`, `resize_`, growing outputs, clones."""
+"""Kernels of `resize_`, `set_`, `record_stream` and `_lazy_clone`; and how a storage grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storages of simulated devices: made, grown and shrunk in place, copied to the host.
+"""Storages of simulated devices: make one, grow or shrink it in place, copy it to the CPU.
 
 A storage that changes its size stays the same storage, as on CUDA: every tensor over it stands on
 the new memory afterwards.

@@ -1,4 +1,4 @@
-"""Writing a number where a caller of a C function wants it: an argument that is an address."""
+"""Write a number to an address that a caller of a C function gave, as `int *out` in C."""
 
 from __future__ import annotations
 

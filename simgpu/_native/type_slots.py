@@ -1,4 +1,4 @@
-"""A `__str__` or `__new__` for built-in types, which Python does not let be changed.
+"""Give built-in types a `__str__` or a `__new__`, which Python does not let be set.
 
 CPython forbids setattr on built-in types, so the function is put into the type's dictionary, and
 the slot behind `str()` or the call (`tp_str`, `tp_new`: words of the type) gets what stands there

@@ -1,4 +1,4 @@
-"""Pools: where a session takes its devices from. Simulated ones, those of --as-cuda, real GPUs.
+"""Where a session takes its devices from: simulated ones, those of --as-cuda, real GPUs.
 
 Another kind of device is another class with the three members of :class:`Pool`, and one more line
 in :func:`simgpu._pytest.choose.choose_pool`.

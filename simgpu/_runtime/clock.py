@@ -1,4 +1,4 @@
-"""The clock of the simulated machine: the one place that launches and events ask for the time.
+"""`clock.now()`: the time that launches and events are stamped with, which `use` can replace.
 
 Today it is the host's. What simulates time puts a clock of its own here by `use`.
 """

@@ -1,4 +1,8 @@
-"""One simulated GPU: its memory ledger, its generator, and the streams made on it."""
+"""One simulated GPU: how many bytes of its memory are taken, its generator, its streams.
+
+The count of its memory is called the ledger: bytes that are allocated, freed, and the most at once.
+The memory itself is that of CPU tensors; `simgpu._memory` says which belong to a device.
+"""
 
 from __future__ import annotations
 

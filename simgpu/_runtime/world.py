@@ -1,7 +1,8 @@
-"""The simulated devices that exist now: how many, and what each of them owns.
+"""The simulated devices that exist now, and each thread's current device.
 
-One `World` at a time; entering `simgpu.devices(n)` makes a fresh one. The current device is a
-property of each thread, as on CUDA. Nothing here touches tensors or kernels.
+A `World` is the set of devices of one `simgpu.devices(n)` block; it has nothing to do with the
+world of torch.distributed. There is one at a time. The current device is a property of each thread,
+as on CUDA. Nothing here touches tensors or kernels.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _this_module = sys.modules[__name__]
 # so that hot paths can hold on to it.
 active_devices: list[Device] = []
 
-# Whether this process is a forked child whose parent was using its devices (`_life`).
+# Whether this process is a forked child whose parent was using its devices (`processes`).
 _forked = False
 
 
@@ -69,8 +70,8 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
     if _world is not None:
         raise DevicesActiveError(
             f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
-            "be made: leave the `with simgpu.devices(...)` block first, or unset "
-            "SIMGPU_DEVICE_COUNT if that made them"
+            "be made: leave the `with simgpu.devices(...)` block first, call simgpu.disable() if "
+            "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
         )
     _world = World([DEFAULT_MEMORY] * count if memory is None else memory)
     _per_thread = _PerThread()
@@ -147,8 +148,8 @@ def device(index: int) -> Device:
     if _world is None:
         raise NoDevicesError(
             f"{DEVICE_TYPE}:{index} was used, but there are no simulated devices: enter "
-            "`with simgpu.devices(n)`, set SIMGPU_DEVICE_COUNT, or start the script by "
-            "`python -m simgpu run --devices N`"
+            "`with simgpu.devices(n)`, call simgpu.enable(n), set SIMGPU_DEVICE_COUNT, or start "
+            "the script by `python -m simgpu run --devices N`"
         )
     _world.asked = True
     if not 0 <= index < len(_world.devices):

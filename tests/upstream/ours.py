@@ -1,4 +1,4 @@
-"""Lets everything that PyTorch's tests take from torch.nn.parallel be that of `dataparallel`.
+"""Let PyTorch's tests find the functions of `dataparallel` in torch.nn.parallel.
 
 `python -m simgpu run --replace-data-parallel` replaces DataParallel itself. PyTorch's tests also
 call the functions that it is made of, and find them under several names.

@@ -1,6 +1,8 @@
-"""`torch.simgpu`: the device module, with the names of `torch.cuda`, a file for each part of it.
+"""`torch.simgpu`, the module that PyTorch looks up for the device type; as `torch.cuda`.
 
-May import: `simgpu._backend` and below.
+Each file has the functions of one part of torch.cuda: devices, streams, memory, random numbers.
+
+May import: `_backend`, `_runtime`, `errors`, `_naming`, `torch`.
 """
 
 from __future__ import annotations

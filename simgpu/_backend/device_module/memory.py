@@ -1,4 +1,4 @@
-"""The memory functions of `torch.simgpu`, as in `torch.cuda.memory`; all numbers are bytes.
+"""`torch.simgpu.memory_allocated`, `memory_stats` and others, as in `torch.cuda.memory`, in bytes.
 
 The ledger rounds every allocation up to 512 bytes, as CUDA's caching allocator does. It differs
 where that allocator holds on to freed memory: nothing is cached here, so reserved and allocated

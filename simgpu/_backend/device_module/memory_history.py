@@ -1,4 +1,4 @@
-"""What is allocated where, and who asked for it: `memory_snapshot`, and a history of allocations.
+"""`torch.simgpu.memory_snapshot`, and a history of allocations for it.
 
 The answers have the form that PyTorch documents at `torch.cuda.memory._snapshot`, and its memory
 visualiser reads them. A simulated device caches nothing and has one pool of memory, which goes by

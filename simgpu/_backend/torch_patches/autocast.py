@@ -1,4 +1,7 @@
-"""`torch.autocast`: what PyTorch does for CUDA outside its kernels when a region begins or ends."""
+"""`torch.autocast`: what PyTorch does for CUDA outside its kernels when a region begins or ends.
+
+The kernels that cast are in `simgpu._kernels.autocast`.
+"""
 
 from __future__ import annotations
 

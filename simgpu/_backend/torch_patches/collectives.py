@@ -1,4 +1,4 @@
-"""The collectives that only CUDA builds of PyTorch have, for simulated devices.
+"""`torch._C._broadcast`, `_scatter`, `_gather` and their like, which a CPU build of PyTorch lacks.
 
 `torch.nn.parallel` and `torch.cuda.comm` accept devices of any type, and then call functions of
 `torch._C` that a CPU build lacks. With these in their place, PyTorch's own DataParallel runs on
