@@ -34,7 +34,9 @@ def nll_loss_backward(arguments: dict[str, Any]) -> None:
     input: Tensor = arguments["self"]
     labels = host_alias(arguments["target"])
     classes = input.shape[min(1, input.dim() - 1)] if input.dim() else 1
-    wrong = _outside(labels[labels != arguments["ignore_index"]], 0, classes - 1)
+    wrong = _outside(labels, 0, classes - 1)
+    if wrong is not None:  # which is right if it stands for no class; seldom, so looked at last
+        wrong = _outside(labels[labels != arguments["ignore_index"]], 0, classes - 1)
     if wrong is not None:
         raise IndexError(f"Target {wrong} is out of bounds.")
 
