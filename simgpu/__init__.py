@@ -46,15 +46,27 @@ if TYPE_CHECKING:
     from simgpu._cuda.as_cuda import as_cuda
     from simgpu._profiling.trace import Trace, trace
     from simgpu._runtime.instruments import Record
+    from simgpu._startup.without_block import disable, enable
 
-
-__all__ = ["Record", "Trace", "as_cuda", "comm", "devices", "errors", "trace"]
+__all__ = [
+    "Record",
+    "Trace",
+    "as_cuda",
+    "comm",
+    "devices",
+    "disable",
+    "enable",
+    "errors",
+    "trace",
+]
 
 _HOME = {
     "Record": "simgpu._runtime.instruments",
     "Trace": "simgpu._profiling.trace",
     "as_cuda": "simgpu._cuda.as_cuda",
     "devices": "simgpu._backend.devices",
+    "disable": "simgpu._startup.without_block",
+    "enable": "simgpu._startup.without_block",
     "trace": "simgpu._profiling.trace",
 }
 

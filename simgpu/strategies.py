@@ -33,6 +33,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from simgpu._testing.drawn import Drawn
 from simgpu._testing.example_log import tried, within_limits
+from simgpu._testing.modules import load_module
 from simgpu._testing.network import ACTIVATIONS, Network
 from simgpu._testing.values import exact_values, ordinary_values
 
@@ -50,6 +51,7 @@ __all__ = [
     "dims",
     "exact_values",
     "laid_out",
+    "load_module",
     "modules",
     "nested",
     "ordinary_values",

@@ -1,7 +1,7 @@
 """`torch.cuda.cudart()`: the functions of CUDA's runtime library that PyTorch hands to programs.
 
-Those that have a meaning here do what they say and return 0, CUDA's word for success. The names of
-torch/csrc/cuda/shared/cudart.cpp that have none raise UnsupportedError.
+They do what they say and return 0, CUDA's word for success, or the number of an error. The names
+are those of torch/csrc/cuda/shared/cudart.cpp that have a meaning here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from simgpu._backend.device_module import memory
-from simgpu._backend.device_module.unsupported import refusal
+from simgpu._memory import pinned
 from simgpu._native.out_arguments import write_word
 from simgpu._patches import Patch, Row
 from simgpu._runtime import streams, world
@@ -25,6 +25,8 @@ _MESSAGES = {
     600: "device not ready",
     700: "an illegal memory access was encountered",
     709: "context is destroyed",
+    712: "part or all of the requested memory range is already mapped",
+    713: "pointer does not correspond to a registered memory region",
     999: "unknown error",
 }
 
@@ -42,8 +44,6 @@ class _RuntimeLibrary:
     """What `torch.cuda.cudart()` returns."""
 
     cudaError = _CudaError
-    cudaHostRegister = staticmethod(refusal("torch.cuda.cudart().cudaHostRegister", None))
-    cudaHostUnregister = staticmethod(refusal("torch.cuda.cudart().cudaHostUnregister", None))
 
     @staticmethod
     def cudaGetErrorString(error: int) -> str:
@@ -54,6 +54,16 @@ class _RuntimeLibrary:
     def cudaMemGetInfo(device: int) -> tuple[int, int]:
         """Free and total bytes of a device."""
         return memory.mem_get_info(device)
+
+    @staticmethod
+    def cudaHostRegister(address: int, nbytes: int, flags: int) -> int:
+        """Call host memory pinned until it is unregistered."""
+        return _CudaError(0 if pinned.register(address, nbytes) else 712)
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:
+        """Take `cudaHostRegister` back."""
+        return _CudaError(0 if pinned.unregister(address) else 713)
 
     @staticmethod
     def cudaStreamCreate(address: int) -> int:

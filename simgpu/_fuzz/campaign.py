@@ -142,7 +142,8 @@ class Campaign:
 def _end(session: subprocess.Popen[bytes]) -> None:
     """Interrupt a session that still runs, wait a little, and end all of its processes."""
     if session.poll() is None:
-        session.send_signal(signal.SIGINT)
+        # Its workers too: each then writes down what it has counted.
+        os.killpg(session.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             session.wait(timeout=10)
     with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of it is left
@@ -150,11 +151,12 @@ def _end(session: subprocess.Popen[bytes]) -> None:
 
 
 def _print_summary(tally: Tally, details: dict[str, Any], path: Path) -> None:
-    total = tally.examples.total()
-    print(
-        f"\n{total} examples in {details['seconds']:.0f} s, {len(tally.tried)} combinations of "
-        f"batch and devices, {report.plural(len(tally.failures), 'failure')}; report: {path}"
-    )
+    words = [f"{report.plural(tally.examples.total(), 'example')} in {details['seconds']:.0f} s"]
+    if tally.combinations:
+        combinations = report.plural(len(tally.combinations), "combination")
+        words.append(f"{combinations} of batch and devices")
+    words.append(report.plural(len(tally.failures), "failure"))
+    print(f"\n{', '.join(words)}; report: {path}")
     for failure in report.as_json(tally, details)["failures"]:
         print(f"\n{failure['property']}: {failure['error']} at {failure['location']}")
         print(f"    {failure['example']}\n    {failure['command']}")

@@ -11,8 +11,12 @@ from typing import Any
 import hypothesis
 import pytest
 
-from simgpu._fuzz.reproducers import NotReproducible, regression_test
+from simgpu._fuzz.reproducers import Home, NotReproducible, regression_test
 from simgpu._fuzz.tally import Failure
+
+# The most characters that are kept of each.
+MESSAGE = 20_000
+EXAMPLE = 4_000
 
 
 def location(error: BaseException) -> str:
@@ -57,6 +61,8 @@ def of_example(
         test: the property's own function.
         seen: its arguments, with a Recorder where hypothesis's `data` was.
     """
+    # Of a method, hypothesis gives the instance by name too.
+    seen = {name: value for name, value in seen.items() if value is not item.instance}
     where = location(error)
     # The same mistake in several parametrizations of a property is one failure.
     kind = f"{item.nodeid.partition('[')[0]} {type(error).__name__} {where}"
@@ -67,10 +73,10 @@ def of_example(
     failure = Failure(
         property=item.nodeid,
         error=type(error).__name__,
-        message=str(error)[:2000],
+        message=str(error)[:MESSAGE],
         location=where,
         combination=combination,
-        example=", ".join(f"{name}={value!r}" for name, value in drawn.items())[:4000],
+        example=", ".join(f"{name}={value!r}" for name, value in drawn.items())[:EXAMPLE],
         test=_regression_test(item, test, seen, fixtures, key[:6]),
         hypothesis=hypothesis.__version__,
     )
@@ -82,7 +88,7 @@ def of_property(name: str, error: BaseException) -> Failure:
     return Failure(
         property=name,
         error=type(error).__name__,
-        message=str(error)[:2000],
+        message=str(error)[:MESSAGE],
         location=location(error),
         combination=None,
         example="(no example: the property as a whole)",
@@ -102,10 +108,16 @@ def _regression_test(
         name: value for name, value in seen.items() if name not in fixtures or name == "devices"
     }
     try:
-        text = regression_test(test.__module__, test.__name__, arguments, fixtures, key)
+        text = regression_test(_home(item, test), arguments, fixtures, key)
     except NotReproducible:
         return None
     if "devices" in seen and item.get_closest_marker("devices") is not None:
         marker = f"@pytest.mark.devices({len(seen['devices'])})\n"
         text = "import pytest\n" + text.replace("\n\n\ndef ", f"\n\n\n{marker}def ", 1)
     return text
+
+
+def _home(item: pytest.Function, test: Callable[..., Any]) -> Home:
+    name = f"{item.cls.__qualname__}.{test.__name__}" if item.cls else test.__name__
+    by_path = item.config.getoption("importmode") == "importlib"
+    return Home(test.__module__, name, item.nodeid.partition("::")[0] if by_path else None)

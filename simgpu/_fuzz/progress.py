@@ -29,7 +29,7 @@ class Progress:
         self.bar = tqdm(
             total=None if minutes is None else minutes * 60,
             file=sys.stderr if self.terminal else io.StringIO(),
-            bar_format="{percentage:3.0f}% |{bar:24}| {elapsed}<{remaining} {postfix}",
+            bar_format="{percentage:3.0f}% |{bar:24}| {elapsed}<{remaining}{postfix}",
             dynamic_ncols=True,
             leave=False,
         )
@@ -45,7 +45,7 @@ class Progress:
             self.bar.n = tally.done(self.examples)
         total = tally.examples.total()
         self.bar.set_postfix_str(
-            f"{total} examples ({total / max(seconds, 0.1):.0f}/s), {len(tally.tried)} "
+            f"{total} examples ({total / max(seconds, 0.1):.0f}/s), {len(tally.combinations)} "
             f"combinations, {plural(len(tally.failures), 'failure')}",
             refresh=False,
         )

@@ -55,14 +55,14 @@ class ExampleRecorder:
         """Return `test`, the body of the property `item`, so that its examples are counted."""
 
         @functools.wraps(test)
-        def body(**arguments: Any) -> None:
+        def body(*instance: Any, **arguments: Any) -> None:
             seen = {
                 name: DrawRecorder(value) if isinstance(value, DataObject) else value
                 for name, value in arguments.items()
             }
             start = time.perf_counter()
             try:
-                test(**seen)
+                test(*instance, **seen)
             except (HypothesisException, pytest.skip.Exception):
                 raise
             except (Exception, pytest.fail.Exception) as error:
@@ -88,7 +88,7 @@ class ExampleRecorder:
 
     def _count(self, seconds: float) -> None:
         self.tally.examples[self._property] += 1
-        self.tally.tried.update(set(self._combinations))
+        self.tally.combinations.update(set(self._combinations))
         batch, devices = self._combinations[-1] if self._combinations else (None, None)
         self._combinations.clear()
         self.tally.add_slow(SlowExample(round(seconds, 6), self._property, batch, devices))
@@ -106,7 +106,8 @@ class ExampleRecorder:
         if error is not None and isinstance(error, Exception) and not self._failing:
             of_property = failures.of_property(self._property, error)
             self.tally.failures[self._property] = of_property
-        self.tally.finished.add(self._property)
+        if not isinstance(error, KeyboardInterrupt):
+            self.tally.finished.add(self._property)
         self._save()
 
     def _save(self) -> None:

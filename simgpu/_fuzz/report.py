@@ -53,9 +53,15 @@ def as_json(tally: Tally, run: dict[str, Any]) -> dict[str, Any]:
     return {
         "run": run,
         "total_examples": tally.examples.total(),
-        "never_tried": {str(n): batches for n, batches in gaps.items()},
+        "never_tried": gaps and {str(n): batches for n, batches in gaps.items()},
         **plain,
     }
+
+
+def first_line(text: str) -> str:
+    """Return what a folded text shows."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= 150 else line[:150] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def as_html(tally: Tally, run: dict[str, Any]) -> str:
@@ -70,6 +76,7 @@ def as_html(tally: Tally, run: dict[str, Any]) -> str:
     )
     templates.filters["plural"] = plural
     templates.filters["ranges"] = ranges
+    templates.filters["first_line"] = first_line
     low, high = run["devices"]
     gaps = never_tried(tally, low, high)
     return templates.get_template("report.html.jinja").render(
@@ -80,11 +87,13 @@ def as_html(tally: Tally, run: dict[str, Any]) -> str:
         failures=as_json(tally, run)["failures"],
         total=tally.examples.total(),
         examples=tally.examples.most_common(),
-        combinations=len(tally.tried),
+        properties=tally.properties,
+        finished=len(tally.finished),
+        combinations=len(tally.combinations),
         map=heat_map(tally, low, high),
-        most=max(tally.tried.values(), default=1),
-        gaps={n: batches for n, batches in gaps.items() if batches},
-        missing=sum(map(len, gaps.values())),
+        most=max(tally.combinations.values(), default=1),
+        gaps=gaps,
+        missing=sum(map(len, (gaps or {}).values())),
         everything=(WIDEST + 1) * (high - low + 1),
         errors=sorted(tally.worst.items(), key=lambda item: -item[1]),
         slowest=tally.slowest,

@@ -35,10 +35,16 @@ class DrawRecorder:
 
 
 class Writer:
-    """Writes values as source, and collects the imports that the source needs."""
+    """Writes values as source, and collects the imports that the source needs.
 
-    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+    Args:
+        devices: what the fixture `devices` gives.
+        module: a module that the source has in a variable `module`, since it cannot import it.
+    """
+
+    def __init__(self, devices: Sequence[torch.device] = (), module: str | None = None) -> None:
         self.devices = list(devices)
+        self.module = module
         self.imports: set[str] = set()
 
     def write(self, value: Any) -> str:
@@ -85,32 +91,55 @@ class Writer:
             raise NotReproducible(f"no source is known for a {kind.__qualname__}")
         if "<" in kind.__qualname__ or "." in kind.__qualname__:
             raise NotReproducible(f"{kind.__qualname__} cannot be imported")
-        self.imports.add(f"from {kind.__module__} import {kind.__name__}")
         arguments = ", ".join(f"{name}={self.write(getattr(value, name))}" for name in names)
+        if kind.__module__ == self.module:
+            return f"module.{kind.__name__}({arguments})"
+        self.imports.add(f"from {kind.__module__} import {kind.__name__}")
         return f"{kind.__name__}({arguments})"
 
 
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """Where a property is defined."""
+
+    module: str
+    """What it is imported from."""
+    name: str
+    """Its name in the module; of a method Class.name."""
+    path: str | None = None
+    """Its file, relative to the folder of the suite, where the module cannot be imported."""
+
+
 def regression_test(
-    module: str, name: str, arguments: dict[str, Any], fixtures: Sequence[str], key: str
+    home: Home, arguments: dict[str, Any], fixtures: Sequence[str], key: str
 ) -> str:
-    """Return the text of a test that calls the property `name` with these values alone.
+    """Return the text of a test that calls a property with these values alone.
 
     Args:
-        module: what the property is imported from.
-        arguments: what hypothesis drew, by name.
+        arguments: what hypothesis drew, by name, and the fixture `devices` if the test has it.
         fixtures: names of the other arguments, to be had from fixtures.
         key: goes into the name of the test.
 
     Raises NotReproducible where a value cannot be written as source.
     """
-    writer = Writer(arguments.pop("devices", ()) if "devices" in fixtures else ())
+    devices = arguments.pop("devices", ()) if "devices" in fixtures else ()
+    writer = Writer(devices, home.module if home.path else None)
     given = [f"{argument}={writer.write(value)}" for argument, value in arguments.items()]
-    call = ",\n        ".join([*(f"{fixture}={fixture}" for fixture in fixtures), *given])
-    package, _, last = module.rpartition(".")
-    writer.imports.add(f"from {package} import {last}" if package else f"import {last}")
+    owner, _, name = home.name.rpartition(".")
+    package, _, module = home.module.rpartition(".")
+    load = ""
+    if home.path:
+        module = "module"
+        writer.imports.add("from simgpu.strategies import load_module")
+        load = f"\n\nmodule = load_module(__file__, {home.path!r})"
+    else:
+        writer.imports.add(f"from {package} import {module}" if package else f"import {module}")
+    itself = [f"{module}.{owner}()"] if owner else []
+    call = ",\n        ".join([*itself, *(f"{name}={name}" for name in fixtures), *given])
     return (
         "\n".join(sorted(writer.imports))
+        + load
         + f"\n\n\ndef {name}_{key}({', '.join(fixtures)}):\n"
-        + f'    """Found by fuzzing."""\n    {last}.{name}.hypothesis.inner_test(\n'
+        + f'    """Found by fuzzing."""\n    {module}.{home.name}.hypothesis.inner_test(\n'
         + f"        {call},\n    )\n"
     )

@@ -54,8 +54,8 @@ class Tally:
     def __init__(self) -> None:
         self.examples: Counter[str] = Counter()
         """Executed examples by property."""
-        self.tried: Counter[tuple[int, int]] = Counter()
-        """Examples by combination: (batch, devices)."""
+        self.combinations: Counter[tuple[int, int]] = Counter()
+        """Examples by combination (batch, devices), as far as they said it (`strategies.tried`)."""
         self.failed: Counter[tuple[int, int]] = Counter()
         """Those of them that failed, the steps of shrinking included."""
         self.worst: dict[str, float] = {}
@@ -87,7 +87,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Take in what another process counted."""
         self.examples += other.examples
-        self.tried += other.tried
+        self.combinations += other.combinations
         self.failed += other.failed
         self.properties = max(self.properties, other.properties)
         self.finished |= other.finished
@@ -107,8 +107,8 @@ class Tally:
             "finished": sorted(self.finished),
             "examples": dict(sorted(self.examples.items())),
             "combinations": [
-                {"batch": b, "devices": n, "tried": count, "failed": self.failed[b, n]}
-                for (b, n), count in sorted(self.tried.items())
+                {"batch": b, "devices": n, "examples": count, "failed": self.failed[b, n]}
+                for (b, n), count in sorted(self.combinations.items())
             ],
             "worst_errors": dict(sorted(self.worst.items(), key=lambda item: -item[1])),
             "slowest": [asdict(example) for example in self.slowest],
@@ -123,7 +123,7 @@ class Tally:
         tally.examples.update(plain["examples"])
         for entry in plain["combinations"]:
             combination = entry["batch"], entry["devices"]
-            tally.tried[combination] = entry["tried"]
+            tally.combinations[combination] = entry["examples"]
             tally.failed[combination] = entry["failed"]
         tally.worst = dict(plain["worst_errors"])
         tally.slowest = [SlowExample(**example) for example in plain["slowest"]]

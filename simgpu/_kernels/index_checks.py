@@ -144,6 +144,12 @@ def embedding_bag(arguments: dict[str, Any]) -> None:
     if bool((offsets < 0).any()) or bool((offsets.flatten().diff() < 0).any()):
         raise RuntimeError(f"offsets of embedding bags must rise from 0, got {offsets.tolist()}")
     if "grad" not in arguments:
+        bags = offsets.numel() - bool(arguments.get("include_last_offset", False))
+        if bags < 1 and indices.numel():
+            raise RuntimeError(
+                f"{indices.numel()} indices lie in no embedding bag: offsets has shape "
+                f"{tuple(offsets.shape)}"
+            )
         return
     rows = arguments["num_weights"] if "num_weights" in arguments else len(arguments["weight"])
     bags = len(arguments["grad"])

@@ -284,6 +284,12 @@ def sleep(seconds: float) -> None:
     stream._stay_busy_until(max(clock.now(), stream._busy_until) + seconds)
 
 
+def wait_for_sleep(index: int) -> None:
+    """Let the calling thread wait until its current stream on device `index` does not sleep."""
+    if index < len(world.active_devices) and world.active_devices[index].busy_until:
+        clock.wait_until(_busy_until(index, None))
+
+
 def _busy_until(index: int, stream: torch.Stream | None) -> float:
     """Until when `stream`, or the current one, of device `index` sleeps; 0 if it does not."""
     busy_until = world.device(index).busy_until

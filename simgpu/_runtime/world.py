@@ -70,8 +70,8 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
     if _world is not None:
         raise DevicesActiveError(
             f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
-            "be made: leave the `with simgpu.devices(...)` block first, or unset "
-            "SIMGPU_DEVICE_COUNT if that made them"
+            "be made: leave the `with simgpu.devices(...)` block first, call simgpu.disable() if "
+            "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
         )
     _world = World([DEFAULT_MEMORY] * count if memory is None else memory)
     _per_thread = _PerThread()
@@ -148,8 +148,8 @@ def device(index: int) -> Device:
     if _world is None:
         raise NoDevicesError(
             f"{DEVICE_TYPE}:{index} was used, but there are no simulated devices: enter "
-            "`with simgpu.devices(n)`, set SIMGPU_DEVICE_COUNT, or start the script by "
-            "`python -m simgpu run --devices N`"
+            "`with simgpu.devices(n)`, call simgpu.enable(n), set SIMGPU_DEVICE_COUNT, or start "
+            "the script by `python -m simgpu run --devices N`"
         )
     _world.asked = True
     if not 0 <= index < len(_world.devices):

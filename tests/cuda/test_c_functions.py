@@ -163,6 +163,18 @@ def test_the_runtime_library(cuda):
         torch.cuda.check_error(2)
 
 
+def test_memory_that_a_program_pins_itself(cuda):
+    x, library = torch.ones(20), torch.cuda.cudart()
+    assert library.cudaHostRegister(x.data_ptr(), x.nbytes, 0) == 0
+    assert x.is_pinned()
+    assert x[3:].is_pinned()
+    assert not torch.ones(20).is_pinned()
+    assert library.cudaHostRegister(x.data_ptr(), x.nbytes, 0) == 712
+    assert library.cudaHostUnregister(x.data_ptr()) == 0
+    assert not x.is_pinned()
+    assert library.cudaHostUnregister(x.data_ptr()) == 713
+
+
 def test_memory_without_a_tensor(cuda):
     address = torch.cuda.caching_allocator_alloc(1000, 3)
     assert torch.cuda.memory_allocated(torch.cuda.device(3)) == 1024

@@ -76,10 +76,11 @@ def averaged_elsewhere(device):
     return ops._adaptive_avg_pool2d_backward(torch.ones(2, 3, 2, 2, device=device), x)
 
 
-def bags(offsets, mode="sum"):
+def bags(offsets, mode="sum", **options):
     def call(device):
-        table = torch.ones(5, 3, device=device)
-        return functional.embedding_bag(on(device, 0, 2, 1), table, on(device, *offsets), mode=mode)
+        table, rows = torch.ones(5, 3, device=device), on(device, 0, 2, 1)
+        begins = on(device, *offsets).long()
+        return functional.embedding_bag(rows, table, begins, mode=mode, **options)
 
     return call
 
@@ -156,6 +157,13 @@ CALLS = {
     "more averaged than there is": (averaged_elsewhere, RuntimeError, "does not go with an input"),
     "bags that begin before the first": (bags((0, -FAR)), RuntimeError, "offsets .* must rise"),
     "bags that fall": (bags((0, 3, 1)), RuntimeError, r"must rise from 0, got \[0, 3, 1\]"),
+    "indices in no bag": (bags(()), RuntimeError, "3 indices lie in no embedding bag"),
+    "indices in no bag, of maxima": (bags((), "max"), RuntimeError, "no embedding bag"),
+    "indices in no bag before the last": (
+        bags((0,), include_last_offset=True),
+        RuntimeError,
+        r"offsets has shape \(1,\)",
+    ),
     "bags that fall, of means": (bags((0, 3, 1), "mean"), RuntimeError, "must rise"),
     "bags that fall, of maxima": (bags((0, 3, 1), "max"), RuntimeError, "must rise"),
     "rows past the table": (bags_backward((0, FAR, 1)), RuntimeError, "indices .* from 0 to 4"),

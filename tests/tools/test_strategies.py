@@ -279,3 +279,22 @@ def test_importing_simgpu_needs_no_hypothesis(python):
     code = "import sys; sys.modules['hypothesis'] = None; import simgpu; simgpu.strategies"
     done = python("-c", code)
     assert "simgpu.strategies needs hypothesis" in done.stderr
+
+
+def test_a_module_is_loaded_once_from_a_folder_around_the_caller(tmp_path):
+    inner = tmp_path / "unlikely_name" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").write_text("")
+    (inner / "helper_here.py").write_text("number = 7\n")
+    (inner / "test_there.py").write_text("from .helper_here import number\n")
+    path = "unlikely_name/inner/test_there.py"
+    module = strategies.load_module(str(inner / "test_pasted.py"), path)
+    assert (module.number, module.__name__) == (7, "unlikely_name.inner.test_there")
+    assert strategies.load_module(str(tmp_path / "test_pasted.py"), path) is module
+    with pytest.raises(FileNotFoundError, match=r"no unlikely_name/no\.py in the folder of"):
+        strategies.load_module(str(inner / "test_pasted.py"), "unlikely_name/no.py")
+    (inner / "test_broken.py").write_text("1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            strategies.load_module(str(inner / "x.py"), "test_broken.py")

@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             limit=options.limit,
             test_limit=options.test_limit,
             patterns=options.patterns,
+            left_out=expected.left_out(file.name, entries, ours=options.ours),
         )
         found = expected.compare(file.name, result.outcomes, entries, ours=options.ours)
         _print(file.name, found, result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,17 @@ class Entry:
     file: str
     reason: str
     tests: tuple[str, ...]
+    but_not: tuple[str, ...] = ()  # tests that match and are none of them
     data_parallel: str = "both"  # with whose: "pytorch", "ours" or "both"
+    run: bool = True  # False: they are left out
+
+    def means(self, test: str) -> bool:
+        """Whether a test of the file is one of these."""
+        return _matches(test, self.tests) and not _matches(test, self.but_not)
+
+    def is_for(self, file: str, *, ours: bool) -> bool:
+        """Whether the entry says something of a file that is run with ours, or with PyTorch's."""
+        return self.file == file and self.data_parallel in ("both", "ours" if ours else "pytorch")
 
 
 @dataclass
@@ -44,6 +54,10 @@ class Comparison:
         return not self.unexpected_failures and not self.unexpected_passes
 
 
+def _matches(test: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(test, pattern) for pattern in patterns)
+
+
 def read(path: Path = FILE) -> list[Entry]:
     """The entries of a table.
 
@@ -52,10 +66,11 @@ def read(path: Path = FILE) -> list[Entry]:
     """
     entries = []
     for table in tomllib.loads(path.read_text(encoding="utf-8")).get("expected", []):
-        unknown = set(table) - {"file", "reason", "tests", "data_parallel"}
+        unknown = set(table) - {"file", "reason", "tests", "but_not", "data_parallel", "run"}
         if unknown or not all(table.get(name) for name in ("file", "reason", "tests")):
             raise ValueError(f"{path}: an entry needs file, reason and tests, got {table}")
-        entry = Entry(**{**table, "tests": tuple(table["tests"])})
+        lists = {name: tuple(table.get(name, ())) for name in ("tests", "but_not")}
+        entry = Entry(**{**table, **lists})
         if entry.data_parallel not in ("both", "ours", "pytorch"):
             raise ValueError(f"{path}: data_parallel must be both, ours or pytorch: {entry}")
         entries.append(entry)
@@ -66,16 +81,10 @@ def compare(
     name: str, outcomes: Mapping[str, Outcome], entries: list[Entry], *, ours: bool
 ) -> Comparison:
     """Hold the outcomes of the file `name` against the entries for it."""
-    these = ("both", "ours" if ours else "pytorch")
-    reasons = {
-        pattern: entry.reason
-        for entry in entries
-        if entry.file == name and entry.data_parallel in these
-        for pattern in entry.tests
-    }
+    these = [entry for entry in entries if entry.is_for(name, ours=ours)]
     found = Comparison()
     for test, outcome in sorted(outcomes.items()):
-        reason = next((why for p, why in reasons.items() if fnmatch.fnmatchcase(test, p)), None)
+        reason = next((entry.reason for entry in these if entry.means(test)), None)
         if outcome.outcome == "skipped":
             found.skipped += 1
         elif outcome.outcome == "passed":
@@ -87,3 +96,13 @@ def compare(
         else:
             found.known.setdefault(reason, []).append(test)
     return found
+
+
+def left_out(name: str, entries: list[Entry], *, ours: bool) -> list[str]:
+    """The patterns of the tests of the file `name` that are not run."""
+    return [
+        pattern
+        for entry in entries
+        if entry.is_for(name, ours=ours) and not entry.run
+        for pattern in entry.tests
+    ]

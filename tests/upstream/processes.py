@@ -63,8 +63,9 @@ def run(
     limit: float = 1800,
     test_limit: float = 120,
     patterns: Sequence[str] = (),
+    left_out: Sequence[str] = (),
 ) -> FileResult:
-    """Run the tests of `file` whose names match one of `patterns`, or all of them.
+    """Run the tests of `file` that match one of `patterns`, or all, and none of `left_out`.
 
     A test in which the process dies has failed; the tests after it run in another process.
 
@@ -83,7 +84,7 @@ def run(
         for attempt in range(1000):
             written = Path(folder, f"outcomes{attempt}")
             written.touch()
-            done.write_text("\n".join(result.outcomes), encoding="utf-8")
+            done.write_text("\n".join((*left_out, *result.outcomes)), encoding="utf-8")
             command = [
                 *_command(file, devices, ours),
                 *(str(written), str(done), str(test_limit)),

@@ -3,8 +3,8 @@
     run_one.py FILE OUTCOMES DONE SECONDS pytorch|ours [PATTERN ...]
 
 OUTCOMES gets a line of JSON when a test begins and one when it ends, so that the process that
-started this one knows which test it died in. Tests that stand in DONE, one a line, are left out;
-where patterns are given, so are tests that match none. A test that takes more than SECONDS ends
+started this one knows which test it died in. Tests that match a line of DONE are left out; where
+patterns are given, so are tests that match none of them. A test that takes more than SECONDS ends
 the process, with the stacks of all threads on stderr. With "ours", what PyTorch's tests take from
 torch.nn.parallel is that of `dataparallel`.
 """
@@ -18,7 +18,7 @@ import json
 import sys
 import traceback
 import unittest
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,10 @@ def _loaded(module: Any) -> list[unittest.TestCase]:
     return list(_flat(unittest.TestLoader().loadTestsFromModule(module)))
 
 
+def _matches(test: unittest.TestCase, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name_of(test), pattern) for pattern in patterns)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run what is asked for; the outcomes are in the file, and the exit status is 0."""
     path, outcomes, done, limit, data_parallel, *patterns = arguments
@@ -119,8 +123,7 @@ def main(arguments: Sequence[str]) -> None:
     suite = unittest.TestSuite(
         test
         for test in _loaded(load(Path(path)))
-        if name_of(test) not in left_out
-        and (not patterns or any(fnmatch.fnmatchcase(name_of(test), p) for p in patterns))
+        if not _matches(test, left_out) and (not patterns or _matches(test, patterns))
     )
     suite.run(Outcomes(Path(outcomes), float(limit)))
 

@@ -10,8 +10,8 @@ def spoil(leaf, pick, places):
     if isinstance(leaf, torch.Tensor):
         return spoil_tensor(leaf, pick, places) if pick.random() < 0.9 else spoil_other(pick, leaf)
     if isinstance(leaf, (int, float)) and pick.random() < 0.2:
-        numbers = [0, 1, -1, 2, 3, -7, 64, 0.5, -1e30, True, -(2**63), None, *FAR]
-        return pick.choice(numbers)
+        numbers = [0, 1, -1, 2, 3, -7, 64, 0.5, -1e30, True, 2**31, -(2**63), None]
+        return pick.choice([*numbers, 10**12, 2**61, 2**62])
     if pick.random() < 0.03:
         return spoil_other(pick, leaf)
     return leaf

@@ -1,0 +1,275 @@
+"""What a fuzzing run writes: source of examples, sums of tallies, the page, the progress line."""
+
+import dataclasses
+import io
+import json
+import re
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu import strategies
+from simgpu._fuzz import report as fuzz_report
+from simgpu._fuzz.heat_map import heat_map
+from simgpu._fuzz.progress import Progress
+from simgpu._fuzz.reproducers import NotReproducible, Writer
+from simgpu._fuzz.tally import Failure, SlowExample, Tally
+from simgpu._testing.drawn import Drawn
+from tests.support.observe import Case
+from tests.support.strategies import Pair
+
+
+@dataclasses.dataclass
+class Local:
+    number: int
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
+    | st.sampled_from((torch.float32, torch.device("cpu"), range(3))),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner)
+    | st.builds(Pair, inner, inner),
+)  # fmt: skip
+
+
+def made(writer, source, **names):
+    space = dict(names)
+    exec("\n".join(writer.imports), space)
+    return eval(source, space)
+
+
+@given(value=plain_values | st.builds(Case, st.text(), st.tuples(st.integers()), st.tuples()))
+def test_source_makes_the_value_again(value):
+    writer = Writer()
+    again = made(writer, writer.write(value))
+    assert again == value
+    assert type(again) is type(value)
+
+
+def test_devices_are_written_by_their_index(devices):
+    writer = Writer(devices)
+    source = writer.write(Pair(devices[::-1], 3))
+    assert made(writer, source, devices=devices) == Pair(devices[::-1], 3)
+    assert "devices[0]" in source
+    assert devices[0].type not in source
+
+
+@given(net=strategies.modules())
+def test_a_network_is_written_by_its_arguments(net):
+    writer = Writer()
+    assert repr(made(writer, writer.write(net))) == repr(net)
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 0, torch.ones(2)])
+def test_what_has_no_source_is_said_to_have_none(value):
+    with pytest.raises(NotReproducible, match="no source is known"):
+        Writer().write([value])
+
+
+def test_drawn_gives_the_values_in_order_and_no_more():
+    data = Drawn([1, [2]])
+    assert [data.draw(st.integers()), data.draw(st.lists(st.integers()), label="x")] == [1, [2]]
+    with pytest.raises(IndexError, match="more values"):
+        data.draw(st.integers())
+
+
+counts = st.dictionaries(
+    st.tuples(st.integers(0, 70), st.integers(1, 8)), st.integers(1, 9), max_size=5
+)
+
+
+@st.composite
+def tallies(draw):
+    tally = Tally()
+    tally.examples = Counter(draw(st.dictionaries(st.sampled_from("ab"), st.integers(1, 99))))
+    tally.combinations = Counter(draw(counts))
+    tally.failed = Counter(dict.fromkeys(list(tally.combinations)[:1], 1))
+    tally.worst = draw(st.dictionaries(st.sampled_from("ab"), st.floats(0, 1)))
+    return tally
+
+
+@given(many=st.lists(tallies(), max_size=3))
+def test_tallies_of_processes_add_up(many):
+    total = Tally()
+    for tally in many:
+        total.add(Tally.from_plain(json.loads(json.dumps(tally.plain()))))
+    assert total.examples == sum((tally.examples for tally in many), Counter())
+    assert total.combinations == sum((tally.combinations for tally in many), Counter())
+    assert total.failed == sum((tally.failed for tally in many), Counter())
+    for name in "ab":
+        errors = [tally.worst[name] for tally in many if name in tally.worst]
+        assert total.worst.get(name) == (max(errors) if errors else None)
+
+
+def test_only_the_slowest_example_of_a_property_is_kept():
+    tally = Tally()
+    for number in range(30):
+        tally.add_slow(SlowExample(float(number), f"p{number % 15}"))
+    assert [one.seconds for one in tally.slowest] == [29.0 - rank for rank in range(10)]
+
+
+RUN = {
+    "seconds": 2.0, "jobs": 2, "devices": [1, 3], "torch": "2", "hypothesis": "6",
+    "date": "today", "database": "kept",
+}  # fmt: skip
+
+FAILURE = Failure(
+    property="tests/test_x.py::test_x[<1>]", error="ValueError", message="a < b & c",
+    location="x.py:1", combination=(2, 2), example="n=2", test=None, hypothesis="6.1", blob="AAA=",
+)  # fmt: skip
+
+
+class Page(HTMLParser):
+    """Reads the report: what it would load, the cells of its map, its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loads, self.cells, self.words = [], {}, ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.loads += [name for name in ("src", "href") if name in attributes]
+        self.loads += [tag] if tag in ("script", "link", "img", "iframe") else []
+        title = re.match(r"batch (\d+|over 64) on (\d) devices?: (.*)", attributes.get("title", ""))
+        if title:
+            self.cells[title[1], int(title[2])] = title[3]
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def test_the_page_needs_no_network_and_shows_every_combination():
+    tally = Tally()
+    tally.examples["a"] = 12
+    tally.combinations.update({(2, 2): 5, (64, 3): 1, (100, 1): 4, (200, 1): 2})
+    tally.failed[2, 2] = 3
+    tally.failures["key"] = FAILURE
+    page = Page(fuzz_report.as_html(tally, RUN))
+    assert page.loads == []
+    assert len(page.cells) == 66 * 3
+    assert page.cells["2", 2] == "5 examples, 3 failed"
+    assert page.cells["64", 3] == "1 example, 0 failed"
+    assert page.cells["over 64", 1] == "6 examples, 0 failed"
+    others = {text for text in page.cells.values() if "example" not in text}
+    assert others == {"never tried"}
+    assert "1 failure" in page.words
+    assert "a < b & c" in page.words
+    assert FAILURE.property in page.words
+    assert (
+        "python -m simgpu replay 'tests/test_x.py::test_x[<1>]' AAA= --devices 1..3" in page.words
+    )
+    assert "@reproduce_failure('6.1', b'AAA=')" in page.words
+    assert "193 of 195 combinations" in page.words
+
+
+def test_a_page_without_failures_says_so():
+    page = Page(fuzz_report.as_html(Tally(), RUN))
+    assert "no failures" in page.words
+
+
+def test_a_suite_that_says_no_batches_is_told_how_and_nothing_false():
+    """Without strategies.batches nothing is known of combinations, and none is "never tried"."""
+    tally = Tally()
+    tally.examples["a"] = 3
+    page = Page(fuzz_report.as_html(tally, RUN))
+    assert "3 examples of 1 property" in page.words
+    assert "never tried" not in page.words.lower()
+    assert page.cells == {}
+    for way in ("simgpu.strategies.batches", "tried(batch=..., devices=...)", "tried(error=...)"):
+        assert way in page.words
+    assert fuzz_report.as_json(tally, RUN)["never_tried"] is None
+
+
+def test_a_cell_is_as_dark_as_the_key_says():
+    tally = Tally()
+    tally.combinations.update({(1, 1): 1, (2, 1): 3, (3, 1): 9, (70, 1): 5, (71, 1): 8})
+    depths = [cell.depth for cell in heat_map(tally, 1, 1)[1]]
+    assert depths[1:4] == [0, 0.5, 1]
+    assert depths[-1] == 1  # all large batches: no darker than the darkest
+    assert '--depth:0.5" title="batch 2 on 1 device: 3' in fuzz_report.as_html(tally, RUN)
+
+
+def test_long_texts_are_folded():
+    tally = Tally()
+    long = "assert " + "x" * 5000
+    tally.failures["key"] = dataclasses.replace(FAILURE, message=long)
+    html = fuzz_report.as_html(tally, RUN)
+    (folded,) = re.findall(r"<details><summary><code>(.*?)</code></summary><pre>(.*?)</pre>", html)
+    assert folded[1] == long
+    assert len(folded[0]) < 200
+    assert long.startswith(folded[0][:-1])
+    tally.failures["key"] = FAILURE
+    assert "<details" not in fuzz_report.as_html(tally, RUN)
+
+
+def test_a_run_that_was_stopped_says_how_far_it_came():
+    tally = Tally()
+    tally.properties, tally.finished = 3, {"a"}
+    assert "1 of 3 properties were tried to the end" in fuzz_report.as_html(tally, RUN)
+    tally.finished = {"a", "b", "c"}
+    assert "to the end" not in fuzz_report.as_html(tally, RUN)
+
+
+def test_a_failure_without_a_code_is_run_again_from_the_database():
+    command = fuzz_report.replay_command(dataclasses.replace(FAILURE, blob=None), RUN)
+    assert command.endswith("--database kept --devices 1..3")
+
+
+@given(numbers=st.sets(st.integers(0, 30)))
+def test_ranges_name_every_number(numbers):
+    text = fuzz_report.ranges(numbers)
+    named = set()
+    for part in filter(None, text.split(", ")):
+        first, _, last = part.partition("-")
+        named |= set(range(int(first), int(last or first) + 1))
+    assert named == numbers
+    assert len(text.split(", ")) <= max(1, len(numbers))
+
+
+def test_what_a_page_shows_is_text_and_never_markup():
+    tally = Tally()
+    tally.examples["<script>1</script>"] = 1
+    tally.failures["key"] = dataclasses.replace(
+        FAILURE, message="<script>2", example="</pre><img src=x>", test="<b>3", location="<i>4"
+    )
+    page = Page(fuzz_report.as_html(tally, RUN))
+    assert page.loads == []
+    for text in ("<script>1</script>", "<script>2", "</pre><img src=x>", "<b>3", "<i>4"):
+        assert text in page.words
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_progress_line_says_how_long_it_will_take(monkeypatch):
+    tally = Tally()
+    tally.properties = 4
+    tally.examples.update({"a": 7, "b": 100, "c": 50})
+    tally.finished = {"a", "b"}  # `a` has only seven examples
+    assert tally.done(100) == 250
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    progress = Progress(None, 100)
+    progress.bar._time = lambda: progress.bar.start_t + 60
+    progress.show(tally, 60.0)
+    progress.show(tally, 65.0)  # not yet the time for another line
+    progress.close()
+    (line,) = sys.stderr.getvalue().splitlines()
+    assert re.match(r" 62% \|.*\| 01:00<00:36, 157 examples \(3/s\), 0 comb.*, 0 fail", line)
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress(10.0, None)
+    progress.bar._time = lambda: progress.bar.start_t + 120
+    progress.show(tally, 120.0)
+    progress.show(tally, 120.5)
+    progress.close()
+    line = next(line for line in sys.stderr.getvalue().split("\r") if "20%" in line)
+    assert re.match(r" 20% .*02:00<08:00", line)
+    assert "\n" not in sys.stderr.getvalue()
