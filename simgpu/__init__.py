@@ -15,7 +15,7 @@ the table, which a test compares with every import):
     _backend        registration with PyTorch; device_module is torch.simgpu; torch_patches are
                     the monkey patches of torch that stay
     _cuda           simgpu.as_cuda: devices that answer to "cuda", for the length of a block
-    _startup        what a process does when it imports torch
+    _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
     _cli, __main__  the commands
 
