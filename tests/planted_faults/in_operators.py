@@ -133,7 +133,7 @@ OPERATORS = [
         "self.device == other.device and",
         "",
         partial(forward.test_a_tangent_follows_a_copy, shape="alike"),
-        raises=Exception,
+        raises=RuntimeError,
     ),
     fault(
         "a label of ctc_loss may be one past the classes",
