@@ -1,4 +1,4 @@
-"""What it costs to call simulated devices "cuda": ratios to the same program written for simgpu.
+"""Benchmark of `as_cuda`: time relative to the same program written for simgpu.
 
     python benchmarks/as_cuda.py [--quick]
 

@@ -1,4 +1,4 @@
-"""What DataParallel costs: ours next to torch.nn.DataParallel on the same devices, in one run.
+"""Benchmark of DataParallel: ours beside torch.nn.DataParallel on the same devices, in one run.
 
     python benchmarks/data_parallel.py [--quick] [--devices simgpu|cuda] [--oversubscribe]
 

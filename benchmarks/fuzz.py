@@ -1,4 +1,4 @@
-"""Combinations per second: the three core properties here, and the same shapes on JAX.
+"""Benchmark of fuzzing: combinations per second of three properties here, and of JAX.
 
     python benchmarks/fuzz.py [--seconds 20] [--jax PYTHON]
 

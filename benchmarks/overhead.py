@@ -1,4 +1,4 @@
-"""What a simulated GPU costs: ratios to the plain CPU, measured in one run.
+"""Benchmark of simulated devices: time relative to the plain CPU, measured in one run.
 
     python benchmarks/overhead.py [--quick]
 

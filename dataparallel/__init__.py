@@ -3,21 +3,20 @@
     model = DataParallel(model.to("cuda:0"))
     loss = criterion(model(batch), target)
 
-The files and folders, from the bottom up:
+The files and folders, from the bottom up (docs/architecture.md says which may import which):
 
-    _devices        what a device id means, and the device module behind it; imports torch
-    _device_choice  which devices a DataParallel runs on; imports _devices
-    _threads        threads for replicas, and what they take over from the caller; imports torch
-    _transfer       moving tensors: copies, sums, buckets, NCCL, autograd; imports _devices
-    _structure      nested inputs and outputs taken apart and rebuilt; imports _devices
-    comm            broadcast, reduce, scatter and gather of tensors; imports _transfer, _devices
-    _replication    how a replica is built, which copies are kept; imports _transfer
-    scatter_gather  scatter, scatter_kwargs, gather; imports comm, _structure, _transfer, _devices
-    replicate       copies of a module; imports _replication, _devices
-    parallel_apply  replicas called at the same time; imports _threads, _structure, _devices
-    data_parallel   DataParallel, data_parallel; imports the verbs above, _device_choice, _devices,
-                    _replication, _transfer
-    state_dicts     the prefix that wrapping puts before names; imports nothing
+    _devices        a device id, int or string, as a torch.device; the device module behind it
+    _device_choice  which devices a DataParallel runs on
+    _threads        threads for replicas, and what they take over from the caller
+    _transfer       moving tensors: copies, sums, buckets, NCCL, autograd
+    _structure      nested inputs and outputs (pytrees) taken apart and rebuilt
+    comm            broadcast, reduce, scatter and gather of tensors
+    _replication    how a replica is built, which copies are kept
+    scatter_gather  scatter, scatter_kwargs, gather
+    replicate       copies of a module
+    parallel_apply  replicas called at the same time
+    data_parallel   DataParallel, data_parallel
+    state_dicts     the prefix that wrapping puts before names
 
 Nothing here imports anything but torch and the standard library.
 """

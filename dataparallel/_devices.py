@@ -1,4 +1,4 @@
-"""Which device an id means, and the device module that serves it.
+"""Turn what a caller writes for a device into a torch.device, and find its device module.
 
 The only file that turns what callers write (`0`, `"cuda:1"`, `torch.device("cuda", 1)`) into full
 `torch.device` objects; everything else in this package carries those. A CPU device is always the

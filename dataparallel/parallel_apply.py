@@ -1,4 +1,4 @@
-"""Replicas called at the same time, in threads.
+"""`parallel_apply`: replicas called at the same time, in threads.
 
 How one replica is called, and how the failures of several become one exception. The threads are
 those of `_threads.worker_pool`; what they take over from the caller is in `_threads.caller_state`.

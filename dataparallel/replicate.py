@@ -1,4 +1,4 @@
-"""Copies of a module on several devices.
+"""`replicate`: copies of a module on several devices.
 
 The public function; how a replica is built is in `_replication.plan`.
 """

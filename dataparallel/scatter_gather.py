@@ -1,4 +1,4 @@
-"""Nested inputs cut into chunks for each device, and nested outputs joined into one.
+"""`scatter`, `scatter_kwargs`, `gather`: nested inputs cut for each device, outputs joined.
 
 `scatter` and `scatter_kwargs` collect the leaves of a structure, cut those that have a batch
 dimension and repeat the others; `gather` follows the structure of the first output. What a

@@ -1,4 +1,4 @@
-"""The `module.` prefix that wrapping puts before every name in a state dict: off and on again."""
+"""Add and remove the `module.` prefix of the names in a state dict of a wrapped module."""
 
 from __future__ import annotations
 

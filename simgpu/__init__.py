@@ -3,26 +3,26 @@
     with simgpu.devices(4) as devices:
         x = torch.randn(8, 2, device="simgpu:1")
 
-How the package is laid out, from the ground up; each folder imports only what stands above it here
-(docs/architecture.md has the table, and a test holds every import to it):
+The folders, from the ground up; each imports only what is above it here (docs/architecture.md has
+the table, which a test compares with every import):
 
-    errors, comm    public: every error; models of the order in which hardware sums
-    _naming, _patches, _class_proxies   what devices are called; replacing attributes of torch
-    _native         the only code that touches raw memory: C++ layouts, vtables, machine code
-    _runtime        the simulated machine: devices, memory ledgers, streams, launches, instruments
-    _memory         the memory of tensors: owners, aliases, storages, pinned memory
-    _kernels        what an operator does, and which operator gets which kernel
-    _backend        registering with torch; device_module is torch.simgpu; torch_patches is all
-                    that is replaced in torch for good
-    _cuda           devices by the name of CUDA
-    _startup        what a process does at start
-    _profiling      instruments: trace, timeline, totals
+    errors, comm    public: every error; the order in which simulated NCCL reductions add
+    _naming, _patches, _class_proxies   the device type's name; tables of monkey patches
+    _native         code that reads and writes memory by address: C++ objects, machine code
+    _runtime        devices, current device, memory accounting, streams, launches, instruments
+    _memory         the memory of tensors: ownership, host aliases, storages, pinned memory
+    _kernels        the kernel of each operator, and the table of which operator gets which
+    _backend        registration with PyTorch; device_module is torch.simgpu; torch_patches are
+                    the monkey patches of torch that stay
+    _cuda           simgpu.as_cuda: devices that answer to "cuda", for the length of a block
+    _startup        what a process does when it imports torch
+    _profiling      simgpu.trace(); simgpu run --trace and --summary
     _cli, __main__  the commands
 
 Beside it, for tests:
 
     _testing, strategies    inputs drawn by hypothesis
-    _fuzz           the command that looks for examples which break a property
+    _fuzz           simgpu fuzz and replay: look for examples that break a property
     _pytest, pytest_plugin  the fixture `devices` and the options
 
 Importing this package does not import torch; the first use of a public name does. It never
@@ -46,15 +46,27 @@ if TYPE_CHECKING:
     from simgpu._cuda.as_cuda import as_cuda
     from simgpu._profiling.trace import Trace, trace
     from simgpu._runtime.instruments import Record
+    from simgpu._startup.without_block import disable, enable
 
-
-__all__ = ["Record", "Trace", "as_cuda", "comm", "devices", "errors", "trace"]
+__all__ = [
+    "Record",
+    "Trace",
+    "as_cuda",
+    "comm",
+    "devices",
+    "disable",
+    "enable",
+    "errors",
+    "trace",
+]
 
 _HOME = {
     "Record": "simgpu._runtime.instruments",
     "Trace": "simgpu._profiling.trace",
     "as_cuda": "simgpu._cuda.as_cuda",
     "devices": "simgpu._backend.devices",
+    "disable": "simgpu._startup.without_block",
+    "enable": "simgpu._startup.without_block",
     "trace": "simgpu._profiling.trace",
 }
 

@@ -1,4 +1,4 @@
-"""Proxy classes for classes of PyTorch: `torch.Stream` is ours, and every stream an instance of it.
+"""Proxy classes: `torch.Stream` becomes our subclass of it, and `isinstance` answers as before.
 
 A class written in C++ cannot be given another `__new__`. So a subclass of it takes over its name in
 torch, and answers `isinstance` and `issubclass` as the stock class would.

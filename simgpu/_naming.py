@@ -1,4 +1,4 @@
-"""What devices are called: the constants of the device type, and the name that a program knows."""
+"""The name of the device type, "simgpu", and the names that a program may use for it ("cuda")."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Replacing attributes of torch by tables of rows, for good or until all of them are put back.
+"""Monkey patches of torch as tables: replace attributes, and put all of them back if asked to.
 
 Whatever simgpu replaces stands in a table: a sequence of `Patch` and `Action` rows, each with its
-reason, which `Patches.apply` puts in place from the first to the last. docs/architecture.md lists
+reason, which `Patches.apply` puts in place from the first to the last. docs/replaced_names.md lists
 all rows, and a test compares them with the attributes that really change. Only the standard library
 may be imported here.
 """
@@ -89,7 +89,7 @@ class Patches:
     """What was replaced, in order; `undo` restores it, the last one first."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self.replaced: list[tuple[Any, Any, Any]] = []  # owner, stock value, new value
 
     def apply(self, table: Iterable[Row]) -> None:
@@ -111,7 +111,7 @@ class Patches:
             lambda: delattr(owner, name) if stock is _MISSING else setattr(owner, name, stock)
         )
 
-    def then(self, undo: Callable[[], None]) -> None:
+    def then(self, undo: Callable[[], object]) -> None:
         """Call `undo` when everything is put back, before what was done earlier."""
         self._undo.append(undo)
 

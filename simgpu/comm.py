@@ -1,4 +1,4 @@
-"""How hardware sums: models of the order in which a reduction adds the devices' tensors.
+"""`simgpu.comm.reduction`: the order in which simulated NCCL reductions add.
 
 Peer copies add in ascending order. NCCL promises no order; its ring and tree algorithms, and
 whatever a later release does, may round differently. Code that is right on hardware holds for all

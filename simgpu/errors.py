@@ -40,6 +40,14 @@ class DevicesActiveError(SimGPUError, RuntimeError):
     """Simulated devices were asked for while another set of them is active."""
 
 
+class DeviceBlockError(SimGPUError, RuntimeError):
+    """What `simgpu.devices(n)` returned was entered twice, or `simgpu.disable` had nothing to end.
+
+    The way out: call `simgpu.devices` once for each block, and `simgpu.enable` before
+    `simgpu.disable`.
+    """
+
+
 class DeviceMismatchError(SimGPUError, RuntimeError):
     """Tensors of one operation lie on different devices, or an event and its stream do.
 

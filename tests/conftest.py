@@ -1,4 +1,7 @@
-"""Fixtures for the tests of the tools themselves; `devices` comes from the plugin."""
+"""Fixtures of the whole suite: `simulated`, `cuda`, `gpus`, `python` and others.
+
+The fixture `devices` comes from the plugin (`simgpu.pytest_plugin`).
+"""
 
 import gc
 import os

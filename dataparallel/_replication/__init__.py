@@ -3,5 +3,5 @@
 `plan` says what a module consists of and builds replicas from it; `parameter_cache` knows which
 parameters have to be sent again.
 
-May import: `dataparallel._transfer`.
+May import: `_transfer`, `torch`.
 """

@@ -1,4 +1,4 @@
-"""Copies of parameters and buffers that stay on their devices between calls without grad mode.
+"""`DataParallel(..., cache_parameters=True)`: copies of parameters kept on their devices.
 
 Behind `DataParallel(..., cache_parameters=True)`. A tensor is sent again when its version counter
 or its memory has changed, here or at the other end. What moves no version counter cannot be seen:

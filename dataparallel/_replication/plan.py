@@ -1,4 +1,4 @@
-"""How the replicas of a module are built, remembered between calls while the module is the same.
+"""`Plan`: what a module consists of, kept between calls, and how replicas are built from it.
 
 A `Plan` lists a module's submodules with the names of what each holds, its parameters and buffers,
 and the buckets in which these travel. Each forward builds new replicas from it: module objects made

@@ -1,6 +1,6 @@
-"""Nested inputs and outputs: taking containers and packed sequences apart and building them again.
+"""Nested inputs and outputs (pytrees, packed sequences) taken apart and built again.
 
 No tensor is moved here, but for the rows of a PackedSequence.
 
-May import: `dataparallel._devices`.
+May import: `_devices`, `torch`.
 """

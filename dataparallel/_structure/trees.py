@@ -1,4 +1,4 @@
-"""Nested inputs and outputs: taking a structure apart and building it again, type for type.
+"""Pytrees: take nested inputs and outputs apart into tensors, and build them again, type for type.
 
 A node is a namedtuple, tuple, list, dict, deque, dataclass, or any subclass of these, or a type
 registered with torch.utils._pytree; everything else is a leaf. A rebuilt node has the type of the

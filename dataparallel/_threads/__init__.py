@@ -1,4 +1,4 @@
 """The threads that replicas run in, and what they take over from the calling thread.
 
-May import: nothing else of this package.
+May import: `torch`.
 """

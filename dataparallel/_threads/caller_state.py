@@ -1,4 +1,4 @@
-"""What of a thread's state the replicas' threads take over from the caller.
+"""The caller's thread-local state that replicas' threads take over: grad mode, autocast, modes.
 
 Grad mode; the switches below, inference mode among them; autocast with its dtype and cache flag;
 torch function modes (the default-device context is one) and dispatch modes; the levels of

@@ -1,4 +1,4 @@
-"""Threads that live between calls, as many as there were replicas that ran at the same time.
+"""A pool of threads for replicas, which live on between calls.
 
 A pool that only grows: where no thread is idle a new one is started, so nested and concurrent calls
 never wait for each other. A thread that is soon done with a replica takes the next one of its call.

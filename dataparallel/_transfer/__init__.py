@@ -2,5 +2,5 @@
 
 Nothing here looks at what a caller wrote: devices are resolved and sizes are checked above.
 
-May import: `dataparallel._devices`.
+May import: `_devices`, `torch`.
 """

@@ -1,4 +1,4 @@
-"""The autograd functions that move tensors between devices, with their backward passes.
+"""autograd.Functions that copy and sum tensors between devices.
 
 Broadcast and ReduceAddCoalesced are each other's derivative, and so are Scatter and Gather. Each
 does its work in a static method `compute`; `forward` adds what autograd has to remember. Within a

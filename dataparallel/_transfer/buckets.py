@@ -1,4 +1,4 @@
-"""Many tensors as few: how tensors are laid out in flat buckets, and taken out again.
+"""Flatten many tensors into few buckets before a copy or a sum, and take them out again.
 
 A bucket holds tensors of one dtype one after the other, each in the order of its own memory, so
 that a channels-last weight keeps its strides at the other end. Complex tensors travel as pairs of

@@ -1,4 +1,4 @@
-"""Whether tensors carry derivatives or dimensions that only operators can see.
+"""Whether tensors are under torch.func levels (grad, jvp, vmap), forward AD or batched gradients.
 
 Tangents of forward-mode AD, the levels of `torch.func` (grad, jvp, vmap, functionalize) and the
 batches of `torch.autograd.grad(is_grads_batched=True)` follow a tensor through every operator, but

@@ -2,7 +2,7 @@
 
 Public. Arguments are checked here and tensors are moved by `_transfer`.
 
-May import: `dataparallel._transfer`, `_devices`.
+May import: `_transfer`, `_devices`, `torch`.
 """
 
 from dataparallel.comm.broadcast_and_reduce import (

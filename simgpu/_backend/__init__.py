@@ -1,4 +1,7 @@
-"""Registering the simulated devices with torch: device type, `torch.simgpu`, replaced attributes.
+"""What PyTorch's C++ asks of a device type: its registration, device guard, generators.
 
-May import: `simgpu._kernels` and below, `simgpu.comm`.
+`install` registers it all, once per process. `device_module` is `torch.simgpu`, and
+`torch_patches` has every attribute of torch that is replaced for good.
+
+May import: `_runtime`, `_native`, `errors`, `_naming`, `torch`.
 """

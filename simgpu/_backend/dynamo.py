@@ -1,4 +1,4 @@
-"""Keeping torch.compile from compiling the functions of this package.
+"""Mark the functions of simgpu so that torch.compile does not compile them.
 
 After a graph break, the compiler looks at every Python function that is called until the next
 graph, and device kernels are Python functions here. It would compile each kernel, for the host

@@ -1,8 +1,10 @@
 """`DeviceGenerator`: what `torch.Generator(device="simgpu:1")` returns.
 
 It is made of two CPU generators. The object itself is one whose device in C++ is overwritten with
-"simgpu:1", so that CPU operators refuse it with PyTorch's own error. The device's kernels draw from
-the other one, `host`, whose device stays the CPU.
+"simgpu:1" (`simgpu._native.generator_layout`), so that CPU operators refuse it with PyTorch's own
+error. The device's kernels draw from the other one, `host`, whose device stays the CPU.
+`torch_patches.generators` lets `torch.Generator` return it; the generators that devices draw from
+by default are in `simgpu._runtime.random`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two objects that PyTorch's C++ asks about a device type: its hooks and its device guard.
+"""`DeviceGuard` and `BackendHooks` (a PrivateUse1Hooks): what PyTorch's C++ asks about a device.
 
 Both are classes of `torch._C._acc` that are meant to be derived from in Python, with few questions
 that Python can answer. The current device is not among them, so `let_guard_know` puts a function

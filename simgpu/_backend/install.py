@@ -1,4 +1,4 @@
-"""Making "simgpu" a device type that PyTorch knows, once per process."""
+"""Register "simgpu" with PyTorch, once per process: device type, guard, kernels, patches."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ its functions turns out to be the one that returns the allocator, such calls rai
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ import torch
 from simgpu._native.callbacks import address_answer
 from simgpu._native.host_allocator import SEARCHED, allocator
 from simgpu._native.virtual_tables import Table
-from simgpu._runtime import world
+from simgpu._runtime import instruments
+from simgpu._runtime.instruments import Instrument
 from simgpu._runtime.launch import HOST_KEYS
 
 _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
@@ -39,18 +42,23 @@ def let_hooks_allocate(hooks: Table) -> bool:
             put_back()
         allocator.offset = allocator.place_in(made.untyped_storage())
         if allocator.offset is not None:
-            _while_there_are_devices(hooks, position, give)
+            instruments.add(_AnswerWhileThereAreDevices(hooks, position, give))
         return allocator.offset is not None
     return False
 
 
-def _while_there_are_devices(hooks: Table, position: int, give: Any) -> None:
-    put_back: list[Any] = []
+class _AnswerWhileThereAreDevices(Instrument):
+    """Lets the hooks return our allocator from when devices are created until they are removed."""
 
-    def follow() -> None:
-        if world.active_devices and not put_back:
-            put_back.append(hooks.replace(position, give))
-        elif put_back and not world.active_devices:
-            put_back.pop()()
+    def __init__(self, hooks: Table, position: int, give: Any) -> None:
+        self._replace = functools.partial(hooks.replace, position, give)
+        self._put_back: Any = None
 
-    world.device_listeners.append(follow)
+    def devices_created(self, devices: Sequence[torch.device]) -> None:
+        if self._put_back is None:
+            self._put_back = self._replace()
+
+    def devices_removed(self) -> None:
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None

@@ -1,8 +1,8 @@
-"""The commands of `simgpu` (`python -m simgpu`): what they take, and where it is handed to.
+"""`simgpu run`, `fuzz`, `replay` and `info`: the arguments of each command.
 
 One file per command, with its arguments and one call. `run_script` is what `simgpu run` calls, and
-`describe` what `simgpu info` calls.
+`describe` what `simgpu info` calls. What a command needs is imported when it runs.
 
-May import: `simgpu._startup`, `_profiling`, `_backend.install`, `_native`, `_fuzz`, `_pytest`,
-`errors`.
+May import: `_startup`, `_profiling`, `_backend/install`, `_native`, `_fuzz`, `_pytest`, `errors`,
+`torch`.
 """

@@ -1,4 +1,7 @@
-"""Simulated devices by the name of CUDA: tables of replaced attributes, which are all put back.
+"""`simgpu.as_cuda`: within a block, simulated devices answer to "cuda:1" and `torch.cuda`.
 
-May import: `simgpu._backend` and below.
+Each file has a table of replaced attributes; at the end of the block all of them are put back.
+
+May import: `_backend/install`, `_backend/device_module`, `_backend`, `_kernels`, `_runtime`,
+`_native`, `errors`, `_naming`, `torch`.
 """

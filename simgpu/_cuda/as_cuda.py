@@ -9,18 +9,21 @@ undone at the end of the block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from types import ModuleType
 
 import torch
 
-from simgpu._backend import dynamo
-from simgpu._backend.devices import devices
+from simgpu._backend import devices, dynamo
+from simgpu._backend.device_block import DeviceBlock
 from simgpu._cuda import (
     autocast,
+    build,
+    c_functions,
     factories,
     renaming,
+    runtime_library,
+    scripting,
     storages_and_streams,
     surroundings,
     tensors,
@@ -30,10 +33,7 @@ from simgpu._patches import Patches
 from simgpu.errors import RealCudaError
 
 
-@contextmanager
-def as_cuda(
-    count: int, *, memory: int | str | Sequence[int | str] | None = None, force: bool = False
-) -> Iterator[list[torch.device]]:
+def as_cuda(count: int, *, memory: devices.Memory = None, force: bool = False) -> DeviceBlock:
     """Have `count` fresh simulated GPUs that go by the name of CUDA, within the block.
 
     Code written for CUDA runs unchanged: `torch.cuda`, `.cuda()`, `device="cuda:1"`,
@@ -44,19 +44,28 @@ def as_cuda(
         count, memory: as in `simgpu.devices`.
         force: also on a machine with real CUDA, whose GPUs are then out of reach.
 
-    Yields the devices, ``cuda:0`` to ``cuda:{count - 1}``.
+    The block has the devices, ``cuda:0`` to ``cuda:{count - 1}``, as a list.
 
     Raises:
         RealCudaError: real GPUs are here, and `force` is not set.
-        TypeError, ValueError, DevicesActiveError, BackendSlotTakenError: as in `simgpu.devices`.
+        TypeError, ValueError, DevicesActiveError, BackendSlotTakenError, DeviceBlockError: as in
+            `simgpu.devices`.
     """
+    arguments = devices.describe_arguments(count, memory)
+    forced = ", force=True" if force else ""
+    return DeviceBlock(
+        f"simgpu.as_cuda({arguments}{forced})",
+        f"simgpu.enable({arguments}, as_cuda=True{forced})",
+        lambda ends: start(count, memory, force, ends),
+    )
+
+
+def start(count: int, memory: devices.Memory, force: bool, ends: ExitStack) -> list[torch.device]:
+    """Make fresh devices that go by the name of CUDA until `ends` is closed."""
     _check_no_cuda(force)
-    with devices(count, memory=memory) as simulated:
-        patches = _install()
-        try:
-            yield [torch.device("cuda", device.index) for device in simulated]
-        finally:
-            patches.undo()
+    simulated = devices.start(count, memory, ends)
+    ends.callback(_install().undo)
+    return [torch.device("cuda", device.index) for device in simulated]
 
 
 def start_process(force: bool = False) -> None:
@@ -72,15 +81,20 @@ _for_ever: list[Patches] = []
 
 # The tables, in the order in which they are put in place; they are undone from the last to the
 # first. `renaming` comes first, since nothing is translated before "cuda" is a name of simulated
-# devices. No other table depends on another one; within `tensors` and `torch_cuda`, rows do.
+# devices; `scripting` comes last, since it looks at what the others have replaced. No other table
+# depends on another one; within `tensors` and `torch_cuda`, rows do.
 FILES: tuple[ModuleType, ...] = (
     renaming,
     tensors,
     storages_and_streams,
     autocast,
+    build,
+    c_functions,
+    runtime_library,
     torch_cuda,
     surroundings,
     factories,
+    scripting,
 )
 
 

@@ -1,4 +1,4 @@
-"""`torch.autocast("cuda")`: the functions behind it, which take a device type; and their like."""
+"""`torch.autocast("cuda")` under `as_cuda`: the functions of torch behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors call the devices: by the name that the program knows.
+"""Messages of errors under `as_cuda`: "simgpu:1" is shown as "cuda:1".
 
 While simulated devices go by the name of CUDA (`as_cuda`), a text that says "simgpu:1" speaks of
 something that the program has never asked for. The errors of `simgpu.errors` are worded when they

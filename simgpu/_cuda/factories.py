@@ -1,4 +1,4 @@
-"""`torch.zeros(2, device="cuda")`: functions that make tensors, translated in the dispatcher.
+"""`torch.zeros(2, device="cuda")` under `as_cuda`: translated in the dispatcher.
 
 PyTorch sends such a call to a kernel for CUDA. For CUDA's dispatch keys a fallback is registered,
 which repeats the call for the simulated device. So it holds in every thread, and for functions that

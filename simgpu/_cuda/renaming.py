@@ -1,4 +1,4 @@
-"""Translating device names: "cuda:1" into simgpu:1 where a program asks, and back where it looks.
+"""Translate "cuda:1" into simgpu:1 where a program names a device, and back where it reads one.
 
 `takes_device` wraps functions that take a device, `renamed` makes `device` attributes. Files of
 simgpu read the same attributes and have to see simgpu:1, so such an attribute looks at the module
@@ -18,6 +18,7 @@ from simgpu import _naming
 from simgpu._cuda import error_texts
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
 from simgpu._native.registered_guard import use_guard_for_cuda
+from simgpu._native.type_slots import replace_new
 from simgpu._patches import Action, Patch, Patches, Row
 from simgpu._runtime import world
 
@@ -58,14 +59,19 @@ def _belongs_to_simgpu(package: str | None) -> bool:
     return package is not None and (package == "simgpu" or package.startswith("simgpu."))
 
 
-def renamed(read: Callable[[Any], torch.device]) -> property:
+def renamed(read: Callable[[Any], torch.device | None]) -> property:
     """A `device` attribute: what `read` finds for callers in simgpu, "cuda:1" for all others."""
 
-    def device(self: Any) -> torch.device:
+    def device(self: Any) -> torch.device | None:
         found = read(self)
-        if found.type != DEVICE_TYPE or _belongs_to_simgpu(_frame(1).f_globals.get("__package__")):
+        kind = None if found is None else found.type
+        if found is None or kind not in _naming.names:
             return found
-        return to_cuda(found)
+        for_simgpu = _belongs_to_simgpu(_frame(1).f_globals.get("__package__"))
+        if kind == DEVICE_TYPE:
+            return found if for_simgpu else to_cuda(found)
+        # A subclass with a `__torch_function__` has asked again, in code that is not of simgpu.
+        return to_simgpu(found) if for_simgpu else found
 
     return property(device)
 
@@ -96,6 +102,23 @@ def _use_guard_for_cuda(patches: Patches) -> None:
         patches.then(undo)
 
 
+def _name_numbers(patches: Patches) -> None:
+    """Let `torch.device(0)`, which C++ takes for the accelerator's, be called cuda:0."""
+
+    def wrap(stock: Callable[..., torch.device]) -> Callable[..., torch.device]:
+        def make(cls: type, *args: Any, **kwargs: Any) -> torch.device:
+            made = stock(cls, *args, **kwargs)
+            if args and isinstance(args[0], int) and made.type == DEVICE_TYPE:
+                return to_cuda(made)
+            return made
+
+        return make
+
+    undo = replace_new(torch.device, wrap)
+    if undo is not None:
+        patches.then(undo)
+
+
 PATCHES: tuple[Row, ...] = (
     Patch(
         "simgpu._naming",
@@ -115,6 +138,12 @@ PATCHES: tuple[Row, ...] = (
             "builtins.TypeError.__str__",
             "builtins.ValueError.__str__",
         ),
+    ),
+    Action(
+        "calls of `torch.device` with a number",
+        run=_name_numbers,
+        why="`torch.device(1)` equals the device of a tensor on cuda:1",
+        adds=("torch.device.__new__",),
     ),
     Action(
         "the device guard that C++ has for CUDA",

@@ -1,4 +1,7 @@
-"""Storages, generators, streams, events and the accelerator by the name of CUDA."""
+"""Storages, torch.Generator, torch.Stream, torch.Event and torch.accelerator under `as_cuda`.
+
+`torch.cuda.Stream` and `torch.cuda.Event` are in `torch_cuda`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools for CUDA outside torch.cuda: torch.compile, profilers, settings of CUDA's libraries.
+"""`as_cuda` outside torch.cuda: torch.compile, profilers and torch.backends.cuda.
 
 None of it changes a result. Settings are kept and returned; profilers show the host's times; a
 compiled model is traced, so that graph breaks are found, and then runs operator by operator.

@@ -1,4 +1,4 @@
-"""Tensors by the name of CUDA: their attributes, their methods, and the functions that make them.
+"""`torch.Tensor` under `as_cuda`: its attributes, its methods, and the functions that make tensors.
 
 Only methods that take or show a device are replaced. Operators between tensors are not, so they
 cost what they cost on simulated devices.

@@ -1,4 +1,4 @@
-"""The functions of `torch.cuda` while simulated devices go by the name of CUDA.
+"""`torch.cuda` under `as_cuda`: its functions become those of `torch.simgpu`.
 
 They are those of `torch.simgpu`, where it has them. A few more are answered here. The functions
 that simulated devices have no counterpart for raise UnsupportedError (see

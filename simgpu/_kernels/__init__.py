@@ -1,9 +1,10 @@
-"""What each operator does on a simulated device, and which operator gets which kernel.
+"""Kernels of aten operators on simulated devices, and the table of which operator gets which.
 
 registry            the table: begin here
 from_schema         kernels made from an operator's schema, by `schema`, `elementwise`, `general`,
                     `factories`, `random`, `foreach` and `outputs`
-copies, indexing, dropout, attention, rnn_cells     kernels written by hand
+copies, indexing, dropout, attention, rnn_cells, rnn_layers, storage_identity
+                    kernels written by hand; those that change storages are in `simgpu._memory`
 sparse_and_nested   tensors made of other tensors; `sparse_invariants` checks their indices
 arguments           from device tensors to host tensors; `mixed_devices` says what CUDA refuses, in
                     words for which `native_functions` reads PyTorch's operator table
@@ -13,5 +14,5 @@ unsupported         operators that are refused
 autocast            automatic mixed precision, by the lists in `autocast_policy`
 overloads           operators by name, and how kernels are registered
 
-May import: `simgpu._memory` and below.
+May import: `_memory`, `_runtime`, `_native`, `errors`, `_naming`, `torch`, `torchgen`.
 """

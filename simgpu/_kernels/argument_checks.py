@@ -1,4 +1,4 @@
-"""Checks in front of host kernels that trust their arguments and would read past their memory.
+"""Checks in front of CPU kernels that would read past memory on wrong arguments.
 
 Most of PyTorch's CPU kernels check what they are given. A few leave it to their callers, and with
 other arguments they take the interpreter down; on a GPU the same calls raise or compute nonsense.
@@ -9,34 +9,55 @@ Each check here raises instead. To add one, write a function in
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from simgpu._kernels import index_checks, shape_checks
-from simgpu._kernels.overloads import PythonKernel
+from simgpu._kernels.overloads import PythonKernel, overload
+from simgpu._runtime.launch import HOST_KEYS
 
 # Called with the arguments of a call, by their names, and raises or returns.
 _Check = Callable[[dict[str, Any]], None]
 
 CHECKS: dict[str, _Check] = {
+    "_adaptive_avg_pool2d_backward": partial(shape_checks.adaptive_avg_pool_backward, dims=2),
+    "_adaptive_avg_pool3d_backward": partial(shape_checks.adaptive_avg_pool_backward, dims=3),
     "_batch_norm_no_update": shape_checks.batch_norm,
     "_batch_norm_with_update": shape_checks.batch_norm,
     "_convert_indices_from_coo_to_csr": index_checks.converted_indices,
     "_convert_indices_from_csr_to_coo": index_checks.converted_indices,
+    "_ctc_loss": index_checks.ctc_loss,
+    "_ctc_loss_backward": index_checks.ctc_loss,
+    "_cummax_helper": shape_checks.running_extreme,
+    "_cummin_helper": shape_checks.running_extreme,
+    "_embedding_bag": index_checks.embedding_bag,
+    "_embedding_bag_backward": index_checks.embedding_bag,
+    "_embedding_bag_dense_backward": index_checks.embedding_bag,
+    "_embedding_bag_forward_only": index_checks.embedding_bag,
+    "_embedding_bag_per_sample_weights_backward": index_checks.embedding_bag,
     "_native_batch_norm_legit": shape_checks.batch_norm,
     "_native_batch_norm_legit_no_training": shape_checks.batch_norm,
+    "_pad_packed_sequence": index_checks.packed_sequence,
     "_scaled_dot_product_flash_attention_for_cpu": shape_checks.flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": shape_checks.flash_attention,
     "_segment_reduce_backward": index_checks.segment_reduce,
     "_sparse_broadcast_to": shape_checks.sparse_broadcast,
+    "adaptive_max_pool2d_backward": partial(index_checks.pooled_indices, dims=2),
+    "adaptive_max_pool3d_backward": partial(index_checks.pooled_indices, dims=3),
     "batch_norm_backward": shape_checks.batch_norm,
     "batch_norm_update_stats": shape_checks.batch_norm,
+    "embedding_dense_backward": index_checks.embedding_backward,
     "linalg_ldl_solve": index_checks.pivots,
     "linalg_lu_solve": index_checks.pivots,
     "lu_unpack": index_checks.pivots,
+    "max_pool2d_with_indices_backward": partial(index_checks.pooled_indices, dims=2),
+    "max_pool3d_with_indices_backward": partial(index_checks.pooled_indices, dims=3),
     "native_batch_norm": shape_checks.batch_norm,
     "native_batch_norm_backward": shape_checks.batch_norm,
+    "nll_loss2d_backward": index_checks.nll_loss_backward,
+    "nll_loss_backward": index_checks.nll_loss_backward,
     "segment_reduce": index_checks.segment_reduce,
     **{
         f"_fused_{name}{in_place}": shape_checks.fused_optimizer
@@ -56,5 +77,20 @@ def with_check(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
     def run(*args: Any, **kwargs: Any) -> Any:
         check({**dict(zip(names, args, strict=False)), **kwargs})
         return kernel(*args, **kwargs)
+
+    return run
+
+
+def checked_composite(name: str) -> PythonKernel:
+    """The kernel of an operator that PyTorch composes of others, and that needs a check before.
+
+    For registration under autograd's key, where PyTorch's own code would stand.
+    """
+    op = overload(name)
+    compose = partial(op._handle.redispatch_boxed, HOST_KEYS)  # the same code under every key
+    with_check_first = with_check(op, compose)
+
+    def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        return with_check_first(*args, **kwargs)
 
     return run

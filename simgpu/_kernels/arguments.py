@@ -1,4 +1,4 @@
-"""From the arguments of a call to host arguments: every device tensor becomes a host alias.
+"""Turn the arguments of a call into CPU arguments: each device tensor becomes a host alias.
 
 On the way the one device of all tensors is found, and tensors that share memory with one that is
 written to keep sharing it. Where the tensors lie on several devices, `mixed_devices` decides.

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention in one kernel, wherever the CPU would compute it in one.
+"""Kernel of `scaled_dot_product_attention`: fused wherever the CPU would compute it fused.
 
 PyTorch looks up in a table of C++ whether a device has a fused kernel. Python cannot add to it, so
 on a simulated device PyTorch would always compute attention step by step, with memory for a score

@@ -1,6 +1,6 @@
 """Automatic mixed precision: what `torch.autocast("simgpu")` does to operators.
 
-One kernel per operator of `_autocast_policy`, under the dispatch key that tensors of the device
+One kernel per operator of `autocast_policy`, under the dispatch key that tensors of the device
 carry above autograd's; PyTorch visits it only while autocast is on, so autocast costs nothing
 otherwise. A kernel casts its arguments with the key switched off, so that neither the casts nor
 the operators within the operator are cast again, and hands over to autograd, which therefore sees

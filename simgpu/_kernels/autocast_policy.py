@@ -1,4 +1,4 @@
-"""What autocast does to each operator on a GPU: the lists of CUDA's cast policies.
+"""The lists of CUDA's autocast policies: which operators are cast to which dtype.
 
 They are those of aten/src/ATen/autocast_mode.h in PyTorch, cuDNN's own operators left out. A test
 compares them with what the installed PyTorch registers for CUDA and with the header it ships, so

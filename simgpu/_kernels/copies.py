@@ -1,4 +1,4 @@
-"""Copies: between devices, between a device and the host, and within a device.
+"""Kernels of copy_, to and item: between devices, to and from the CPU, and within a device.
 
 A copy is the only operation whose tensors may lie on different devices, and its result never
 shares memory with its source.
@@ -59,8 +59,8 @@ def to_copy(
     source = _index(self)
     options["device"] = _CPU
     arguments = (host_alias(self),)
+    blocking = not options.get("non_blocking")
     if device is not None and device.type == "cpu":
-        blocking = not options.get("non_blocking")
         result: torch.Tensor = launch_copy(_TO_COPY, source, None, arguments, options, blocking)
         pinned = pin_memory or not blocking
         return memory_pinned.mark_result(result) if pinned else result
@@ -69,7 +69,7 @@ def to_copy(
     memory_pinned.check_not_wanted(pin_memory)
     if source == target:
         return adopt(launch(_TO_COPY, target, arguments, options), target)
-    return adopt(launch_copy(_TO_COPY, source, target, arguments, options), target)
+    return adopt(launch_copy(_TO_COPY, source, target, arguments, options, blocking), target)
 
 
 def item(self: torch.Tensor) -> Any:

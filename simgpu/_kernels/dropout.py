@@ -1,4 +1,4 @@
-"""Dropout, drawn from the device's own random stream.
+"""Kernels of dropout, which draw from the device's own generator.
 
 The host's kernel takes no generator and would consume the default CPU one. Its backward kernel
 gives the same numbers as the one here, which is twice as fast: PyTorch has no vector code that

@@ -1,4 +1,4 @@
-"""Kernels that fit any schema: `functional_kernel` and `mutating_kernel`.
+"""`functional_kernel`, `mutating_kernel`: any schema. `computed_kernel`: no CPU kernel needed.
 
 They take host aliases of all tensors, launch, and hand over the results: new tensors become the
 device's, and a result that is one of the arguments is that argument.

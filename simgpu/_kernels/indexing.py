@@ -1,4 +1,4 @@
-"""Advanced indexing, `x[i, j]` and `x[i] = y`: the one operation that moves tensors by itself.
+"""Kernels of `x[i, j]` and `x[i] = y`, the only computation that moves its arguments by itself.
 
 Indices may lie on the CPU or with the indexed tensor, as on CUDA, and a value without dimensions
 anywhere (aten/src/ATen/native/TensorAdvancedIndexing.cpp, _index_put_impl_).

@@ -1,4 +1,4 @@
-"""The device rules of real hardware, asked where tensors of one call lie on several devices.
+"""On which devices tensors of one call may lie, and the errors that CUDA raises otherwise.
 
 All tensors of one operation lie on one device. A CPU tensor may take part only where it has no
 dimensions, and never as something that is written to. The errors have the words of the CUDA kernel
@@ -26,6 +26,36 @@ _COMPOSED_ON_CUDA: dict[str, tuple[str, dict[str, str]]] = {
 _HOST_PREFIX = (
     "cpu_"  # arguments that lie on the host whatever the device (the sizes of a nested one)
 )
+
+# Elementwise operators whose CUDA kernels take no CPU number for these arguments, though their
+# CPU kernels would: with the words of the kernel, or with none where the iterator refuses.
+_ADDCMUL = (
+    "CPU Scalar support for {} argument is not supported when calling addcmul on CUDA tensors."
+)
+_POINTER = "argument {}: expected a CUDA device but found cpu"  # of native/cuda/Loops.cuh
+_NO_NUMBERS: dict[str, dict[str, str]] = {
+    "addcdiv": {
+        "self": _POINTER.format(1),
+        "tensor1": _POINTER.format(2),
+        "tensor2": _POINTER.format(3),
+    },
+    "addcmul": {
+        "self": _ADDCMUL.format("self"),
+        "tensor1": _ADDCMUL.format("tensor1")
+        + " However, CPU Scalar support for tensor2 is supported, please swap your tensor1 and "
+        "tensor2 terms.",
+    },
+    "binary_cross_entropy": {"self": "", "target": ""},
+    "binomial": {"count": "", "prob": ""},
+    "index_fill": {"index": ""},
+    "lerp": {"self": _POINTER.format(1), "end": _POINTER.format(2)},
+    "masked_fill": {
+        "mask": "expected self and mask to be on the same device, but got mask on cpu and self on "
+        "{device}"
+    },
+    "mse_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
+    "smooth_l1_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
+}
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
@@ -106,8 +136,12 @@ class DeviceRules:
         if not on_device:
             return -1
         common = on_device[0].device
+        no_numbers = _NO_NUMBERS.get(self._operator.partition(".")[0].removesuffix("_"), {})
         for name, tensor in pairs:
             number = tensor.is_cpu and tensor.dim() == 0 and name not in self._written
+            if number and no_numbers.get(name):
+                raise DeviceMismatchError(no_numbers[name].format(device=common))
+            number = number and name not in no_numbers
             number = number or (tensor.is_cpu and name.startswith(_HOST_PREFIX))
             if tensor.device != common and not number:
                 raise DeviceMismatchError(

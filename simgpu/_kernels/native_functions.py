@@ -1,4 +1,4 @@
-"""What PyTorch's own operator table says of an operator's CUDA kernel, for the words of errors.
+"""Read an operator's CUDA kernel from PyTorch's native_functions.yaml, for the words of errors.
 
 The table comes with PyTorch (torchgen's native_functions.yaml). It is read when the first error of
 this kind is raised, never before.

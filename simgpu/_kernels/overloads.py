@@ -1,4 +1,4 @@
-"""Operators by name, and the one way in which kernels are registered for them."""
+"""Find an operator of aten by its name, and register kernels with PyTorch."""
 
 from __future__ import annotations
 

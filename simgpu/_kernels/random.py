@@ -1,6 +1,6 @@
 """Kernels for operators with a `generator` argument: `normal_`, `bernoulli`, `multinomial`.
 
-They draw from the random stream of the tensors' device, never from the host's.
+They draw from the generator of the tensors' device (`simgpu._runtime.random`), not from the CPU's.
 """
 
 from __future__ import annotations

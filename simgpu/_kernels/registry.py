@@ -1,8 +1,9 @@
-"""The table: which operator gets which kernel on a simulated device.
+"""The table that says which operator of aten gets which kernel on a simulated device.
 
 For tensors with memory of their own, what stands first for an operator counts:
 
-HANDWRITTEN       a kernel in a file of this folder, where a host kernel on aliases would not do
+HANDWRITTEN       a kernel written for it, where the CPU's kernel on host aliases would not do; in a
+                  file of this folder, or of `simgpu._memory` where it changes storages
 METADATA_ONLY     PyTorch's CPU kernel, run on the device's tensor itself
 LEFT_TO_PYTORCH   no kernel: PyTorch composes the operator of others
 unsupported       an error that says why (`unsupported.py`)
@@ -26,16 +27,18 @@ from simgpu._kernels import (
     attention,
     copies,
     dropout,
+    forward_ad,
     rnn_cells,
     rnn_layers,
     sparse_and_nested,
+    storage_identity,
     unsupported,
 )
-from simgpu._kernels.argument_checks import with_check
+from simgpu._kernels.argument_checks import checked_composite, with_check
 from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
 from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
-from simgpu._memory import resizing
+from simgpu._memory import extents, resizing
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import UnsupportedError
 
@@ -46,8 +49,11 @@ HANDWRITTEN: dict[str, PythonKernel] = {
     "_copy_from_and_resize": copies.copy_from_and_resize,
     # PyTorch gives these zeros no memory, which no device label can be put on: here they have some.
     "_efficientzerotensor": device_kernel(torch.ops.aten.zeros.default),
+    "_has_same_storage_numel": forward_ad.has_same_storage_numel,
     "_index_put_impl_": indexing_kernel("_index_put_impl_"),
+    "_lazy_clone": resizing.lazy_clone,
     "_local_scalar_dense": copies.item,
+    "_new_zeros_with_same_feature_meta": forward_ad.new_zeros_with_same_feature_meta,
     "_thnn_fused_gru_cell": rnn_cells.gru_cell,
     "_thnn_fused_gru_cell_backward": rnn_cells.gru_cell_backward,
     "_thnn_fused_lstm_cell": rnn_cells.lstm_cell,
@@ -55,7 +61,9 @@ HANDWRITTEN: dict[str, PythonKernel] = {
     "_to_copy": copies.to_copy,
     "_unsafe_index.Tensor": indexing_kernel("_unsafe_index.Tensor"),
     "_unsafe_index_put": indexing_kernel("_unsafe_index_put"),
+    "as_strided_": extents.as_strided_,
     "copy_": copies.copy_,
+    "is_set_to": storage_identity.is_set_to,
     "index.Tensor": indexing_kernel("index.Tensor"),
     "index.Tensor_out": indexing_kernel("index.Tensor_out"),
     "index_put": indexing_kernel("index_put"),
@@ -71,6 +79,7 @@ HANDWRITTEN: dict[str, PythonKernel] = {
 # Hand-written too, and handed the dispatch keys of the call: registered under autograd's key as
 # well as the device's, since they choose which operators autograd records.
 HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
+    "_pad_packed_sequence": checked_composite("_pad_packed_sequence"),
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     **rnn_layers.kernels(),
 }
@@ -83,6 +92,7 @@ METADATA_ONLY = (
     "_nested_view_from_buffer",
     "_reshape_alias",
     "as_strided",
+    "is_same_size",
     "set_.source_Storage",
     "set_.source_Tensor",
     "unfold",

@@ -1,4 +1,4 @@
-"""LSTM and GRU cells, for which PyTorch asks an outside device for one fused kernel each.
+"""Kernels of LSTM and GRU cells, which PyTorch fuses on devices and the CPU does not have.
 
 The CPU has no such kernels, so they are computed here with the host's elementwise operators, by
 the equations of torch.nn.LSTMCell and torch.nn.GRUCell. The workspace holds what the forward pass

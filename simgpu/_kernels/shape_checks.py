@@ -35,6 +35,23 @@ def batch_norm(arguments: dict[str, Any]) -> None:
             raise RuntimeError(f"{name} should contain {channels} elements not {given.numel()}")
 
 
+def adaptive_avg_pool_backward(arguments: dict[str, Any], dims: int) -> None:
+    """As many images and channels in the gradient as in the input; the kernel counts the one's."""
+    grad, input = arguments["grad_output"], arguments["self"]
+    if grad.dim() != input.dim() or grad.shape[:-dims] != input.shape[:-dims]:
+        raise RuntimeError(
+            f"the gradient of adaptive_avg_pool{dims}d, of shape {tuple(grad.shape)}, does not go "
+            f"with an input of shape {tuple(input.shape)}"
+        )
+
+
+def running_extreme(arguments: dict[str, Any]) -> None:
+    """Outputs as large as the input; the kernel writes one number for each of its elements."""
+    shapes = [tuple(arguments[name].shape) for name in ("self", "values", "indices")]
+    if len(set(shapes)) > 1:
+        raise RuntimeError(f"self, values and indices must have one shape, got {shapes}")
+
+
 def flash_attention(arguments: dict[str, Any]) -> None:
     """Four dimensions that agree, and something to attend to; the kernel walks by query's sizes."""
     query, key, value = (arguments[name] for name in ("query", "key", "value"))

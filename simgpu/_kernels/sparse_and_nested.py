@@ -1,4 +1,4 @@
-"""Tensors made of other tensors: sparse (COO, CSR, CSC, BSR, BSC) and nested ones.
+"""Kernels for sparse (COO, CSR, CSC, BSR, BSC) and nested tensors: copies and everything else.
 
 Such a tensor has no memory of its own. To move it to the host or to a device, the dense tensors
 inside it are relabelled or copied, and a tensor of the same kind is put together of them.

@@ -1,4 +1,4 @@
-"""The indices of sparse tensors, checked before a host kernel trusts them.
+"""Check the indices of sparse tensors before a CPU kernel uses them as positions.
 
 PyTorch checks what a sparse tensor is made of only where it is asked to (`check_invariants`), and
 its CPU kernels read and write wherever indices say. On a GPU the result is undefined; here every

@@ -1,4 +1,7 @@
-"""The memory of tensors: owners, host aliases, storages, pinned memory, parts of sparse tensors.
+"""The memory of tensors on a device: ownership, storages, resizing, pinned memory, host aliases.
 
-May import: `simgpu._runtime`, `_native` and below.
+How many bytes a device has is counted in `_runtime/device.py`; addresses are read and written in
+`_native` alone; `torch.simgpu.memory_allocated` and its like are in `_backend/device_module`.
+
+May import: `_runtime`, `_native`, `errors`, `_naming`, `torch`.
 """

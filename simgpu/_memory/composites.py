@@ -1,4 +1,4 @@
-"""Tensors made of other tensors (sparse, nested): taken apart and put together again."""
+"""Take a sparse or nested tensor apart into its dense tensors, and put it together again."""
 
 from __future__ import annotations
 

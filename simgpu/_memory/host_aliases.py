@@ -1,4 +1,4 @@
-"""Host aliases that share a storage where their tensors do, for kernels that write to one of them.
+"""Host aliases with a common storage, for kernels that write to one of two overlapping tensors.
 
 A host kernel refuses `x[1:].add_(x[:-1])`, as CUDA's does: both tensors have the same storage, and
 their elements overlap. Aliases made by `relabel` have a storage each, so the kernel would not see

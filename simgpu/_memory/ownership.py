@@ -1,7 +1,8 @@
-"""From host memory to device memory: where a simulated device takes ownership of a result.
+"""`adopt`: a CPU tensor with fresh memory becomes a tensor of a device, and its bytes are counted.
 
-Ownership is a device label (`dlpack_relabel`) and an entry in the device's ledger, which ends with
-the memory.
+The tensor is relabelled (`dlpack_relabel`) and its bytes are entered in the device's ledger
+(`simgpu._runtime.device`) until the memory dies. Where the device is full, OutOfMemoryError is
+raised here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from simgpu._runtime.instruments import hooks
 from simgpu._runtime.world import active_devices
 from simgpu.errors import OutOfMemoryError
 
+_MOST = 2**60  # bytes; CUDA's caching allocator takes larger requests for mistakes
 _BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
 
 
@@ -34,11 +36,12 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     except IndexError:
         device = world.device(index)  # raises, and says what there is
     try:
-        nbytes = host.untyped_storage().nbytes()
+        storage = host.untyped_storage()
+        nbytes = storage.nbytes()
     except NotImplementedError:  # sparse: asking first would cost every dense result
         return to_device(host, index)
     nbytes = (nbytes + _BLOCK - 1) & -_BLOCK
-    allocation = device.allocate(nbytes)
+    allocation = device.allocate(nbytes, storage)
     if allocation is None:
         raise_out_of_memory(device, nbytes)
     host._simgpu_allocation = allocation  # type: ignore[attr-defined]
@@ -77,6 +80,10 @@ def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
     allocated = device.allocated
     for told in hooks.out_of_memory:
         told(device.torch_device, nbytes, allocated, device.limit)
+    if nbytes >= _MOST:
+        raise OutOfMemoryError(
+            f"{DEVICE_TYPE} out of memory. Tried to allocate more than 1EB memory."
+        )
     room = device.limit - allocated
     raise OutOfMemoryError(
         f"{DEVICE_TYPE} out of memory. Tried to allocate {format_bytes(nbytes)}. GPU "

@@ -5,7 +5,8 @@ told from other. Two things make it pinned. `torch.empty(..., pin_memory=True)` 
 take it from an allocator of its own, a byte copy of the CPU's whose address a storage records
 (`simgpu._native.host_allocator`). What is copied into pinned memory (`Tensor.pin_memory`, and with
 it `DataLoader(pin_memory=True)`, or a copy to the host that does not block) gets a mark on its
-storage (`storage_state`). Every view of either is pinned, and nothing else is.
+storage (`storage_state`). Every view of either is pinned. Nothing else is, but for memory that a
+program registers by `cudaHostRegister`.
 """
 
 from __future__ import annotations
@@ -46,12 +47,35 @@ def check_not_wanted(pin_memory: bool | None) -> None:
         raise RuntimeError("Only dense CPU tensors can be pinned")
 
 
+# Host memory that a program has called pinned itself: bytes by address.
+_registered: dict[int, int] = {}
+
+
+def register(address: int, nbytes: int) -> bool:
+    """Call memory pinned that PyTorch did not pin; False where it has been called so already."""
+    if address in _registered:
+        return False
+    _registered[address] = nbytes
+    return True
+
+
+def unregister(address: int) -> bool:
+    """Take `register` back; False where there was none."""
+    return _registered.pop(address, None) is not None
+
+
+def _is_registered(address: int) -> bool:
+    return any(begin <= address < begin + nbytes for begin, nbytes in _registered.items())
+
+
 def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
     """`Tensor.is_pinned` of a CPU tensor."""
     if world.device_count():
         storage = self.untyped_storage()
         state = known_state(storage)
-        return (state is not None and state.pinned) or allocator.made(storage)
+        if (state is not None and state.pinned) or allocator.made(storage):
+            return True
+        return bool(_registered) and _is_registered(self.data_ptr())
     return bool(_stock_is_pinned(_STOCK_KEYS, self, device))
 
 

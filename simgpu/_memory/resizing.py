@@ -1,19 +1,23 @@
-"""Changing what memory a simulated tensor stands on: `set_`, `resize_`, growing outputs."""
+"""Kernels of `resize_`, `set_`, `record_stream` and `_lazy_clone`; and how a storage grows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils import deterministic
 
-from simgpu._memory.storages import new_storage, resize_storage
+from simgpu._memory.extents import bytes_needed
+from simgpu._memory.host_aliases import bytes_of, host_empty
+from simgpu._memory.storages import copy_on_device, new_storage, resize_storage
+from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.launch import HOST_KEYS
 
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _resize = torch.ops.aten.resize_.default._handle.redispatch_boxed
+_copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
 
 
@@ -27,9 +31,29 @@ def resize_(
     options: dict[str, Any] = {} if memory_format is None else {"memory_format": memory_format}
     wanted = _empty(HOST_KEYS, size, dtype=self.dtype, device=torch.device("meta"), **options)
     needed = (wanted.untyped_storage().nbytes()) + self.storage_offset() * self.itemsize
-    if needed > self.untyped_storage().nbytes():
+    had = self.untyped_storage().nbytes()
+    if needed > had:
         grow(self, needed)
+        if torch.are_deterministic_algorithms_enabled():
+            _fill_behind(self, had)
     return _resize(HOST_KEYS, self, size, **options)  # type: ignore[no-any-return]
+
+
+def _fill_behind(tensor: torch.Tensor, nbytes: int) -> None:
+    """Give the storage of `tensor` the values of uninitialized memory from `nbytes` on.
+
+    PyTorch has a value for each dtype (torch.utils.deterministic.fill_uninitialized_memory), and
+    fills new memory of the host with it; memory of a device has no dtype when it is made.
+    """
+    settings: Any = deterministic  # a module whose attributes are made when they are asked for
+    if not settings.fill_uninitialized_memory:
+        return
+    storage, first = tensor.untyped_storage(), nbytes // tensor.itemsize
+    fresh = host_empty(storage.nbytes() // tensor.itemsize - first, tensor.dtype)
+    whole = bytes_of(storage, storage.nbytes(), tensor.get_device())
+    behind = host_empty(0, tensor.dtype)
+    _set_storage(HOST_KEYS, behind, whole.untyped_storage(), first, fresh.shape, (1,))
+    _copy(HOST_KEYS, behind, fresh)
 
 
 def grow(tensor: torch.Tensor, nbytes: int) -> None:
@@ -51,18 +75,25 @@ def set_to_storage(
             f"storage_offset={storage_offset}, size={list(size)} and stride={list(stride)} must "
             "not be negative, with as many strides as sizes"
         )
-    if source.device == self.device and all(size):
-        steps = zip(size, stride, strict=True) if stride else ()
-        last = sum((n - 1) * step for n, step in steps) if stride else math.prod(size) - 1
-        needed = (storage_offset + last + 1) * self.itemsize
-        if needed > source.nbytes():
-            resize_storage(source, needed)
+    needed = bytes_needed(size, stride, storage_offset, self.itemsize)
+    if source.device == self.device and needed > source.nbytes():
+        resize_storage(source, needed)
     return _set_storage(HOST_KEYS, self, source, storage_offset, size, stride)  # type: ignore[no-any-return]
 
 
 def set_to_nothing(self: torch.Tensor) -> torch.Tensor:
     """`self.set_()`: no elements, on the same device, over a storage of its own."""
     return set_to_storage(self, new_storage(0, self.get_device()), 0, (0,), (1,))
+
+
+def lazy_clone(self: torch.Tensor) -> torch.Tensor:
+    """`torch._lazy_clone(self)`: the same view of a copy of the whole storage, made at once.
+
+    PyTorch copies when one of the two is written to, which needs memory that C++ has allocated.
+    """
+    clone = relabel(host_empty(0, self.dtype), LABELS[self.get_device()])
+    storage = copy_on_device(self.untyped_storage())
+    return set_to_storage(clone, storage, int(self.storage_offset()), self.shape, self.stride())
 
 
 def record_stream(self: torch.Tensor, s: torch.Stream) -> None:

@@ -1,4 +1,4 @@
-"""Storages of simulated devices: made, grown and shrunk in place, copied to the host.
+"""Storages of simulated devices: make one, grow or shrink it in place, copy it to the CPU.
 
 A storage that changes its size stays the same storage, as on CUDA: every tensor over it stands on
 the new memory afterwards.
@@ -71,6 +71,15 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
         state.counted = counted
     else:
         state.counted = None
+
+
+def copy_on_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A storage of the same device with the same bytes."""
+    nbytes, index = storage.nbytes(), storage.device.index
+    copy = new_storage(nbytes, index)
+    if nbytes:
+        launch(_COPY, index, (bytes_of(copy, nbytes, index), bytes_of(storage, nbytes, index)), {})
+    return copy
 
 
 def copy_to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:

@@ -1,4 +1,4 @@
-"""PyTorch's lowest library, libc10, by which C++ functions and variables are found by name."""
+"""Find functions and variables of libc10, the lowest library of PyTorch, by their C++ names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C functions that answer PyTorch's questions from Python iterators, without Python code.
+"""C functions by which PyTorch's C++ gets a number from Python without running Python code.
 
 A function of a table of virtual functions (`virtual_tables`) must run no Python function, since
 Ctrl-C may raise at its entry. The `__next__` of an iterator written in C is none: ctypes calls it

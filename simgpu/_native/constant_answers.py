@@ -1,4 +1,4 @@
-"""What PyTorch asks about the device while it differentiates is answered without Python.
+"""Methods of the device guard in machine code, for autograd: Ctrl-C cannot end the process there.
 
 For every node of a graph PyTorch asks the device guard for device and stream, for every backward
 pass the backend's hooks for a context (torch/csrc/acc/Module.cpp). On its way to a Python backend,

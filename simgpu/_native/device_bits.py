@@ -1,4 +1,4 @@
-"""How a C++ object writes down a device: a byte for its type, and the next one for its index."""
+"""How C++ stores a torch.device: a byte for its type, and the next one for its index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where memory crosses a device label: the only file that may do so.
+"""Zero-copy view of device memory as a CPU tensor and back, by DLPack; no other file does this.
 
 A DLPack capsule describes a tensor's memory and says which device it lies on. Exporting a tensor,
 overwriting the eight bytes that name the device, and importing the capsule again gives a second

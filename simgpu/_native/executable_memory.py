@@ -1,4 +1,4 @@
-"""Machine code that C++ can call: a few instructions in memory that may be run.
+"""Make a few machine instructions into a C function that C++ can call.
 
 The memory is written while it may not be run and made executable by mprotect; the system may refuse
 that (SELinux, hardened kernels), and then there is no function. What it returns is looked at before

@@ -1,11 +1,11 @@
-"""The device of a random generator, which C++ sets and Python cannot.
+"""Overwrite the device of a CPU `torch.Generator`, so that C++ takes it for a simulated device's.
 
-PyTorch makes generators in C++ for the device types that it knows. One for a simulated device is a
-CPU generator in which the word that names its device is overwritten, so that the host's kernels
-refuse it in PyTorch's own words. The word is looked for, once, in a generator made for that: it
-holds the CPU's bits in front of the CPU's dispatch keys, and a device written there is the one that
-the generator then names. Where there is no such word, generators go on as the CPU's; then
-`simgpu._runtime.random` alone tells them apart.
+PyTorch makes generators in C++ for the device types that it knows. One for a simulated device
+(`simgpu._backend.generators`) is a CPU generator in which the word that names its device is
+overwritten, so that the host's kernels refuse it in PyTorch's own words. The word is looked for,
+once, in a generator made for that: it holds the CPU's bits in front of the CPU's dispatch keys, and
+a device written there is the one that the generator then names. Where there is no such word,
+generators go on as the CPU's; then `simgpu._runtime.random` alone tells them apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A copy of PyTorch's CPU allocator under another address, by which pinned memory is known.
+"""A copy of PyTorch's CPU allocator under another address, which marks pinned memory.
 
 C++ asks a backend for an allocator of pinned memory. It is given a byte copy of the CPU's: one word
 with the address of its virtual functions, which allocate as ever and remember nothing. A storage

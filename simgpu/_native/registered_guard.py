@@ -1,4 +1,4 @@
-"""The C++ halves of our device guard and hooks: found, given tables of their own, used for CUDA.
+"""Find the C++ objects behind our device guard and hooks, and let the guard answer for CUDA too.
 
 PyTorch keeps the guards of all device types in an array that libc10 exports by name. A Python
 object that stands for a C++ one holds its address in the first word after the object's head; that

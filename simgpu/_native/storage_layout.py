@@ -1,4 +1,4 @@
-"""The memory and the size of a storage, which C++ sets and Python cannot.
+"""Exchange the memory of two storages, or set the size of one, in C++'s StorageImpl.
 
 A storage of a simulated device grows and shrinks in place by changing memory with another storage:
 five words of the two C++ objects (StorageImpl) are exchanged, or the one with the size is set.

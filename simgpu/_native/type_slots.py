@@ -1,10 +1,10 @@
-"""A `__str__` for built-in types, which Python does not let be changed.
+"""Give built-in types a `__str__` or a `__new__`, which Python does not let be set.
 
 CPython forbids setattr on built-in types, so the function is put into the type's dictionary, and
-the slot behind `str()` (`tp_str`, a word of the type) gets what stands there in every class with a
-`__str__` written in Python: a C function that looks the method up. A type is only written to if its
-size and its slot are found in it where this file expects them, and its dictionary is the one that
-`vars` shows; otherwise the type stays as it is. Calls cost no more for it.
+the slot behind `str()` or the call (`tp_str`, `tp_new`: words of the type) gets what stands there
+in every class with such a method written in Python: a C function that looks the method up. A type
+is only written to if its size and its slot are found in it where this file expects them, and its
+dictionary is the one that `vars` shows; otherwise the type stays as it is.
 """
 
 from __future__ import annotations
@@ -16,26 +16,35 @@ from typing import Any
 
 from simgpu._native.process_memory import words
 
-STR, _BASICSIZE = 17, 4  # words of a type; the first two are those of every object
+STR, NEW, _BASICSIZE = 17, 39, 4  # words of a type; the first two are those of every object
 _WRAPPED = 6  # word of a method that stands for a slot
 
 
 class _Written:
-    """A class with a `__str__` in Python, for the sake of its slot."""
+    """A class with a `__str__` and a `__new__` in Python, for the sake of its slots."""
+
+    def __new__(cls) -> _Written:
+        return super().__new__(cls)
 
     def __str__(self) -> str:
         return ""
 
 
+class _Plain:
+    """A class without them, whose slots are those of `object`."""
+
+
 _stock_slot = words[(id(BaseException.__str__) >> 3) + _WRAPPED]
 _slot_of_python = words[(id(_Written) >> 3) + STR]
+_new_of_python = words[(id(_Written) >> 3) + NEW]
+_MakeNew = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.py_object)
 
 
-def _slot(kind: type, expected: int) -> int | None:
-    """Index in `words` of the slot behind `str()` of a type, if it holds `expected`."""
+def _slot(kind: type, which: int, expected: int) -> int | None:
+    """Index in `words` of the slot `which` of a type, if it holds `expected`."""
     at = id(kind) >> 3
-    understood = words[at + _BASICSIZE] == kind.__basicsize__ and words[at + STR] == expected
-    return at + STR if understood else None
+    understood = words[at + _BASICSIZE] == kind.__basicsize__ and words[at + which] == expected
+    return at + which if understood else None
 
 
 def _attributes(kind: type) -> dict[str, Any] | None:
@@ -54,7 +63,7 @@ def _forget_lookups(kind: type) -> None:
 
 def can_replace_str(kind: type) -> bool:
     """Whether `kind` has the text of BaseException and is laid out as this file expects."""
-    return _slot(kind, _stock_slot) is not None and _attributes(kind) is not None
+    return _slot(kind, STR, _stock_slot) is not None and _attributes(kind) is not None
 
 
 def replace_str(kind: type, function: Callable[[Any], str]) -> bool:
@@ -63,7 +72,7 @@ def replace_str(kind: type, function: Callable[[Any], str]) -> bool:
     `kind` is a built-in type whose text is that of BaseException, and whose classes derived from it
     before keep the stock text, since they have a slot of their own.
     """
-    slot, attributes = _slot(kind, _stock_slot), _attributes(kind)
+    slot, attributes = _slot(kind, STR, _stock_slot), _attributes(kind)
     if slot is None or attributes is None:
         return False
     attributes["__str__"] = function
@@ -74,13 +83,39 @@ def replace_str(kind: type, function: Callable[[Any], str]) -> bool:
 
 def restore_str(kind: type) -> None:
     """Give `kind` its own text back, if `replace_str` has changed it."""
-    slot, attributes = _slot(kind, _slot_of_python), _attributes(kind)
+    slot, attributes = _slot(kind, STR, _slot_of_python), _attributes(kind)
     if slot is not None and attributes is not None:
         words[slot] = _stock_slot
         del attributes["__str__"]
         _forget_lookups(kind)
 
 
+def replace_new(kind: type, wrap: Callable[[Any], Any]) -> Callable[[], None] | None:
+    """Let calls of `kind` be made by `wrap(stock)`; returns what restores them, None if impossible.
+
+    `kind` is a built-in type of which no class is derived. `stock` and the function that `wrap`
+    returns take the type and the call's arguments. The word of the type that is written is known to
+    be the right one if a class with a `__new__` in Python differs there from one without.
+    """
+    attributes, stock_slot = _attributes(kind), words[(id(kind) >> 3) + NEW]
+    plain, of_object = (words[(id(other) >> 3) + NEW] for other in (_Plain, object))
+    slot = _slot(kind, NEW, stock_slot)
+    inherited = plain == of_object != _new_of_python != stock_slot
+    if slot is None or attributes is None or "__new__" not in attributes or not inherited:
+        return None
+    stock_attribute, make = attributes["__new__"], _MakeNew(stock_slot)
+    attributes["__new__"] = staticmethod(wrap(lambda cls, *args, **kw: make(cls, args, kw)))
+    _forget_lookups(kind)
+    words[slot] = _new_of_python
+
+    def restore() -> None:
+        words[slot] = stock_slot
+        attributes["__new__"] = stock_attribute
+        _forget_lookups(kind)
+
+    return restore
+
+
 def is_active() -> bool:
     """Whether the texts of built-in errors can be replaced by this interpreter."""
-    return can_replace_str(RuntimeError) or _slot(RuntimeError, _slot_of_python) is not None
+    return can_replace_str(RuntimeError) or _slot(RuntimeError, STR, _slot_of_python) is not None

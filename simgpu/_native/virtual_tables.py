@@ -1,4 +1,4 @@
-"""Virtual functions of one C++ object: replaced for this object alone, and put back.
+"""Replace virtual functions of one C++ object, and put them back.
 
 A device guard and hooks written in Python are asked for a few things; to the rest their C++ halves
 answer by themselves, in virtual functions (torch/csrc/acc/Module.cpp). Here such an object gets a

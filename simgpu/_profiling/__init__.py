@@ -1,4 +1,7 @@
-"""Instruments that watch launches: trace, timeline, totals per device; and the inputs of modules.
+"""What watches kernels and copies: `simgpu.trace()`, and `simgpu run --trace` and `--summary`.
 
-May import: `simgpu._runtime`, `_naming`, `_patches`.
+`trace` is the first; `watch` is behind the command, with `chrome_trace` for `--trace`, `summary`
+and `module_inputs` for `--summary`. All are instruments (`simgpu._runtime.instruments`).
+
+May import: `_runtime`, `_naming`, `torch`.
 """

@@ -1,4 +1,7 @@
-"""`simgpu.trace()`: what ran on the simulated devices, in order."""
+"""`simgpu.trace()`: a list with a `Record` of every kernel and every copy, in order.
+
+`simgpu._runtime.launch` makes the records. `simgpu run --trace FILE` is in `chrome_trace`.
+"""
 
 from __future__ import annotations
 

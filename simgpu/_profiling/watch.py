@@ -1,4 +1,4 @@
-"""What a run looked like: a timeline for Perfetto or Chrome, and a table per device.
+"""The context manager behind `simgpu run --trace` and `--summary`.
 
 The times are those of the host, which does one thing after the other: they show order, streams and
 sizes, never how long a GPU would take or what it would do at once.
@@ -12,9 +12,9 @@ from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
 from simgpu._naming import DEVICE_TYPE, visible_text
+from simgpu._profiling.chrome_trace import Timeline
 from simgpu._profiling.module_inputs import Inputs
-from simgpu._profiling.timeline import Timeline
-from simgpu._profiling.totals import Totals
+from simgpu._profiling.summary import Totals
 from simgpu._runtime import instruments, world
 
 

@@ -1,4 +1,4 @@
-"""Which pool a session gets for its options, and what is said where they cannot be met."""
+"""Which devices a session gets for its options, and the errors where it cannot have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line about devices at the head of a session."""
+"""The line about devices in the header of a pytest session."""
 
 from __future__ import annotations
 

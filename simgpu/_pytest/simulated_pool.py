@@ -17,8 +17,6 @@ from simgpu._pytest.pools import SCOPES, Scope, fixture_name, plural
 if TYPE_CHECKING:
     import torch
 
-    from simgpu._runtime.device import Device
-
 
 class SimulatedPool:
     """Up to `count` simulated GPUs for a test.
@@ -95,6 +93,7 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
     import torch
 
     from simgpu import _naming
+    from simgpu._runtime import world
 
     if count > active:
         pytest.fail(
@@ -107,31 +106,9 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
     kind = "cuda" if "cuda" in _naming.names else _naming.DEVICE_TYPE
     devices = [torch.device(kind, index) for index in range(count)]
     module = torch.get_device_module(devices[0])
-    with only_first_devices(count):
+    with world.narrowed(count):
         module.set_device(0)
         torch.manual_seed(0)
         for device in devices:
             module.reset_peak_memory_stats(device)
         yield devices
-
-
-@contextlib.contextmanager
-def only_first_devices(count: int) -> Iterator[None]:
-    """Let the simulated devices that exist be the first `count` of them for a while."""
-    from simgpu._runtime import world
-
-    existing = world.current_world()
-    assert existing is not None
-    everything = existing.devices
-
-    def have(devices: list[Device]) -> None:
-        existing.devices = devices
-        world.active_devices[:] = devices
-        for listener in world.device_listeners:
-            listener()
-
-    have(everything[:count])
-    try:
-        yield
-    finally:
-        have(everything)

@@ -1,5 +1,7 @@
-"""The simulated machine: worlds, devices, memory ledgers, streams, launches, the clock, processes.
+"""State of the simulated machine: devices, the current device, memory counts, streams, launches.
 
-No operator, and no attribute of torch replaced. May import: `simgpu._naming`, `_patches`,
-`_class_proxies`, `errors`.
+Also instruments (callbacks on all of these), the clock, generators, and what fork and exit do. No
+operator is defined here, and no attribute of torch is replaced.
+
+May import: `_naming`, `errors`, `torch`.
 """

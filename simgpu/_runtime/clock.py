@@ -1,4 +1,4 @@
-"""The clock of the simulated machine: the one place that launches and events ask for the time.
+"""`clock.now()`: the time that launches and events are stamped with, which `use` can replace.
 
 Today it is the host's. What simulates time puts a clock of its own here by `use`.
 """
@@ -17,6 +17,10 @@ class Clock:
         """Seconds since some fixed moment; differences between two calls are what counts."""
         return time.perf_counter()
 
+    def wait_until(self, moment: float) -> None:
+        """Let the calling thread go on at `moment`, in seconds of `now`."""
+        time.sleep(max(moment - self.now(), 0))
+
 
 _clock = Clock()
 
@@ -24,6 +28,11 @@ _clock = Clock()
 def now() -> float:
     """Seconds, by the clock in force."""
     return _clock.now()
+
+
+def wait_until(moment: float) -> None:
+    """Let the calling thread go on at `moment`, by the clock in force."""
+    _clock.wait_until(moment)
 
 
 @contextmanager

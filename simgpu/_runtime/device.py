@@ -1,9 +1,14 @@
-"""One simulated GPU: its memory ledger, its generator, and the streams made on it."""
+"""One simulated GPU: how many bytes of its memory are taken, its generator, its streams.
+
+The count of its memory is called the ledger: bytes that are allocated, freed, and the most at once.
+The memory itself is that of CPU tensors; `simgpu._memory` says which belong to a device.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import torch
 
@@ -27,13 +32,27 @@ class Allocation(functools.partial[None]):
     __del__ = functools.partial.__call__
 
 
+class Block(int):
+    """The bytes of one allocation, as a number that can be told from all others.
+
+    `Device.allocate` makes one where instruments see allocations, and hands them the same object
+    when it is given back.
+    """
+
+    address: int  # of the storage, 0 where none is known
+    requested: int  # bytes before they were rounded up
+
+
 class Device:
     """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
 
     __slots__ = (
+        "_count_later",
         "_give_back",
         "_pending_frees",
         "background_stream",
+        "busy_until",
+        "cache_releases",
         "capacity",
         "freed",
         "freed_before",
@@ -63,11 +82,16 @@ class Device:
         self.taken_count = self.freed_count = self.peak_count = 0
         self.taken_count_before = self.freed_count_before = 0
         self.out_of_memory_count = 0
+        self.cache_releases = 0  # calls of `empty_cache`: there is no cache
         # Sizes of allocations that have died and are not counted as given back yet.
         self._pending_frees: list[int] = []
-        self._give_back = self._pending_frees.append
+        self._count_later = self._pending_frees.append
+        self._give_back: Callable[[int], None] = self._count_later
         self.stream_ids = itertools.count(1)
         self.background_stream: torch.Stream | None = None
+        # By number of a stream, the moment until which it sleeps (`streams.sleep`): work itself
+        # is done as soon as it is asked for.
+        self.busy_until: dict[int, float] = {}
         # As on CUDA, where a seed set before the devices wake up reaches them when they do.
         self.generator = Generator(index).manual_seed(torch.initial_seed())
 
@@ -75,8 +99,13 @@ class Device:
     # are switched and signals handled where a function begins, a call returns or a loop starts
     # over, so neither happens between two lines that do nothing of that kind.
 
-    def allocate(self, nbytes: int) -> Allocation | None:
-        """Enter `nbytes` in the ledger, until the result dies; None if there is no room."""
+    def allocate(
+        self, nbytes: int, storage: torch.UntypedStorage | None = None
+    ) -> Allocation | None:
+        """Enter `nbytes` in the ledger, until the result dies; None if there is no room.
+
+        `storage` is whose they are: instruments are told its address and exact size.
+        """
         for before in hooks.before_allocate:
             before(self.torch_device, nbytes)
         if self._pending_frees:
@@ -91,10 +120,32 @@ class Device:
             self.peak_count = count
         self.taken += nbytes
         self.taken_count += 1
+        if hooks.after_allocate:
+            nbytes = Block(nbytes)
+            nbytes.address = 0 if storage is None else storage.data_ptr()
+            nbytes.requested = int(nbytes) if storage is None else storage.nbytes()
         allocation = Allocation(self._give_back, nbytes)
         for after in hooks.after_allocate:
             after(self.torch_device, nbytes)
         return allocation
+
+    def owns(self, allocation: Allocation) -> bool:
+        """Whether an allocation is one of this device."""
+        return allocation.func in (self._give_back, self._count_later)
+
+    def call_at_free(self, function: Callable[[int], None] | None) -> None:
+        """Call `function(nbytes)` where and when memory dies that is allocated from now on.
+
+        Only while a history is recorded: it is Python code that runs in the middle of anything.
+        None ends it.
+        """
+
+        def give_back(nbytes: int) -> None:
+            if function is not None and self._give_back is give_back:
+                function(nbytes)
+            self._count_later(nbytes)
+
+        self._give_back = self._count_later if function is None else give_back
 
     def collect_frees(self) -> None:
         """Count what has died as given back."""

@@ -1,4 +1,4 @@
-"""Watching and steering the simulated devices: the one interface for it.
+"""Callbacks on kernels, copies, allocations, frees, streams and synchronization of all devices.
 
 Derive from `Instrument`, override the methods that matter, and `add` an object of that class:
 traces, timelines, the check for forked processes are made so. A method that no instrument overrides
@@ -41,10 +41,11 @@ class Launch:
 class Record:
     """One kernel or copy that ran.
 
-    `nbytes` are the bytes written: of a kernel's outputs, or of what a copy moved. `source` and
-    `target` differ only for copies between devices, or between a device and the host. `begin` and
-    `end` are seconds of the clock in force (`simgpu._runtime.clock`); `allocated` are the bytes of
-    `device` that were taken at the end, before the results were added.
+    `nbytes` are the bytes of the tensors that were written: a kernel's outputs, or what a copy
+    moved. They are 0 for the copy of `tensor.item()`, which returns a number. `source` and `target`
+    differ only for copies between devices, or between a device and the host. `begin` and `end` are
+    seconds of the clock in force (`simgpu._runtime.clock`); `allocated` are the bytes of `device`
+    that were taken at the end, before the results were added.
     """
 
     kind: str
@@ -62,7 +63,7 @@ class Record:
 
 
 class Instrument:
-    """Watches or steers the devices of a process; its methods do nothing unless overridden."""
+    """Callbacks on what the devices of a process do; the methods do nothing unless overridden."""
 
     def before_launch(self, launch: Launch) -> None:
         """A kernel or copy is about to run. May wait; may raise, and then it does not run."""
@@ -144,7 +145,7 @@ _lock = threading.Lock()
 
 
 def add(instrument: Instrument) -> None:
-    """Let `instrument` see and steer all threads from now on."""
+    """Call the methods of `instrument` in all threads from now on."""
     global _instruments
     with _lock:
         _instruments = (*_instruments, instrument)

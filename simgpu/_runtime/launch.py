@@ -1,6 +1,8 @@
-"""The choke point: every kernel and every copy on a simulated device passes `launch`.
+"""Run the CPU kernel of every operator and copy, and call instruments before and after.
 
-Instruments see and steer it here (`instruments`). Where none does, `launch` only runs the kernel.
+All device work passes `launch`, so that instruments (`instruments`) can watch, delay or refuse it.
+The `Record` that `simgpu.trace()` lists is made here. Without an instrument, `launch` only runs the
+kernel.
 """
 
 from __future__ import annotations
@@ -66,11 +68,14 @@ def launch_copy(
     """`launch` for a copy from device `source` to device `target`, where None is the host.
 
     As on CUDA, the copy is queued on the device it reads from, or on the one it writes to when it
-    reads from the host. Unless it does not block, a copy to the host makes the host wait.
+    reads from the host. Unless it does not block, a copy to the host makes the host wait, and so
+    does one from the host for a stream that sleeps.
     """
     index = target if source is None else source
     assert index is not None, "a copy from host to host is no device work"
     result = launch(kernel, index, args, kwargs, (source, target))
+    if blocking and (source is None or target is None):
+        streams.wait_for_sleep(index)
     if target is None and blocking and hooks.host_synchronizes:
         stream = streams.current_stream(index)
         for waits in hooks.host_synchronizes:

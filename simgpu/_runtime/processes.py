@@ -1,4 +1,4 @@
-"""Where a process may not use its devices: in a forked child, and at its very end.
+"""Which processes may not use devices: a forked child of a parent that used them; one that exits.
 
 Memory would survive a fork here, so a program that forks after its first tensor on a GPU would
 run, and fail on hardware. A forked child may use the CPU, and no device that its parent was using,

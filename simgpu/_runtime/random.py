@@ -1,7 +1,10 @@
-"""Random numbers: every simulated device has a stream of its own.
+"""The generator of each simulated device, from which its kernels draw by default.
 
 PyTorch cannot make a generator for a device type that lives in Python, so a simulated device's
 generator is a CPU generator that knows its device. It is never the default CPU generator.
+
+Generators that a program makes are in `simgpu._backend.generators`; kernels that draw are in
+`simgpu._kernels.random`; `torch.simgpu.manual_seed` is in `simgpu._backend.device_module.random`.
 """
 
 from __future__ import annotations

@@ -2,11 +2,13 @@
 
 A simulated device does its work while it is being asked for, so a stream has nothing to wait for:
 what remains of it is its identity, the device it belongs to, and which stream is current in a
-thread. Shapes follow `torch.cuda.Stream` and `torch.cuda.Event`.
+thread. One thing takes time on it: `sleep`, which programs put there to see who waits. Shapes
+follow `torch.cuda.Stream` and `torch.cuda.Event`.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from types import TracebackType
 from typing import Any
@@ -34,9 +36,10 @@ class Stream(torch.Stream):
         priority: int = 0,
         *,
         stream_id: int | None = None,
+        device_index: int | None = None,
         **_: Any,
     ) -> Stream:
-        owner = world.device(world.resolve(device))
+        owner = world.device(world.resolve(device if device_index is None else device_index))
         number = next(owner.stream_ids) if stream_id is None else stream_id
         self: Stream = super().__new__(
             cls, stream_id=number, device_index=owner.index, device_type=PRIVATE_USE_1
@@ -47,13 +50,29 @@ class Stream(torch.Stream):
         self.priority = priority
         self._outer: list[tuple[int, Stream]] = []
 
+    @property
+    def cuda_stream(self) -> int:
+        """What stands for the stream where C would take a pointer; 0 for the default stream."""
+        return handle_of(self.device_index, self.stream_id)
+
+    @property
+    def _busy_until(self) -> float:
+        return world.device(self.device_index).busy_until.get(self.stream_id, 0.0)
+
+    def _stay_busy_until(self, moment: float) -> None:
+        if moment > clock.now():
+            busy_until = world.device(self.device_index).busy_until
+            busy_until[self.stream_id] = max(moment, self._busy_until)
+
     def wait_event(self, event: torch.Event) -> None:
-        """Let later work wait for `event`: nothing to do, it has happened."""
+        """Let later work wait for `event`."""
+        self._stay_busy_until(getattr(event, "_recorded_at", None) or 0.0)
         for waits in hooks.stream_waits:
             waits(self, event)
 
     def wait_stream(self, stream: torch.Stream) -> None:
-        """Let later work wait for `stream`: nothing to do, its work is done."""
+        """Let later work wait for `stream`."""
+        self._stay_busy_until(getattr(stream, "_busy_until", 0.0))
         for waits in hooks.stream_waits:
             waits(self, stream)
 
@@ -64,11 +83,12 @@ class Stream(torch.Stream):
         return event
 
     def query(self) -> bool:
-        """Whether all work asked for is done: always."""
-        return True
+        """Whether all work asked for is done: always, unless the stream sleeps."""
+        return self._busy_until <= clock.now()
 
     def synchronize(self) -> None:
-        """Wait until all work asked for is done: it is."""
+        """Wait until all work asked for is done."""
+        clock.wait_until(self._busy_until)
         for waits in hooks.host_synchronizes:
             waits(self)
 
@@ -99,10 +119,48 @@ class Stream(torch.Stream):
         return 0, -1
 
 
+class ExternalStream(Stream):
+    """A stream that another library made (torch.cuda.ExternalStream), by its handle.
+
+    Args: `stream_ptr`, which `cuda_stream` says of itself; `device` as for a Stream.
+    """
+
+    _handle: int
+
+    def __new__(
+        cls, stream_ptr: int, device: torch.device | str | int | None = None, **_: Any
+    ) -> ExternalStream:
+        # The lower half is the number of a stream that was made here (`handle_of`).
+        self = super().__new__(cls, device, stream_id=stream_ptr & 0xFFFFFFFF)
+        assert isinstance(self, ExternalStream), "made of this class"
+        self._handle = stream_ptr
+        return self
+
+    def __init__(self, stream_ptr: int, device: Any = None, **_: Any) -> None:
+        super().__init__(device)
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle that the other library gave."""
+        return self._handle
+
+
+def get_stream_from_external(
+    data_ptr: int, device: torch.device | str | int | None = None
+) -> Stream:
+    """The stream of `device` with this handle, which another library made."""
+    return ExternalStream(data_ptr, device)
+
+
+_event_numbers = itertools.count(1)
+
+
 class Event(torch.Event):
-    """A mark in a stream (torch.cuda.Event); it has happened as soon as it is recorded."""
+    """A mark in a stream (torch.cuda.Event); it is passed at once, unless the stream sleeps."""
 
     enable_timing: bool
+    _unrecorded_device: torch.device | None = None  # what a generic torch.Event says
+    _number: int
     _recorded_at: float | None
     _recorded_on: int | None
 
@@ -112,12 +170,27 @@ class Event(torch.Event):
         self: Event = super().__new__(cls, device=DEVICE_TYPE, enable_timing=enable_timing)
         self.enable_timing = enable_timing
         self._recorded_at = self._recorded_on = None
+        self._number = 0
         return self
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> None:
         """Nothing: an event is complete after __new__."""
+
+    @property
+    def device(self) -> torch.device | None:  # type: ignore[override]
+        """The device of the first stream that it was recorded on; None before."""
+        if self._recorded_on is None:
+            return self._unrecorded_device
+        return torch.device(DEVICE_TYPE, self._recorded_on)
+
+    @property
+    def cuda_event(self) -> int:
+        """What stands for the event where C would take a pointer; 0 before it is recorded."""
+        return self._number
+
+    event_id = cuda_event
 
     def record(self, stream: torch.Stream | None = None) -> None:
         """Put the mark into `stream`, or into the current one.
@@ -130,25 +203,30 @@ class Event(torch.Event):
                 f"Event device {self._recorded_on} does not match recording stream's device "
                 f"{index}."
             )
-        self._recorded_at, self._recorded_on = clock.now(), index
+        self._recorded_at, self._recorded_on = max(clock.now(), _busy_until(index, stream)), index
+        self._number = self._number or next(_event_numbers)
         if hooks.event_recorded:
             on = current_stream(index) if stream is None else stream
             for recorded in hooks.event_recorded:
                 recorded(self, on)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Let `stream`, or the current one, wait for the mark: nothing to do."""
+        """Let `stream`, or the current one, wait for the mark."""
+        if self._recorded_at is not None and self._recorded_at > clock.now():
+            waiting = current_stream(None) if stream is None else stream
+            Stream._stay_busy_until(waiting, self._recorded_at)  # type: ignore[arg-type]
         if hooks.stream_waits:
             waiting = current_stream(None) if stream is None else stream
             for waits in hooks.stream_waits:
                 waits(waiting, self)
 
     def query(self) -> bool:
-        """Whether the mark has been passed: always."""
-        return True
+        """Whether the mark has been passed; true also of one that was never recorded."""
+        return self._recorded_at is None or self._recorded_at <= clock.now()
 
     def synchronize(self) -> None:
-        """Wait until the mark has been passed: it has."""
+        """Wait until the mark has been passed."""
+        clock.wait_until(self._recorded_at or 0.0)
         for waits in hooks.host_synchronizes:
             waits(self)
 
@@ -193,6 +271,31 @@ def _current() -> dict[int, Stream]:
         _per_thread.world = current
         _per_thread.streams = {}
     return _per_thread.streams
+
+
+def handle_of(device_index: int, stream_id: int) -> int:
+    """The number of a stream among those of all devices; 0 for the default streams."""
+    return stream_id and (device_index + 1) << 32 | stream_id
+
+
+def sleep(seconds: float) -> None:
+    """Keep the current stream of the current device busy for so long, and return at once."""
+    stream = current_stream()
+    stream._stay_busy_until(max(clock.now(), stream._busy_until) + seconds)
+
+
+def wait_for_sleep(index: int) -> None:
+    """Let the calling thread wait until its current stream on device `index` does not sleep."""
+    if index < len(world.active_devices) and world.active_devices[index].busy_until:
+        clock.wait_until(_busy_until(index, None))
+
+
+def _busy_until(index: int, stream: torch.Stream | None) -> float:
+    """Until when `stream`, or the current one, of device `index` sleeps; 0 if it does not."""
+    busy_until = world.device(index).busy_until
+    if not busy_until:
+        return 0.0
+    return busy_until.get(current_stream_id(index) if stream is None else stream.stream_id, 0.0)
 
 
 def current_stream_id(index: int) -> int:

@@ -1,7 +1,8 @@
-"""The simulated devices that exist now: how many, and what each of them owns.
+"""The simulated devices that exist now, and each thread's current device.
 
-One `World` at a time; entering `simgpu.devices(n)` makes a fresh one. The current device is a
-property of each thread, as on CUDA. Nothing here touches tensors or kernels.
+A `World` is the set of devices of one `simgpu.devices(n)` block; it has nothing to do with the
+world of torch.distributed. There is one at a time. The current device is a property of each thread,
+as on CUDA. Nothing here touches tensors or kernels.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import itertools
 import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
 
 from simgpu import _naming
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
+from simgpu._runtime import clock
 from simgpu._runtime.device import DEFAULT_MEMORY, Device
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
@@ -39,10 +42,10 @@ class World:
         self.asked = False
         self.sync_debug_mode = 0
         self.way_out = (
-            "leave the `with simgpu.devices(...)` block first, or unset SIMGPU_DEVICE_COUNT if "
-            "that made them"
+            "leave the `with simgpu.devices(...)` block first, call simgpu.disable() if "
+            "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
         )
-        """What an error says to do for other devices than these."""
+        """What an error says to do where other devices are wanted than these."""
 
     def in_use(self) -> bool:
         """Whether anything was done with the devices beyond counting them."""
@@ -57,10 +60,7 @@ _this_module = sys.modules[__name__]
 # so that hot paths can hold on to it.
 active_devices: list[Device] = []
 
-# Called whenever devices come or go.
-device_listeners: list[Callable[[], None]] = []
-
-# Whether this process is a forked child whose parent was using its devices (`_life`).
+# Whether this process is a forked child whose parent was using its devices (`processes`).
 _forked = False
 
 
@@ -85,8 +85,6 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
 
 def _set_active(devices: list[Device]) -> None:
     active_devices[:] = devices
-    for follow in device_listeners:
-        follow()
     if devices:
         for created in hooks.devices_created:
             created([device.torch_device for device in devices])
@@ -102,6 +100,23 @@ def leave(world: World) -> None:
         _world = None
         _per_thread = _PerThread()
         _set_active([])
+
+
+@contextmanager
+def narrowed(count: int) -> Iterator[None]:
+    """Let only the first `count` of the devices exist within the block."""
+    everything = [] if _world is None else _world.devices
+    _narrow(everything[:count])
+    try:
+        yield
+    finally:
+        _narrow(everything)
+
+
+def _narrow(devices: list[Device]) -> None:
+    assert _world is not None, "the block is within the life of some devices"
+    _world.devices = devices
+    _set_active(devices)
 
 
 def disable_after_fork() -> None:
@@ -137,8 +152,8 @@ def device(index: int) -> Device:
     if _world is None:
         raise NoDevicesError(
             f"{DEVICE_TYPE}:{index} was used, but there are no simulated devices: enter "
-            "`with simgpu.devices(n)`, set SIMGPU_DEVICE_COUNT, or start the script by "
-            "`python -m simgpu run --devices N`"
+            "`with simgpu.devices(n)`, call simgpu.enable(n), set SIMGPU_DEVICE_COUNT, or start "
+            "the script by `python -m simgpu run --devices N`"
         )
     _world.asked = True
     if not 0 <= index < len(_world.devices):
@@ -175,12 +190,12 @@ class MakeCurrent:
     """Context manager: the device with this index is the calling thread's current one within."""
 
     def __init__(self, index: int) -> None:
-        self._index = index
-        self._outer = -1
+        self.idx = index
+        self.prev_idx = -1
 
     def __enter__(self) -> None:
-        self._outer = current_device()
-        set_current_device(self._index)
+        self.prev_idx = current_device()
+        set_current_device(self.idx)
 
     def __exit__(
         self,
@@ -188,7 +203,7 @@ class MakeCurrent:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        set_current_device(self._outer)
+        set_current_device(self.prev_idx)
 
 
 def current_device_steps() -> Iterator[int]:
@@ -202,14 +217,20 @@ def resolve(device_: DeviceLike) -> int:
         return current_device()
     if isinstance(device_, int):
         return current_device() if device_ < 0 else device_
+    index: int | None = getattr(device_, "idx", None)
+    if index is not None:  # of the context manager `torch.simgpu.device(1)`
+        return index
     wanted = torch.device(device_)
     if wanted.type not in _naming.names:
-        raise ValueError(f"expected a {DEVICE_TYPE} device, got {wanted}")
+        raise ValueError(f"Expected a {DEVICE_TYPE} device, but got: {wanted}")
     return current_device() if wanted.index is None else wanted.index
 
 
 def synchronize(index: int) -> None:
-    """Let the calling thread wait for all work of a device: nothing to do, it is done."""
-    device(index)
+    """Let the calling thread wait for all work of a device: it is done, if no stream sleeps."""
+    busy_until = device(index).busy_until
+    if busy_until:
+        clock.wait_until(max(busy_until.values()))
+        busy_until.clear()
     for waits in hooks.host_synchronizes:
         waits(torch.device(DEVICE_TYPE, index))

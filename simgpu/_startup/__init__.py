@@ -1,4 +1,4 @@
-"""What a process does when it starts: loading with torch, SIMGPU_DEVICE_COUNT, SIMGPU_AS_CUDA.
+"""What a process does when it imports torch: SIMGPU_DEVICE_COUNT, SIMGPU_AS_CUDA, the autoload.
 
-May import: `simgpu._cuda` and below.
+May import: `_cuda`, `_backend/install`, `_backend/torch_patches`, `_runtime`, `_naming`.
 """

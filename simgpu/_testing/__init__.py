@@ -1,4 +1,4 @@
-"""What the public strategies are built of: values, networks, the log of examples. Needs hypothesis.
+"""What `simgpu.strategies` is built of: values, random networks, the log of examples.
 
-May import: torch and hypothesis, nothing else of simgpu.
+May import: `torch`.
 """

@@ -1,4 +1,4 @@
-"""`strategies.Drawn`: gives a regression test the values that hypothesis drew when it failed."""
+"""`strategies.Drawn`: gives a regression test the values that hypothesis drew, in order."""
 
 from __future__ import annotations
 

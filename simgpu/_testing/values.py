@@ -1,4 +1,4 @@
-"""Numbers for tests: the same on every machine, exact in their dtype or made to round."""
+"""Values for test tensors: the same on every machine, exact in their dtype or made to round."""
 
 from __future__ import annotations
 

@@ -106,7 +106,9 @@ def test_what_a_tensor_says_of_itself(cuda):
     assert x.untyped_storage().device == torch.device("cuda:1")
     assert (torch.cuda.Stream(2).device, torch.cuda.Stream(2).device_index) == (cuda[2], 2)
     assert torch.Generator("cuda:3").device == cuda[3]
-    assert torch.cuda.Event().device.type == "cuda"
+    assert torch.cuda.Event().device is None
+    assert torch.cuda.current_stream(2).record_event().device == cuda[2]
+    assert torch.Event("cuda").device == torch.device("cuda")
     assert not hasattr(x, "__cuda_array_interface__")
 
 

@@ -1,6 +1,6 @@
 """k steps of SGD and of Adam on many devices are k steps on one, bit for bit, for every network.
 
-`tests/training.py` says why the numbers are exact.
+`tests/support/training.py` says why the numbers are exact.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """What hardware did, and what the devices of this session do, are the same.
 
-Every JSON file in `recordings/` is replayed; `recording.py` says what one is and how it is
-compared. `pytest --record FILE` makes one.
+Every JSON file in `tests/recordings/` is replayed; `tests/support/recording.py` says what one is
+and how it is compared. `pytest --record FILE` makes one.
 """
 
 import copy

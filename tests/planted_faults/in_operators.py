@@ -3,12 +3,15 @@
 import warnings
 from functools import partial
 
+from tests.devices.computing import test_mixing_devices as rules
 from tests.devices.messages import test_mismatches as texts
 from tests.devices.state import test_random_threads as random
 from tests.devices.training import test_nn as modules
 from tests.simulator import test_argument_checks as checks
 from tests.simulator import test_attention as attention
 from tests.simulator import test_dropout as dropout
+from tests.simulator import test_forward_ad as forward
+from tests.simulator import test_index_checks as places
 from tests.simulator import test_ledger as ledger
 from tests.support.mismatches import NAMED
 from tests.support.plant import fault
@@ -116,6 +119,36 @@ OPERATORS = [
             name="batch norm of a vector",
         ),
         raises=IndexError,
+    ),
+    fault(
+        "an error about a CPU number does not say where one is taken",
+        "simgpu._kernels.mixed_devices:DeviceRules._iterator_device",
+        "if number and no_numbers.get(name):",
+        "if False:",
+        partial(rules.test_a_cpu_scalar_is_taken_where_cuda_takes_one, name="addcmul", slot=1),
+    ),
+    fault(
+        "a tangent stays behind where its tensor goes to another device",
+        "simgpu._kernels.forward_ad:has_same_storage_numel",
+        "self.device == other.device and",
+        "",
+        partial(forward.test_a_tangent_follows_a_copy, shape="alike"),
+    ),
+    fault(
+        "a label of ctc_loss may be one past the classes",
+        "simgpu._kernels.index_checks:ctc_loss",
+        "log_probs.shape[2] - 1",
+        "log_probs.shape[2]",
+        partial(
+            places.test_a_value_that_names_no_place_raises, name="a label one past the classes"
+        ),
+    ),
+    fault(
+        "a maximum may be one past its plane",
+        "simgpu._kernels.index_checks:pooled_indices",
+        "wrong = _outside(host_alias(indices), 0, size - 1)",
+        "wrong = _outside(host_alias(indices), 0, size)",
+        partial(places.test_a_value_that_names_no_place_raises, name="16 in pooled 2"),
     ),
     fault(
         "bytes are counted as they are",

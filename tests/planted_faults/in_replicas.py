@@ -4,10 +4,10 @@ from functools import partial
 
 from tests.dataparallel import test_data_parallel as end_to_end
 from tests.dataparallel import test_gradient_sum as sums
+from tests.dataparallel import test_overridden_steps as steps
 from tests.dataparallel import test_parallel_apply as apply
 from tests.dataparallel import test_reference_cycles as garbage
 from tests.dataparallel import test_replicate as replicate
-from tests.dataparallel import test_steps as steps
 from tests.support.plant import fault
 
 MOVE = "dataparallel._transfer.copies"

@@ -7,6 +7,7 @@ from tests.devices.memory import test_pinned as pinning
 from tests.devices.memory import test_storage as storage
 from tests.devices.state import test_default_index as without_index
 from tests.devices.state import test_generators as generators
+from tests.simulator import test_storage_safety as safety
 from tests.support.plant import fault
 
 GROWTH = "simgpu._memory.storages"
@@ -31,10 +32,42 @@ STORAGE = [
     fault(
         "a storage stays too small for its tensor",
         "simgpu._memory.resizing:set_to_storage",
-        "if needed > source.nbytes()",
-        "if False",
+        "needed > source.nbytes()",
+        "False",
         storage.test_all_tensors_over_a_storage_grow_with_it,
         raises=RuntimeError,
+    ),
+    fault(
+        "no reach is too far",
+        "simgpu._memory.extents:bytes_needed",
+        "if needed > _MOST_BYTES:",
+        "if False:",
+        partial(
+            safety.test_a_tensor_cannot_reach_further_than_any_storage,
+            way="set_",
+            geometry="offset",
+        ),
+    ),
+    fault(
+        "memory that a tensor grows by is of bytes",
+        "simgpu._memory.resizing:_fill_behind",
+        "_copy(HOST_KEYS, behind, fresh)",
+        "pass",
+        partial(storage.test_new_memory_of_a_tensor_is_filled, dtype="int32"),
+    ),
+    fault(
+        "a lazy clone is the tensor itself",
+        "simgpu._memory.resizing:lazy_clone",
+        "copy_on_device(self.untyped_storage())",
+        "self.untyped_storage()",
+        storage.test_a_lazy_clone_is_the_same_view_of_other_memory,
+    ),
+    fault(
+        "rows of one storage are the same",
+        "simgpu._kernels.storage_identity:is_set_to",
+        "and self.storage_offset() == tensor.storage_offset()",
+        "",
+        storage.test_a_tensor_is_set_to_what_is_the_same_view_of_its_storage,
     ),
     fault(
         "a storage made of values has none",

@@ -20,7 +20,7 @@ PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.va
 
 def name_of(test):
     if isinstance(test, functools.partial):
-        return "-".join([test.func.__name__, *test.keywords.values()])
+        return "-".join([test.func.__name__, *map(str, test.keywords.values())])
     return test.__name__
 
 

@@ -16,14 +16,14 @@ from simgpu._patches import Action, find_owner
 
 # What install() and as_cuda() import late. Imported before anything is compared, since modules of
 # torch that they import add names to others.
-ROOMS = ("_native", "_runtime", "_memory", "_kernels", "_backend", "_cuda")
+FOLDERS = ("_native", "_runtime", "_memory", "_kernels", "_backend", "_cuda")
 
 MISSING = object()
 
 
-def import_rooms():
-    for room in ROOMS:
-        package = importlib.import_module(f"simgpu.{room}")
+def import_folders():
+    for folder in FOLDERS:
+        package = importlib.import_module(f"simgpu.{folder}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
 
@@ -119,7 +119,7 @@ def compare(before, after, expected, allowed=frozenset()):
 
 
 def main():
-    import_rooms()
+    import_folders()
     from simgpu._backend import install
     from simgpu._backend.torch_patches import apply_all
     from simgpu._cuda import as_cuda

@@ -1,11 +1,9 @@
-"""The tables of everything that is replaced in torch, as docs/architecture.md shows them.
+"""docs/replaced_names.md: the tables of all attributes of torch that simgpu replaces.
 
-`python -m tests.project.replaced_names` prints the sections; with `--write`, it puts them into the
-page.
+`python -m tests.project.replaced_names` prints the page; with `--write`, it writes the file.
 """
 
 import itertools
-import re
 import sys
 from pathlib import Path
 
@@ -14,7 +12,15 @@ from simgpu._backend.torch_patches import apply_all, serialization
 from simgpu._cuda import as_cuda
 from simgpu._patches import Action
 
-PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "replaced_names.md"
+
+HEAD = """# Replaced names of torch
+
+Every attribute of torch that simgpu replaces, and why. The tables are those of the source files
+named above them; `python -m tests.project.replaced_names --write` writes this page, and
+`tests/project/test_replaced_names.py` compares the tables with the attributes that really change.
+[architecture.md](architecture.md#add-a-replacement-of-a-torch-attribute) says how to add a row.
+"""
 
 FOR_GOOD = "What is replaced in torch for good"
 FOR_A_WHILE = "What as_cuda replaces for a while"
@@ -30,7 +36,8 @@ INTRODUCTIONS = {
     FOR_A_WHILE: (
         "On entering `simgpu.as_cuda(n)`, the rows below are put in place from the first to the "
         "last (`simgpu/_cuda/as_cuda.py`). At the end of the block they are undone from the last "
-        "to the first."
+        "to the first. `torch.simgpu`, whose functions torch.cuda gets, is the package "
+        "`simgpu/_backend/device_module`."
     ),
 }
 BY_PYTORCH = (
@@ -80,23 +87,14 @@ def markdown(section):
     return "\n".join(lines)
 
 
-def section_of(page, section):
-    """The section as it stands in the text of the page."""
-    found = re.search(rf"^## {re.escape(section)}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    return found[0].rstrip() + "\n" if found else ""
-
-
-def write():
-    """Put both sections into the page, in the place of those that are there, or at its end."""
-    page = PAGE.read_text(encoding="utf-8")
-    for section in (FOR_GOOD, FOR_A_WHILE):
-        there = section_of(page, section)
-        page = page.replace(there, markdown(section)) if there else f"{page}\n{markdown(section)}"
-    PAGE.write_text(page, encoding="utf-8")
+def page():
+    """The whole page."""
+    sections = (markdown(section) for section in (FOR_GOOD, FOR_A_WHILE))
+    return "\n".join([HEAD, *sections]).rstrip() + "\n"
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        write()
+        PAGE.write_text(page(), encoding="utf-8")
     else:
-        print("\n".join(markdown(section) for section in (FOR_GOOD, FOR_A_WHILE)))
+        print(page(), end="")

@@ -1,4 +1,4 @@
-"""Who may import whom, how long a file may be, and where a test may stand.
+"""Which file may import which, how long a file may be, and where a test may stand.
 
 The rules about imports are those of docs/architecture.md; `tests/support/architecture.py` reads
 them. Each rule is broken on purpose, too: by a file that is planted in what was read.
@@ -117,11 +117,11 @@ RULES = {
 
 TABLE = "\n## simgpu\n\n| folder | what | may import |\n|---|---|---|\n"
 LATE = "def late():\n    from simgpu._native import planted_b\n"
-SAYS = '"""A room.\n\nMay import: {}.\n"""\n'
+SAYS = '"""A folder.\n\nMay import: {}.\n"""\n'
 
 # Mistakes: the rule that has to notice each, what is added to the files, and what is said then.
 MISTAKES = {
-    "a room above": (
+    "a folder above": (
         "wrong_directions",
         {"simgpu/_memory/planted.py": "import simgpu._cuda.as_cuda\n"},
         "simgpu/_memory/planted.py:1 imports simgpu/_cuda/as_cuda.py",
@@ -184,20 +184,20 @@ MISTAKES = {
         },
         "simgpu/_native/planted_a.py -> simgpu/_native/planted_b.py -> simgpu/_native/planted_a.py",
     ),
-    "a circle of rooms": (
+    "a circle of folders": (
         "circles_of",
         {"simgpu/_native/planted.py": "import simgpu._cuda.as_cuda\n"},
         "simgpu/_native/ -> simgpu/_cuda/",
     ),
     "a docstring that allows more": (
         "docstrings_that_differ",
-        {"simgpu/_testing/__init__.py": SAYS.format("`simgpu._runtime`")},
-        "simgpu/_testing/__init__.py names simgpu._runtime",
+        {"simgpu/_testing/__init__.py": SAYS.format("`torch`, `_runtime`")},
+        "simgpu/_testing/__init__.py names _runtime, and docs",
     ),
     "a docstring that allows less": (
         "docstrings_that_differ",
-        {"simgpu/_fuzz/__init__.py": SAYS.format("torch, nothing else")},
-        "simgpu/_fuzz/__init__.py leaves out simgpu/_testing/",
+        {"simgpu/_fuzz/__init__.py": SAYS.format("`torch`, nothing else")},
+        "simgpu/_fuzz/__init__.py leaves out _testing",
     ),
     "a docstring that says nothing": (
         "docstrings_that_differ",

@@ -1,1 +1,1 @@
-"""What only simulated devices do or show: the ledger, traces, checks, refusals, processes."""
+"""What only simulated devices do or show: memory accounting, traces, checks, processes."""

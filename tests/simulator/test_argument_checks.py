@@ -184,6 +184,7 @@ CALLS = {
     "negative offsets": (segments(offsets=[-(1 << 20), 4]), "offsets of shape"),
     "falling offsets": (segments(offsets=[4, 0]), "offsets of shape"),
     "lengths past the end": (segments(lengths=[1 << 20]), "lengths of shape"),
+    "lengths of which the sum overflows": (segments(lengths=[1 << 62] * 4), "lengths of shape"),
     "negative lengths": (segments(lengths=[-5, 9]), "lengths of shape"),
     "LU pivots past the end": (solve(torch.linalg.lu_solve, 1, 2, 1 << 20), "pivots must be"),
     "LU pivots of zero": (solve(torch.linalg.lu_solve, 0, 2, 3), "pivots must be"),

@@ -1,4 +1,4 @@
-"""The ledger of a device's memory is the sum of its live storages, whatever a program does.
+"""The memory that a device counts is the sum of its live storages, whatever a program does.
 
 A state machine allocates, views, computes, copies, grows, frees and runs out of memory in any
 order; the model is nothing but the tensors that it holds. Blocks are multiples of 512 bytes, as in

@@ -4,6 +4,7 @@ On simulated devices only: on CUDA these are illegal memory accesses.
 """
 
 import math
+import re
 
 import pytest
 import torch
@@ -78,3 +79,59 @@ def test_a_set_that_fails_changes_nothing(simulated, wrong):
     assert (x.shape, x.stride(), x.storage_offset()) == ((3,), (1,), 0)
     assert storage.nbytes() == 8
     assert plain(x) == plain(values((3,), "float32"))
+
+
+FAR = st.sampled_from([2**61, 2**62, 2**63 - 1])
+GEOMETRIES = {
+    "strides": lambda far: ((2, 2), (far, 1), 0),
+    "sizes": lambda far: ((far,), (16,), 0),
+    "offset": lambda far: ((1,), (1,), far),
+    "all": lambda far: ((3, 2), (far // 2, far // 2), far // 2),
+}
+PLACES = {
+    "as_strided_": lambda x, *geometry: x.as_strided_(*geometry),
+    "as_strided": lambda x, *geometry: x.as_strided(*geometry),
+    "set_": lambda x, size, stride, at: x.set_(x.untyped_storage(), at, size, stride),
+    "set_ to a tensor": lambda x, size, stride, at: x.set_(torch.ones_like(x), at, size, stride),
+}
+
+
+@pytest.mark.parametrize("way", sorted(PLACES))
+@pytest.mark.parametrize("geometry", sorted(GEOMETRIES))
+@given(far=FAR, dtype=st.sampled_from([torch.float32, torch.float64, torch.complex128]))
+def test_a_tensor_cannot_reach_further_than_any_storage(simulated, way, geometry, far, dtype):
+    """PyTorch lets as_strided_ make such tensors, and aborts the process when they are used."""
+    x = torch.ones(4, dtype=dtype, device=simulated[1])
+    size, stride, offset = GEOMETRIES[geometry](far)
+    text = f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}"
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        PLACES[way](x, size, stride, offset)
+    assert (x.shape, x.stride(), x.storage_offset()) == ((4,), (1,), 0)
+    assert (x + 1).tolist() == [2] * 4
+
+
+AS_STRIDED = {
+    "in bounds": ((2, 1), (1, 4), 2),
+    "offset kept": ((1,), (1,), None),
+    "out of bounds": ((2, 2), (4, 1), 0),
+    "negative stride": ((2,), (-1,), 1),
+    "negative size": ((-2,), (1,), 0),
+    "negative offset": ((1,), (1,), -1),
+    "too few strides": ((2, 2), (1,), 0),
+    "nothing": ((0,), (2**62,), 2**62),
+    "a number": ((), (), 3),
+}
+
+
+@pytest.mark.parametrize("name", sorted(AS_STRIDED))
+def test_as_strided_in_place_does_what_it_does_on_the_cpu(simulated, name):
+    def seen(device):
+        x = torch.arange(4.0, device=device)[1:]
+        try:
+            y = x.as_strided_(*AS_STRIDED[name])
+        except RuntimeError as error:
+            return str(error).partition("\n")[0]
+        assert y is x
+        return x.shape, x.stride(), x.storage_offset(), x.tolist()
+
+    assert seen(simulated[1]) == seen("cpu")

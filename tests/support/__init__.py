@@ -1,1 +1,1 @@
-"""What tests share and no test is: observers, oracles, strategies, recordings, helpers."""
+"""Helpers that tests share: observations as plain data, oracles, strategies, recordings."""

@@ -1,11 +1,11 @@
-"""Who imports whom, read from the source of every file, and held to docs/architecture.md.
+"""Check the imports of every file against the tables of docs/architecture.md.
 
-Each table of that page has a row per room: the folders or files that the room is made of, what
-lives there, and the rooms and outside modules that its files may import. A file belongs to the row
-with the longest path that it lies under. Imports inside functions and under TYPE_CHECKING count
-like those at the top of a file. Every function here returns complaints, none where all is well.
+A row of that page's tables names a folder or a few files, says what is in them, and names the rows
+and outside modules that they may import. A file belongs to the row with the longest path that it
+lies under. Imports inside functions and under TYPE_CHECKING count like those at the top of a file.
+Every function that is a rule returns complaints, none where all is well.
 
-`python -m tests.support.architecture` prints what each room imports, as the page writes it.
+`python -m tests.support.architecture` prints what the files of each row import, as the page does.
 """
 
 import ast
@@ -39,8 +39,8 @@ def read_tree() -> Tree:
 
 
 @dataclass(frozen=True)
-class Room:
-    """A row of the page."""
+class Row:
+    """A row of a table: a folder or a few files, called by the first of them."""
 
     paths: tuple[str, ...]
     may_import: tuple[str, ...]
@@ -51,9 +51,9 @@ class Room:
         return self.paths[0]
 
 
-def rooms_of(tree: Tree) -> list[Room]:
+def rows_of(tree: Tree) -> list[Row]:
     """The rows of all tables "folder | what lives here | may import"; cells name in backticks."""
-    rooms = []
+    rows = []
     for part in re.split(r"^## ", tree[PAGE], flags=re.MULTILINE)[1:]:
         package = part.split(",")[0].split()[0]
         lines = iter(part.splitlines())
@@ -65,32 +65,32 @@ def rooms_of(tree: Tree) -> list[Room]:
             if not line.startswith("|"):
                 break
             folder, _, allowed = line.strip("|").split("|")
-            rooms.append(Room(quoted(folder), quoted(allowed), package))
-    return rooms
+            rows.append(Row(quoted(folder), quoted(allowed), package))
+    return rows
 
 
 def quoted(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"`([^`]+)`", text))
 
 
-def room_of(path: str, rooms: list[Room]) -> Room | None:
-    """The room with the longest path that `path` lies under."""
+def row_of(path: str, rows: list[Row]) -> Row | None:
+    """The row with the longest path that `path` lies under."""
     found = [
-        (len(own), room)
-        for room in rooms
-        for own in room.paths
+        (len(own), row)
+        for row in rows
+        for own in row.paths
         if path == own or (own.endswith("/") and path.startswith(own))
     ]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def named(name: str, package: str, rooms: list[Room]) -> Room | None:
-    """The room that a name means, in full (`tests/support`) or within its package (`_memory`)."""
+def named(name: str, package: str, rows: list[Row]) -> Row | None:
+    """The row that a name means, in full (`tests/support`) or within its package (`_memory`)."""
     for base in ("", f"{package}/"):
         for end in ("/", ".py", "/__init__.py"):
-            for room in rooms:
-                if f"{base}{name}{end}" in room.paths:
-                    return room
+            for row in rows:
+                if f"{base}{name}{end}" in row.paths:
+                    return row
     return None
 
 
@@ -133,39 +133,39 @@ def imports(path: str, tree: Tree, modules: dict[str, str]) -> Iterator[tuple[in
 
 def wrong_directions(tree: Tree) -> list[str]:
     """Imports that the page does not allow, with file and line."""
-    rooms, modules, complaints = rooms_of(tree), modules_of(tree), []
+    rows, modules, complaints = rows_of(tree), modules_of(tree), []
     for path in modules.values():
-        room = room_of(path, rooms)
-        if room is None:
+        row = row_of(path, rows)
+        if row is None:
             complaints.append(f"{path} is in no row of {PAGE}")
             continue
-        allowed = {named(name, room.package, rooms) or name for name in room.may_import}
+        allowed = {named(name, row.package, rows) or name for name in row.may_import}
         for line, target in imports(path, tree, modules):
-            there = room_of(target, rooms) if target in tree else target
+            there = row_of(target, rows) if target in tree else target
             if target not in tree and path.startswith("tests/"):
                 continue
-            if there is not None and there not in {room, *allowed}:
-                complaints.append(f"{path}:{line} imports {target}: {room.name} may not")
+            if there is not None and there not in {row, *allowed}:
+                complaints.append(f"{path}:{line} imports {target}: {row.name} may not")
     return complaints
 
 
 def rows_that_are_not_true(tree: Tree) -> list[str]:
     """Rows of nothing, folders without a row, and permissions that no file uses."""
-    rooms, modules = rooms_of(tree), modules_of(tree)
-    used, _ = arrows_between_rooms(tree)
+    rows, modules = rows_of(tree), modules_of(tree)
+    used, _ = arrows_between_rows(tree)
     complaints = [
         f"{PAGE} has a row for {own}, which is not there"
-        for room in rooms
-        for own in room.paths
+        for row in rows
+        for own in row.paths
         if own not in tree and not (own.endswith("/") and any(p.startswith(own) for p in tree))
     ]
-    for room in rooms:
-        for name in room.may_import:
-            there = named(name, room.package, rooms)
-            if (there.name if there else name) not in used.get(room.name, ()):
-                complaints.append(f"{PAGE} lets {room.name} import {name}, and nothing there does")
+    for row in rows:
+        for name in row.may_import:
+            there = named(name, row.package, rows)
+            if (there.name if there else name) not in used.get(row.name, ()):
+                complaints.append(f"{PAGE} lets {row.name} import {name}, and nothing there does")
     folders = {path.rpartition("/")[0] + "/" for path in modules.values()}
-    paths = {own for room in rooms for own in room.paths}
+    paths = {own for row in rows for own in row.paths}
     complaints += [
         f"{folder} has no row in {PAGE}"
         for folder in sorted(folders - paths)
@@ -174,56 +174,56 @@ def rows_that_are_not_true(tree: Tree) -> list[str]:
     return complaints
 
 
-def arrows_between_rooms(tree: Tree) -> tuple[Arrows, Arrows]:
-    """What each room imports, and what each file imports of the tree."""
-    rooms, modules = rooms_of(tree), modules_of(tree)
+def arrows_between_rows(tree: Tree) -> tuple[Arrows, Arrows]:
+    """What each row imports, and what each file imports of the tree."""
+    rows, modules = rows_of(tree), modules_of(tree)
     between: Arrows = {}
     files: Arrows = {}
     for path in modules.values():
-        room = room_of(path, rooms)
-        if room is None:
+        row = row_of(path, rows)
+        if row is None:
             continue
         for _, target in imports(path, tree, modules):
-            there = room_of(target, rooms) if target in tree else None
+            there = row_of(target, rows) if target in tree else None
             name = there.name if there else target
-            if name != room.name:
-                between.setdefault(room.name, set()).add(name)
+            if name != row.name:
+                between.setdefault(row.name, set()).add(name)
             if target in tree and target != path:
                 files.setdefault(path, set()).add(target)
     return between, files
 
 
 def circles(arrows: Arrows) -> list[list[str]]:
-    """The ways that lead back to where they began, one for each that a walk comes upon."""
+    """The ways that lead back to where they began, one for each that is found."""
     found: list[list[str]] = []
     done: set[str] = set()
 
-    def walk(here: str, way: list[str]) -> None:
+    def follow(here: str, way: list[str]) -> None:
         if here in way:
             found.append([*way[way.index(here) :], here])
         elif here not in done:
             for there in sorted(arrows.get(here, ())):
-                walk(there, [*way, here])
+                follow(there, [*way, here])
             done.add(here)
 
     for start in sorted(arrows):
-        walk(start, [])
+        follow(start, [])
     return found
 
 
 def circles_of(tree: Tree) -> list[str]:
-    """Circles between rooms and between files."""
-    between, files = arrows_between_rooms(tree)
+    """Circles between rows and between files."""
+    between, files = arrows_between_rows(tree)
     return [" -> ".join(way) for way in circles(between) + circles(files)]
 
 
 def docstrings_that_differ(tree: Tree) -> list[str]:
-    """Folders of the packages whose `__init__` does not say what the page says they may import.
+    """Folders of the packages whose `__init__` names other imports than the row of the folder.
 
-    The docstring says "May import:" and names files and folders in backticks, a folder with all
-    the rooms in it; with "below", all that these may import is meant too.
+    The docstring says "May import:" and names in backticks what the last column of the row names.
     """
-    rooms, complaints = rooms_of(tree), []
+    by_path = {own: row for row in rows_of(tree) for own in row.paths}
+    complaints = []
     for path, text in tree.items():
         folder, _, file = path.rpartition("/")
         if file != "__init__.py" or folder.split("/")[0] not in PACKAGES or folder in PACKAGES:
@@ -231,39 +231,13 @@ def docstrings_that_differ(tree: Tree) -> list[str]:
         said = (ast.get_docstring(parsed(text)) or "").partition("May import:")[2]
         if not said:
             complaints.append(f"{path} does not say what {folder} may import")
-            continue
-        own = rooms_in(folder, rooms)
-        allowed = allowed_of(own, rooms)
-        meant: set[Room] = set()
-        for name in quoted(said.partition("\n\n")[0]):
-            told = rooms_told(name.replace(".", "/"), folder.split("/")[0], rooms) - own
-            meant |= told
-            if not told & allowed:
-                complaints.append(f"{path} names {name}, and {PAGE} does not")
-        if "below" in said:
-            for _ in rooms:
-                meant |= allowed_of(meant, rooms)
-        complaints += [f"{path} leaves out {room.name}" for room in allowed - meant]
+        elif row := by_path.get(f"{folder}/"):
+            told = quoted(said.partition("\n\n")[0])
+            extra = [name for name in told if name not in row.may_import]
+            complaints += [f"{path} names {name}, and {PAGE} does not" for name in extra]
+            missing = [name for name in row.may_import if name not in told]
+            complaints += [f"{path} leaves out {name}" for name in missing]
     return complaints
-
-
-def rooms_in(folder: str, rooms: list[Room]) -> set[Room]:
-    return {room for room in rooms if any(own.startswith(f"{folder}/") for own in room.paths)}
-
-
-def rooms_told(name: str, package: str, rooms: list[Room]) -> set[Room]:
-    """The rooms that a docstring means by the name of a file or a folder."""
-    found = named(name, package, rooms)
-    if found is None:
-        return set()
-    return {found} | {room for own in found.paths if own.endswith("/")
-                      for room in rooms_in(own.rstrip("/"), rooms)}  # fmt: skip
-
-
-def allowed_of(inside: set[Room], rooms: list[Room]) -> set[Room]:
-    """The other rooms that these may import."""
-    found = {named(name, room.package, rooms) for room in inside for name in room.may_import}
-    return {room for room in found if room} - inside
 
 
 def too_long(tree: Tree) -> list[str]:
@@ -314,8 +288,8 @@ def fixtures_elsewhere(tree: Tree, folder: str, wrong: set[str]) -> list[str]:
 
 
 def page_of_now(tree: Tree) -> Iterator[str]:
-    """What each room imports, as the last column of its row would say it."""
-    for name, targets in arrows_between_rooms(tree)[0].items():
+    """What each row imports, as the last column of its row would say it."""
+    for name, targets in arrows_between_rows(tree)[0].items():
         package = name.split("/")[0]
         inside = package in PACKAGES
         cells = [

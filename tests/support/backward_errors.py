@@ -1,4 +1,4 @@
-"""Backward passes that raise: every place where PyTorch calls users' code in one."""
+"""Backward passes that raise, for each place where PyTorch calls users' code in one."""
 
 from torch import nn
 from torch.autograd import Function

@@ -1,4 +1,4 @@
-"""How many rows each replica gets, written apart from the library: the rule of the hardware."""
+"""`Tensor.chunk`'s sizes, computed independently: how many rows each replica gets."""
 
 
 def chunk_sizes(batch: int, n: int) -> list[int]:

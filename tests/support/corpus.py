@@ -1,4 +1,4 @@
-"""The cases that a recording is made of, and which of what is seen of each goes into it.
+"""The cases that a recording is made of, and what of each is written into it.
 
 Adding a case here adds it to the next recording; the ones made before stay as they are.
 """

@@ -1,4 +1,4 @@
-"""Interrupts (Ctrl-C) at a chosen moment, without signals and timing."""
+"""Raise KeyboardInterrupt (Ctrl-C) at a chosen moment, without signals and timing."""
 
 import sys
 

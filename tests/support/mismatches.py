@@ -1,4 +1,4 @@
-"""The words of CUDA's errors where tensors of one call lie on different devices.
+"""CUDA's error messages where tensors of one call lie on different devices.
 
 Each operator is called with one of its arguments elsewhere, each argument in turn, on the CPU and
 on another device. The expected words are CUDA's, with the device's type in place of "cuda", and

@@ -1,4 +1,4 @@
-"""Mistakes that have words of their own on CUDA, and the words: checked here on any devices.
+"""Wrong calls for which CUDA has messages of its own, checked on any devices.
 
 The tests of `devices/messages` and those of devices by the name of CUDA ask for the same.
 """

@@ -1,4 +1,4 @@
-"""One case, run on any list of devices, told as plain data.
+"""Run one case on any list of devices, and return what happened as plain data.
 
 A property judges what `observe` returns; a recording is what it returned on hardware. Whatever is
 observed is therefore made of numbers, strings, lists and dicts, and a device is named by its slot:

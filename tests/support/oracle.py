@@ -1,4 +1,4 @@
-"""Ours next to PyTorch's own: what a call gives or raises, told as plain data to be compared.
+"""Run a call of ours and PyTorch's own, and compare what both return or raise.
 
 `same(ours, theirs)` runs both and compares everything a caller can see: structure, dtype, device,
 strides, values, whether there is a gradient; or, where they raise, the kind of error.

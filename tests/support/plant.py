@@ -1,4 +1,4 @@
-"""How a fault is planted: a function of the library is replaced by its own text with an edit.
+"""Plant a fault: give a function of the library the code of its own text with an edit.
 
 The function object stays the same and gets the edited code, so everyone who imported it before
 has the fault too. An edit whose text is not found says so: the table has to follow the library.

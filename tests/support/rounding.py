@@ -1,4 +1,4 @@
-"""Sums that round: numbers whose sums have to, and the bound that every such sum has to keep.
+"""Sums that round: values whose sums have to, and the error bound that every order keeps.
 
 The bound is that of summation in any order, |s - s*| <= gamma(n-1) * sum|g| with
 gamma(k) = k*u / (1 - k*u), u the unit roundoff of the dtype and s* the sum in float64.

@@ -1,4 +1,4 @@
-"""Training loops whose numbers are exact, so that many devices and one must agree bit for bit.
+"""Training loops in exact arithmetic, so that many devices and one must agree bit for bit.
 
 Data are small integers, losses are polynomials, and after each optimizer step the parameters are
 rounded to multiples of 1/64: every sum that follows is exact in float64 in any order. What differs

@@ -1,1 +1,1 @@
-"""Commands, the pytest plugin, strategies, fuzzing."""
+"""simgpu's commands, pytest plugin, strategies and fuzzing."""

@@ -1,6 +1,8 @@
-"""`torch.simgpu`: the device module, with the names of `torch.cuda`, a file for each part of it.
+"""`torch.simgpu`, the module that PyTorch looks up for the device type; as `torch.cuda`.
 
-May import: `simgpu._backend` and below.
+Each file has the functions of one part of torch.cuda: devices, streams, memory, random numbers.
+
+May import: `_backend`, `_runtime`, `errors`, `_naming`, `torch`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from simgpu._backend.device_module.memory import (
     reset_peak_memory_stats,
     set_per_process_memory_fraction,
 )
+from simgpu._backend.device_module.memory_history import memory_snapshot
 from simgpu._backend.device_module.properties import (
     DeviceProperties,
     can_device_access_peer,
@@ -75,11 +78,20 @@ from simgpu._backend.device_module.streams import (
     synchronize,
 )
 from simgpu._naming import DEVICE_TYPE
-from simgpu._runtime.streams import Event, Stream, current_stream, default_stream, set_stream
+from simgpu._runtime.streams import (
+    Event,
+    ExternalStream,
+    Stream,
+    current_stream,
+    default_stream,
+    get_stream_from_external,
+    set_stream,
+)
 
 __all__ = [
     "DeviceProperties",
     "Event",
+    "ExternalStream",
     "Stream",
     "StreamContext",
     "caching_allocator_enable",
@@ -102,6 +114,7 @@ __all__ = [
     "get_per_process_memory_fraction",
     "get_rng_state",
     "get_rng_state_all",
+    "get_stream_from_external",
     "get_sync_debug_mode",
     "init",
     "initial_seed",
@@ -118,6 +131,7 @@ __all__ = [
     "mem_get_info",
     "memory_allocated",
     "memory_reserved",
+    "memory_snapshot",
     "memory_stats",
     "memory_stats_as_nested_dict",
     "memory_summary",

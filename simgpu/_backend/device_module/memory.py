@@ -1,4 +1,4 @@
-"""The memory functions of `torch.simgpu`, as in `torch.cuda.memory`; all numbers are bytes.
+"""`torch.simgpu.memory_allocated`, `memory_stats` and others, as in `torch.cuda.memory`, in bytes.
 
 The ledger rounds every allocation up to 512 bytes, as CUDA's caching allocator does. It differs
 where that allocator holds on to freed memory: nothing is cached here, so reserved and allocated
@@ -14,6 +14,8 @@ from simgpu._runtime import world
 from simgpu._runtime.device import Device, format_bytes
 from simgpu._runtime.world import DeviceLike
 
+_POOLS = ("all", "large_pool", "small_pool")  # there is one, which goes by the name of the large
+_NEVER = ("inactive_split", "inactive_split_bytes")  # amounts of what only a cache has
 _KINDS = ("current", "peak", "allocated", "freed")
 
 
@@ -66,7 +68,9 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Give cached memory back: there is none."""
+    """Give cached memory back: there is none, and `num_sync_all_streams` counts the call."""
+    for device in world.active_devices:
+        device.cache_releases += 1
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
@@ -89,13 +93,23 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     }
     amounts["active"] = amounts["segment"] = amounts["allocation"]
     amounts["active_bytes"] = amounts["reserved_bytes"] = amounts["allocated_bytes"]
+    amounts["requested_bytes"] = amounts["allocated_bytes"]
+    for name in _NEVER:
+        amounts[name] = (0, 0, 0, 0)
     stats: dict[str, Any] = {
-        f"{name}.all.{kind}": amount
+        f"{name}.{pool}.{kind}": 0 if pool == "small_pool" else amount
         for name, numbers in amounts.items()
+        for pool in _POOLS
         for kind, amount in zip(_KINDS, numbers, strict=True)
     }
+    for name in ("oversize_allocations", "oversize_segments"):
+        stats |= {f"{name}.{kind}": 0 for kind in _KINDS}
+    stats["max_split_size"] = -1
     stats["num_ooms"] = state.out_of_memory_count
     stats["num_alloc_retries"] = 0
+    stats["num_device_alloc"] = state.taken_count
+    stats["num_device_free"] = state.freed_count
+    stats["num_sync_all_streams"] = state.cache_releases
     return dict(sorted(stats.items()))
 
 

@@ -1,4 +1,4 @@
-"""Properties of a device, as in `torch.cuda`: name, compute capability, memory, peers."""
+"""`torch.simgpu.get_device_properties`, `get_device_name` and others, as in `torch.cuda`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The random number streams of devices, as in `torch.cuda.random`."""
+"""`torch.simgpu.manual_seed`, `get_rng_state` and others, as in `torch.cuda.random`.
+
+The generators that they seed and read are in `simgpu._runtime.random`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices there are and which one is current, as in `torch.cuda`."""
+"""`torch.simgpu.device_count`, `current_device` and `set_device`, as in `torch.cuda`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torch.simgpu.stream` and `synchronize`, as in `torch.cuda`."""
+"""`torch.simgpu.stream` and `torch.simgpu.synchronize`, as in `torch.cuda`."""
 
 from __future__ import annotations
 

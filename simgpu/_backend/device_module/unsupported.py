@@ -19,22 +19,19 @@ DEVICE_NAME = "Simulated GPU"
 # What simulated devices cannot do, by submodule.
 REFUSED: dict[str, str] = {
     "": (
-        "CudaError ExternalStream GreenContext check_error clock_rate cudart current_blas_handle "
-        "current_solver_handle get_stream_from_external memory_usage power_draw temperature "
-        "utilization"
+        "GreenContext clock_rate current_blas_handle current_solver_handle memory_usage "
+        "power_draw temperature utilization"
     ),
     "graphs": "CUDAGraph graph graph_pool_handle make_graphed_callables",
     "green_contexts": "GreenContext",
     "memory": (
-        "CUDAPluggableAllocator MemPool caching_allocator_alloc caching_allocator_delete "
+        "CUDAPluggableAllocator MemPool "
         "caching_allocator_disabled change_current_allocator host_memory_stats "
-        "host_memory_stats_as_nested_dict list_gpu_processes memory_snapshot "
+        "host_memory_stats_as_nested_dict list_gpu_processes "
         "reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool"
     ),
     "nccl": "all_gather all_reduce init_rank reduce_scatter unique_id version",
     "gds": "GdsFile gds_deregister_buffer gds_register_buffer",
-    "jiterator": "_create_jit_fn _create_multi_output_jit_fn",
-    "streams": "ExternalStream",
     "tunable": (
         "enable is_enabled tuning_enable tuning_is_enabled record_untuned_enable "
         "record_untuned_is_enabled set_max_tuning_duration get_max_tuning_duration "
@@ -65,9 +62,7 @@ def refusal(name: str, stock: Any) -> Callable[..., Any]:
 
 
 # Names of CUDA itself, which `torch.simgpu` does not have.
-_CUDAS_OWN = frozenset(
-    {"CUDAGraph", "CUDAPluggableAllocator", "CudaError", "GreenContext", "check_error", "cudart"}
-)
+_CUDAS_OWN = frozenset({"CUDAGraph", "CUDAPluggableAllocator", "GreenContext"})
 
 _found: dict[str, Callable[..., Any]] = {}
 

@@ -1,4 +1,7 @@
-"""Every attribute of torch that is replaced for good: a table in each file, applied by `apply_all`.
+"""Monkey patches of torch that stay: each file has a table of attributes, applied by `apply_all`.
 
-May import: `simgpu._backend.device_module`, `simgpu._kernels` and below, `simgpu.comm`.
+docs/architecture.md, "Add a replacement of a torch attribute", says how to add one.
+
+May import: `_backend/device_module`, `_backend`, `_kernels`, `_memory`, `_runtime`, `comm`,
+`errors`, `_naming`, `torch`.
 """

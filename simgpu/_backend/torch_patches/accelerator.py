@@ -1,4 +1,4 @@
-"""`torch.accelerator`: the current device, streams and memory of simulated devices.
+"""`torch.accelerator` on simulated devices: current device, streams and memory.
 
 Its functions call C++, which asks the device guard, and a guard written in Python reports one
 device only. So the C++ functions are replaced by ones that ask `simgpu._runtime` for as long as

@@ -1,4 +1,4 @@
-"""The tables of this folder, in the order in which they are put in place when devices are made."""
+"""The list of the files here, and `apply_all`, which puts their tables in place."""
 
 from __future__ import annotations
 

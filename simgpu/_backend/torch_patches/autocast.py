@@ -1,4 +1,7 @@
-"""`torch.autocast`: what PyTorch does for CUDA outside its kernels when a region begins or ends."""
+"""`torch.autocast`: what PyTorch does for CUDA outside its kernels when a region begins or ends.
+
+The kernels that cast are in `simgpu._kernels.autocast`.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,12 @@ def _get_fastpath_enabled() -> bool:
     """`torch.backends.mha.get_fastpath_enabled`: off while autocast is on, as for CUDA.
 
     Attention and encoder layers in eval mode ask PyTorch only whether CUDA's autocast is on, and
-    would go past the operators that are cast.
+    would go past the operators that are cast. Scripted code gets PyTorch's answer for it; the
+    branch is of a form that the compiler of TorchScript leaves out.
     """
-    return _stock_get_fastpath() and not torch.is_autocast_enabled(DEVICE_TYPE)
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        return _stock_get_fastpath() and not torch.is_autocast_enabled(DEVICE_TYPE)
+    return True
 
 
 PATCHES: tuple[Row, ...] = (

@@ -1,4 +1,4 @@
-"""Backward passes: run in the calling thread, and errors of hooks raised from there.
+"""`backward()` on simulated devices: run in the calling thread, and errors of hooks raised there.
 
 A device guard written in Python reports one device only, so PyTorch's engine has a worker thread
 for simgpu:0 and none for simgpu:1 and up. It needs none while autograd's multithreading is off,

@@ -1,4 +1,4 @@
-"""The collectives that only CUDA builds of PyTorch have, for simulated devices.
+"""`torch._C._broadcast`, `_scatter`, `_gather` and their like, which a CPU build of PyTorch lacks.
 
 `torch.nn.parallel` and `torch.cuda.comm` accept devices of any type, and then call functions of
 `torch._C` that a CPU build lacks. With these in their place, PyTorch's own DataParallel runs on
@@ -19,7 +19,7 @@ import torch.cuda.nccl
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import _functions
 
-from simgpu import comm
+from simgpu import _naming, comm
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Patch, Row
@@ -47,7 +47,7 @@ def broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
 def broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> Sequence[Tensor]:
     """Copy the tensor into every tensor of `out`."""
     for index, target in enumerate(out):
-        _check_on_device(target, index)
+        _check_on_device(target, index, "output")
         if target.shape != tensor.shape:
             raise RuntimeError(
                 f"Expected all output tensors to have same shape as the source tensor "
@@ -107,9 +107,16 @@ def scatter(
     streams: Sequence[Any] | None,
 ) -> list[Tensor]:
     """Chunks of the tensor, one per device; a view where the device is the tensor's own."""
+    if not devices:
+        raise RuntimeError("Expected at least one device to scatter to")
     if chunk_sizes is None:
         chunks = list(tensor.chunk(len(devices), dim))
     else:
+        if len(chunk_sizes) != len(devices):
+            raise RuntimeError(
+                "Expected devices and chunk_sizes to be of same length, but got len(devices) = "
+                f"{len(devices)} and len(chunk_sizes) = {len(chunk_sizes)}"
+            )
         if sum(chunk_sizes) != tensor.size(dim):
             raise RuntimeError(
                 "given chunk sizes don't sum up to the tensor's size (sum(chunk_sizes) == "
@@ -139,13 +146,25 @@ def scatter_out(
     tensor: Tensor, out: Sequence[Tensor], dim: int, streams: Sequence[Any] | None
 ) -> Sequence[Tensor]:
     """Write chunks of the tensor into `out`, whose sizes along `dim` say which."""
+    if not out:
+        raise RuntimeError("Expected at least one output tensor to scatter to")
     for index, target in enumerate(out):
-        _check_on_device(target, index)
+        _check_on_device(target, index, "output")
+    dim = _wrapped(dim, tensor.dim())
+    shape = list(tensor.shape)
+    for index, target in enumerate(out):
+        fits = target.dim() == len(shape)
+        if not fits or any(target.size(d) != shape[d] for d in range(len(shape)) if d != dim):
+            wanted = [*shape[:dim], *list(target.shape)[dim : dim + 1], *shape[dim + 1 :]]
+            raise RuntimeError(
+                f"Output tensor at index {index} has incorrect shape: {list(target.shape)}, "
+                f"expected {wanted}, that of the input but for the size along scatter dim {dim}"
+            )
     sizes = [target.size(dim) for target in out]
-    if sum(sizes) != tensor.size(dim):
+    if sum(sizes) != shape[dim]:
         raise RuntimeError(
-            f"Total size for output tensors along scatter dim {dim} does not match (expected "
-            f"{tensor.size(dim)}, but got total size {sum(sizes)})"
+            f"Total size for output tensors along scatter dim {dim} does not match the input "
+            f"tensor size at dim {dim}. Expected {shape[dim]}, but got total size {sum(sizes)}"
         )
     for target, chunk in zip(out, tensor.split_with_sizes(sizes, dim), strict=True):
         target.copy_(chunk, non_blocking=True)
@@ -183,7 +202,7 @@ def gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
 def _gathered_shape(tensors: Sequence[Tensor], dim: int) -> list[int]:
     first = tensors[0]
     for index, tensor in enumerate(tensors):
-        _check_on_device(tensor, index, "Gather expects all inputs to be on CUDA")
+        _check_on_device(tensor, index, "input")
         if tensor.dim() != first.dim():
             raise RuntimeError(
                 f"Expected all input tensors to have the same number of dimensions, but input "
@@ -214,14 +233,18 @@ def _memory_format(tensor: Tensor) -> torch.memory_format:
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
-def _check_on_device(
-    tensor: Tensor, index: int, what: str = "Expected all output tensors to be CUDA tensors"
-) -> None:
+def _check_on_device(tensor: Tensor, index: int, role: str) -> None:
     if tensor.device.type != DEVICE_TYPE:
+        kind = "CUDA" if "cuda" in _naming.names else DEVICE_TYPE
         raise RuntimeError(
-            f"{what.replace('CUDA', DEVICE_TYPE)}, but tensor at index {index} is on "
-            f"{tensor.device}"
+            f"Expected all {role} tensors to be {kind} tensors, but {role} tensor at index "
+            f"{index} has device '{tensor.device}'"
         )
+
+
+def _wrapped(dim: int, rank: int) -> int:
+    """`dim` counted from the front; a wrong one as it is, for the operator that refuses it."""
+    return dim + rank if -rank <= dim < 0 else dim
 
 
 def nccl_is_available(tensors: Sequence[Tensor]) -> bool:
@@ -268,6 +291,8 @@ def _simulated(argument: Any, *_: Any, **__: Any) -> bool:
         return argument.device.type == DEVICE_TYPE or (
             argument.is_cpu and bool(world.active_devices)
         )
+    if not len(argument):
+        return bool(world.active_devices)
     return any(_simulated(item) for item in argument)
 
 

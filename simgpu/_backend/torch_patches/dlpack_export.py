@@ -1,4 +1,4 @@
-"""DLPack: tensors of simulated devices can be exported, as those of an extension device."""
+"""`torch.utils.dlpack`: export tensors of simulated devices, as those of an extension device."""
 
 from __future__ import annotations
 

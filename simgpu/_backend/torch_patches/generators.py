@@ -1,4 +1,4 @@
-"""`torch.Generator(device="simgpu:1")`: makes a `simgpu._backend.generators.DeviceGenerator`."""
+"""Let `torch.Generator(device="simgpu:1")` be a `simgpu._backend.generators.DeviceGenerator`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letting a function of torch be ours for some calls and the stock one for all others."""
+"""A decorator for replacements: our function for simulated tensors, the stock one otherwise."""
 
 from __future__ import annotations
 

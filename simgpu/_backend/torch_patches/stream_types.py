@@ -49,7 +49,9 @@ class GenericEvent(_StockEvent, metaclass=ClassProxy):  # type: ignore[misc]
 
     def __new__(cls, device: Any = None, **kwargs: Any) -> Any:
         if cls is GenericEvent and _is_ours(device):
-            return Event(**kwargs)
+            made = Event(**kwargs)
+            made._unrecorded_device = torch.device(DEVICE_TYPE)
+            return made
         return _StockEvent.__new__(_StockEvent if cls is GenericEvent else cls, device, **kwargs)
 
 

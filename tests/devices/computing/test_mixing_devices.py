@@ -52,6 +52,63 @@ def test_a_cpu_scalar_may_mix(devices, slot, first):
     assert plain(total) == plain(values((3,), "float32") + 2)
 
 
+# Kernels of CUDA that take no CPU number where the CPU's would: each argument's error, or None
+# if they take one; "" for what is written to in the end.
+POINTER = "argument {}: expected a CUDA device but found cpu"
+NUMBERS = {
+    "addcmul": (
+        torch.addcmul,
+        [
+            "CPU Scalar support for self argument is not supported when calling addcmul on CUDA",
+            "CPU Scalar support for tensor1 argument .* please swap your tensor1 and tensor2",
+            None,
+        ],
+    ),
+    "addcdiv": (torch.addcdiv, [POINTER.format(place) for place in (1, 2, 3)]),
+    "lerp": (torch.lerp, [POINTER.format(1), POINTER.format(2), None]),
+    "lerp by a number": (lambda a, b: a.lerp(b, 0.5), [POINTER.format(1), POINTER.format(2)]),
+    "mse_loss": (torch._C._nn.mse_loss, [POINTER.format(1), POINTER.format(2)]),
+    "smooth_l1_loss": (torch._C._nn.smooth_l1_loss, [POINTER.format(1), POINTER.format(2)]),
+    "binomial": (torch.binomial, [TOGETHER, TOGETHER]),
+    "masked_fill": (
+        lambda a, mask: a.masked_fill(mask > 0, 7.0),
+        ["", "expected self and mask to be on the same device, but got mask on cpu and self on"],
+    ),
+    "index_fill": (lambda a, index: a.index_fill(0, index.long(), 7.0), ["", TOGETHER]),
+    "hypot": (torch.hypot, [None, None]),
+    "maximum": (torch.maximum, [None, None]),
+    "xlogy": (torch.xlogy, [None, None]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "slot"),
+    [
+        (name, slot)
+        for name, (_, row) in NUMBERS.items()
+        for slot, text in enumerate(row)
+        if text != ""
+    ],
+)
+def test_a_cpu_scalar_is_taken_where_cuda_takes_one(devices, name, slot):
+    call, row = NUMBERS[name]
+    operands = [torch.ones(2, device=devices[-1]) for _ in row]
+    operands[slot] = torch.tensor(1.0)
+    if row[slot] is None:
+        assert call(*operands).device == devices[-1]
+        return
+    with pytest.raises(RuntimeError, match=row[slot]):
+        call(*operands)
+
+
+def test_a_target_on_the_cpu_is_no_number(devices):
+    loss = torch.nn.functional.binary_cross_entropy
+    one = torch.tensor(0.5, device=devices[-1])
+    with pytest.raises(RuntimeError, match=TOGETHER):
+        loss(one, one.cpu())
+    assert loss(one, one, one.cpu()).device == devices[-1]
+
+
 @pytest.mark.devices(4, distinct=True)
 @given(pair=st.lists(st.integers(0, 3), min_size=2, max_size=2, unique=True))
 def test_a_scalar_of_another_device_may_not(devices, pair):

@@ -1,5 +1,6 @@
 """Storages of a device: made, resized, copied, saved and loaded, with whoever shares them."""
 
+import contextlib
 import copy
 import io
 import pickle
@@ -171,10 +172,93 @@ def test_all_tensors_over_a_storage_grow_with_it(devices, slot, count, extra):
     view = x.view(-1)
     x.resize_(count + extra)
     assert plain(x[:count]) == plain(view) == plain(values((count,), "float32"))
+    x[count:] = 0  # what was there may be a number that is the same when 1 is added
     assert same_memory(x[:count], view)
     view.set_(view.untyped_storage(), 1, (count + 2 * extra,), (1,))
     assert plain(view[: count - 1]) == plain(x[1:count])
     assert same_memory(view, x)
+
+
+@contextlib.contextmanager
+def deterministic(fill):
+    """PyTorch is to be deterministic, and to fill memory without values if `fill`."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = fill
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(False)
+
+
+INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "int64", "uint64")
+DTYPES = (*INTEGERS, "float16", "bfloat16", "float32", "float64", "complex64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(slot=slots, start=st.integers(0, 9), size=st.integers(0, 20), fill=st.booleans())
+def test_new_memory_of_a_tensor_is_filled(devices, dtype, slot, start, size, fill):
+    """Where PyTorch is to be deterministic, with the same values as on the CPU."""
+
+    def grown(device):
+        x = torch.zeros(start, dtype=getattr(torch, dtype), device=device)
+        with deterministic(fill):
+            x[start // 2 :].resize_(size)
+        return x.set_(x.untyped_storage()).cpu()
+
+    ours, theirs = grown(place(slot, devices)), grown("cpu")
+    ours, theirs = (ours, theirs) if fill else (ours[:start], theirs[:start])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@given(case=cases)
+def test_a_lazy_clone_is_the_same_view_of_other_memory(devices, case):
+    x = input_of(case, devices)
+    y = torch._lazy_clone(x)
+    assert (y.device, y.dtype, y.shape, y.stride()) == (x.device, x.dtype, x.shape, x.stride())
+    assert plain(y) == plain(x)
+    before = plain(x)
+    y.zero_()
+    assert plain(x) == before
+    y.copy_(x)
+    x.zero_()
+    assert plain(y) == before
+
+
+OTHERS = {
+    "itself": lambda x: x,
+    "an alias": lambda x: x.detach(),
+    "the same view": lambda x: x.view(-1).view(x.shape),
+    "one element": lambda x: x.view(-1)[:1].sum(0) if not x.numel() else x.view(-1)[0],
+    "other strides": lambda x: x.t(),
+    "a row": lambda x: x[:1],
+    "another offset": lambda x: x[1:],
+    "another shape": lambda x: x.view(-1),
+    "a copy": lambda x: x.clone(),
+    "nothing": lambda x: x[:0],
+}
+
+
+@given(shape=st.sampled_from([(2, 2), (2, 3), (1, 1), (0, 2)]), slot=slots)
+def test_a_tensor_is_set_to_what_is_the_same_view_of_its_storage(devices, shape, slot):
+    def seen(device):
+        x = torch.ones(3, *shape, device=device)[1]
+        others = {name: OTHERS[name](x) for name in OTHERS}
+        return {
+            (one, other): others[one].is_set_to(others[other]) for one in others for other in others
+        }
+
+    ours = seen(place(slot, devices))
+    assert ours == seen("cpu")
+    assert all(ours[name, name] for name in OTHERS)
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(pair=st.permutations(range(4)))
+def test_a_tensor_cannot_be_set_to_one_of_another_device(devices, pair):
+    x, other = (torch.ones(2, device=devices[slot]) for slot in pair[:2])
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        x.is_set_to(other)
 
 
 STORAGE_USES = {

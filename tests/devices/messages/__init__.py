@@ -1,1 +1,1 @@
-"""The words of errors."""
+"""The messages of errors, which are CUDA's."""

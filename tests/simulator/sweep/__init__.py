@@ -5,5 +5,6 @@ mirror              the same arguments on a device, views and shared memory incl
 compare             what it means that two answers agree
 known               tests/known_differences.toml: the exceptions, each with its reason
 test_operators      the sweep
+spoil               arguments made wrong, for the next one
 fuzz_operators      random combinations of all of it; nothing may crash the interpreter
 """

@@ -5,11 +5,16 @@
 
 Each round takes one operator of PyTorch's database and calls it with its samples spoilt: devices
 and dtypes mixed, shapes cut, views, empty tensors, None and numbers in place of tensors, outputs
-that fit nothing. Any Python exception is fine. Rounds run in child processes; one that dies is run
-again with everything on the CPU, since PyTorch's own kernels crash on some arguments too: those
-are counted apart. The exit status is 1 where simulated devices crashed what the CPU survives.
+that fit nothing, and numbers that name no place: far, negative or falling indices, labels, lengths,
+offsets and strides. In half of the rounds the operators that PyTorch itself calls for the sample,
+forwards and backwards, are called too, with such numbers and right shapes: most backward operators
+are reached in no other way. Any Python exception is fine.
 
-How arguments are spoilt is in `spoil`, and what is done with results in `use`: extend them there.
+Rounds run in child processes; one that dies is run again with everything on the CPU, since
+PyTorch's own kernels crash on some arguments too: those are counted apart. The exit status is 1
+where a call on simulated devices crashed, whatever the CPU does.
+
+How arguments are spoilt is in `spoil.py`, and what is done with results in `use`.
 """
 
 import argparse
@@ -23,76 +28,12 @@ import time
 import warnings
 from functools import partial
 
+from tests.simulator.sweep.spoil import misplace, outputs, spoil
+
 ROUNDS = 150  # per child process
 CALLS = 25  # per round
 SILENCE = 60  # seconds without a new call after which a child counts as stuck
 ADDRESS_SPACE = 12 << 30  # bytes: arguments that ask for more get an exception
-
-
-def spoil(leaf, pick, places):
-    """A leaf of a call's arguments, or something else in its place."""
-    import torch
-
-    if isinstance(leaf, torch.Tensor):
-        return spoil_tensor(leaf, pick, places) if pick.random() < 0.9 else spoil_other(pick, leaf)
-    if isinstance(leaf, (int, float)) and pick.random() < 0.2:
-        return pick.choice([0, 1, -1, 2, 3, -7, 64, 0.5, -1e30, True, 2**31, -(2**63), None])
-    if pick.random() < 0.03:
-        return spoil_other(pick, leaf)
-    return leaf
-
-
-def spoil_other(pick, leaf):
-    return pick.choice([None, 0, 2.5, "sum", (), [leaf], [leaf, None], leaf])
-
-
-def spoil_tensor(tensor, pick, places):
-    import torch
-
-    tensor = tensor.detach()
-    for _ in range(pick.choice([0, 0, 1, 1, 2])):
-        change = pick.choice(SHAPES)
-        try:
-            tensor = change(tensor)
-        except (RuntimeError, IndexError, NotImplementedError, TypeError, ValueError):
-            continue
-    if pick.random() < 0.15:
-        dtypes = "float64 float16 bfloat16 int64 int32 uint8 int8 bool complex64 complex128"
-        tensor = tensor.to(getattr(torch, pick.choice(dtypes.split())))
-    place = places[0] if pick.random() < 0.75 else pick.choice(places)
-    if tensor.layout is torch.strided and pick.random() < 0.5:
-        from tests.simulator.sweep.mirror import Mirror
-
-        tensor = Mirror(place)(tensor)
-    else:
-        tensor = tensor.to(place)
-    if pick.random() < 0.2 and (tensor.is_floating_point() or tensor.is_complex()):
-        tensor = tensor.detach().requires_grad_()
-    return tensor
-
-
-SHAPES = (
-    lambda x: x[:0],
-    lambda x: x[..., :0],
-    lambda x: x[1:],
-    lambda x: x[0],
-    lambda x: x[None],
-    lambda x: x.unsqueeze(-1),
-    lambda x: x.t(),
-    lambda x: x.transpose(0, -1),
-    lambda x: x.flatten(),
-    lambda x: x.expand(3, *x.shape),
-    lambda x: x[..., ::2],
-    lambda x: x.sum(),
-    lambda x: x.repeat(2, *([1] * (x.dim() - 1))),
-    lambda x: x.as_strided(x.shape, [0] * x.dim()),
-    lambda x: x.to_sparse(),
-    lambda x: x.to_sparse_csr(),
-    lambda x: x.conj(),
-    lambda x: x.new_empty(0),
-    lambda x: x.new_full(x.shape, 1 << 20),
-    lambda x: -x,
-)
 
 
 def variants(entry, pick):
@@ -101,14 +42,6 @@ def variants(entry, pick):
 
     forms = [entry.op, entry.op, entry.op, in_place(entry), entry.method_variant]
     return pick.choice([form for form in forms if form is not None])
-
-
-def outputs(result, pick, places):
-    """An `out=` made of an earlier result, spoilt."""
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    return tree_map_only(torch.Tensor, lambda x: spoil_tensor(x, pick, places), result)
 
 
 def use(result):
@@ -125,6 +58,60 @@ def use(result):
     grown = [t for t in tensors if t.requires_grad and (t.is_floating_point() or t.is_complex())]
     if grown:
         sum(t.abs().sum() for t in grown).backward()
+
+
+def raw_calls(entry, samples):
+    """The operators that PyTorch calls for the samples on the CPU, backwards too."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    found = {}
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            if op not in found and any(map(names_places, tree_leaves((args, kwargs)))):
+                found[op] = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+            return op(*args, **kwargs)
+
+    for sample in samples:
+        try:
+            first = sample.input
+            if isinstance(first, torch.Tensor) and first.is_floating_point():
+                first = first.detach().requires_grad_()
+            with Record():
+                result = entry.op(first, *sample.args, **sample.kwargs)
+                grown = [t for t in tree_leaves(result) if getattr(t, "requires_grad", False)]
+                if grown:
+                    sum(t.abs().sum() for t in grown).backward()
+        except Exception:
+            continue
+    return [(op, *arguments) for op, arguments in found.items()]
+
+
+def names_places(leaf):
+    import torch
+
+    return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.int64, torch.int32)
+
+
+def run_raw(entry, samples, seed, number, places, say):
+    """CALLS calls of operators below the one of the round, with integers misplaced."""
+    import torch
+    from torch.utils._pytree import tree_map, tree_map_only
+
+    known = raw_calls(entry, samples)
+    for call in range(CALLS if known else 0):
+        pick = random.Random(f"{seed} {number} raw {call}")
+        op, args, kwargs = pick.choice(known)
+        arguments = tree_map(partial(misplace, pick=pick), (args, kwargs))
+        args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to(places[0]), arguments)
+        say(f"{number} raw {call} {entry.formatted_name} {op}", (args, kwargs))
+        try:
+            use(op(*args, **kwargs))
+        except Exception as error:
+            say(None, error)
 
 
 def run_round(seed, number, places, say):
@@ -144,6 +131,8 @@ def run_round(seed, number, places, say):
         samples = list(itertools.islice(stream, 40))
     except Exception:
         return
+    if pick.random() < 0.5:
+        run_raw(entry, samples[:8], seed, number, places, say)
     result = None
     for call in range(CALLS if samples else 0):
         # Whatever came of the calls before: on the CPU alone it may be something else.
@@ -228,7 +217,7 @@ def watch(process, position, deadline):
 
 
 def run(minutes, seed):
-    """Start children until the time is over; returns how many calls crashed on devices alone."""
+    """Start children until the time is over; returns how many calls crashed on devices."""
     began = time.monotonic()
     deadline = began + 60 * minutes
     done, counts = 0, {"stuck": 0, "the CPU too": 0, "crash": 0}
@@ -257,7 +246,7 @@ def run(minutes, seed):
                     print(words, flush=True)
             seed += 1
     print(f"{done} rounds of {CALLS} calls in {time.monotonic() - began:.0f} s: {counts}")
-    return counts["crash"]
+    return counts["crash"] + counts["the CPU too"]
 
 
 def main():

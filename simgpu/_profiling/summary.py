@@ -1,9 +1,9 @@
-"""`--summary`: what each device did, as a table."""
+"""`simgpu run --summary`: a table of each device's kernels, copied bytes and peak memory."""
 
 from __future__ import annotations
 
+from simgpu._profiling.chrome_trace import index_of
 from simgpu._profiling.module_inputs import Inputs
-from simgpu._profiling.timeline import index_of
 from simgpu._runtime import world
 from simgpu._runtime.device import format_bytes
 from simgpu._runtime.instruments import Instrument, Launch, Record

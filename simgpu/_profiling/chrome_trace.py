@@ -1,4 +1,7 @@
-"""`--trace`: a timeline of kernels and copies in the Chrome trace format."""
+"""`simgpu run --trace FILE`: a timeline of kernels and copies in the Chrome trace format.
+
+`simgpu.trace()` is in `trace`.
+"""
 
 from __future__ import annotations
 

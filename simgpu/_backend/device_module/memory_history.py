@@ -1,0 +1,265 @@
+"""`torch.simgpu.memory_snapshot`, and a history of allocations for it.
+
+The answers have the form that PyTorch documents at `torch.cuda.memory._snapshot`, and its memory
+visualiser reads them. A simulated device caches nothing and has one pool of memory, which goes by
+the name of the large one: every allocation is a segment with one block.
+
+Without a history, the blocks are found by the garbage collector, so that allocating costs nothing
+for it. While one is recorded, an instrument keeps the stack of every allocation, and its address,
+which is that of the storage.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._profiler import gather_traceback, symbolize_tracebacks
+
+from simgpu._runtime import instruments, world
+from simgpu._runtime.device import Allocation, Block, Device
+
+_CONTEXTS = (None, "state", "alloc", "all")
+# Frames in these files are between the program and the allocation, and tell it nothing.
+_OWN_FILES = (str(Path(__file__).resolve().parents[2]) + os.sep, torch._ops.__file__)
+
+
+class _Entry:
+    """One line of the history of a device."""
+
+    def __init__(self, action: str, size: int, address: int, stack: Any, **more: int) -> None:
+        self.told = {"action": action, "size": size, "stream": 0, "addr": address, **more}
+        self.told["time_us"] = time.time_ns() // 1000
+        self.stack = stack
+
+
+class History(instruments.Instrument):
+    """Keeps the stack of every allocation that lives, and with `enabled="all"` what happened."""
+
+    def __init__(self, enabled: str, context: str | None, stacks: str, max_entries: int) -> None:
+        if enabled not in ("state", "all") or context not in _CONTEXTS:
+            raise RuntimeError(f"no such history: enabled={enabled!r}, context={context!r}")
+        self._keeps_events = enabled == "all"
+        self._context = context
+        self._cpp = stacks == "all"
+        self._entries: dict[int, deque[_Entry]] = {}
+        self._max_entries = max_entries
+        self.stacks: dict[int, Any] = {}  # by id of a block
+        self.world = world.current_world()
+
+    def _stack(self, context: str) -> Any:
+        """The stack now, if it is wanted by the given context or a wider one."""
+        if _CONTEXTS.index(self._context) < _CONTEXTS.index(context):
+            return None
+        return gather_traceback(True, True, self._cpp)
+
+    def _note(self, index: int, entry: _Entry) -> None:
+        if self._keeps_events:
+            if index not in self._entries:
+                limit = min(self._max_entries, sys.maxsize)
+                self._entries[index] = deque(maxlen=limit)
+            self._entries[index].append(entry)
+
+    def after_allocate(self, device: torch.device, nbytes: int) -> None:
+        """Keep the stack; `nbytes` is a Block, since there is someone who asks for it."""
+        assert isinstance(nbytes, Block), "so `Device.allocate` says"
+        stack = self._stack("state")
+        if stack is not None:
+            self.stacks[id(nbytes)] = stack
+        told = stack if self._context in ("alloc", "all") else None
+        self._note(device.index, _Entry("alloc", nbytes.requested, nbytes.address, told))
+
+    def on_free(self, index: int, nbytes: int) -> None:
+        """Memory dies, in this thread and at this moment."""
+        address = nbytes.address if isinstance(nbytes, Block) else 0
+        stack = self._stack("all")
+        for action in ("free_requested", "free_completed"):
+            self._note(index, _Entry(action, nbytes, address, stack))
+
+    def after_free(self, device: torch.device, nbytes: int) -> None:
+        """The memory of a block may be used again, and so may its id."""
+        self.stacks.pop(id(nbytes), None)
+
+    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
+        """An allocation failed."""
+        free = limit - allocated
+        stack = self._stack("alloc")
+        self._note(device.index, _Entry("oom", nbytes, 0, stack, device_free=free))
+
+    def devices_removed(self) -> None:
+        """There is nothing more to record."""
+        record_history(None)
+
+    def events(self, index: int) -> list[dict[str, Any]]:
+        """What happened on a device, from the first to the last, stacks in words."""
+        entries = self._entries.get(index, ())
+        frames = _frames([entry.stack for entry in entries])
+        return [
+            {**entry.told, "frames": stack} for entry, stack in zip(entries, frames, strict=True)
+        ]
+
+
+def _frames(stacks: Iterable[Any]) -> list[list[dict[str, Any]]]:
+    """Stacks in words, innermost frame first, without the frames of simgpu itself."""
+    stacks = list(stacks)
+    known = [stack for stack in stacks if stack is not None]
+    words = iter(symbolize_tracebacks(known) if known else ())
+    return [
+        []
+        if stack is None
+        else [frame for frame in next(words) if not frame["filename"].startswith(_OWN_FILES)]
+        for stack in stacks
+    ]
+
+
+_history: History | None = None
+_last: History | None = None  # whose events are still shown after it has ended
+
+
+def _shown() -> History | None:
+    """The history of the devices that there are now, if any was recorded."""
+    return _last if _last is not None and _last.world is world.current_world() else None
+
+
+def record_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    clear_history: bool = False,
+    *_: Any,
+) -> None:
+    """Record from now on, or no longer: the arguments are those of torch's function in Python."""
+    global _history, _last
+    outer = _history
+    if outer is not None:
+        instruments.remove(outer)
+        _history = None
+    for device in world.active_devices:
+        device.call_at_free(None)
+    if enabled is None:
+        return
+    _history = _last = History(enabled, context, stacks, max_entries)
+    if outer is not None:
+        _history.stacks = outer.stacks
+        if not clear_history:
+            _history._entries = outer._entries
+    instruments.add(_history)
+    if enabled == "all":
+        for device in world.active_devices:
+            device.call_at_free(_at_free(_history, device.index))
+
+
+def _at_free(history: History, index: int) -> Callable[[int], None]:
+    return lambda nbytes: history.on_free(index, nbytes)
+
+
+def record_history_legacy(enabled: bool, record_context: bool = True, *_: Any) -> None:
+    """What `torch.cuda.memory._record_memory_history(True)` meant in older releases."""
+    record_history("all" if enabled else None, "all" if record_context else None, "python")
+
+
+def is_recording() -> bool:
+    """Whether a history is recorded."""
+    return _history is not None
+
+
+def _blocks(device: Device) -> list[int]:
+    """The bytes of every allocation of `device` that lives."""
+    device.collect_frees()
+    return [
+        found.args[0]
+        for found in gc.get_objects()
+        if type(found) is Allocation and device.owns(found)
+    ]
+
+
+_address = itertools.count(512, 512)  # of blocks that were made without a history
+
+
+def _segments(device: Device) -> list[dict[str, Any]]:
+    blocks = _blocks(device)
+    history = _shown()
+    stacks = {} if history is None else history.stacks
+    frames = _frames([stacks.get(id(block)) for block in blocks])
+    segments = []
+    for block, stack in zip(blocks, frames, strict=True):
+        recorded = isinstance(block, Block)
+        address = block.address if isinstance(block, Block) else next(_address)
+        told = {"address": address, "requested_size": block.requested if recorded else block}  # type: ignore[attr-defined]
+        segments.append(
+            {
+                **told,
+                "device": device.index,
+                "total_size": int(block),
+                "allocated_size": int(block),
+                "active_size": int(block),
+                "stream": 0,
+                "segment_type": "large",
+                "segment_pool_id": (0, 0),
+                "is_expandable": False,
+                "frames": stack,
+                "blocks": [
+                    {
+                        **told,
+                        "size": int(block),
+                        "state": "active_allocated",
+                        "frames": stack,
+                    }
+                ],
+            }
+        )
+    return sorted(segments, key=lambda segment: segment["address"])
+
+
+def snapshot(_: Any = None) -> dict[str, Any]:
+    """Segments and histories of all devices, as `torch.cuda.memory._snapshot` describes them."""
+    history = _shown()
+    return {
+        "segments": [segment for device in world.active_devices for segment in _segments(device)],
+        "device_traces": [
+            [] if history is None else history.events(device.index)
+            for device in world.active_devices
+        ],
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> list[dict[str, Any]]:
+    """The segments of all devices: one for each allocation that lives."""
+    segments: list[dict[str, Any]] = snapshot()["segments"]
+    return segments
+
+
+def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
+    """The stack of the allocation whose storage begins at an address; None if not recorded."""
+    for segment in memory_snapshot():
+        if segment["address"] == data_ptr and segment["frames"]:
+            frames: list[dict[str, Any]] = segment["frames"]
+            return frames
+    return None
+
+
+class _OutOfMemoryObserver(instruments.Instrument):
+    """Calls a function of the program wherever a device is full."""
+
+    def __init__(self, observer: Callable[[int, int, int, int], None]) -> None:
+        self._observer = observer
+
+    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
+        """Tell device, bytes asked for, bytes taken, and bytes free."""
+        self._observer(device.index, nbytes, allocated, limit - allocated)
+
+
+def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
+    """Call `observer(device, asked, allocated, free)` wherever a device is full, for good."""
+    instruments.add(_OutOfMemoryObserver(observer))

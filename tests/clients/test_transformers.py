@@ -1,0 +1,33 @@
+"""transformers' Trainer, which puts every model into a DataParallel where it sees several GPUs."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed: the extra 'clients'")
+pytest.importorskip("accelerate", reason="the Trainer needs accelerate: the extra 'clients'")
+
+BATCH = 8
+WRAPPERS = {True: "dataparallel.data_parallel", False: "torch.nn.parallel.data_parallel"}
+
+
+@pytest.fixture(scope="module")
+def alone(client):
+    return client("transformers_trainer", 1, BATCH, "float64")
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ours", "torch's"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_trainer_learns_as_on_one_gpu(client, alone, count, ours):
+    """In float64, where sums in another order come to next to nothing."""
+    seen = client("transformers_trainer", count, BATCH // count, "float64", ours=ours)
+    assert seen["gpus"] == count
+    assert seen["wrapper"] == WRAPPERS[ours]
+    assert seen["losses"][-1] < seen["losses"][0] / 2
+    torch.testing.assert_close(seen["losses"], alone["losses"])
+    torch.testing.assert_close(seen["weights"], alone["weights"])
+    assert seen["rows"] == {f"cuda:{i}": 3 * 32 // count for i in range(count)}
+    assert all(share > 10 for share in seen["batch"].values())
+    assert len(seen["batch"]) == count
+    assert seen["predictions"] == [32, 8, 20]
+    assert seen["saved_the_weights"]
+    assert seen["eval_loss"] < seen["losses"][0] / 2

@@ -1,0 +1,223 @@
+"""What PyTorch's harness and Python code call past torch.cuda: functions of torch._C, versions."""
+
+import ctypes
+
+import pytest
+import torch
+from torch.cuda import comm
+from torch.nn.parameter import UninitializedParameter
+
+import simgpu
+from simgpu._cuda import c_functions
+
+
+def test_every_function_is_there_and_goes_away():
+    before = {name: getattr(torch._C, name, None) for name in c_functions.FUNCTIONS}
+    with simgpu.as_cuda(1):
+        for name, function in c_functions.FUNCTIONS.items():
+            assert getattr(torch._C, name) is function
+    assert {name: getattr(torch._C, name, None) for name in c_functions.FUNCTIONS} == before
+
+
+def test_the_current_device(cuda):
+    assert torch._C._cuda_getDeviceCount() == 4
+    torch._C._cuda_setDevice(2)
+    assert torch._C._cuda_exchangeDevice(3) == 2
+    assert torch._C._cuda_maybeExchangeDevice(-1) == torch._C._cuda_getDevice() == 3
+    assert not torch._C._cuda_hasPrimaryContext(1)
+    x = torch.ones(2, device="cuda:1")
+    assert torch._C._cuda_hasPrimaryContext(1)
+    assert x.device == cuda[1]
+
+
+def test_the_current_stream(cuda):
+    stream = torch.cuda.Stream(2)
+    numbers = (stream.stream_id, stream.device_index, stream.device_type)
+    torch._C._cuda_setStream(*numbers)
+    assert torch._C._cuda_getCurrentStream(2) == numbers
+    assert torch._C._cuda_getDefaultStream(2)[0] == torch._C._cuda_getCurrentRawStream(1) == 0
+    assert torch._C._cuda_getCurrentRawStream(2) == stream.cuda_stream
+    assert (torch.cuda.current_device(), torch.cuda.current_stream()) == (2, stream)
+    with pytest.raises(ValueError, match="number of a cuda device type"):
+        torch._C._cuda_setStream(stream.stream_id, 2, 0)
+
+
+def test_a_stream_is_known_by_its_three_numbers(cuda):
+    """Not on the current device, but on the one whose index is given."""
+    made = torch.Stream("cuda:3")
+    again = torch.cuda.Stream(
+        stream_id=made.stream_id, device_index=made.device_index, device_type=made.device_type
+    )
+    assert (again, again.device) == (made, cuda[3])
+
+
+def test_handles_tell_streams_and_events_apart(cuda):
+    streams = [torch.cuda.Stream(index) for index in (0, 1, 2, 2)]
+    assert len({stream.cuda_stream for stream in streams} | {0}) == 5
+    assert torch.cuda.default_stream(1).cuda_stream == 0
+    first, second = torch.cuda.Event(), torch.cuda.Event()
+    assert first.cuda_event == first.event_id == 0
+    first.record()
+    second.record(streams[1])
+    assert len({first.cuda_event, second.cuda_event, 0}) == 3
+    assert (first.device, second.device) == (cuda[0], cuda[1])
+
+
+class Waiting:
+    """A clock on which time goes by only where somebody waits."""
+
+    def __init__(self):
+        self.time = 1.0
+
+    def now(self):
+        return self.time
+
+    def wait_until(self, moment):
+        self.time = max(self.time, moment)
+
+
+@pytest.fixture
+def clock(cuda):
+    from simgpu._runtime import clock
+
+    with clock.use(waiting := Waiting()):
+        yield waiting
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda stream, event: stream.synchronize(),
+        lambda stream, event: event.synchronize(),
+        lambda stream, event: torch.cuda.synchronize(1),
+    ],
+)
+def test_a_stream_that_sleeps_is_waited_for(clock, wait):
+    with torch.cuda.device(1):
+        torch.cuda._sleep(2 * 10**9)
+        stream = torch.cuda.current_stream()
+    event = stream.record_event()
+    assert not stream.query()
+    assert not event.query()
+    assert torch.cuda.current_stream().query()
+    assert clock.time == 1.0
+    wait(stream, event)
+    assert stream.query()
+    assert event.query()
+    assert clock.time == 3.0
+
+
+@pytest.mark.parametrize("through", ["wait_event", "wait", "wait_stream"])
+def test_a_stream_waits_for_another_that_sleeps(clock, through):
+    begin = torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(10**9)
+    first, second = torch.cuda.current_stream(), torch.cuda.Stream(1)
+    begin.record(second)
+    event = first.record_event()
+    if through == "wait_stream":
+        second.wait_stream(first)
+    elif through == "wait":
+        event.wait(second)
+    else:
+        second.wait_event(event)
+    assert not second.query()
+    end = second.record_event(torch.cuda.Event(enable_timing=True))
+    second.synchronize()
+    assert begin.elapsed_time(end) == 1000
+    assert first.query()
+
+
+def test_versions_agree_with_there_being_devices():
+    before = (torch.version.cuda, torch.backends.cuda.is_built(), torch.backends.cudnn.version())
+    with simgpu.as_cuda(1):
+        assert int(torch.version.cuda.split(".")[0]) >= 12
+        assert torch.backends.cuda.is_built()
+        assert torch.backends.cudnn.is_available()
+        assert torch.backends.cudnn.version() >= 90000
+        assert not torch.backends.cudnn.is_acceptable(torch.ones(1, device="cuda"))
+        assert torch._C._cuda_getCompiledVersion() >= 12000
+        # The compiler imports it where PyTorch is built with CUDA.
+        assert isinstance(torch._C._cuda_CUDAAllocator_AllocatorState, type)
+    after = (torch.version.cuda, torch.backends.cuda.is_built(), torch.backends.cudnn.version())
+    assert after == before
+
+
+def test_a_kernel_in_cudas_language_is_refused_when_it_is_called(cuda):
+    """Libraries make them when they are imported."""
+    square = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x * x; }")
+    with pytest.raises(NotImplementedError, match=r"torch\.cuda\.jiterator"):
+        square(torch.ones(2, device="cuda"))
+
+
+def test_the_runtime_library(cuda):
+    library = torch.cuda.cudart()
+    handle = ctypes.c_uint64()
+    with torch.cuda.device(2):
+        assert library.cudaStreamCreate(ctypes.addressof(handle)) == library.cudaError.success
+    stream = torch.cuda.ExternalStream(handle.value, device=2)
+    assert (stream.cuda_stream, stream.device) == (handle.value, cuda[2])
+    assert library.cudaStreamDestroy(handle.value) == library.cudaDeviceSynchronize() == 0
+    with pytest.raises(ValueError, match="0x0"):
+        library.cudaStreamCreate(0)
+    with pytest.raises(torch.cuda.CudaError, match="out of memory"):
+        torch.cuda.check_error(2)
+
+
+def test_memory_that_a_program_pins_itself(cuda):
+    x, library = torch.ones(20), torch.cuda.cudart()
+    assert library.cudaHostRegister(x.data_ptr(), x.nbytes, 0) == 0
+    assert x.is_pinned()
+    assert x[3:].is_pinned()
+    assert not torch.ones(20).is_pinned()
+    assert library.cudaHostRegister(x.data_ptr(), x.nbytes, 0) == 712
+    assert library.cudaHostUnregister(x.data_ptr()) == 0
+    assert not x.is_pinned()
+    assert library.cudaHostUnregister(x.data_ptr()) == 713
+
+
+def test_memory_without_a_tensor(cuda):
+    address = torch.cuda.caching_allocator_alloc(1000, 3)
+    assert torch.cuda.memory_allocated(torch.cuda.device(3)) == 1024
+    torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated(3) == 0
+    with pytest.raises(RuntimeError, match="invalid device pointer"):
+        torch.cuda.caching_allocator_delete(address)
+
+
+X = (6, 4)
+# What PyTorch says of wrong calls (torch/csrc/cuda/comm.cpp).
+WRONG_CALLS = {
+    "at least one device to scatter to": lambda x: comm.scatter(x, ()),
+    "at least one output tensor to scatter to": lambda x: comm.scatter(x, out=[]),
+    "devices and chunk_sizes to be of same length": lambda x: comm.scatter(x, [0, 0, 0], (2, 4)),
+    "all output tensors to be CUDA tensors, but output tensor at index 1": lambda x: comm.scatter(
+        x, out=[torch.empty(2, 4, device="cuda"), torch.empty(4, 4)]
+    ),
+    "Output tensor at index 0 has incorrect shape": lambda x: comm.scatter(
+        x, out=[torch.empty(1, 6, 4, device="cuda")]
+    ),
+    r"Total size for output tensors along scatter dim 1 does not match": lambda x: comm.scatter(
+        x, dim=-1, out=[torch.empty(6, 2, device="cuda")]
+    ),
+    "at least one tensor to gather from": lambda x: comm.gather(()),
+    "all input tensors to be CUDA tensors, but input tensor at index 1": lambda x: comm.gather(
+        (x.cuda(), x.cpu())
+    ),
+    "all output tensors to be CUDA tensors, but output tensor at index 0": lambda x: comm.broadcast(
+        x, out=[torch.empty(X)]
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+@pytest.mark.parametrize("text", WRONG_CALLS)
+def test_wrong_calls_of_comm_are_refused_in_cudas_words(cuda, text, device):
+    with pytest.raises(RuntimeError, match=text):
+        WRONG_CALLS[text](torch.ones(X, device=device))
+
+
+def test_a_lazy_module_raises_what_it_raises_on_cuda(cuda):
+    model = torch.nn.DataParallel(torch.nn.LazyLinear(3).cuda())
+    assert isinstance(model.module.weight, UninitializedParameter)
+    with pytest.raises(ValueError, match="uninitialized parameter"):
+        model(torch.ones(4, 2, device="cuda"))

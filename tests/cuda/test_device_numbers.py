@@ -1,0 +1,61 @@
+"""`torch.device(1)` is cuda:1 under as_cuda, as libraries expect that compare devices."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu._native import type_slots
+
+
+@given(index=st.integers(0, 3))
+def test_a_number_names_the_device_of_a_tensor_there(cuda, index):
+    device = torch.device(index)
+    for other in (torch.ones(2, device=index).device, torch.device("cuda", index), cuda[index]):
+        assert device == other
+        assert hash(device) == hash(other)
+        assert type(device) is type(other) is torch.device
+    assert (device.type, device.index, str(device)) == ("cuda", index, f"cuda:{index}")
+    assert {device: 1}[cuda[index]] == 1
+    assert copy.deepcopy(device) == pickle.loads(pickle.dumps(device)) == device
+    with torch.device(index):
+        assert torch.empty(1).device == device
+
+
+MISTAKES = [(), (None,), ("nope",), ("cuda", 99, 1), (-5,), (1.5,)]
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=str)
+def test_mistakes_are_told_as_ever(arguments):
+    told = []
+    for within in (simgpu.devices, simgpu.as_cuda):
+        with within(2), pytest.raises((RuntimeError, TypeError)) as caught:
+            torch.device(*arguments)
+        told.append((caught.type, str(caught.value)))
+    assert told[0] == told[1]
+
+
+def test_other_names_stay_what_they_are(cuda):
+    for name in ("cpu", "meta", "simgpu:1", "cuda", "cuda:2"):
+        assert str(torch.device(name)) == name
+    assert torch.device(type="cuda", index=1) == torch.device("cuda:1")
+
+
+def test_the_type_is_itself_again_afterwards():
+    slot = (id(torch.device) >> 3) + type_slots.NEW
+    made = torch.device.__new__
+    before = type_slots.words[slot]
+    with simgpu.devices(2):
+        assert torch.device(1).type == "simgpu"
+    with simgpu.as_cuda(2):
+        assert type_slots.words[slot] != before
+    assert (type_slots.words[slot], torch.device.__new__) == (before, made)
+
+
+def test_a_type_that_is_not_understood_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(type_slots, "NEW", type_slots.NEW + 1)
+    assert type_slots.replace_new(torch.device, lambda stock: stock) is None

@@ -1,0 +1,141 @@
+"""memory_snapshot and the history of allocations, in the form that PyTorch's visualiser reads."""
+
+import json
+import pickle
+
+import pytest
+import torch
+from torch.cuda import _memory_viz
+
+import simgpu
+
+
+@pytest.fixture
+def recorded(cuda):
+    yield torch.cuda.memory._record_memory_history
+    torch.cuda.memory._record_memory_history(None)
+
+
+def blocks(device=0):
+    segments = torch.cuda.memory._snapshot()["segments"]
+    return [block for s in segments if s["device"] == device for block in s["blocks"]]
+
+
+def events(device=0):
+    return torch.cuda.memory._snapshot()["device_traces"][device]
+
+
+def names(frames):
+    return [frame["name"] for frame in frames]
+
+
+def makes_a_tensor(*shape, device="cuda:0"):
+    return torch.ones(shape, device=device)
+
+
+def frees(tensors):
+    tensors.clear()
+
+
+def test_a_snapshot_needs_no_history(cuda):
+    x = torch.ones(300, device="cuda:2")
+    (segment,) = [s for s in torch.cuda.memory_snapshot() if s["device"] == 2]
+    assert segment["allocated_size"] == torch.cuda.memory_allocated(2) == 1536
+    del x
+    assert [s for s in torch.cuda.memory_snapshot() if s["device"] == 2] == []
+
+
+def test_the_snapshot_and_the_statistics_say_the_same(cuda):
+    tensors = [torch.ones(size, device="cuda:1") for size in (1, 200, 3000, 10**6)]
+    stats = torch.cuda.memory_stats(1)
+    segments = [s for s in torch.cuda.memory_snapshot() if s["device"] == 1]
+    for pool in ("all", f"{segments[0]['segment_type']}_pool"):
+        assert stats[f"segment.{pool}.current"] == len(segments) == len(tensors)
+        assert stats[f"allocation.{pool}.current"] == len(tensors)
+        for name in ("allocated", "reserved", "active", "requested"):
+            key = "total_size" if name == "reserved" else f"{name}_size"
+            assert stats[f"{name}_bytes.{pool}.current"] == sum(s[key] for s in segments)
+    assert stats["num_device_alloc"] - stats["num_device_free"] == len(tensors)
+    torch.cuda.empty_cache()
+    again = torch.cuda.memory_stats(1)
+    assert again["num_sync_all_streams"] == stats["num_sync_all_streams"] + 1
+
+
+@pytest.mark.parametrize("stacks", ["python", "all"])
+def test_every_block_knows_who_asked_for_it(recorded, stacks):
+    recorded("state", stacks=stacks)
+    x = makes_a_tensor(311, 411)
+    (block,) = blocks()
+    assert block["requested_size"] == x.nbytes
+    assert block["address"] == x.untyped_storage().data_ptr()
+    assert block["size"] == torch.cuda.memory_allocated()
+    python = [frame for frame in block["frames"] if frame["filename"].endswith(".py")]
+    assert names(python)[:2] == ["makes_a_tensor", "test_every_block_knows_who_asked_for_it"]
+    assert ("at::" in str(block["frames"])) == (stacks == "all")
+    assert torch._C._cuda_allocationTraceback(block["address"]) == block["frames"]
+    assert events() == []
+
+
+@pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
+def test_what_happened_is_told_in_order(recorded, context):
+    recorded("all", context=context, stacks="python")
+    tensors = [makes_a_tensor(3), makes_a_tensor(4)]
+    frees(tensors)
+    told = events()
+    kinds = ["alloc", "alloc", *2 * ["free_requested", "free_completed"]]
+    assert [event["action"] for event in told] == kinds
+    assert {event["addr"] for event in told[:2]} == {event["addr"] for event in told[2:]}
+    assert [event["size"] for event in told[:2]] == [12, 16]
+    made = ["makes_a_tensor" in names(event["frames"]) for event in told[:2]]
+    freed = ["frees" in names(event["frames"]) for event in told[2:]]
+    assert made == 2 * [context in ("alloc", "all")]
+    assert freed == 4 * [context == "all"]
+    times = [event["time_us"] for event in told]
+    assert times == sorted(times)
+
+
+def test_a_full_device_is_told(recorded):
+    recorded(stacks="python")
+    seen = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: seen.append(numbers))
+    x = torch.ones(128, device="cuda:1")
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate"):
+        torch.empty(2**40, device="cuda:1")
+    total = 16 * 2**30
+    assert seen == [(1, 2**42, 512, total - 512)]
+    assert [(e["action"], e.get("device_free")) for e in events(1)][-1] == ("oom", total - 512)
+    with pytest.raises(RuntimeError, match="Tried to allocate more than 1EB memory"):
+        torch.empty(2**60, dtype=torch.int8, device=x.device)
+
+
+def test_the_visualiser_reads_it(recorded):
+    recorded(stacks="python")
+    x = makes_a_tensor(20)
+    snapshot = torch.cuda.memory._snapshot()
+    assert pickle.loads(pickle.dumps(snapshot)) == snapshot
+    assert "makes_a_tensor" in json.dumps(snapshot)
+    assert "[0:80.0B]" in _memory_viz.trace(snapshot)
+    assert "512.0B" in _memory_viz.segsum(snapshot)
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "<script" in plot(snapshot)
+    assert x.nbytes == 80
+
+
+def test_the_oldest_events_are_forgotten(recorded):
+    recorded(max_entries=3, stacks="python")
+    for _ in range(4):
+        makes_a_tensor(2)
+    assert len(events()) == 3
+    recorded(max_entries=3, stacks="python", clear_history=True)
+    assert events() == []
+
+
+def test_a_history_ends_with_its_devices():
+    with simgpu.as_cuda(1):
+        torch.cuda.memory._record_memory_history(stacks="python")
+        x = makes_a_tensor(5)
+    with simgpu.as_cuda(1):
+        assert not torch._C._cuda_isHistoryEnabled()
+        makes_a_tensor(5)
+        assert (events(), blocks()) == ([], [])
+    assert x.nbytes == 20

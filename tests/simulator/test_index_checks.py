@@ -1,0 +1,232 @@
+"""Values that name places (labels, indices, offsets, sizes) are looked at before they are used.
+
+On the CPU most of these calls end the interpreter or read foreign memory; on a simulated device
+each is an error.
+"""
+
+import pytest
+import torch
+from torch.nn import functional
+
+ops = torch.ops.aten
+FAR = 10**9
+
+
+def on(device, *numbers):
+    return torch.tensor(numbers, device=device)
+
+
+def ctc_loss(targets, lengths=(1, 2), classes=4):
+    def call(device):
+        scores = torch.randn(5, 2, classes).to(device).requires_grad_().log_softmax(2)
+        loss = functional.ctc_loss(scores, torch.tensor(targets, device=device), (5, 5), lengths)
+        return torch.autograd.grad(loss, scores)
+
+    return call
+
+
+def ctc_backward(targets=((1, 2), (3, 1)), inputs=(5, 5), lengths=(2, 2), states=5):
+    def call(device):
+        scores, alpha = (
+            torch.zeros(5, 2, 4, device=device),
+            torch.zeros(2, 5, states, device=device),
+        )
+        ones, labels = torch.ones(2, device=device), torch.tensor(targets, device=device)
+        return ops._ctc_loss_backward(ones, scores, labels, inputs, lengths, ones, alpha, 0)
+
+    return call
+
+
+def nll_backward(op, label, shape):
+    def call(device):
+        labels = torch.full((shape[0], *shape[2:]), label, device=device)
+        grad = torch.ones(labels.shape, device=device)
+        total = torch.ones((), device=device)
+        scores = torch.ones(shape, device=device)
+        return op(grad, scores, labels, None, 0, -100, total)
+
+    return call
+
+
+def pooled(dims, adaptive, index):
+    """The gradient of max pooling, of two channels of 4 by 4 (by 4) into 2 by 2 (by 2)."""
+
+    def call(device):
+        x = torch.ones(1, 2, *[4] * dims, device=device)
+        grad = torch.ones(1, 2, *[2] * dims, device=device)
+        places = torch.zeros(grad.shape, dtype=torch.int64, device=device)
+        places[0, 0].fill_(index)
+        if adaptive:
+            return getattr(ops, f"adaptive_max_pool{dims}d_backward")(grad, x, places)
+        op = getattr(ops, f"max_pool{dims}d_with_indices_backward")
+        return op(grad, x, [2] * dims, [2] * dims, [0] * dims, [1] * dims, False, places)
+
+    return call
+
+
+def pooled_elsewhere(device):
+    """As many indices as gradients, for more images than there are."""
+    places = torch.zeros(2, 3, 2, 2, dtype=torch.int64, device=device)
+    x = torch.ones(1, 1, 4, 4, device=device)
+    return ops.adaptive_max_pool2d_backward(torch.ones(2, 3, 2, 2, device=device), x, places)
+
+
+def averaged_elsewhere(device):
+    x = torch.ones(1, 1, 4, 4, device=device)
+    return ops._adaptive_avg_pool2d_backward(torch.ones(2, 3, 2, 2, device=device), x)
+
+
+def bags(offsets, mode="sum", **options):
+    def call(device):
+        table, rows = torch.ones(5, 3, device=device), on(device, 0, 2, 1)
+        begins = on(device, *offsets).long()
+        return functional.embedding_bag(rows, table, begins, mode=mode, **options)
+
+    return call
+
+
+def bags_backward(indices=(0, 1, 1), bag_of=(0, 0, 1), rows=5, sizes=(2, 1), **options):
+    def call(device):
+        given = [on(device, *numbers) for numbers in (indices, bag_of, sizes)]
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        frequent, mode = options.get("frequent", False), options.get("mode", 0)
+        grad = torch.ones(2, 3, device=device)
+        return ops._embedding_bag_dense_backward(grad, *given, none, rows, frequent, mode, None)
+
+    return call
+
+
+def bags_of_weights(indices=(0, 1, 1), offsets=(0, 2), bag_of=()):
+    def call(device):
+        given = [on(device, *indices), on(device, *offsets), on(device, *bag_of).long()]
+        grad, table = torch.ones(2, 3, device=device), torch.ones(5, 3, device=device)
+        return ops._embedding_bag_per_sample_weights_backward(grad, table, *given, 0)
+
+    return call
+
+
+def table_backward(index, padding=-1):
+    def call(device):
+        grad = torch.ones(2, 3, device=device)
+        return ops.embedding_dense_backward(grad, on(device, 0, index), 5, padding, True)
+
+    return call
+
+
+def unpacked(*sizes):
+    def call(device):
+        data = torch.ones(3, 2, device=device, requires_grad=True)
+        result, _ = ops._pad_packed_sequence(data, torch.tensor(sizes), False, 0.0, -1)
+        return torch.autograd.grad(result.sum(), data)
+
+    return call
+
+
+def running_maximum(device):
+    x, found = torch.ones(5, device=device), torch.ones(2, device=device)
+    return ops._cummax_helper(x, found, on(device, 0), 0)
+
+
+BEYOND = "is out of bounds"
+
+CALLS = {
+    "a label far past the classes": (ctc_loss([[10**7, 0], [1, 2]]), IndexError, "10000000 is out"),
+    "a label one past the classes": (ctc_loss([[4, 0], [1, 2]]), IndexError, "Target 4 is out of"),
+    "a negative label": (ctc_loss([[-1, 0], [1, 2]]), IndexError, "Target -1 is out of bounds"),
+    "a label in a row of all": (ctc_loss([1, 2, FAR]), IndexError, BEYOND),
+    "a gradient of labels past the classes": (
+        ctc_backward(((1, 4), (3, 1))),
+        IndexError,
+        "Target 4 is out of bounds",
+    ),
+    "a gradient of longer labels": (ctc_backward(lengths=(2, FAR)), RuntimeError, "forward pass"),
+    "a gradient of longer input": (ctc_backward(inputs=(5, FAR)), RuntimeError, "forward pass"),
+    "a gradient of negative lengths": (ctc_backward(inputs=(-1, 5)), RuntimeError, "forward pass"),
+    "a gradient of fewer states": (ctc_backward(states=3), RuntimeError, r"log_alpha \(2, 5, 3\)"),
+    "a gradient of classes": (
+        nll_backward(ops.nll_loss_backward, FAR, (2, 3)),
+        IndexError,
+        "Target 1000000000 is out of bounds",
+    ),
+    "a gradient of classes of pixels": (
+        nll_backward(ops.nll_loss2d_backward, -7, (2, 3, 1, 1)),
+        IndexError,
+        "Target -7 is out of bounds",
+    ),
+    "more pooled than there is": (pooled_elsewhere, RuntimeError, r"input of shape \(1, 1, 4, 4\)"),
+    "more averaged than there is": (averaged_elsewhere, RuntimeError, "does not go with an input"),
+    "bags that begin before the first": (bags((0, -FAR)), RuntimeError, "offsets .* must rise"),
+    "bags that fall": (bags((0, 3, 1)), RuntimeError, r"must rise from 0, got \[0, 3, 1\]"),
+    "indices in no bag": (bags(()), RuntimeError, "3 indices lie in no embedding bag"),
+    "indices in no bag, of maxima": (bags((), "max"), RuntimeError, "no embedding bag"),
+    "indices in no bag before the last": (
+        bags((0,), include_last_offset=True),
+        RuntimeError,
+        r"offsets has shape \(1,\)",
+    ),
+    "bags that fall, of means": (bags((0, 3, 1), "mean"), RuntimeError, "must rise"),
+    "bags that fall, of maxima": (bags((0, 3, 1), "max"), RuntimeError, "must rise"),
+    "rows past the table": (bags_backward((0, FAR, 1)), RuntimeError, "indices .* from 0 to 4"),
+    "rows of a smaller table": (bags_backward((0, 4, 1), rows=1), RuntimeError, "from 0 to 0"),
+    "bags past the gradient": (bags_backward(bag_of=(0, FAR, 1)), RuntimeError, "offset2bag .* 0"),
+    "fewer bags than indices": (bags_backward(bag_of=(0, 1)), RuntimeError, "do not go with"),
+    "too few sizes of bags": (bags_backward(sizes=(2,), mode=1), RuntimeError, "bag_size of shape"),
+    "rows by frequency": (bags_backward((0, -7, 1), frequent=True), RuntimeError, "got -7 among"),
+    "weights of rows past the table": (bags_of_weights((0, FAR, 1)), RuntimeError, "from 0 to 4"),
+    "weights of bags past the end": (bags_of_weights(offsets=(0, 9)), RuntimeError, "up to 9"),
+    "weights of no bag": (bags_of_weights(bag_of=(0, FAR, 1)), RuntimeError, "offset2bag"),
+    "padding past the table": (table_backward(FAR, FAR), RuntimeError, "got 1000000000 among"),
+    "a gradient by frequency": (table_backward(FAR), RuntimeError, "from 0 to 4, got 1000000000"),
+    "batches that grow": (unpacked(1, 2), RuntimeError, r"must fall.* got \[1, 2\]"),
+    "batches of too many": (unpacked(2, 2), RuntimeError, "packed sequence of 3 rows"),
+    "batches of less than nothing": (unpacked(4, -1), RuntimeError, "must fall"),
+    "maxima in too little memory": (running_maximum, RuntimeError, "must have one shape"),
+    **{
+        f"{index} in {kind} {dims}": (
+            pooled(dims, kind == "adaptive", index),
+            RuntimeError,
+            f"from 0 to {4**dims - 1} in an input .* got {index} among them",
+        )
+        for kind in ("adaptive", "pooled")
+        for dims in (2, 3)
+        for index in (FAR, -1, 4**dims)
+    },
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_value_that_names_no_place_raises(simulated, name):
+    call, error, words = CALLS[name]
+    with pytest.raises(error, match=words):
+        call(simulated[1])
+
+
+RIGHT = {
+    "labels": ctc_loss([[3, 0], [1, 2]]),
+    "what follows a short target": ctc_loss([[3, -FAR], [1, 2]]),
+    "labels in a row": ctc_loss([3, 1, 2]),
+    "classes": nll_backward(ops.nll_loss_backward, 2, (2, 3)),
+    "a class to ignore": nll_backward(ops.nll_loss_backward, -100, (2, 3)),
+    "classes of pixels": nll_backward(ops.nll_loss2d_backward, 2, (2, 3, 1, 1)),
+    "empty bags": bags((0, 0, 3, 3)),
+    "rows": bags_backward((0, 4, 1), frequent=True),
+    "weights": bags_of_weights(),
+    "padding": table_backward(3, 3),
+    "batches": unpacked(2, 1),
+    **{
+        f"{kind} {dims}": pooled(dims, kind == "adaptive", 4**dims - 1)
+        for kind in ("adaptive", "pooled")
+        for dims in (2, 3)
+    },
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_values_that_name_places_are_let_through(simulated, name):
+    results = []
+    for device in (simulated[1], torch.device("cpu")):
+        torch.default_generator.manual_seed(0)
+        result = RIGHT[name](device)
+        results.append(result if isinstance(result, tuple) else (result,))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one.cpu(), other)

@@ -1,0 +1,131 @@
+"""`simgpu.enable` and `simgpu.disable`, and blocks of devices that are not used as blocks."""
+
+import gc
+import re
+
+import pytest
+import torch
+
+import simgpu
+from simgpu.errors import DeviceBlockError, DevicesActiveError, NoDevicesError
+
+WAYS = {
+    "simgpu.devices(2)": lambda: simgpu.devices(2),
+    "simgpu.as_cuda(3, memory='2GiB')": lambda: simgpu.as_cuda(3, memory="2GiB"),
+}
+ENABLE = {
+    "simgpu.devices(2)": "simgpu.enable(2)",
+    "simgpu.as_cuda(3, memory='2GiB')": "simgpu.enable(3, memory='2GiB', as_cuda=True)",
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    yield
+    assert torch.simgpu.device_count() == 0
+    assert not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("name", ["simgpu", "cuda"])
+def test_devices_last_until_they_are_disabled(name):
+    devices = simgpu.enable(3, memory=["1GiB", 512, "1KiB"], as_cuda=name == "cuda")
+    assert devices == [torch.device(name, index) for index in range(3)]
+    x = torch.ones(100, device=devices[2])
+    assert (x.device, torch.cuda.is_available()) == (devices[2], name == "cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.ones(1000, device=devices[1])
+    simgpu.disable()
+    assert (x.device.type, x.tolist()[0]) == ("simgpu", 1.0)
+    with pytest.raises(NoDevicesError, match=r"simgpu\.enable\(n\)"):
+        torch.ones(1, device="simgpu:0")
+
+
+def test_devices_begin_anew_every_time():
+    for _ in range(2):
+        simgpu.enable(2)
+        assert torch.simgpu.memory_allocated(1) == torch.simgpu.current_device() == 0
+        kept = torch.ones(4, device="simgpu:1")
+        torch.simgpu.set_device(1)
+        simgpu.disable()
+        del kept
+
+
+def test_enable_and_disable_say_what_to_do_where_they_do_not_fit():
+    with pytest.raises(DeviceBlockError, match=r"nothing to end.* simgpu\.enable\(n\)"):
+        simgpu.disable()
+    simgpu.enable(2, as_cuda=True)
+    for again in (lambda: simgpu.enable(4), lambda: simgpu.enable(2, as_cuda=True)):
+        with pytest.raises(DevicesActiveError, match=r"enable\(2, as_cuda=True\) .*simgpu.disable"):
+            again()
+    with pytest.raises(DevicesActiveError, match=r"call simgpu\.disable\(\)"), simgpu.devices(2):
+        pass
+    simgpu.disable()
+    with simgpu.devices(2):
+        with pytest.raises(DevicesActiveError, match="leave the `with"):
+            simgpu.enable(2)
+        with pytest.raises(DeviceBlockError, match="end with their block"):
+            simgpu.disable()
+        torch.ones(2, device="simgpu:1")
+
+
+def test_wrong_arguments_enable_nothing():
+    for wrong in ({"count": 0}, {"count": 2, "memory": "1 GB"}, {"count": 2, "force": True}):
+        with pytest.raises(ValueError, match=r"."):
+            simgpu.enable(**wrong)
+    with pytest.raises(TypeError):
+        simgpu.enable("2")
+    assert torch.simgpu.device_count() == 0
+
+
+@pytest.mark.parametrize("call", sorted(WAYS))
+def test_a_block_is_entered_once(call):
+    block = WAYS[call]()
+    text = re.escape(f"{call} was entered before") + ".*" + re.escape(f"call {call} again")
+    with block:
+        with pytest.raises(DeviceBlockError, match=text):
+            block.__enter__()
+        torch.ones(2, device="simgpu:1")  # the block goes on
+    with pytest.raises(DeviceBlockError, match=text), block:
+        pass
+    with pytest.raises(DeviceBlockError, match="is not entered"):
+        block.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("call", sorted(WAYS))
+def test_a_block_that_is_dropped_says_so(call):
+    block = WAYS[call]()
+    text = re.escape(f"write `with {call}:`, or {ENABLE[call]}")
+    assert re.search(f"{re.escape(call)}, not entered: {text}", repr(block))
+    with pytest.warns(RuntimeWarning, match=f"never entered: {text}"):
+        del block
+    block = WAYS[call]()
+    block.__enter__()
+    assert repr(block) == f"<{call}, entered>"
+    with pytest.warns(RuntimeWarning, match=f"dropped, which ended its devices: {text}"):
+        del block
+
+
+def test_a_block_decorates_a_function():
+    @simgpu.devices(2)
+    def count():
+        return torch.simgpu.device_count()
+
+    assert [count(), count()] == [2, 2]
+    del count
+    gc.collect()  # without a warning
+
+
+@pytest.mark.parametrize("first", ["import torch\nimport simgpu", "import simgpu"])
+@pytest.mark.parametrize("name", ["simgpu", "cuda"])
+def test_a_session_that_never_disables_ends_in_silence(python, first, name):
+    script = f"""
+{first}
+simgpu.enable(2, as_cuda={name == "cuda"})
+import torch
+x = torch.ones(2, device="{name}:1", requires_grad=True)
+(x * 2).sum().backward()
+print(x.grad)
+"""
+    done = python("-c", script)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"tensor([2., 2.], device='{name}:1')\n"
