@@ -72,10 +72,13 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("comm", "errors", "strategies"):
-        return importlib.import_module(f"simgpu.{name}")
-    if name not in _HOME:
+    submodule = name in ("comm", "errors", "strategies")
+    if not submodule and name not in _HOME:
         raise AttributeError(f"module 'simgpu' has no attribute {name!r}")
+    # First: under SIMGPU_DEVICE_COUNT it makes devices, and so imports what is asked for here.
+    importlib.import_module("torch")
+    if submodule:
+        return importlib.import_module(f"simgpu.{name}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -172,3 +172,11 @@ def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
         monkeypatch.setenv(name, "1")
     assert not set(PROCESS_DEVICES) & set(SessionSettings("x", (1, 2), "kept").environment())
     assert os.environ["PATH"] == SessionSettings("x", (1, 2), "kept").environment()["PATH"]
+
+
+@pytest.mark.parametrize("first", ["simgpu.devices", "simgpu.as_cuda", "simgpu.errors"])
+def test_the_variables_count_whatever_is_imported_first(python, first):
+    told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}
+    asks = "torch.cuda.device_count(), torch.cuda.get_device_properties(1).total_memory"
+    done = python("-c", f"import simgpu; {first}; import torch; print({asks})", **told)
+    assert done.stdout == f"2 {2**30}\n", done.stderr
