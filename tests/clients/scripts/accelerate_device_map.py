@@ -30,7 +30,7 @@ written = spread.generate(text.cuda(), max_new_tokens=4, do_sample=False, pad_to
 
 count = torch.cuda.device_count()
 block = compute_module_sizes(model)["transformer.h.0"]
-limits = {index: 2 * block for index in range(count)} | {"cpu": "1GiB"}
+limits = dict.fromkeys(range(count), 2 * block) | {"cpu": "1GiB"}
 shares = infer_auto_device_map(model, max_memory=limits, no_split_module_classes=["GPT2Block"])
 offloaded = dispatch_model(
     GPT2LMHeadModel.from_pretrained("saved").eval(), device_map=shares, offload_dir="offloaded"

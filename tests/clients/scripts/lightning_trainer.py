@@ -57,8 +57,7 @@ report = {
     "right": float(trainer.callback_metrics["right"]),
     "weights": torch.cat([p.detach().cpu().flatten() for p in model.parameters()]).tolist(),
     "reloaded": all(
-        torch.equal(a, b.cpu())
-        for a, b in zip(again.parameters(), model.parameters(), strict=True)
+        torch.equal(a, b.cpu()) for a, b in zip(again.parameters(), model.parameters(), strict=True)
     ),
 }
 print(json.dumps(report))
