@@ -1,4 +1,4 @@
-"""A training loop with accelerate's Accelerator on one GPU, in half precision with scaled losses."""
+"""A training loop with accelerate's Accelerator on one GPU, in half precision, losses scaled."""
 
 import json
 
