@@ -12,8 +12,7 @@ def alone(client):
     return client("ignite_trainer", 1)
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["ours", "torch's"])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(("count", "ours"), [(4, True), (2, False)], ids=["ours", "torch's"])
 def test_a_trainer_learns_as_on_one_gpu(client, alone, count, ours):
     seen = client("ignite_trainer", count, ours=ours)
     assert seen["wrapper"].startswith("dataparallel" if ours else "torch.nn.parallel")
