@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from simgpu import (
         strategies as strategies,  # needs hypothesis: a name, not in __all__
     )
+    from simgpu._backend import device_module
     from simgpu._backend.devices import devices
     from simgpu._cuda.as_cuda import as_cuda
     from simgpu._profiling.trace import Trace, trace
@@ -53,6 +54,7 @@ __all__ = [
     "Trace",
     "as_cuda",
     "comm",
+    "device_module",
     "devices",
     "disable",
     "enable",
@@ -74,6 +76,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name in ("comm", "errors", "strategies"):
         return importlib.import_module(f"simgpu.{name}")
+    if name == "device_module":
+        return importlib.import_module("simgpu._backend.device_module")
     if name not in _HOME:
         raise AttributeError(f"module 'simgpu' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
