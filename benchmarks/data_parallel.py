@@ -1,13 +1,13 @@
-"""Benchmark of DataParallel: ours beside torch.nn.DataParallel on the same devices, in one run.
+"""What DataParallel costs: ours next to its floor and to torch.nn.DataParallel, in one run.
 
     python benchmarks/data_parallel.py [--quick] [--devices simgpu|cuda] [--oversubscribe]
 
-Both sides are timed in turns, best of several rounds, so that a busy machine disturbs both alike.
-One intra-op thread. Next to them stands the floor: the same chunks computed one after the other on
-one device, without any parallelism, which every implementation has to do. On simulated devices,
-which compute one after the other anyway, no ratio can be below floor / theirs; what is above the
-floor is what data parallelism adds. The limits are those that the project holds itself to. Kernels
-and copies are counted on simulated devices only.
+Prints for each workload (see `workloads`) ours / floor and ours / theirs with the limits that the
+project holds itself to. Then times over 1 to 64 devices and 1 to 1,000 parameters, with the line
+that fits them: growth has to be linear. Steps are taken in turns, best of several rounds, with one
+intra-op thread. The floor is compared by CPU time, which a busy machine disturbs least, and theirs
+by the clock, for their threads wait for each other; real devices by the clock alone. Kernels and
+copies are counted on simulated devices only, where also the sweeps are.
 """
 
 from __future__ import annotations
@@ -15,105 +15,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import timeit
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import torch
-from torch import nn
+from timing import Step, best, line_through
+from workloads import WORKLOADS, ManyParameters, Workload, steps_of, two_layers
 
-import dataparallel
 import simgpu
 
-Step = Callable[[], Any]
+MOST_DEVICES = 64
+FARTHEST = 0.25  # of what the line says: how far a time of the sweep may be from it
 
 
-class Workload(NamedTuple):
-    """One thing to measure: the module, its batch, how many devices, and the limit for ours."""
-
-    name: str
-    make: Callable[[], nn.Module]
-    batch: tuple[int, ...]
-    devices: int
-    grad: bool
-    options: dict[str, Any]
-    limit: float
-    number: int
-
-
-class Tutorial(nn.Module):
-    """The model of PyTorch's data parallelism tutorial: one linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(5, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(x)
-
-
-def mlp() -> nn.Module:
-    """Fifty linear layers with an activation each: many small parameters."""
-    return nn.Sequential(*(layer for _ in range(50) for layer in (nn.Linear(16, 16), nn.ReLU())))
-
-
-WORKLOADS = [
-    Workload("tutorial, training step", Tutorial, (30, 5), 4, True, {}, 0.6, 20),
-    Workload("50-layer MLP, training step", mlp, (32, 16), 8, True, {}, 0.4, 1),
-    Workload("tutorial, inference", Tutorial, (30, 5), 4, False, {}, 0.6, 20),
-    Workload("50-layer MLP, inference", mlp, (32, 16), 8, False, {}, 0.6, 2),
-    Workload(
-        "tutorial, inference, cache_parameters",
-        Tutorial, (30, 5), 4, False, {"cache_parameters": True}, 0.35, 20,
-    ),
-    Workload(
-        "50-layer MLP, inference, cache_parameters",
-        mlp, (32, 16), 8, False, {"cache_parameters": True}, 0.35, 2,
-    ),
-]  # fmt: skip
-
-
-def step_of(model: Step, batch: torch.Tensor, grad: bool) -> Step:
-    """One forward, and one backward if there are gradients."""
-
-    def train() -> None:
-        model(batch).sum().backward()
-
-    def infer() -> None:
-        with torch.no_grad():
-            model(batch)
-
-    return train if grad else infer
-
-
-def steps_of(work: Workload, devices: list[torch.device]) -> dict[str, Step]:
-    """The step of both implementations and of none."""
-    torch.manual_seed(0)
-    places = devices[: work.devices]
-    net = work.make().to(places[0])
-    net.train(work.grad)
-    batch = torch.randn(work.batch, device=places[0])
-
-    def chunk_by_chunk(whole: torch.Tensor) -> torch.Tensor:
-        return torch.cat([net(chunk) for chunk in whole.chunk(len(places))])
-
-    ours = dataparallel.DataParallel(net, places, **work.options)
-    theirs = nn.DataParallel(net, places)
-    models = {"ours": ours, "theirs": theirs, "floor": chunk_by_chunk}
-    return {name: step_of(model, batch, work.grad) for name, model in models.items()}
-
-
-def best(steps: dict[str, Step], number: int, rounds: int) -> dict[str, float]:
-    """Seconds per call of each step: the best of `rounds` rounds, taken in turns."""
-    for step in steps.values():
-        step()
-        step()
-    times = {name: float("inf") for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            seconds = timeit.timeit(step, number=number) / number
-            times[name] = min(times[name], seconds)
-    return times
+def verdict(ratio: float, limit: float | None) -> tuple[str, bool]:
+    """A ratio in words, and whether its limit was missed."""
+    missed = limit is not None and ratio > limit
+    against = "" if limit is None else f" (limit {limit:g}: {'MISSED' if missed else 'held'})"
+    return f"{ratio:.2f}{against}", missed
 
 
 def counted(step: Step) -> tuple[int, int]:
@@ -121,56 +39,6 @@ def counted(step: Step) -> tuple[int, int]:
     with simgpu.trace() as trace:
         step()
     return len(trace.kernels), len(trace.copies)
-
-
-@contextlib.contextmanager
-def borrowed(kind: str, oversubscribe: bool) -> Iterator[list[torch.device]]:
-    """Eight devices, or as many real ones as there are."""
-    if kind == "simgpu":
-        with simgpu.devices(8) as devices:
-            yield list(devices)
-    elif oversubscribe:
-        yield [torch.device("cuda", 0)] * 8
-    else:
-        yield [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-
-
-def main() -> int:
-    """Print the ratios; the exit status says whether all limits held."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
-    parser.add_argument("--devices", choices=("simgpu", "cuda"), default="simgpu")
-    parser.add_argument("--oversubscribe", action="store_true", help="eight slots on one GPU")
-    arguments = parser.parse_args()
-    kind = "cuda" if arguments.oversubscribe else arguments.devices
-    torch.set_num_threads(1)
-    rounds = 5 if arguments.quick else 30
-    missed = False
-    with borrowed(kind, arguments.oversubscribe) as devices:
-        for work in WORKLOADS:
-            steps = steps_of(work, devices)
-            if kind == "cuda":
-                steps = {name: synchronised(step) for name, step in steps.items()}
-            seconds = best(steps, work.number, rounds)
-            ratio = seconds["ours"] / seconds["theirs"]
-            held = ratio <= work.limit
-            print(
-                f"{work.name}, {min(work.devices, len(devices))} devices: ours / theirs "
-                f"{ratio:.2f}  (limit {work.limit:g}: {'held' if held else 'MISSED'})\n    "
-                + ", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in seconds.items())
-                + f"; floor / theirs {seconds['floor'] / seconds['theirs']:.2f}"
-            )
-            missed |= not held
-            if kind == "simgpu":
-                launches = {name: counted(steps[name]) for name in ("ours", "theirs")}
-                fewer = all(a <= b for a, b in zip(*launches.values(), strict=True))
-                print(
-                    "    kernels and copies: "
-                    + ", ".join(f"{name} {k} + {c}" for name, (k, c) in launches.items())
-                    + ("" if fewer else "  MISSED: ours has more")
-                )
-                missed |= not fewer
-    return int(missed)
 
 
 def synchronised(step: Step) -> Step:
@@ -181,6 +49,111 @@ def synchronised(step: Step) -> Step:
         torch.cuda.synchronize()
 
     return run
+
+
+def compare(work: Workload, devices: list[torch.device], rounds: int) -> bool:
+    """Print one workload's ratios; return whether a limit was missed."""
+    steps = steps_of(work, devices)
+    real = devices[0].type == "cuda"
+    if real:
+        steps = {name: synchronised(step) for name, step in steps.items()}
+    seconds = best(steps, work.number, rounds)
+    work_time = {name: each.clock if real else each.cpu for name, each in seconds.items()}
+    floor, floor_missed = verdict(work_time["ours"] / work_time["floor"], work.over_floor)
+    waited = seconds["ours"].clock / seconds["theirs"].clock
+    theirs, theirs_missed = verdict(waited, work.over_theirs)
+    count = min(work.devices, len(devices))
+    plural = "s" * (count > 1)
+    print(f"{work.name}, {count} device{plural}: ours / floor {floor}, ours / theirs {theirs}")
+    print("    ms of CPU (clock): " + ", ".join(
+        f"{name} {each.cpu * 1e3:.3f} ({each.clock * 1e3:.3f})" for name, each in seconds.items()
+    ))  # fmt: skip
+    if real:
+        return floor_missed or theirs_missed
+    launches = {name: counted(steps[name]) for name in ("ours", "theirs", "floor")}
+    more = any(a > b for a, b in zip(launches["ours"], launches["theirs"], strict=True))
+    counts = ", ".join(f"{name} {k} + {c}" for name, (k, c) in launches.items())
+    print(f"    kernels + copies: {counts}" + ("  MISSED: ours has more" if more else ""))
+    return floor_missed or theirs_missed or more
+
+
+def grow(title: str, works: dict[int, Workload], devices: list[torch.device], rounds: int) -> bool:
+    """Print how the time grows with a size; return whether it is not along a line."""
+    times: dict[int, dict[str, float]] = {}  # CPU seconds
+    for size, work in works.items():
+        steps = steps_of(work, devices)
+        steps.pop("theirs")
+        found = best(steps, work.number, rounds)
+        times[size] = {name: each.cpu for name, each in found.items()}
+    print(f"{title}, training step, ms (floor): " + ", ".join(
+        f"{size}: {each['ours'] * 1e3:.2f} ({each['floor'] * 1e3:.2f})"
+        for size, each in times.items()
+    ))  # fmt: skip
+    missed = False
+    # One device is another path, without replicas.
+    sizes = [size for size, work in works.items() if work.devices > 1]
+    for name in ("ours", "floor"):
+        line = line_through(sizes, [times[size][name] for size in sizes])
+        straight = line.worst <= FARTHEST
+        missed |= not straight
+        print(
+            f"    {name}: {line.base * 1e6:.0f} us + {line.slope * 1e6:.1f} us for each; farthest "
+            f"from the line {line.worst:.0%}  (limit {FARTHEST:.0%}: "
+            f"{'held' if straight else 'MISSED'})"
+        )
+    return missed
+
+
+def sweeps() -> dict[str, dict[int, Workload]]:
+    """Workloads of growing sizes: devices with four rows each, and parameters on four devices."""
+    return {
+        "two layers on 1 to 64 devices": {
+            n: Workload("", two_layers, (4 * n, 16), n, True, None, None, 1 + 16 // n)
+            for n in (1, 2, 4, 8, 16, 32, MOST_DEVICES)
+        },
+        "1 to 1,000 parameters on 4 devices": {
+            count: Workload(
+                "",
+                lambda count=count: ManyParameters(count),
+                (8, 4),
+                4,
+                True,
+                None,
+                None,
+                1 + 16 // count,
+            )
+            for count in (1, 3, 10, 30, 100, 300, 1000)
+        },
+    }
+
+
+@contextlib.contextmanager
+def borrowed(kind: str, oversubscribe: bool) -> Iterator[list[torch.device]]:
+    """As many devices as the largest sweep takes, or as many real ones as there are."""
+    if kind == "simgpu":
+        with simgpu.devices(MOST_DEVICES) as devices:
+            yield list(devices)
+    elif oversubscribe:
+        yield [torch.device("cuda", 0)] * 32
+    else:
+        yield [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+def main() -> int:
+    """Print the ratios and the sweeps; the exit status says whether all limits held."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
+    parser.add_argument("--devices", choices=("simgpu", "cuda"), default="simgpu")
+    parser.add_argument("--oversubscribe", action="store_true", help="many slots on one GPU")
+    arguments = parser.parse_args()
+    kind = "cuda" if arguments.oversubscribe else arguments.devices
+    torch.set_num_threads(1)
+    rounds = 5 if arguments.quick else 40
+    with borrowed(kind, arguments.oversubscribe) as devices:
+        missed = [compare(work, devices, rounds) for work in WORKLOADS]
+        if kind == "simgpu":
+            missed += [grow(title, of, devices, rounds // 4 + 1) for title, of in sweeps().items()]
+    return int(any(missed))
 
 
 if __name__ == "__main__":

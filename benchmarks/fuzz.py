@@ -138,7 +138,7 @@ def main() -> None:
         ours += rate / len(parts[0][0])
         print(f"{name:14} {rate:8.0f} combinations/s in {JOBS} processes")
     # Widths as in the property of gradient sums: 1 to 5 features.
-    shapes = [(n, batch, 1 + place % 5) for place, (n, batch) in enumerate(parts[0][1])]
+    shapes = [(n, batch, 1 + index % 5) for index, (n, batch) in enumerate(parts[0][1])]
     done = subprocess.run(
         [options.jax, "-c", JAX_SIDE],
         input=json.dumps([options.seconds, shapes]),

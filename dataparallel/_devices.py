@@ -73,12 +73,12 @@ def resolve(device: DeviceLike, device_type: str) -> torch.device:
         ValueError: a negative index.
         TypeError: something that names no device.
     """
-    if type(device) is torch.device and device.index is not None and device.type != "cpu":
-        return device
     if isinstance(device, int) and not isinstance(device, bool):
         if device < 0:
             raise ValueError(f"expected a non-negative device index, but got {device}")
         return CPU if device_type == "cpu" else torch.device(device_type, device)
+    if type(device) is torch.device and device.index is not None and device.type != "cpu":
+        return device
     if isinstance(device, str):
         device = torch.device(device)
     if not isinstance(device, torch.device):

@@ -7,7 +7,6 @@ from which its replicas are built.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -125,17 +124,19 @@ class DataParallel(Module, Generic[T]):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module on its devices (see the class)."""
+        module = self.module
         if not self.device_ids:
-            return self.module(*inputs, **kwargs)
+            return module(*inputs, **kwargs)
         devices = self._devices(self.device_ids)
-        plan = None if len(devices) == 1 else self._current_plan(self.module)
-        _check_placement(_tensors_of(self.module) if plan is None else plan.tensors, devices[0])
+        plan = None if len(devices) == 1 else self._current_plan(module)
+        _check_placement(_tensors_of(module) if plan is None else plan.tensors, devices[0])
         output_device = self.device_ids[0] if self.output_device is None else self.output_device
         if self._has_replaced_steps():
-            return _run(self, self.module, self.device_ids, output_device, inputs, kwargs)
+            return _run(self, module, self.device_ids, output_device, inputs, kwargs)
         steps = _CheckedSteps(devices, plan, self.dim, self.chunking, self.cache_parameters)
-        target = self._devices([output_device])[0]
-        return _run(steps, self.module, devices, target, inputs, kwargs)
+        # On one device nothing is gathered.
+        target = devices[0] if plan is None else self._devices([output_device])[0]
+        return _run(steps, module, devices, target, inputs, kwargs)
 
     def replicate(self, module: T, device_ids: Sequence[DeviceLike]) -> list[T]:
         """A replica of `module` for each device."""
@@ -164,10 +165,9 @@ class DataParallel(Module, Generic[T]):
 
     def _has_replaced_steps(self) -> bool:
         """Whether a subclass, or an attribute of this object, stands for one of the four steps."""
-        return any(
-            getattr(getattr(self, name), "__func__", None) is not step
-            for name, step in _OWN_STEPS.items()
-        )
+        kind = type(self)
+        steps = (kind.scatter, kind.replicate, kind.parallel_apply, kind.gather)
+        return steps != _OWN_STEPS or not _STEP_NAMES.isdisjoint(self.__dict__)
 
     def _devices(self, device_ids: Sequence[DeviceLike]) -> list[torch.device]:
         return [resolve(device, self.device_type or "cpu") for device in device_ids]
@@ -182,10 +182,13 @@ class DataParallel(Module, Generic[T]):
 
 
 # As they were defined: what is patched into the class later replaces a step as well.
-_OWN_STEPS = {
-    name: DataParallel.__dict__[name]
-    for name in ("scatter", "replicate", "parallel_apply", "gather")
-}
+_STEP_NAMES = frozenset(("scatter", "replicate", "parallel_apply", "gather"))
+_OWN_STEPS = (
+    DataParallel.scatter,
+    DataParallel.replicate,
+    DataParallel.parallel_apply,
+    DataParallel.gather,
+)
 
 
 class _CheckedSteps(NamedTuple):
@@ -268,7 +271,20 @@ def data_parallel(
 
 
 def _tensors_of(module: Module) -> Iterator[torch.Tensor]:
-    return itertools.chain(module.parameters(), module.buffers())
+    """The parameters and buffers of a module and its submodules."""
+    # Module.parameters() names every tensor, which costs as much as a small module's forward.
+    seen = {module}
+    waiting = [module]
+    while waiting:
+        current = waiting.pop()
+        for registered in (current._parameters, current._buffers):
+            for tensor in registered.values() if registered else ():
+                if tensor is not None:
+                    yield tensor
+        for child in current._modules.values() if current._modules else ():
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
 
 
 def _check_placement(tensors: Iterable[torch.Tensor], source: torch.device) -> None:

@@ -104,9 +104,22 @@ def scatter_kwargs(
         if not kwargs:
             return (), ()
         inputs = ()
+    if len(target_gpus) == 1 and type(inputs) is tuple:
+        device = target_gpus[0]
+        leaves = (*inputs, *kwargs.values()) if kwargs else inputs
+        if all(_stays(leaf, device, dim) for leaf in leaves):
+            return (inputs,), (dict(kwargs),)
     columns = _scatter([inputs, kwargs], ["inputs", "kwargs"], target_gpus, dim, chunking)
     # Every replica may change the keyword arguments it was called with.
     return tuple(columns[0]), tuple(dict(each) for each in columns[1])
+
+
+def _stays(leaf: Any, device: DeviceLike, dim: int) -> bool:
+    """Whether one chunk on `device` is the leaf itself: a tensor that is there, or a constant."""
+    if isinstance(leaf, torch.Tensor):
+        dims = leaf.dim()
+        return (-dims <= dim < dims or dims == 0) and leaf.device == device
+    return leaf is None or type(leaf) in (bool, int, float, str)
 
 
 def _scatter(
@@ -176,6 +189,8 @@ def _scatter_leaf(
     if isinstance(leaf, torch.Tensor):
         if sizes is None:
             return [leaf.to(device, non_blocking=True) for device in devices]
+        if len(sizes) == 1 and leaf.device == devices[0]:
+            return [leaf]  # whole, and where it shall be
         if leaf.requires_grad and torch.is_grad_enabled():
             chunks: tuple[torch.Tensor, ...] = apply(Scatter, devices, sizes, dim, leaf)
             return chunks

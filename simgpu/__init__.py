@@ -15,7 +15,7 @@ the table, which a test compares with every import):
     _backend        registration with PyTorch; device_module is torch.simgpu; torch_patches are
                     the monkey patches of torch that stay
     _cuda           simgpu.as_cuda: devices that answer to "cuda", for the length of a block
-    _startup        what a process does when it imports torch
+    _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
     _cli, __main__  the commands
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from simgpu import (
         strategies as strategies,  # needs hypothesis: a name, not in __all__
     )
+    from simgpu._backend import device_module
     from simgpu._backend.devices import devices
     from simgpu._cuda.as_cuda import as_cuda
     from simgpu._profiling.trace import Trace, trace
@@ -53,6 +54,7 @@ __all__ = [
     "Trace",
     "as_cuda",
     "comm",
+    "device_module",
     "devices",
     "disable",
     "enable",
@@ -72,10 +74,16 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("comm", "errors", "strategies"):
-        return importlib.import_module(f"simgpu.{name}")
-    if name not in _HOME:
+    modules = {
+        **{public: f"simgpu.{public}" for public in ("comm", "errors", "strategies")},
+        "device_module": "simgpu._backend.device_module",
+    }
+    if name not in modules and name not in _HOME:
         raise AttributeError(f"module 'simgpu' has no attribute {name!r}")
+    # First: under SIMGPU_DEVICE_COUNT it makes devices, and so imports what is asked for here.
+    importlib.import_module("torch")
+    if name in modules:
+        return importlib.import_module(modules[name])
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

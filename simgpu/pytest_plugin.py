@@ -1,6 +1,6 @@
-"""The pytest plugin: the fixture `devices`, on real GPUs or on simulated ones.
+"""The pytest plugin: the fixtures of devices, on real GPUs or on simulated ones.
 
-Here are the hooks and the fixture that pytest looks up by name; what they do is in the files of
+Here are the hooks and the fixtures that pytest looks up by name; what they do is in the files of
 `simgpu/_pytest`. The plugin is loaded in every pytest session of an environment that has simgpu
 installed, so it imports torch only when a test (or an option naming real GPUs) needs it.
 """
@@ -23,8 +23,8 @@ from simgpu._pytest.marker import (
     give_devices_if_marked,
     wanted_by,
 )
-from simgpu._pytest.options import add_options, check_numbers, read_options
-from simgpu._pytest.pools import plural
+from simgpu._pytest.options import add_options, check, read_options
+from simgpu._pytest.pools import Scope, plural
 
 if TYPE_CHECKING:
     import torch
@@ -41,13 +41,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DESCRIPTION)
     options = read_options(config)
-    check_numbers(options)
+    check(options)
     # `auto` waits for the first test that needs it, because only torch can count the GPUs.
     if (
         options.kind != "auto"
         or options.oversubscribe
         or options.per_worker is not None
         or options.as_cuda
+        or options.process_count
+        or options.memory
     ):
         session_pool(config)
 
@@ -85,6 +87,30 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
         yield lent
 
 
+@pytest.fixture(scope="module")
+def module_devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
+    """Devices that all tests of a module share, as for a model that is built once.
+
+    As many as `devices` gives, or what a marker of the module (``pytestmark``) asks for. Tests of
+    the module that take `devices` get the first of these: seeds, current device and peak memory
+    counters start afresh for each of them, memory in use stays. A test that takes `module_devices`
+    alone finds everything as the test before it left it.
+    """
+    with _lend(request, "module") as lent:
+        yield lent
+
+
+@pytest.fixture(scope="session")
+def session_devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
+    """Devices that all tests of the session share, from the first test that asks for them on.
+
+    As `module_devices`, which are the first of these from then on. Under pytest-xdist each worker
+    has a session of its own.
+    """
+    with _lend(request, "session") as lent:
+        yield lent
+
+
 @pytest.fixture(name=MARKED_DEVICES)
 def _marked_devices(request: pytest.FixtureRequest) -> Iterator[None]:
     """The devices of a test that has the marker and no fixture of ours."""
@@ -92,7 +118,9 @@ def _marked_devices(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def _lend(request: pytest.FixtureRequest) -> contextlib.AbstractContextManager[list[torch.device]]:
+def _lend(
+    request: pytest.FixtureRequest, scope: Scope = "function"
+) -> contextlib.AbstractContextManager[list[torch.device]]:
     """Give a test what its marker asks for, or skip it."""
     pool = session_pool(request.config)
     wanted = wanted_by(request.node) or Wanted(pool.count)
@@ -102,4 +130,4 @@ def _lend(request: pytest.FixtureRequest) -> contextlib.AbstractContextManager[l
     if wanted.distinct and not pool.distinct:
         needs = f"{wanted.count} distinct devices"
         skips.skip(request, f"needs {needs}, this session has {pool.describe()}")
-    return pool.lend(pool.count if wanted.at_least else wanted.count)
+    return pool.lend(pool.count if wanted.at_least else wanted.count, scope)

@@ -79,15 +79,19 @@ def device_counts(min_value: int = 1, max_value: int = 8) -> SearchStrategy[int]
     return st.integers(*within_limits(min_value, max_value))
 
 
+@functools.lru_cache(maxsize=64)
+def _orders(count: int) -> SearchStrategy[Sequence[int]]:
+    """Orders of the numbers below `count`, half of them ascending: most code sees only that."""
+    return st.permutations(range(count)) | st.just(range(count))
+
+
 @st.composite
 def _lists(draw: DrawFn, devices: Sequence[T], least: int, most: int, repeats: bool) -> list[T]:
     count = draw(device_counts(least, most))
     if repeats:
         indices = draw(st.lists(st.integers(0, len(devices) - 1), min_size=count, max_size=count))
     else:
-        everything = range(len(devices))
-        # Half of the lists in order: most code only ever sees those.
-        indices = list(draw(st.permutations(everything) | st.just(everything)))[:count]
+        indices = list(draw(_orders(len(devices))))[:count]
     return [devices[index] for index in indices]
 
 
@@ -144,6 +148,8 @@ def _batches(draw: DrawFn, devices: int, least: int, most: int) -> int:
     return batch
 
 
+# Kept: hypothesis takes longer to check a new strategy than to draw from it.
+@functools.lru_cache(maxsize=512)
 def batches(devices: int, max_size: int = 200, min_size: int = 0) -> SearchStrategy[int]:
     """Batch sizes for this number of devices, about half of them at its edges.
 
@@ -176,6 +182,7 @@ def chunkings(batch: int, devices: int, min_size: int = 0) -> SearchStrategy[lis
     return st.lists(st.integers(0, spare), min_size=devices - 1, max_size=devices - 1).map(sizes)
 
 
+@functools.lru_cache(maxsize=64)
 def dims(ndim: int) -> SearchStrategy[int]:
     """Dimensions of a tensor of `ndim` dimensions, counted from either end."""
     return st.integers(0, ndim - 1) | st.integers(-ndim, -1)

@@ -9,12 +9,17 @@ travel one by one, and so do all tensors within a transform (see `transforms`).
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 BUCKET_BYTES = 10 * 2**20  # torch/nn/parallel/comm.py, buffer_size
+
+# To cut a run takes up to three operators, and each tensor alone takes two.
+_SHORTEST_RUN = 4
 
 
 class Slot(NamedTuple):
@@ -32,11 +37,52 @@ class Slot(NamedTuple):
         return self.size.numel() * (2 if self.paired else 1)
 
 
+class Run(NamedTuple):
+    """Contiguous tensors one after the other in a bucket that differ in their first size alone."""
+
+    offset: int
+    elements: int
+    trailing: torch.Size  # the sizes that they have in common
+    rows: list[int]  # the first size of each
+    numbers: list[int]
+
+
+class Bucket(tuple[Slot, ...]):
+    """The slots of one flat tensor, in the order of their offsets."""
+
+    @functools.cached_property
+    def plain(self) -> bool:
+        """Whether all tensors are contiguous and none is complex."""
+        return not any(slot.paired or slot.order is not None for slot in self)
+
+    @functools.cached_property
+    def runs(self) -> list[Run | Slot]:
+        """The bucket's tensors, in runs where these are long enough to be worth it."""
+        found: list[Run | Slot] = []
+        for trailing, group in itertools.groupby(self, _common_sizes):
+            slots = list(group)
+            if trailing is None or len(slots) < _SHORTEST_RUN:
+                found += slots
+                continue
+            elements = sum(slot.elements() for slot in slots)
+            rows = [slot.size[0] for slot in slots]
+            numbers = [slot.number for slot in slots]
+            found.append(Run(slots[0].offset, elements, trailing, rows, numbers))
+        return found
+
+
+def _common_sizes(slot: Slot) -> torch.Size | None:
+    """All sizes but the first; None for a tensor that is not cut out of a run."""
+    if slot.paired or slot.order is not None or slot.elements() == 0 or not slot.size:
+        return None
+    return slot.size[1:]
+
+
 class Layout(NamedTuple):
     """Where each of a list of tensors travels."""
 
     total: int
-    buckets: list[list[Slot]]
+    buckets: list[Bucket]
     unbucketed: list[int]
 
 
@@ -65,7 +111,11 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
     buckets: list[list[Slot]] = []
     unbucketed: list[int] = []
     open_buckets: dict[torch.dtype, tuple[list[Slot], int]] = {}
-    indices: Sequence[int] = range(len(tensors))
+    # Tensors that can be cut out together lie next to each other (see Run).
+    alike: dict[torch.Size, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        alike.setdefault(tensor.shape[1:], []).append(index)
+    indices: Sequence[int] = [index for group in alike.values() for index in group]
     if any(tensor.is_complex() for tensor in tensors):
         indices = sorted(indices, key=lambda index: not tensors[index].is_complex())
     for index in indices:
@@ -89,7 +139,7 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
             buckets.append(slots)
         slots.append(slot._replace(offset=used))
         open_buckets[dtype] = (slots, used + slot.elements())
-    return Layout(len(tensors), buckets, sorted(unbucketed))
+    return Layout(len(tensors), list(map(Bucket, buckets)), sorted(unbucketed))
 
 
 def subset(layout: Layout, indices: Sequence[int]) -> Layout:
@@ -104,7 +154,7 @@ def subset(layout: Layout, indices: Sequence[int]) -> Layout:
                 slots.append(slot._replace(offset=used))
                 used += slot.elements()
         if slots:
-            buckets.append(slots)
+            buckets.append(Bucket(slots))
     return Layout(layout.total, buckets, [index for index in layout.unbucketed if index in wanted])
 
 
@@ -114,10 +164,14 @@ def without_buckets(layout: Layout) -> Layout:
     return Layout(layout.total, [], sorted([*bucketed, *layout.unbucketed]))
 
 
-def flatten(tensors: Sequence[torch.Tensor], bucket: list[Slot]) -> torch.Tensor:
+def flatten(tensors: Sequence[torch.Tensor], bucket: Bucket) -> torch.Tensor:
     """One flat tensor that holds a bucket's tensors: a copy, or a view of a single one."""
     if len(bucket) == 1:
         return _flat(tensors[bucket[0].number], bucket[0])
+    if bucket.plain:
+        parts = [tensors[slot.number] for slot in bucket]
+        if not any(map(torch.Tensor.is_neg, parts)):
+            return torch.cat([part.flatten() for part in parts])
     return torch.cat([_flat(tensors[slot.number], slot) for slot in bucket])
 
 
@@ -134,14 +188,23 @@ def _flat(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
     return tensor if tensor.dim() == 1 and tensor.is_contiguous() else tensor.reshape(-1)
 
 
-def unflatten(flat: torch.Tensor, bucket: list[Slot], outputs: list[torch.Tensor]) -> None:
+def unflatten(flat: torch.Tensor, bucket: Bucket, outputs: list[torch.Tensor]) -> None:
     """Put the tensors of a flat bucket into their places in `outputs`.
 
     They share the bucket's memory, yet each has its own version counter: an in-place change of
     one must not spoil what autograd saved of another (comm.cpp, "Version Counter").
     """
     base = flat.storage_offset()
-    for slot in bucket:
+    for run in bucket.runs:
+        if isinstance(run, Run):
+            part = flat if run.elements == flat.numel() else flat.narrow(0, *run[:2])
+            part = part.view(-1, *run.trailing) if run.trailing else part
+            # The one operator that cuts a tensor into parts with version counters of their own.
+            pieces = torch.unsafe_split_with_sizes(part, run.rows)
+            for number, piece in zip(run.numbers, pieces, strict=True):
+                outputs[number] = piece
+            continue
+        slot = run
         size, stride = slot.size, slot.stride
         if slot.paired:
             size, stride = torch.Size((*size, 2)), (*(2 * step for step in stride), 1)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from simgpu._fuzz.plan import DEFAULT_DATABASE
+from simgpu._fuzz.session_settings import DEFAULT_DATABASE
 
 
 def device_count(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import importlib.util
@@ -102,13 +103,13 @@ def run_script(options: ScriptOptions) -> None:
     if options.replace_data_parallel:
         _replace_data_parallel()
     program = options.program
-    with _watched(options.trace, options.summary):
-        if program.kind == "module":
-            runpy.run_module(program.text, run_name="__main__", alter_sys=True)
-        elif program.kind == "code":
-            _run_code(program.text)
-        else:
-            runpy.run_path(program.text, run_name="__main__")
+    _watch_until_exit(options.trace, options.summary)
+    if program.kind == "module":
+        runpy.run_module(program.text, run_name="__main__", alter_sys=True)
+    elif program.kind == "code":
+        _run_code(program.text)
+    else:
+        runpy.run_path(program.text, run_name="__main__")
 
 
 def _run_code(text: str) -> None:
@@ -129,10 +130,21 @@ def _replace_data_parallel() -> None:
     nn.parallel.data_parallel = ours.data_parallel
 
 
-def _watched(path: str | None, summary: bool) -> contextlib.AbstractContextManager[Any]:
-    """Watch the devices for `--trace` and `--summary`, also where the script ends in an error."""
+def _watch_until_exit(path: str | None, summary: bool) -> None:
+    """Watch the devices for `--trace` and `--summary`, which are written when the process ends.
+
+    That is when its threads have ended, also those that the script did not wait for, and the exit
+    handlers of the script have run; also where it ended in an error.
+    """
     if path is None and not summary:
-        return contextlib.nullcontext()
+        return
     from simgpu._profiling.watch import watch
 
-    return watch(path, sys.stderr if summary else None)
+    watching = watch(path, sys.stderr if summary else None)
+    watching.__enter__()
+    atexit.register(_end, watching, os.getpid())
+
+
+def _end(watching: contextlib.AbstractContextManager[None], process: int) -> None:
+    if os.getpid() == process:  # and not a child that it forked
+        watching.__exit__(None, None, None)

@@ -43,8 +43,10 @@ def to_simgpu(device: Any) -> Any:
 
 
 def named(device: Any) -> Any:
-    """`to_simgpu` for a device in any form that PyTorch takes one in."""
-    if isinstance(device, str) and device.startswith(CUDA):
+    """`to_simgpu` for a device in any form that PyTorch takes one in: a number is a CUDA device."""
+    if (isinstance(device, str) and device.startswith(CUDA)) or (
+        isinstance(device, int) and not isinstance(device, bool) and device >= 0
+    ):
         device = torch.device(device)
     return to_simgpu(device)
 

@@ -1,7 +1,7 @@
 """`simgpu fuzz` and `simgpu replay`: look for examples that break a property, run one again.
 
 A campaign (`campaign`) starts sessions of pytest (`sessions`) that load a plugin of ours
-(`pytest_side`). The plugin counts and keeps what its process sees (`recorder`, `failures`), each
+(`session_plugin`). The plugin counts and keeps what its process sees (`recorder`, `failures`), each
 process writes its counts to a file (`tally`), and their sum is the report (`report`).
 
 May import: `_testing`, `torch`, `hypothesis`, `pytest`, `jinja2`, `tqdm`.

@@ -20,8 +20,8 @@ from typing import Any
 
 from simgpu._fuzz import report
 from simgpu._fuzz.interrupts import one_interrupt
-from simgpu._fuzz.plan import Plan, absolute_database
 from simgpu._fuzz.progress import Progress
+from simgpu._fuzz.session_settings import SessionSettings, absolute_database
 from simgpu._fuzz.sessions import pytest_command
 from simgpu._fuzz.tally import Tally, sum_tallies
 
@@ -76,7 +76,9 @@ class Campaign:
         self.seconds = 0.0
         self.progress = Progress(self.minutes, options.examples)
         database = absolute_database(options.database)
-        self.plan = Plan(str(folder), options.devices, database, options.jobs, options.examples)
+        self.settings = SessionSettings(
+            str(folder), options.devices, database, options.jobs, options.examples
+        )
 
     def run(self) -> int:
         """Return 0, or the exit status of the session that did not end well."""
@@ -98,17 +100,17 @@ class Campaign:
         return status
 
     def _session(self, left: float | None) -> int:
-        plan = replace(self.plan, minutes=None if left is None else left / 60)
+        settings = replace(self.settings, minutes=None if left is None else left / 60)
         arguments = ["-q", *self.options.paths]
-        if plan.jobs > 1:
-            arguments += ["-n", str(plan.jobs), "--dist", "worksteal"]
+        if settings.jobs > 1:
+            arguments += ["-n", str(settings.jobs), "--dist", "worksteal"]
         if self.options.keyword:
             arguments += ["-k", self.options.keyword]
         with self.log.open("w") as log:
             # A session of its own, so that Ctrl-C reaches pytest through this process alone.
             session = subprocess.Popen(
-                pytest_command(plan, arguments),
-                env=plan.environment(),
+                pytest_command(settings, arguments),
+                env=settings.environment(),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

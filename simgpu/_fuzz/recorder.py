@@ -14,8 +14,8 @@ from hypothesis.errors import HypothesisException
 from hypothesis.strategies import DataObject
 
 from simgpu._fuzz import failures
-from simgpu._fuzz.plan import Plan
 from simgpu._fuzz.reproducers import DrawRecorder
+from simgpu._fuzz.session_settings import SessionSettings
 from simgpu._fuzz.tally import SlowExample, Tally
 
 SAVE_EVERY = 0.5  # seconds
@@ -24,9 +24,9 @@ SAVE_EVERY = 0.5  # seconds
 class ExampleRecorder:
     """Runs the examples of one property after the other, and keeps the tally of the process."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, settings: SessionSettings) -> None:
         self.tally = Tally()
-        self._path = Path(plan.folder) / f"{os.getpid()}.tally.json"
+        self._path = Path(settings.folder) / f"{os.getpid()}.tally.json"
         self._saved = 0.0
         self._property = ""
         self._failing = False

@@ -7,15 +7,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from simgpu._fuzz.plan import Plan, absolute_database
+from simgpu._fuzz.session_settings import SessionSettings, absolute_database
 
-PLUGIN = "simgpu._fuzz.pytest_side"
+PLUGIN = "simgpu._fuzz.session_plugin"
 
 
-def pytest_command(plan: Plan, arguments: Sequence[str]) -> list[str]:
-    """Return the command of a session of pytest with the plugin; `plan` gives its environment."""
+def pytest_command(settings: SessionSettings, arguments: Sequence[str]) -> list[str]:
+    """Return the command of a pytest session with the plugin; `settings` has its environment."""
     words = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--devices", "simgpu"]
-    return [*words, "--device-count", str(plan.devices[1]), "-p", "no:cacheprovider", *arguments]
+    words += ["--device-count", str(settings.devices[1]), "-p", "no:cacheprovider"]
+    return [*words, *arguments]
 
 
 def replay(name: str, blob: str | None, devices: tuple[int, int], database: str) -> int:
@@ -28,6 +29,8 @@ def replay(name: str, blob: str | None, devices: tuple[int, int], database: str)
     Returns pytest's exit status.
     """
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(folder, devices, absolute_database(database), examples=1, blob=blob)
-        command = pytest_command(plan, [name])
-        return subprocess.run(command, env=plan.environment(), check=False).returncode
+        settings = SessionSettings(
+            folder, devices, absolute_database(database), examples=1, blob=blob
+        )
+        command = pytest_command(settings, [name])
+        return subprocess.run(command, env=settings.environment(), check=False).returncode

@@ -1,4 +1,4 @@
-"""What forward-mode AD asks of a tangent: the layout of its tensor, and here its device too.
+"""Forward-mode AD: the layout that a tangent must have, and here its device too.
 
 `y.copy_(x)` hands the tangent of `x` on as it is (torch/csrc/autograd/VariableTypeManual.cpp,
 copy_), on the device of `x`. Before PyTorch keeps a tangent, it asks whether it is laid out like

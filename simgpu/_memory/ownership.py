@@ -52,11 +52,16 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
 
 def with_bits_of(host: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
     """`owned`, conjugated or negated lazily where `host` is."""
-    if host.is_conj():
-        owned = torch._conj(owned)
-    if host.is_neg():
-        owned = torch._neg_view(owned)
-    return owned
+    return with_bits(owned, host.is_conj(), host.is_neg())
+
+
+def with_bits(tensor: torch.Tensor, conjugated: bool, negated: bool) -> torch.Tensor:
+    """`tensor`, conjugated or negated lazily."""
+    if conjugated:
+        tensor = torch._conj(tensor)
+    if negated:
+        tensor = torch._neg_view(tensor)
+    return tensor
 
 
 def to_device(host: torch.Tensor, index: int) -> torch.Tensor:

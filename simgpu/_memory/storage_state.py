@@ -7,6 +7,7 @@ lives. Most storages have no such object; it is made for the first thing that ha
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +15,24 @@ import torch
 _ATTRIBUTE = "_simgpu_state"
 
 
+@dataclass(frozen=True)
+class SharedMemory:
+    """Memory under a storage that other processes can have too (`sharing`)."""
+
+    host: torch.UntypedStorage
+    """The same memory, of the host: PyTorch can send it."""
+
+    strategy: str
+    """PyTorch's sharing strategy by which it is shared."""
+
+    before: torch.UntypedStorage | None
+    """What the storage stood on before, which is in the ledger; None where it was received."""
+
+
 class StorageState:
     """What is known of a storage beyond what PyTorch knows."""
 
-    __slots__ = ("counted", "exported", "extent", "outlived", "pinned")
+    __slots__ = ("counted", "exported", "extent", "outlived", "pinned", "shared")
 
     def __init__(self) -> None:
         # Host memory that counts as pinned.
@@ -30,6 +45,8 @@ class StorageState:
         # in the device's ledger in its place.
         self.extent = 0
         self.counted: torch.UntypedStorage | None = None
+        # Of a storage that was sent to another process, or received.
+        self.shared: SharedMemory | None = None
 
 
 def known_state(storage: torch.UntypedStorage) -> StorageState | None:

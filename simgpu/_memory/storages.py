@@ -63,6 +63,7 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     if kept:
         launch(_COPY, index, (bytes_of(fresh, kept, index), bytes_of(storage, kept, index)), {})
     swap_memory(storage, fresh)  # which has the old memory now, and ends it with this call
+    state.shared = None  # other processes keep what they received
     if state.exported:
         state.outlived += (fresh,)
     if nbytes < extent:

@@ -6,9 +6,8 @@ sizes, never how long a GPU would take or what it would do at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
 from simgpu._naming import DEVICE_TYPE, visible_text
@@ -18,25 +17,34 @@ from simgpu._profiling.summary import Totals
 from simgpu._runtime import instruments, world
 
 
-@contextmanager
-def watch(path: str | None, table: TextIO | None) -> Iterator[None]:
+class watch(contextlib.AbstractContextManager[None]):
     """Watch the devices within the block; then write the timeline, the table, or both.
 
-    They are written also where the block ends in an error, and before it goes on.
+    They are written also where the block ends in an error, and before it goes on; never where the
+    block is not left, as in a child that was forked within it.
     """
-    timeline, totals, inputs = Timeline(), Totals(), Inputs()
-    watching = [*[timeline] * (path is not None), *[totals] * (table is not None)]
-    names = [visible_text(f"{DEVICE_TYPE}:{i}") for i in range(world.device_count())]
-    for instrument in watching:
-        instruments.add(instrument)
-    try:
-        with inputs.watched() if table is not None else nullcontext():
-            yield
-    finally:
-        for instrument in watching:
-            instruments.remove(instrument)
-        if path is not None:
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(timeline.as_json(names), file)
-        if table is not None:
-            table.write(totals.as_text(names, inputs))
+
+    def __init__(self, path: str | None, table: TextIO | None) -> None:
+        self._path, self._table = path, table
+        self._timeline, self._totals, self._inputs = Timeline(), Totals(), Inputs()
+        self._ends = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self._names = [visible_text(f"{DEVICE_TYPE}:{i}") for i in range(world.device_count())]
+        self._ends.callback(self._write)
+        watching = [self._timeline] * (self._path is not None)
+        for instrument in [*watching, *[self._totals] * (self._table is not None)]:
+            instruments.add(instrument)
+            self._ends.callback(instruments.remove, instrument)
+        if self._table is not None:
+            self._ends.enter_context(self._inputs.watched())
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            with open(self._path, "w", encoding="utf-8") as file:
+                json.dump(self._timeline.as_json(self._names), file)
+        if self._table is not None:
+            self._table.write(self._totals.as_text(self._names, self._inputs))

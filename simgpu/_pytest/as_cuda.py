@@ -1,43 +1,73 @@
 """`pytest --as-cuda`: an existing CUDA suite runs on simulated devices, unchanged.
 
 The devices are there before the suite's first conftest is imported, since suites ask torch.cuda at
-import already (`skipif(not torch.cuda.is_available())`), and stay for the whole session. Part of
-the plugin (`pytest_plugin`), which loads this file; torch is imported only where the option is set.
+import already (`skipif(not torch.cuda.is_available())`), and stay for the whole session. Processes
+that the suite starts have them too, as under `simgpu run`. Torch is imported only where the option
+is set.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 
 import pytest
 
-from simgpu._pytest.options import MAX_COUNT, options_in, read_options
-
-# Holds the devices of the session from its first conftest to its end.
-_session = contextlib.ExitStack()
+from simgpu import _naming
+from simgpu._pytest.options import DeviceOptions, check, options_in, process_count
+from simgpu._startup import variables
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    # Before a conftest imports torch, which ends the process where the variable is wrong.
+    process_count()
     options = options_in(early_config.known_args_namespace)
-    if not options.as_cuda:
-        return
+    if options.as_cuda:
+        _start(early_config, options)
+
+
+def _start(config: pytest.Config, options: DeviceOptions) -> None:
     if options.kind == "cuda" or options.oversubscribe:
         raise pytest.UsageError(
             "--as-cuda gives simulated devices the name of CUDA: it cannot be combined with "
             f"{'--oversubscribe' if options.oversubscribe else '--devices cuda'}"
         )
-    if not 1 <= options.count_or_default <= MAX_COUNT:
-        return  # refused by the plugin, in its own words
-    from simgpu import as_cuda
-    from simgpu.errors import RealCudaError
+    check(options)
+    # A worker of pytest-xdist finds them in what its parent gave it.
+    told = variables.clear()
 
+    def restore() -> None:
+        variables.clear()
+        os.environ.update(told)
+
+    config.add_cleanup(restore)
+    _make_devices(config, options)
+    os.environ[variables.COUNT] = str(options.count_or_default)
+    os.environ[variables.AS_CUDA] = "1"
+    if options.memory is not None:
+        os.environ[variables.MEMORY] = options.memory
+
+
+def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
+    from simgpu import as_cuda
+    from simgpu._runtime import world
+    from simgpu.errors import SimGPUError
+
+    if world.device_count() == options.count_or_default and "cuda" in _naming.names:
+        return  # a plugin imported torch before, under the variables of a parent
+    devices = as_cuda(options.count_or_default, memory=options.memory_by_device)
     try:
-        _session.enter_context(as_cuda(options.count_or_default))
-    except RealCudaError as error:
+        devices.__enter__()
+    except SimGPUError as error:
         raise pytest.UsageError(f"--as-cuda: {error}") from None
 
+    def leave() -> None:
+        devices.__exit__(None, None, None)
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if read_options(config).as_cuda:
-        _session.close()
+    config.add_cleanup(leave)  # also where a conftest fails, so that the session never begins
+    made = world.current_world()
+    assert made is not None
+    made.way_out = (
+        "pytest --as-cuda made them for the whole session: take the fixture `devices`, with "
+        "@pytest.mark.devices(n) for how many"
+    )

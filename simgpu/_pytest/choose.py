@@ -7,8 +7,10 @@ import pytest
 from simgpu._pytest import pools
 from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker, group_of
 from simgpu._pytest.options import DeviceOptions, read_options
-from simgpu._pytest.pools import AsCudaPool, CudaPool, Pool, SimulatedPool, plural
+from simgpu._pytest.pools import CudaPool, Pool, plural
+from simgpu._pytest.simulated_pool import SimulatedPool
 from simgpu._pytest.threads import use_one_thread
+from simgpu._startup import variables
 
 _SESSION_POOL = pytest.StashKey[Pool]()
 
@@ -33,16 +35,30 @@ def choose_pool(options: DeviceOptions) -> Pool:
     Raises ``pytest.UsageError`` where they cannot be met, saying what there is.
     """
     _check_combination(options)
-    if options.as_cuda:
-        return AsCudaPool(options.count_or_default)
     if options.oversubscribe:
         return _slots_on_one_gpu(options)
-    if options.kind == "simgpu":
-        return SimulatedPool(options.count_or_default)
+    if options.as_cuda or options.kind == "simgpu" or _only_simulated(options):
+        return simulated_pool(options)
     gpus = pools.gpu_count()
     if options.kind == "auto" and options.per_worker is None and gpus < 2:
-        return SimulatedPool(options.count_or_default)
+        return simulated_pool(options)
     return _real_gpus(options, gpus)
+
+
+def simulated_pool(options: DeviceOptions) -> SimulatedPool:
+    """Return the pool of a session on simulated devices."""
+    memory = options.memory_by_device
+    if options.as_cuda:
+        return SimulatedPool(options.count_or_default, memory, "as cuda")
+    if options.process_count:
+        memory = variables.device_memory()
+        return SimulatedPool(options.process_count, memory, f"by {variables.COUNT}")
+    return SimulatedPool(options.count_or_default, memory)
+
+
+def _only_simulated(options: DeviceOptions) -> bool:
+    """Whether something that simulated devices alone have was asked for."""
+    return options.kind == "auto" and bool(options.process_count or options.memory)
 
 
 def group_size(options: DeviceOptions, gpus: int) -> int:

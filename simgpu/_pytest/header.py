@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from simgpu._pytest import pools
-from simgpu._pytest.choose import choose_pool, group_size, is_chosen, session_pool
+from simgpu._pytest.choose import choose_pool, group_size, is_chosen, session_pool, simulated_pool
 from simgpu._pytest.gpu_groups import describe
 from simgpu._pytest.options import read_options
-from simgpu._pytest.pools import CudaPool, Pool, SimulatedPool
+from simgpu._pytest.pools import CudaPool, Pool
 
 # Where an NVIDIA or AMD driver shows itself: lets the header answer without importing torch.
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", r"C:\Windows\System32\nvcuda.dll")
@@ -28,7 +28,7 @@ def header_line(config: pytest.Config) -> str:
     if is_chosen(config):
         pool = session_pool(config)
         return f"devices: {pool.describe()}{_sharing(config, pool)}"
-    simulated = SimulatedPool(read_options(config).count_or_default)
+    simulated = simulated_pool(read_options(config))
     if any(map(os.path.exists, DRIVER_FILES)):
         if "torch" in sys.modules:
             with _cuda_is_not_started():

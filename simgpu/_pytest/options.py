@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker
+from simgpu._runtime.capacities import capacities
+from simgpu._startup import variables
 
 DEFAULT_COUNT = 8
 MAX_COUNT = 64
@@ -28,10 +30,18 @@ class DeviceOptions:
     worker: Worker | None = None
     """This process, if it is a worker."""
     as_cuda: bool = False
+    memory: str | None = None
+    """What each simulated device has; with commas one size per device."""
+    process_count: int | None = None
+    """SIMGPU_DEVICE_COUNT: simulated devices that the process has for as long as it lasts."""
 
     @property
     def count_or_default(self) -> int:
-        return self.count or DEFAULT_COUNT
+        return self.count or self.process_count or DEFAULT_COUNT
+
+    @property
+    def memory_by_device(self) -> str | list[str] | None:
+        return self.memory.split(",") if self.memory and "," in self.memory else self.memory
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -52,6 +62,12 @@ def add_options(parser: pytest.Parser) -> None:
         type=int,
         metavar="N",
         help=f"how many devices a test can have (default: {DEFAULT_COUNT}, or the GPUs here)",
+    )
+    add(
+        "--device-memory",
+        metavar="SIZE[,SIZE...]",
+        help="what each simulated device has, such as 2GiB; with commas one size per device "
+        "(default: 16GiB)",
     )
     add(
         "--oversubscribe",
@@ -90,13 +106,45 @@ def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> D
         per_worker=namespace.simgpu_gpus_per_worker,
         worker=worker,
         as_cuda=namespace.simgpu_as_cuda,
+        memory=namespace.simgpu_device_memory,
+        process_count=process_count(),
     )
 
 
-def check_numbers(options: DeviceOptions) -> None:
-    """Raise ``pytest.UsageError`` for a number that no machine could meet."""
-    count, per_worker = options.count, options.per_worker
+def process_count() -> int | None:
+    """Return SIMGPU_DEVICE_COUNT, which gives every process that imports torch its devices."""
+    try:
+        return variables.device_count()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def check(options: DeviceOptions) -> None:
+    """Raise ``pytest.UsageError`` for what no machine could meet."""
+    count, per_worker, process = options.count, options.per_worker, options.process_count
     if count is not None and not 1 <= count <= MAX_COUNT:
         raise pytest.UsageError(f"--device-count must be from 1 to {MAX_COUNT}, not {count}")
     if per_worker is not None and per_worker < 1:
         raise pytest.UsageError(f"--gpus-per-worker must be 1 or more, not {per_worker}")
+    simulated = options.kind != "cuda" and not options.oversubscribe
+    if process and simulated and (count or process) != process:
+        raise pytest.UsageError(
+            f"SIMGPU_DEVICE_COUNT={process} gives this process its devices, and --device-count "
+            f"asks for {count}: leave out one of them"
+        )
+    if process and options.memory and options.worker is None and not options.as_cuda:
+        raise pytest.UsageError(
+            "SIMGPU_DEVICE_COUNT gives this process its devices: say SIMGPU_DEVICE_MEMORY, not "
+            "--device-memory"
+        )
+    if options.memory is not None:
+        _check_memory(options)
+
+
+def _check_memory(options: DeviceOptions) -> None:
+    if options.kind == "cuda" or options.oversubscribe:
+        raise pytest.UsageError("--device-memory is of simulated devices, not of real GPUs")
+    try:
+        capacities(options.count_or_default, options.memory_by_device or "")
+    except ValueError as error:
+        raise pytest.UsageError(f"--device-memory {options.memory}: {error}") from None

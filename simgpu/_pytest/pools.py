@@ -1,4 +1,4 @@
-"""Where a session takes its devices from: simulated ones, those of --as-cuda, real GPUs.
+"""Pools: where a session takes its devices from. Here real GPUs; `simulated_pool` has the others.
 
 Another kind of device is another class with the three members of :class:`Pool`, and one more line
 in :func:`simgpu._pytest.choose.choose_pool`.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     import torch
+
+
+Scope = Literal["session", "module", "function"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)  # from the widest
 
 
 class Pool(Protocol):
@@ -23,57 +27,15 @@ class Pool(Protocol):
     def describe(self) -> str:
         """Return the words of the header line."""
 
-    def lend(self, count: int) -> contextlib.AbstractContextManager[list[torch.device]]:
-        """Give `count` devices in a fresh state for the length of one test."""
+    def lend(
+        self, count: int, scope: Scope = "function"
+    ) -> contextlib.AbstractContextManager[list[torch.device]]:
+        """Give `count` devices in a fresh state for the length of a test, module or session."""
 
 
-class SimulatedPool:
-    """`count` simulated GPUs, made anew for each test."""
-
-    distinct = True
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def describe(self) -> str:
-        return f"{plural(self.count, 'simulated GPU')} (simgpu)"
-
-    @contextlib.contextmanager
-    def lend(self, count: int) -> Iterator[list[torch.device]]:
-        import torch
-
-        import simgpu
-
-        with simgpu.devices(count) as devices:
-            # The devices are seeded; torch.manual_seed would format the stack for every backend.
-            torch.default_generator.manual_seed(0)
-            yield list(devices)
-
-
-class AsCudaPool:
-    """The simulated devices of a session, by the name of CUDA; each test has the first of them."""
-
-    distinct = True
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def describe(self) -> str:
-        return f"{plural(self.count, 'simulated GPU')} (simgpu, as cuda)"
-
-    @contextlib.contextmanager
-    def lend(self, count: int) -> Iterator[list[torch.device]]:
-        import torch
-
-        from simgpu._runtime import world
-
-        devices = [torch.device("cuda", index) for index in range(count)]
-        with world.narrowed(count):
-            torch.cuda.set_device(0)
-            torch.manual_seed(0)
-            for device in devices:
-                torch.cuda.reset_peak_memory_stats(device)
-            yield devices
+def fixture_name(scope: Scope) -> str:
+    """Return the fixture that lends devices for this long."""
+    return "devices" if scope == "function" else f"{scope}_devices"
 
 
 class CudaPool:
@@ -99,7 +61,7 @@ class CudaPool:
         )
 
     @contextlib.contextmanager
-    def lend(self, count: int) -> Iterator[list[torch.device]]:
+    def lend(self, count: int, scope: Scope = "function") -> Iterator[list[torch.device]]:
         import torch
 
         devices = [torch.device("cuda", ordinal) for ordinal in self.ordinals[:count]]

@@ -13,7 +13,8 @@ _PROPERTY = "devices wanted"
 
 
 def skip(request: pytest.FixtureRequest, why: str) -> NoReturn:
-    request.node.user_properties.append((_PROPERTY, why))
+    # A module or a session, for which wider fixtures are made, has none.
+    getattr(request.node, "user_properties", []).append((_PROPERTY, why))
     pytest.skip(why)
 
 

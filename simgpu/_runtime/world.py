@@ -41,6 +41,11 @@ class World:
         self.devices = [Device(index, capacity) for index, capacity in enumerate(capacities)]
         self.asked = False
         self.sync_debug_mode = 0
+        self.way_out = (
+            "leave the `with simgpu.devices(...)` block first, call simgpu.disable() if "
+            "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
+        )
+        """What an error says to do where other devices are wanted than these."""
 
     def in_use(self) -> bool:
         """Whether anything was done with the devices beyond counting them."""
@@ -70,8 +75,7 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
     if _world is not None:
         raise DevicesActiveError(
             f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
-            "be made: leave the `with simgpu.devices(...)` block first, call simgpu.disable() if "
-            "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
+            f"be made: {_world.way_out}"
         )
     _world = World([DEFAULT_MEMORY] * count if memory is None else memory)
     _per_thread = _PerThread()

@@ -1,4 +1,5 @@
-"""What a process does when it imports torch: SIMGPU_DEVICE_COUNT, SIMGPU_AS_CUDA, the autoload.
+"""Devices without a block: from `import torch` on by SIMGPU_DEVICE_COUNT, or by `simgpu.enable`.
 
-May import: `_cuda`, `_backend/install`, `_backend/torch_patches`, `_runtime`, `_naming`.
+May import: `_cuda`, `_backend/install`, `_backend/torch_patches`, `_runtime`, `errors`, `_naming`,
+`torch`.
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from simgpu._backend import devices, install
+from simgpu._backend import install
 from simgpu._runtime import world
+from simgpu._runtime.capacities import capacities
 from simgpu._startup import variables
 
 
@@ -22,9 +23,9 @@ def start_process_devices() -> None:
     if count is None or world.device_count():
         return
     memory = variables.device_memory()
-    capacities = None if memory is None else devices.capacities(count, memory)
+    sizes = None if memory is None else capacities(count, memory)
     install.install()
-    world.enter(count, capacities)
+    world.enter(count, sizes)
     if os.environ.get(variables.AS_CUDA):
         from simgpu._cuda import as_cuda
 

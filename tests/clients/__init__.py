@@ -1,1 +1,1 @@
-"""Libraries that nobody here wrote, run as their users run them: one file for each."""
+"""Scripts of other libraries, such as transformers, run on simulated devices as users run them."""

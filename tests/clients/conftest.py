@@ -2,12 +2,13 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.clients.support import shares_of_the_batch
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
@@ -62,9 +63,3 @@ def client(simgpu_run):
         return {**report, "batch": shares_of_the_batch(done.stderr)}
 
     return run
-
-
-def shares_of_the_batch(summary):
-    """The last column of `--summary`: `{"cuda:0": 50.0, "cuda:1": 50.0}`."""
-    rows = re.findall(r"^(cuda:\d+) .* (\S+)%$", summary, re.MULTILINE)
-    return {device: float(share) for device, share in rows}

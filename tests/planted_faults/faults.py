@@ -22,7 +22,7 @@ from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
-from tests.planted_faults.in_storage import GENERATORS, PINNING, STORAGE
+from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
 from tests.support.plant import Fault
 
 ONCE = [
@@ -36,6 +36,7 @@ ONCE = [
     *OPERATORS,
     *AUTOCAST,
     *STORAGE,
+    *SENDING,
     *PINNING,
     *GENERATORS,
 ]

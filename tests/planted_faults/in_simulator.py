@@ -23,7 +23,7 @@ SIMULATOR = [
     fault(
         "a copy between devices is an alias",
         "simgpu._kernels.copies:to_copy",
-        "return adopt(launch_copy(_TO_COPY, source, target, arguments, options), target)",
+        "return adopt(launch_copy(_TO_COPY, source, target, arguments, options, blocking), target)",
         "return adopt(host_alias(self), target)",
         partial(rules.test_a_copy_never_aliases_its_source, way="to"),
     ),
@@ -94,8 +94,8 @@ SIMULATOR = [
     ),
     fault(
         "leaving a block forgets the device before it",
-        "simgpu._backend.device_module:device.__exit__",
-        "set_current_device(self._outer)",
+        "simgpu._runtime.world:MakeCurrent.__exit__",
+        "set_current_device(self.prev_idx)",
         "set_current_device(0)",
         threads.test_blocks_put_the_device_back,
     ),

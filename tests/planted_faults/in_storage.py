@@ -7,12 +7,44 @@ from tests.devices.memory import test_pinned as pinning
 from tests.devices.memory import test_storage as storage
 from tests.devices.state import test_default_index as without_index
 from tests.devices.state import test_generators as generators
+from tests.simulator import test_sending as sending
 from tests.simulator import test_storage_safety as safety
 from tests.support.plant import fault
 
 GROWTH = "simgpu._memory.storages"
 RESIZED = storage.test_a_storage_that_is_resized_keeps_its_bytes_and_its_views
 WRONG_KIND = partial(generators.test_a_generator_of_the_wrong_kind_of_device_raises, draw="randn")
+
+SENDING = [
+    fault(
+        "another process has a copy of what it was sent",
+        "simgpu._memory.sharing:_move_to_shared_memory",
+        "swap_memory(storage, fresh)",
+        "pass",
+        sending.test_what_is_received_is_what_was_sent_and_the_same_memory,
+    ),
+    fault(
+        "what was sent is received on the first device",
+        "simgpu._memory.sharing:on_shared_memory",
+        "storage = _over(host, index)",
+        "storage = _over(host, 0)",
+        sending.test_what_is_received_is_what_was_sent_and_the_same_memory,
+    ),
+    fault(
+        "tensors over one storage are received over several",
+        "simgpu._memory.sharing:on_shared_memory",
+        "if known is not None:",
+        "if False:",
+        sending.test_a_tensor_that_is_sent_back_is_the_memory_that_was_sent,
+    ),
+    fault(
+        "the memory of a tensor that was sent is counted twice",
+        "simgpu._memory.sharing:_move_to_shared_memory",
+        "fresh = _over(host, index)",
+        "fresh = _over(host, index)\n    world.device(index).allocate(nbytes)",
+        sending.test_the_sender_counts_its_memory_and_the_receiver_nothing,
+    ),
+]
 
 STORAGE = [
     fault(

@@ -1,10 +1,9 @@
 """docs/replaced_names.md: the tables of all attributes of torch that simgpu replaces.
 
-`python -m tests.project.replaced_names` prints the page; with `--write`, it writes the file.
+`python -m tests.project.replaced_names` writes the page.
 """
 
 import itertools
-import sys
 from pathlib import Path
 
 from simgpu._backend import install
@@ -17,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "replaced_names.md"
 HEAD = """# Replaced names of torch
 
 Every attribute of torch that simgpu replaces, and why. The tables are those of the source files
-named above them; `python -m tests.project.replaced_names --write` writes this page, and
+named above them; `python -m tests.project.replaced_names` writes this page, and
 `tests/project/test_replaced_names.py` compares the tables with the attributes that really change.
 [architecture.md](architecture.md#add-a-replacement-of-a-torch-attribute) says how to add a row.
 """
@@ -94,7 +93,4 @@ def page():
 
 
 if __name__ == "__main__":
-    if "--write" in sys.argv:
-        PAGE.write_text(page(), encoding="utf-8")
-    else:
-        print(page(), end="")
+    PAGE.write_text(page(), encoding="utf-8")

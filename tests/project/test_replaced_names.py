@@ -57,7 +57,7 @@ def test_the_comparison_can_fail(python):
 
 
 def test_the_page_shows_the_tables():
-    """Where it does not: `python -m tests.project.replaced_names --write`."""
+    """Where it does not: `python -m tests.project.replaced_names`."""
     assert replaced_names.PAGE.read_text(encoding="utf-8") == replaced_names.page()
 
 

@@ -1,6 +1,10 @@
 """torch.compile compiles a program, and never the Python code that the devices are made of."""
 
+import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import simgpu
 
 
 def test_what_a_graph_break_runs_is_not_compiled_kernel_by_kernel(simulated, compiler):
@@ -47,3 +51,20 @@ def test_seeds_and_streams_break_a_graph_and_no_more(simulated, compiler):
 
     for device in simulated[:2]:
         assert program(torch.ones(3, device=device)).tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
+def test_export_and_aot_autograd_work_by_both_names(compiler, block):
+    """With tensors without data in between; inductor is left out under as_cuda."""
+    with block(2) as devices:
+        layer = torch.nn.Linear(3, 2).to(devices[1])
+        x = torch.ones(4, 3, device=devices[1])
+        exported = torch.export.export(layer, (x,)).module()
+        assert exported(x).tolist() == layer(x).tolist()
+        assert exported(x).device == devices[1]
+        torch.compile(layer, backend="aot_eager")(x).sum().backward()
+        assert layer.weight.grad.tolist() == [[4.0] * 3] * 2
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            assert layer(torch.ones(1, 3, device=devices[1])).device == devices[1]
+        if devices[1].type == "cuda":
+            assert torch.compile(layer)(x).device == devices[1]

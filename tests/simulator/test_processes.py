@@ -250,27 +250,6 @@ def test_a_spawned_child_has_devices_of_its_own(check):
     assert check(SPAWNED) == ["(2, 'simgpu:0') (3, 'simgpu:2')", "0 0"]
 
 
-def test_tensors_of_a_device_are_not_sent_to_other_processes(simulated):
-    import torch.multiprocessing as mp
-
-    from simgpu.errors import UnsupportedError
-
-    queue = mp.get_context("spawn").SimpleQueue()
-    layer = torch.nn.Linear(2, 2).to(simulated[1])
-    for value in (
-        layer.weight,
-        {"a": [layer.weight.detach()]},
-        layer,
-        layer.bias.untyped_storage(),
-    ):
-        with pytest.raises(
-            UnsupportedError, match=r"simgpu:1 cannot be sent .*send tensor.cpu\(\)"
-        ):
-            queue.put(value)
-    queue.put(layer.cpu().weight)
-    assert queue.get().device.type == "cpu"
-
-
 LOADED = """
 import gc, torch, simgpu
 from torch.utils.data import DataLoader, Dataset

@@ -4,6 +4,7 @@ They shrink towards the smallest batch, the fewest devices and the plainest stru
 nothing of the library under test.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,6 +35,8 @@ def device_lists(
     return public.device_lists(devices, min(min_size, most), min(max_size or most, most))
 
 
+# Kept, here and below: hypothesis takes longer to check a new strategy than to draw from it.
+@functools.cache
 def device_slots(
     min_size: int = 1, max_size: int = MAX_DEVICES, repeats: bool = False
 ) -> SearchStrategy[tuple[int, ...]]:
@@ -42,19 +45,36 @@ def device_slots(
     return slots.map(tuple)
 
 
+@functools.cache
 def dtypes(names: Sequence[str] = DTYPES) -> SearchStrategy[str]:
     return st.sampled_from(names)
 
 
+@functools.cache
 def layouts() -> SearchStrategy[str]:
     return st.sampled_from(("contiguous", "transposed", "strided"))
+
+
+SEEDS = st.integers(0, 1000)
+OTHER_SIZES = st.lists(st.integers(0, 3), min_size=0, max_size=3)
+WIDTHS = st.integers(1, 5)
+
+
+@functools.cache
+def _sources(slots: tuple[int, ...]) -> SearchStrategy[int]:
+    return st.just(-1) | st.sampled_from(slots) | st.integers(0, MAX_DEVICES - 1)
+
+
+@functools.cache
+def _targets(slots: tuple[int, ...]) -> SearchStrategy[int]:
+    return st.sampled_from(slots) | st.integers(-1, MAX_DEVICES - 1)
 
 
 @st.composite
 def cases(draw: DrawFn, op: str, max_devices: int = MAX_DEVICES) -> Case:
     """Cases of the operations that cut or join a tensor: any shape, dim, dtype and layout."""
     slots = draw(device_slots(max_size=max_devices))
-    shape = draw(st.lists(st.integers(0, 3), min_size=0, max_size=3))
+    shape = list(draw(OTHER_SIZES))
     dim = draw(dims(len(shape) + 1))
     at = dim if dim >= 0 else dim + len(shape) + 1
     shape.insert(at, draw(batches(len(slots))))
@@ -65,9 +85,9 @@ def cases(draw: DrawFn, op: str, max_devices: int = MAX_DEVICES) -> Case:
         dim=dim,
         dtype=draw(dtypes()),
         layout=draw(layouts()),
-        seed=draw(st.integers(0, 1000)),
-        source=draw(st.just(-1) | st.sampled_from(slots) | st.integers(0, MAX_DEVICES - 1)),
-        target=draw(st.sampled_from(slots) | st.integers(-1, MAX_DEVICES - 1)),
+        seed=draw(SEEDS),
+        source=draw(_sources(slots)),
+        target=draw(_targets(slots)),
     )
 
 
@@ -80,7 +100,7 @@ def collective_cases(draw: DrawFn, op: str, names: Sequence[str] = DTYPES) -> Ca
         slots=slots,
         shape=tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))),
         dtype=draw(dtypes(names)),
-        seed=draw(st.integers(0, 1000)),
+        seed=draw(SEEDS),
         target=draw(st.sampled_from(slots)),
     )
 
@@ -110,9 +130,9 @@ def step_cases(draw: DrawFn, min_batch: int = 0, repeats: bool = False) -> Case:
     return Case(
         op="step",
         slots=slots,
-        shape=(batch, draw(st.integers(1, 5))),
+        shape=(batch, draw(WIDTHS)),
         dtype=draw(dtypes(("float32", "float64"))),
-        seed=draw(st.integers(0, 1000)),
+        seed=draw(SEEDS),
         source=draw(st.sampled_from((-1, slots[0]))),
     )
 

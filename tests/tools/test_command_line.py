@@ -164,11 +164,19 @@ def test_a_wrong_memory_is_told_in_one_line(python):
 
 
 def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
-    from simgpu._fuzz.plan import PROCESS_DEVICES, Plan
+    from simgpu._fuzz.session_settings import PROCESS_DEVICES, SessionSettings
     from simgpu._startup import variables
 
     assert set(PROCESS_DEVICES) == set(variables.NAMES)
     for name in PROCESS_DEVICES:
         monkeypatch.setenv(name, "1")
-    assert not set(PROCESS_DEVICES) & set(Plan("x", (1, 2), "kept").environment())
-    assert os.environ["PATH"] == Plan("x", (1, 2), "kept").environment()["PATH"]
+    assert not set(PROCESS_DEVICES) & set(SessionSettings("x", (1, 2), "kept").environment())
+    assert os.environ["PATH"] == SessionSettings("x", (1, 2), "kept").environment()["PATH"]
+
+
+@pytest.mark.parametrize("first", ["simgpu.devices", "simgpu.as_cuda", "simgpu.errors"])
+def test_the_variables_count_whatever_is_imported_first(python, first):
+    told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}
+    asks = "torch.cuda.device_count(), torch.cuda.get_device_properties(1).total_memory"
+    done = python("-c", f"import simgpu; {first}; import torch; print({asks})", **told)
+    assert done.stdout == f"2 {2**30}\n", done.stderr

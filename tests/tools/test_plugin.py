@@ -8,7 +8,8 @@ import torch
 from simgpu._pytest.choose import choose_pool, session_pool
 from simgpu._pytest.marker import Wanted
 from simgpu._pytest.options import DEFAULT_COUNT, DeviceOptions
-from simgpu._pytest.pools import CudaPool, SimulatedPool
+from simgpu._pytest.pools import CudaPool
+from simgpu._pytest.simulated_pool import SimulatedPool
 from simgpu._pytest.threads import use_one_thread
 
 

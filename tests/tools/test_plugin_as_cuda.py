@@ -88,6 +88,46 @@ def test_the_suite_runs_where_no_gpu_is(suite):
     result.stdout.fnmatch_lines("*devices: 3 simulated GPUs (simgpu, as cuda)*")
 
 
+CHILDREN = """
+import os, subprocess, sys
+import pytest, torch
+import simgpu
+
+def test_a_child_has_them():
+    asks = "import torch; print(torch.cuda.device_count(), torch.ones(1, device='cuda:1').device)"
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True)
+    assert done.stdout == "3 cuda:1\\n", done.stderr
+
+def test_devices_within_are_refused_with_what_to_do():
+    with pytest.raises(simgpu.errors.DevicesActiveError, match="take the fixture `devices`") as no:
+        with simgpu.devices(2):
+            pass
+    assert "--as-cuda" in str(no.value)
+
+def test_memory():
+    assert torch.cuda.get_device_properties(2).total_memory == 3 * 2**20
+"""
+
+
+def test_child_processes_have_the_devices_too(pytester):
+    """And so has a worker, which is a child process itself."""
+    pytester.makepyfile(CHILDREN)
+    options = ("--as-cuda", "--device-count", "3", "--device-memory", "1MiB,2MiB,3MiB")
+    for more in ((), ("-n", "1")):
+        result = pytester.runpytest_subprocess(*options, "-p", "no:cacheprovider", *more)
+        result.assert_outcomes(passed=3)
+        line = "*devices: 3 simulated GPUs of 1MiB, 2MiB, 3MiB (simgpu, as cuda)*"
+        result.stdout.fnmatch_lines(line)
+
+
+def test_a_conftest_that_fails_is_the_only_thing_that_is_told(pytester):
+    pytester.makeconftest("import torch\nx = torch.ones(1, device='cuda')\nraise KeyError('mine')")
+    result = pytester.runpytest_subprocess("--as-cuda")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stderr.lines[-1] == "E   KeyError: 'mine'"
+    result.stderr.no_fnmatch_line("*Exception ignored*")
+
+
 def test_without_the_option_nothing_is_there(suite, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     suite.runpytest_subprocess("--devices", "simgpu").assert_outcomes(skipped=8)
@@ -95,7 +135,7 @@ def test_without_the_option_nothing_is_there(suite, monkeypatch):
 
 OPTIONS = {
     "simgpu_as_cuda": True, "simgpu_devices": "simgpu", "simgpu_oversubscribe": False,
-    "simgpu_device_count": None, "simgpu_gpus_per_worker": None,
+    "simgpu_device_count": None, "simgpu_gpus_per_worker": None, "simgpu_device_memory": None,
 }  # fmt: skip
 
 
@@ -110,6 +150,7 @@ OPTIONS = {
 def test_what_contradicts_it_is_refused(monkeypatch, options, says):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    config = SimpleNamespace(known_args_namespace=SimpleNamespace(**OPTIONS | options))
+    namespace = SimpleNamespace(**OPTIONS | options)
+    config = SimpleNamespace(known_args_namespace=namespace, add_cleanup=lambda call: None)
     with pytest.raises(pytest.UsageError, match=says):
         as_cuda.pytest_load_initial_conftests(config)

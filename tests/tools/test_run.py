@@ -157,3 +157,43 @@ def test_the_timeline_is_written_when_the_script_fails(python, script, tmp_path)
     assert done.returncode == 1
     assert "KeyError: 'lost'" in done.stderr
     assert any(e["ph"] == "X" for e in json.loads(timeline.read_text())["traceEvents"])
+
+
+OUTLIVING = """
+import atexit, os, sys, threading, torch
+from concurrent.futures import ThreadPoolExecutor
+
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+
+def compute():
+    for _ in range(50):
+        torch.ones(10, device="cuda:1").add_(1)
+
+def late():
+    threading.main_thread().join()
+    compute()
+
+ThreadPoolExecutor(1).submit(compute)  # its worker waits until the process ends
+threading.Thread(target=late).start()
+atexit.register(lambda: torch.ones(10, device="cuda:0"))
+FAIL
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise KeyError('lost')"])
+def test_threads_that_outlive_the_script_are_watched_to_their_end(python, script, tmp_path, end):
+    timeline = tmp_path / "out.json"
+    watch = ("--trace", timeline, "--summary")
+    path = script(OUTLIVING.replace("FAIL", end))
+    done = python("-m", "simgpu", "run", "--devices", 2, *watch, path)
+    assert done.returncode == bool(end)
+    assert "lost" in done.stderr or not end
+    table = done.stderr[done.stderr.index("device ") :]
+    assert [line.split()[:2] for line in table.splitlines()[1:]] == [
+        ["cuda:0", "2"],
+        ["cuda:1", "300"],
+    ]
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert sum(e["ph"] == "X" for e in events) == 302

@@ -1,4 +1,4 @@
-"""A training loop with the Accelerator of accelerate on one GPU, in half precision, scaled."""
+"""A training loop with accelerate's Accelerator on one GPU, in half precision, losses scaled."""
 
 import json
 

@@ -7,14 +7,14 @@ import json
 import os
 from dataclasses import dataclass
 
-VARIABLE = "SIMGPU_FUZZ_PLAN"
+VARIABLE = "SIMGPU_FUZZ_SETTINGS"
 # They would give a session of pytest devices for its whole life (`simgpu._startup.variables`).
 PROCESS_DEVICES = ("SIMGPU_DEVICE_COUNT", "SIMGPU_DEVICE_MEMORY", "SIMGPU_AS_CUDA")
 DEFAULT_DATABASE = ".hypothesis/examples"
 
 
 @dataclass(frozen=True)
-class Plan:
+class SessionSettings:
     """How long one session of pytest tries examples, on which devices, and where they are kept."""
 
     folder: str
@@ -32,13 +32,13 @@ class Plan:
     """The code of the one example to run again."""
 
     @classmethod
-    def from_environment(cls) -> Plan:
-        """Read the plan in a process that a campaign has started."""
-        plan = json.loads(os.environ[VARIABLE])
-        return cls(**plan | {"devices": tuple(plan["devices"])})
+    def from_environment(cls) -> SessionSettings:
+        """Read the settings in a process that a campaign has started."""
+        settings = json.loads(os.environ[VARIABLE])
+        return cls(**settings | {"devices": tuple(settings["devices"])})
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a process that reads the plan and makes its own devices."""
+        """Return the environment of a process that reads the settings and makes its own devices."""
         rest = {name: value for name, value in os.environ.items() if name not in PROCESS_DEVICES}
         return {**rest, VARIABLE: json.dumps(dataclasses.asdict(self))}
 

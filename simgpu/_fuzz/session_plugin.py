@@ -15,26 +15,26 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from simgpu._fuzz.database import database_of
-from simgpu._fuzz.plan import Plan
 from simgpu._fuzz.recorder import ExampleRecorder
+from simgpu._fuzz.session_settings import SessionSettings
 from simgpu._testing import example_log
 
 PROFILE = "simgpu-fuzz"
 
-_PLAN = pytest.StashKey[Plan]()
+_SETTINGS = pytest.StashKey[SessionSettings]()
 _RECORDER = pytest.StashKey[ExampleRecorder]()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    plan = Plan.from_environment()
-    example_log.limit_devices(plan.devices)
-    _load_profile(plan)
-    config.stash[_PLAN] = plan
-    config.stash[_RECORDER] = ExampleRecorder(plan)
+    session = SessionSettings.from_environment()
+    example_log.limit_devices(session.devices)
+    _load_profile(session)
+    config.stash[_SETTINGS] = session
+    config.stash[_RECORDER] = ExampleRecorder(session)
 
 
-def _load_profile(plan: Plan) -> None:
+def _load_profile(session: SessionSettings) -> None:
     try:
         base = settings.get_profile("fuzz")
     except hypothesis.errors.InvalidArgument:  # the suite has none: hypothesis's own
@@ -51,8 +51,8 @@ def _load_profile(plan: Plan) -> None:
         PROFILE,
         base,
         derandomize=False,
-        database=database_of(plan.database),
-        max_examples=plan.examples or 10**9,
+        database=database_of(session.database),
+        max_examples=session.examples or 10**9,
         deadline=None,
         print_blob=True,
         suppress_health_check=sorted(allowed, key=lambda check: check.value),
@@ -65,7 +65,7 @@ def _is_property(item: pytest.Item) -> bool:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    blob = item.config.stash[_PLAN].blob
+    blob = item.config.stash[_SETTINGS].blob
     if blob is not None and isinstance(item, pytest.Function) and _is_property(item):
         test = getattr(item.obj, "__func__", item.obj)
         hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
@@ -80,12 +80,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _deadline(config: pytest.Config) -> float | None:
     """Return when the property that begins now is to end, if the time decides."""
-    plan = config.stash[_PLAN]
-    if plan.minutes is None:
+    session = config.stash[_SETTINGS]
+    if session.minutes is None:
         return None
     # Whatever collecting took: a short run of a large suite would otherwise try nothing.
     properties = config.stash[_RECORDER].tally.properties
-    return time.monotonic() + plan.minutes * 60 * plan.jobs / max(1, properties)
+    return time.monotonic() + session.minutes * 60 * session.jobs / max(1, properties)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,119 @@
+"""Device memory that other processes have too, as memory sent by CUDA's IPC is.
+
+A storage that is sent first moves to shared memory: its bytes are copied into a host storage that
+PyTorch can send, and the two exchange memory (`storage_layout`), so that every tensor over the
+storage stands on shared memory from then on. The process that receives that host storage gives it
+the label of its own device with the same index.
+
+The ledger is CUDA's: the sender's entry lasts as long as its storage, and the receiver counts
+nothing. The memory from before is kept as long as the storage is, for two reasons: the entry hangs
+on it, and a kernel in another thread may still be at work on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing import get_sharing_strategy
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from simgpu._memory.host_aliases import bytes_of, host_empty
+from simgpu._memory.ownership import with_bits
+from simgpu._memory.storage_state import SharedMemory, StorageState, known_state, state_of
+from simgpu._native.dlpack_relabel import LABELS, relabel
+from simgpu._native.storage_layout import swap_memory
+from simgpu._runtime import world
+from simgpu._runtime.launch import HOST_KEYS
+from simgpu.errors import UnsupportedError
+
+_aten = torch.ops.aten
+_copy = _aten.copy_.default._handle.redispatch_boxed
+_set_storage = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_lock = threading.Lock()
+
+
+def shared_memory_of(storage: torch.UntypedStorage) -> SharedMemory:
+    """The shared memory that `storage`, of a device and not empty, stands on; moved there if not.
+
+    Raises UnsupportedError where memory of the storage cannot move, and what any use of a device
+    raises that this process cannot have (NoDevicesError, ForkedError).
+    """
+    world.device(storage.device.index)
+    with _lock:
+        state = state_of(storage)
+        if state.shared is None:
+            state.shared = _move_to_shared_memory(storage, state)
+        return state.shared
+
+
+def _move_to_shared_memory(storage: torch.UntypedStorage, state: StorageState) -> SharedMemory:
+    nbytes, index = storage.nbytes(), storage.device.index
+    if state.exported or state.extent > nbytes:
+        what = "was exported (DLPack, or a slice of the storage)" if state.exported else "shrank"
+        raise UnsupportedError(
+            f"a tensor on {storage.device} whose memory {what} cannot be sent to another process: "
+            "send tensor.clone()"
+        )
+    host = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    fresh = _over(host, index)
+    # Not by `launch`: CUDA sends an address, and no kernel runs.
+    _copy(HOST_KEYS, bytes_of(fresh, nbytes, index), bytes_of(storage, nbytes, index))
+    swap_memory(storage, fresh)  # which has the memory from before now
+    _remember_device_storage(host, storage)
+    return SharedMemory(host, sharing_strategy(), fresh)
+
+
+def on_shared_memory(host: torch.UntypedStorage, index: int, strategy: str) -> torch.UntypedStorage:
+    """The storage of device `index` over shared memory that was received.
+
+    The same one for as long as it lives, however often the memory is received.
+    """
+    world.device(index)
+    with _lock:
+        known: StorageWeakRef | None = getattr(host, _DEVICE_STORAGE, None)
+        if known is not None:
+            storage = torch.UntypedStorage._new_with_weak_ptr(known.cdata)
+            state = None if storage is None else known_state(storage)
+            if state is not None and state.shared is not None and state.shared.host is host:
+                return storage
+        storage = _over(host, index)
+        state_of(storage).shared = SharedMemory(host, strategy, None)
+        _remember_device_storage(host, storage)
+        return storage
+
+
+def sharing_strategy() -> str:
+    """How PyTorch shares memory between processes now."""
+    return get_sharing_strategy()  # type: ignore[no-any-return, no-untyped-call]
+
+
+_DEVICE_STORAGE = "_simgpu_device_storage"
+
+
+def _remember_device_storage(host: torch.UntypedStorage, storage: torch.UntypedStorage) -> None:
+    setattr(host, _DEVICE_STORAGE, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+
+
+def _over(host: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
+    """A storage of device `index` over the memory of `host`, which no ledger counts."""
+    tensor = host_empty(0)
+    _set_storage(HOST_KEYS, tensor, host, 0, (host.nbytes(),), (1,))
+    return relabel(tensor, LABELS[index]).untyped_storage()
+
+
+def tensor_over(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    place: tuple[int, Sequence[int], Sequence[int]],
+    bits: tuple[bool, bool],
+) -> torch.Tensor:
+    """A tensor over a device's storage: `place` is its storage offset, sizes and strides.
+
+    `bits` say whether it is conjugated and negated lazily.
+    """
+    tensor: Any = relabel(host_empty(0, dtype), LABELS[storage.device.index])
+    _set_storage(HOST_KEYS, tensor, storage, *place)
+    return with_bits(tensor, *bits)

@@ -1,0 +1,114 @@
+"""The pool of simulated devices: made anew for each test, or the first of those that are there.
+
+They are there already under --as-cuda and SIMGPU_DEVICE_COUNT, under `session_devices` and
+`module_devices`, and where a suite's own fixture is within `with simgpu.devices(n)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from simgpu._pytest.pools import SCOPES, Scope, fixture_name, plural
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SimulatedPool:
+    """Up to `count` simulated GPUs for a test.
+
+    Args:
+        memory: what each has, as `simgpu.devices` takes it; None for its default.
+        source: what made them for the whole process, for the header: "as cuda".
+    """
+
+    distinct = True
+
+    def __init__(
+        self, count: int, memory: str | list[str] | None = None, source: str | None = None
+    ) -> None:
+        self.count, self.memory, self.source = count, memory, source
+        self._scopes: list[Scope] = []  # of the fixtures that hold devices now
+
+    def describe(self) -> str:
+        words = f"{plural(self.count, 'simulated GPU')}"
+        if isinstance(self.memory, str):
+            words += f" of {self.memory}"
+        elif self.memory:
+            words += f" of {', '.join(self.memory)}"
+        return f"{words} (simgpu{f', {self.source}' if self.source else ''})"
+
+    @contextlib.contextmanager
+    def lend(self, count: int, scope: Scope = "function") -> Iterator[list[torch.device]]:
+        import torch  # noqa: F401  # which makes the devices of SIMGPU_DEVICE_COUNT
+
+        from simgpu._runtime import world
+
+        self._check_scope(scope)
+        active = world.device_count()
+        lent = self._make(count, scope) if not active else _share(count, active)
+        with lent as devices:
+            self._scopes.append(scope)
+            try:
+                yield devices
+            finally:
+                self._scopes.remove(scope)
+
+    def _check_scope(self, scope: Scope) -> None:
+        if self._scopes and SCOPES.index(scope) < SCOPES.index(self._scopes[-1]):
+            inner, outer = fixture_name(self._scopes[-1]), fixture_name(scope)
+            pytest.fail(
+                f"{outer} are asked for while {inner} are in use, which end before them: ask for "
+                f"{outer} alone, or first",
+                pytrace=False,
+            )
+
+    @contextlib.contextmanager
+    def _make(self, count: int, scope: Scope) -> Iterator[list[torch.device]]:
+        import torch
+
+        import simgpu
+        from simgpu._runtime import world
+
+        memory = self.memory[:count] if isinstance(self.memory, list) else self.memory
+        with simgpu.devices(count, memory=memory) as devices:
+            made = world.current_world()
+            assert made is not None
+            made.way_out = (
+                f"pytest's fixture {fixture_name(scope)} made them: use its devices, or do without "
+                "the fixture"
+            )
+            # The devices are seeded; torch.manual_seed would format the stack for every backend.
+            torch.default_generator.manual_seed(0)
+            yield list(devices)
+
+
+@contextlib.contextmanager
+def _share(count: int, active: int) -> Iterator[list[torch.device]]:
+    """Lend the first of the devices that are there, in a state as fresh as can be."""
+    import torch
+
+    from simgpu import _naming
+    from simgpu._runtime import world
+
+    if count > active:
+        pytest.fail(
+            f"the test asks for {plural(count, 'device')}, and {active} are there already, made "
+            "outside of it (by a fixture of yours, or by module_devices): say "
+            f"--device-count {active} or @pytest.mark.devices({active}), or take the devices of "
+            "the wider fixture from session_devices",
+            pytrace=False,
+        )
+    kind = "cuda" if "cuda" in _naming.names else _naming.DEVICE_TYPE
+    devices = [torch.device(kind, index) for index in range(count)]
+    module = torch.get_device_module(devices[0])
+    with world.narrowed(count):
+        module.set_device(0)
+        torch.manual_seed(0)
+        for device in devices:
+            module.reset_peak_memory_stats(device)
+        yield devices

@@ -1,0 +1,58 @@
+"""PyTorch Geometric's DataParallel, which gives each GPU a share of a list of graphs."""
+
+import json
+
+import torch
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.loader import DataListLoader
+from torch_geometric.nn import DataParallel, GCNConv, global_mean_pool
+
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+count = torch.cuda.device_count()
+graphs_on: dict[str, int] = {}
+
+
+def graph(label):
+    nodes = int(torch.randint(4, 9, ()))
+    edges = torch.randint(nodes, (2, 3 * nodes))
+    return Data(x=torch.randn(nodes, 4) + label, edge_index=edges, y=torch.tensor([label]))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = GCNConv(4, 16), GCNConv(16, 16)
+        self.last = nn.Linear(16, 2)
+
+    def forward(self, batch):
+        device = str(batch.x.device)
+        graphs_on[device] = graphs_on.get(device, 0) + batch.num_graphs
+        hidden = self.first(batch.x, batch.edge_index).relu()
+        hidden = self.second(hidden, batch.edge_index).relu()
+        return self.last(global_mean_pool(hidden, batch.batch))
+
+
+graphs = [graph(i % 2) for i in range(32)]
+net = Net()
+model = DataParallel(net).cuda()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+losses = []
+for _ in range(6):
+    for listed in DataListLoader(graphs, batch_size=16):
+        optimizer.zero_grad()
+        scores = model(listed)
+        labels = torch.cat([each.y for each in listed]).to(scores.device)
+        loss = nn.functional.cross_entropy(scores, labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+report = {
+    "of": [base.__module__ for base in DataParallel.__mro__ if base.__name__ == "DataParallel"],
+    "losses": losses,
+    "graphs": graphs_on,
+    "scores_on": str(scores.device),
+    "weights": torch.cat([p.detach().cpu().flatten() for p in net.parameters()]).tolist(),
+}
+print(json.dumps(report))

@@ -1,0 +1,39 @@
+"""What several tests of clients need: to be skipped without their library, and the summary read."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+# torchvision's default build needs CUDA's libraries: beside PyTorch's build for the CPU it installs
+# but does not import. (Its own build for the CPU does.)
+TRIED = ("torchvision",)
+
+
+@cache
+def why_not(library: str) -> str | None:
+    """Why a library cannot be used, if it cannot."""
+    if importlib.util.find_spec(library) is None:
+        return f"{library} is not installed: python -m pip install -e '.[clients]'"
+    if library in TRIED:
+        command = [sys.executable, "-c", f"import {library}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode:
+            return f"{library} does not import: {done.stderr.strip().splitlines()[-1]}"
+    return None
+
+
+def needs(*libraries: str) -> None:
+    """Skip what calls this unless all of them import."""
+    for library in libraries:
+        if (reason := why_not(library)) is not None:
+            pytest.skip(reason)
+
+
+def shares_of_the_batch(summary):
+    """The last column of `--summary`: `{"cuda:0": 50.0, "cuda:1": 50.0}`."""
+    rows = re.findall(r"^(cuda:\d+) .* (\S+)%$", summary, re.MULTILINE)
+    return {device: float(share) for device, share in rows}

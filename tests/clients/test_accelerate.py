@@ -1,0 +1,32 @@
+"""accelerate: a model spread over all GPUs and the host, and a training loop on one GPU."""
+
+import pytest
+
+from tests.clients.support import needs
+
+
+@pytest.fixture(autouse=True)
+def _installed():
+    needs("accelerate", "transformers")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_device_map_spreads_a_model(client, count):
+    seen = client("accelerate_device_map", count)
+    gpus = [f"cuda:{index}" for index in range(count)]
+    assert seen["devices"] == gpus
+    assert set(seen["map"].values()) == {str(index) for index in range(count)}
+    # accelerate returns an output to where its input came from.
+    assert seen["logits_on"] == "cpu"
+    assert seen["close"]
+    assert all(seen["gradients"])
+    assert seen["same_words"]
+    assert seen["offloaded_to"] == [*map(str, range(count)), "cpu"]
+    assert seen["offloaded_close"]
+
+
+def test_an_accelerator_trains_in_half_precision(client):
+    seen = client("accelerate_training", 1)
+    assert seen["device"] == "cuda"
+    assert seen["losses"][-1] < seen["losses"][0] / 2
+    assert seen["restored"]
