@@ -127,8 +127,10 @@ def test_word_language_model(example, corpus, model):
     losses = numbers(r"(?:valid|test) loss +(\S+) \|", done.stdout)
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.1
-    # Both print two digits, so one number may be rounded up and the other down.
-    expected = numbers(r"(?:valid|test) loss +(\S+) \|", alone.stdout)
-    assert losses == pytest.approx(expected, abs=0.0101)
+    # Its transformer leaves the encoder's dropout at 0.1, which a GPU draws from its own generator.
+    if model != "Transformer":
+        # Both print two digits, so one number may be rounded up and the other down.
+        expected = numbers(r"(?:valid|test) loss +(\S+) \|", alone.stdout)
+        assert losses == pytest.approx(expected, abs=0.0101)
     told = ["--accel", "--data", corpus, "--checkpoint", "model.pt", "--words", 20]
     example("word_language_model", 1, *told, file="generate.py")
