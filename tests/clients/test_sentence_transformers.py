@@ -21,4 +21,6 @@ def test_a_model_encodes_and_learns_as_on_one_gpu(client, alone, ours):
     assert (alone["gpus"], seen["gpus"]) == (1, 2)
     assert len(seen["rows"]) == 2
     assert seen["losses"][-1] < seen["losses"][0] / 2
-    torch.testing.assert_close(seen["losses"], alone["losses"])
+    # The Trainer adds its losses up in float32.
+    rounding = torch.finfo(torch.float32).eps
+    torch.testing.assert_close(seen["losses"], alone["losses"], rtol=rounding, atol=0)

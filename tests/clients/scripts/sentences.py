@@ -66,12 +66,12 @@ arguments = SentenceTransformerTrainingArguments(
 rows_on: dict[str, int] = {}
 
 
-def count_rows(module, arguments, keywords, output):
-    device = str(output.last_hidden_state.device)
-    rows_on[device] = rows_on.get(device, 0) + len(output.last_hidden_state)
+def count_rows(module, inputs, output):
+    sentence = output["sentence_embedding"]
+    rows_on[str(sentence.device)] = rows_on.get(str(sentence.device), 0) + len(sentence)
 
 
-body.auto_model.register_forward_hook(count_rows, with_kwargs=True)
+model[1].register_forward_hook(count_rows)
 trainer = SentenceTransformerTrainer(
     model=model, args=arguments, train_dataset=pairs, loss=losses.CosineSimilarityLoss(model)
 )
