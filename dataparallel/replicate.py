@@ -35,8 +35,9 @@ def replicate(network: T, devices: Sequence[DeviceLike], detach: bool = False) -
         Attributes, hooks and modes are the original's at the time of the call.
 
     Raises:
-        RuntimeError: a tensor that is not on `devices[0]`, a lazy or compiled module, or Python
-            modules inside a ScriptModule.
+        ValueError: a lazy module, whose parameters have no shapes yet.
+        RuntimeError: a tensor that is not on `devices[0]`, a compiled module, or Python modules
+            inside a ScriptModule.
 
     Source: torch/nn/parallel/replicate.py.
     """

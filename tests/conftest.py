@@ -5,6 +5,7 @@ The fixture `devices` comes from the plugin (`simgpu.pytest_plugin`).
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,14 @@ def no_collector():
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def interruptible():
+    """Let Ctrl-C raise KeyboardInterrupt, which a session started in the background ignores."""
+    outer = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, outer)
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ def _unique_tensors(network: Module) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     for tensor in [*network.parameters(), *network.buffers()]:
         if is_lazy(tensor):
-            raise RuntimeError(
+            raise ValueError(
                 "a module with uninitialised parameters or buffers cannot be replicated; run one "
                 "batch through the module itself first, so that its lazy layers learn their shapes"
             )

@@ -137,7 +137,9 @@ def test_replicas_run_at_the_same_time(devices):
 
 
 @pytest.mark.devices(4)
-def test_replicas_that_wait_for_each_other_end_though_the_caller_is_interrupted(devices):
+def test_replicas_that_wait_for_each_other_end_though_the_caller_is_interrupted(
+    interruptible, devices
+):
     """The first one interrupts the caller before the last one has begun."""
     together = threading.Barrier(len(devices), timeout=20)
     ended = threading.Semaphore(0)

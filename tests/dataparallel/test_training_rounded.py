@@ -156,11 +156,11 @@ def test_autocast_and_loss_scaling(devices, data, broken):
 @pytest.mark.devices(4)
 @pytest.mark.parametrize("make", [nn.LazyBatchNorm1d, lambda: nn.Sequential(nn.LazyLinear(3))])
 def test_lazy_modules_say_what_to_do(devices, make):
-    """Shapes have to be learned before there is something to copy."""
+    """Shapes have to be learned before there is something to copy; theirs is a ValueError too."""
     lazy = make().to(devices[0])
     model = dataparallel.DataParallel(lazy, devices)
     x = torch.randn(8, 4, device=devices[0])
-    with pytest.raises(RuntimeError, match="run one batch through the module itself first"):
+    with pytest.raises(ValueError, match="run one batch through the module itself first"):
         model(x)
     lazy(x)
     assert len(model(x)) == 8

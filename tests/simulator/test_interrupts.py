@@ -13,6 +13,8 @@ SCRIPT = """
 import functools, operator, random, signal, torch, simgpu, _thread
 from itertools import repeat
 
+# A process that was started in the background may ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 come_in = map(_thread.interrupt_main, repeat(signal.SIGINT))
 
 def with_one(x):
