@@ -106,8 +106,9 @@ class Device:
 
         `storage` is whose they are: instruments are told its address and exact size.
         """
-        for before in hooks.before_allocate:
-            before(self.torch_device, nbytes)
+        if hooks.before_allocate:
+            for before in hooks.before_allocate:
+                before(self.torch_device, nbytes)
         if self._pending_frees:
             self.collect_frees()
         allocated = self.taken - self.freed + nbytes
@@ -121,12 +122,17 @@ class Device:
         self.taken += nbytes
         self.taken_count += 1
         if hooks.after_allocate:
-            nbytes = Block(nbytes)
-            nbytes.address = 0 if storage is None else storage.data_ptr()
-            nbytes.requested = int(nbytes) if storage is None else storage.nbytes()
-        allocation = Allocation(self._give_back, nbytes)
+            return self._allocated_watched(nbytes, storage)
+        return Allocation(self._give_back, nbytes)
+
+    def _allocated_watched(self, nbytes: int, storage: torch.UntypedStorage | None) -> Allocation:
+        """What has been entered, told to the instruments with its address and exact size."""
+        block = Block(nbytes)
+        block.address = 0 if storage is None else storage.data_ptr()
+        block.requested = nbytes if storage is None else storage.nbytes()
+        allocation = Allocation(self._give_back, block)
         for after in hooks.after_allocate:
-            after(self.torch_device, nbytes)
+            after(self.torch_device, block)
         return allocation
 
     def owns(self, allocation: Allocation) -> bool:
