@@ -221,6 +221,17 @@ def test_one_clock_tells_all_times(simulated):
     (record,) = trace
     assert (record.begin, record.end) == (2.0, 3.0)
     assert start.elapsed_time(end) == 3000.0
+    with simgpu.trace() as trace:
+        x.exp()
+    assert trace[0].begin not in (4.0, 5.0)  # the clock of the host again
+
+
+def test_clocks_nest():
+    outer, inner = Ticks(), Ticks()
+    with clock.use(outer):
+        with clock.use(inner):
+            assert (clock.now(), inner.seconds, outer.seconds) == (1.0, 1.0, 0.0)
+        assert (clock.now(), inner.seconds, outer.seconds) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
