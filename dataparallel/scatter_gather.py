@@ -274,6 +274,8 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
             if not same or by_key.keys() != set(keys):
                 raise ValueError(_mismatch_text(path, outputs))
             rows.append([by_key[key] for key in keys])
+        elif isinstance(output, dict):
+            raise ValueError(_mismatch_text(path, outputs))
         else:
             rows.append(others[2])
     gathered = [

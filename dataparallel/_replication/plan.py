@@ -184,8 +184,9 @@ def _unique_tensors(network: Module) -> list[torch.Tensor]:
     for tensor in [*network.parameters(), *network.buffers()]:
         if is_lazy(tensor):
             raise ValueError(
-                "a module with uninitialised parameters or buffers cannot be replicated; run one "
-                "batch through the module itself first, so that its lazy layers learn their shapes"
+                "Attempted to use an uninitialized parameter or buffer: such a module cannot be "
+                "replicated. Run one batch through the module itself first, so that its lazy "
+                "layers learn their shapes"
             )
         found.setdefault(id(tensor), tensor)
     return sorted(found.values(), key=lambda tensor: not tensor.requires_grad)

@@ -160,7 +160,7 @@ def test_lazy_modules_say_what_to_do(devices, make):
     lazy = make().to(devices[0])
     model = dataparallel.DataParallel(lazy, devices)
     x = torch.randn(8, 4, device=devices[0])
-    with pytest.raises(ValueError, match="run one batch through the module itself first"):
+    with pytest.raises(ValueError, match="Run one batch through the module itself first"):
         model(x)
     lazy(x)
     assert len(model(x)) == 8

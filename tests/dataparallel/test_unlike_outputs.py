@@ -41,3 +41,16 @@ def test_one_replica_is_unlike_the_others(devices, data, kinds):
         return
     with pytest.raises(ValueError, match="not built alike"):
         dataparallel.gather(outputs, targets[0])
+
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("common", sorted(KINDS))
+@pytest.mark.parametrize("other", sorted(KINDS))
+def test_each_kind_next_to_each_other(devices, common, other):
+    """All pairs, both ways round: random ones met a list before a dict of one key late."""
+    outputs = [KINDS[kind](device) for kind, device in zip((common, other), devices, strict=True)]
+    if common == other:
+        dataparallel.gather(outputs, devices[0])
+        return
+    with pytest.raises(ValueError, match="not built alike"):
+        dataparallel.gather(outputs, devices[0])
