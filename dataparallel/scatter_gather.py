@@ -266,16 +266,14 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
     rows = [values]
     for output in outputs[1:]:
         others = children_of(output)
-        if others is None or len(others[2]) != len(values):
+        alike = isinstance(output, dict) == isinstance(first, dict)
+        if others is None or not alike or len(others[2]) != len(values):
             raise ValueError(_mismatch_text(path, outputs))
         if isinstance(first, dict):
             by_key = dict(zip(others[1], others[2], strict=True))
-            same = isinstance(output, dict) and first.keys() == output.keys()
-            if not same or by_key.keys() != set(keys):
+            if first.keys() != output.keys() or by_key.keys() != set(keys):
                 raise ValueError(_mismatch_text(path, outputs))
             rows.append([by_key[key] for key in keys])
-        elif isinstance(output, dict):
-            raise ValueError(_mismatch_text(path, outputs))
         else:
             rows.append(others[2])
     gathered = [

@@ -116,13 +116,9 @@ def test_a_failure_is_found_kept_and_run_again(suite):
     assert "1 failed" in regression.stdout
 
 
-def test_an_interrupt_ends_with_the_report(suite):
-    """Sent after the second example of a property that would go on for hours."""
-    suite(ENDLESS)
-    started = suite.folder / "started"
-    os.mkfifo(started)
-    words = ("-m", "simgpu", "fuzz", "--minutes", "600", "--jobs", "1", "test_it.py")
-    running = subprocess.Popen(
+def fuzzing(suite, words, started):
+    """A campaign in a process of its own, whose examples find the path `started`."""
+    return subprocess.Popen(
         [sys.executable, *words],
         cwd=suite.folder,
         env={**os.environ, "STARTED": str(started)},
@@ -130,6 +126,15 @@ def test_an_interrupt_ends_with_the_report(suite):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_an_interrupt_ends_with_the_report(suite):
+    """Sent after the second example of a property that would go on for hours."""
+    suite(ENDLESS)
+    started = suite.folder / "started"
+    os.mkfifo(started)
+    words = ("-m", "simgpu", "fuzz", "--minutes", "600", "--jobs", "1", "test_it.py")
+    running = fuzzing(suite, words, started)
     started.open().close()  # waits for the example
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=300)
@@ -214,14 +219,7 @@ def test_an_interrupt_loses_no_example(suite):
     started = suite.folder / "started"
     os.mkfifo(started)
     words = ("-m", "simgpu", "fuzz", "--examples", "1000000", "--jobs", "2", "test_it.py")
-    running = subprocess.Popen(
-        [sys.executable, *words],
-        cwd=suite.folder,
-        env={**os.environ, "STARTED": str(started)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    running = fuzzing(suite, words, started)
     with started.open() as both:  # ends when each of the two has opened and closed it
         assert both.read() in ("x", "xx")
     running.send_signal(signal.SIGINT)
