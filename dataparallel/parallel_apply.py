@@ -180,8 +180,9 @@ def _raise_failures(calls: Sequence[_Call]) -> None:
 
 def _failure_text(index: int, device: torch.device, failure: BaseException) -> str:
     trace = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
+    where = device if device.index is None else device.index  # the words of torch.nn.parallel
     return (
-        f"Caught {type(failure).__name__} in replica {index} on device {device}.\nOriginal {trace}"
+        f"Caught {type(failure).__name__} in replica {index} on device {where}.\nOriginal {trace}"
     )
 
 

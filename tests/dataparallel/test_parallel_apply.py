@@ -232,7 +232,7 @@ def test_the_first_failure_is_raised_again(devices, data):
     # A single module runs in the caller's thread: its error is its own, as without replicas.
     if len(targets) > 1:
         assert f"replica {first}" in text
-        assert str(targets[first]) in text
+        assert f"on device {targets[first].index}.\n" in text
         assert "in broken" in text
 
 

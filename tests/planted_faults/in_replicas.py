@@ -155,7 +155,7 @@ CALLS = [
     fault(
         "the text does not say which device failed",
         f"{CALL}:_failure_text",
-        "on device {device}",
+        "on device {where}",
         "",
         apply.test_the_first_failure_is_raised_again,
     ),
