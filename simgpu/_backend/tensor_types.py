@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -27,6 +28,12 @@ DTYPES = {
     "Short": torch.int16,
 }
 
+_NO_LONGER = (
+    "The torch.{0}.*DtypeTensor constructors are no longer recommended. It's best to use methods "
+    "such as torch.tensor(data, dtype=*, device='{0}') to create tensors."
+)
+_warned: list[bool] = []  # as in PyTorch: once in a process
+
 
 class TensorType(type):
     """Metaclass of `torch.simgpu.FloatTensor`: a call makes a tensor, no instance of the class."""
@@ -34,6 +41,9 @@ class TensorType(type):
     dtype: torch.dtype
 
     def __call__(cls, *args: Any, device: Any = None) -> Any:
+        if not _warned:
+            _warned.append(True)
+            warnings.warn(_NO_LONGER.format(cls.__module__.removeprefix("torch.")), stacklevel=2)
         here = torch.device(DEVICE_TYPE) if device is None else torch.device(device)
         return torch.empty(0, dtype=cls.dtype, device=here).new(*args)
 

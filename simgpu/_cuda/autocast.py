@@ -10,7 +10,6 @@ import torch
 from simgpu._cuda.renaming import CUDA
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Patch, Row
-from simgpu.errors import UnsupportedError
 
 
 def _takes_device_type(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,21 +35,6 @@ def _get_autocast_gpu_dtype() -> torch.dtype:
 
 def _set_autocast_gpu_dtype(dtype: torch.dtype) -> None:
     torch.set_autocast_dtype(DEVICE_TYPE, dtype)
-
-
-def _default_tensor_type(stock: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`torch.set_default_tensor_type`, which C++ has for real CUDA alone."""
-
-    def set_default_tensor_type(kind: Any) -> None:
-        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-        if DEVICE_TYPE in name or CUDA in name:
-            raise UnsupportedError(
-                f"torch.set_default_tensor_type({kind!r}): call torch.set_default_dtype and "
-                "torch.set_default_device in its place"
-            )
-        stock(kind)
-
-    return set_default_tensor_type
 
 
 _TYPED = (
@@ -81,11 +65,5 @@ PATCHES: tuple[Row, ...] = (
         "set_autocast_gpu_dtype",
         value=_set_autocast_gpu_dtype,
         why="the old name of the same",
-    ),
-    Patch(
-        "torch",
-        "set_default_tensor_type",
-        wrap=_default_tensor_type,
-        why="C++ needs real CUDA for it: an error that names what to call in its place",
     ),
 )

@@ -75,6 +75,7 @@ def quiet(function, *args):
     """The result of a function that PyTorch deprecates once per process, in whichever test."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
+        warnings.filterwarnings("ignore", message=r"The torch\.\w+\.\*DtypeTensor constructors")
         return function(*args)
 
 
