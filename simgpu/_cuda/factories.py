@@ -30,7 +30,7 @@ def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-_KEYS = ("CUDA", "SparseCUDA", "SparseCsrCUDA")
+_KEYS = ("CUDA", "QuantizedCUDA", "SparseCUDA", "SparseCsrCUDA")
 _fallback: list[torch.library.Library] = []
 
 
@@ -81,7 +81,7 @@ def _cover(library: torch.library.Library, name: str, key: str) -> None:
 
 PATCHES: tuple[Row, ...] = (
     Action(
-        "kernels under the dispatch keys CUDA, SparseCUDA and SparseCsrCUDA",
+        "kernels under the dispatch keys CUDA, QuantizedCUDA, SparseCUDA and SparseCsrCUDA",
         run=_route_factories,
         why='functions that make tensors take device="cuda:1", however they were imported',
     ),

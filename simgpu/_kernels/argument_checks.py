@@ -48,6 +48,7 @@ CHECKS: dict[str, _Check] = {
     "adaptive_max_pool3d_backward": partial(index_checks.pooled_indices, dims=3),
     "batch_norm_backward": shape_checks.batch_norm,
     "batch_norm_update_stats": shape_checks.batch_norm,
+    "embedding": index_checks.embedding,
     "embedding_dense_backward": index_checks.embedding_backward,
     "linalg_ldl_solve": index_checks.pivots,
     "linalg_lu_solve": index_checks.pivots,

@@ -95,6 +95,8 @@ class DeviceRules:
         operator = self._operator
         if operator == "convolution":
             self._check_convolution(pairs)
+        if operator == "block_diag":
+            self._check_block_diag(pairs)
         if operator in _COMPOSED_ON_CUDA:
             operator, renamed = _COMPOSED_ON_CUDA[operator]
             pairs = [(renamed.get(name, name), tensor) for name, tensor in pairs]
@@ -111,6 +113,16 @@ class DeviceRules:
                 raise DeviceMismatchError(
                     f"Input type ({input.type()}) and {name} type ({tensor.type()}) should be "
                     "the same"
+                )
+
+    def _check_block_diag(self, pairs: list[tuple[str, Tensor]]) -> None:
+        """It compares all with the first (aten/src/ATen/native/TensorShape.cpp)."""
+        first = pairs[0][1].device
+        for index, (_, tensor) in enumerate(pairs):
+            if tensor.device != first:
+                raise DeviceMismatchError(
+                    "torch.block_diag: input tensors must all be on the same device. Input 0 is "
+                    f"on device {first} and input {index} is on device {tensor.device}"
                 )
 
     def _common_device(

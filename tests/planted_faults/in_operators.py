@@ -179,4 +179,18 @@ OPERATORS = [
         "manual_seed(",
         random.test_seeds_from_the_operating_system,
     ),
+    fault(
+        "block_diag speaks of devices as a kernel does",
+        "simgpu._kernels.mixed_devices:DeviceRules.device_of_mixed_tensors",
+        'if operator == "block_diag":',
+        "if False:",
+        partial(texts.test_block_diag_compares_with_its_first_matrix, slot=1),
+    ),
+    fault(
+        "an embedding takes any dtype for its indices",
+        "simgpu._kernels.index_checks:embedding",
+        "if indices.dtype not in",
+        "if False and indices.dtype not in",
+        texts.test_an_embedding_asks_for_integers_before_it_asks_for_a_device,
+    ),
 ]

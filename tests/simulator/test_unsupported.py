@@ -13,6 +13,9 @@ QUANTIZE = {
     "integers": lambda x: torch._make_per_tensor_quantized_tensor(x.to(torch.int8), 0.1, 0),
     "to": lambda x: torch.quantize_per_tensor(x.cpu(), 0.1, 0, torch.qint8).to(x.device),
     "to a dtype": lambda x: x.to(torch.qint8),
+    "empty, with a scale": lambda x: torch._empty_affine_quantized(
+        [2], scale=1.0, zero_point=0, dtype=torch.quint8, device=x.device
+    ),
     "empty": lambda x: torch.empty(3, dtype=torch.qint8, device=x.device),
 }
 
