@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         or options.as_cuda
         or options.process_count
         or options.memory
+        or options.model
     ):
         session_pool(config)
 

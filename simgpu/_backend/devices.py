@@ -9,47 +9,55 @@ import torch
 
 from simgpu._backend import install
 from simgpu._backend.device_block import DeviceBlock
+from simgpu._models.gpus import Names, models_of
 from simgpu._runtime import world
 from simgpu._runtime.capacities import capacities
 
 Memory = int | str | Sequence[int | str] | None  # of each device, or one entry per device
 
 
-def devices(count: int, *, memory: Memory = None) -> DeviceBlock:
+def devices(count: int, *, memory: Memory = None, model: Names = None) -> DeviceBlock:
     """Have `count` fresh simulated GPUs for the length of a `with` block.
 
     Args:
         count: 1 to 64.
         memory: what each device has: bytes, or a text such as "16GiB" or "512MiB"; a list gives
-            one per device. 16 GiB unless told. Past it, torch.OutOfMemoryError is raised.
+            one per device. What the model has unless told. Past it, torch.OutOfMemoryError is
+            raised.
+        model: which GPU each device says that it is, such as "A100" or "H100 SXM"; a list gives
+            one per device. Name, compute capability, multiprocessors and memory follow it, and so
+            do random numbers. Without one, 16 GiB and the multiprocessors of an H100.
 
     The block has the devices, ``simgpu:0`` to ``simgpu:{count - 1}``, as a list. Current device,
     streams, memory ledgers and random streams begin anew with every block; the random streams are
     seeded by ``torch.initial_seed()``. `simgpu.enable` does the same without a block.
 
     Raises:
-        TypeError, ValueError: `count` is no int, or out of range.
+        TypeError, ValueError: `count` is no int, or out of range; no such model.
         DevicesActiveError: there are simulated devices already; blocks do not nest.
         BackendSlotTakenError: another package uses PyTorch's slot for outside devices.
         DeviceBlockError: what was returned is entered a second time.
     """
-    arguments = describe_arguments(count, memory)
+    arguments = describe_arguments(count, memory, model)
     return DeviceBlock(
         f"simgpu.devices({arguments})",
         f"simgpu.enable({arguments})",
-        lambda ends: start(count, memory, ends),
+        lambda ends: start(count, memory, model, ends),
     )
 
 
-def describe_arguments(count: int, memory: Memory) -> str:
+def describe_arguments(count: int, memory: Memory, model: Names) -> str:
     """The arguments as a program writes them."""
-    return f"{count}" if memory is None else f"{count}, memory={memory!r}"
+    told = {"memory": memory, "model": model}
+    named = [f"{name}={value!r}" for name, value in told.items() if value is not None]
+    return ", ".join([f"{count}", *named])
 
 
-def start(count: int, memory: Memory, ends: ExitStack) -> list[torch.device]:
+def start(count: int, memory: Memory, model: Names, ends: ExitStack) -> list[torch.device]:
     """Make fresh devices, which last until `ends` is closed."""
     sizes = None if memory is None else capacities(count, memory)
+    models = None if model is None else models_of(count, model)
     install.install()
-    entered = world.enter(count, sizes)
+    entered = world.enter(count, sizes, models)
     ends.callback(world.leave, entered)
     return [device.torch_device for device in entered.devices]

@@ -60,6 +60,7 @@ def _gpus() -> str:
 def _devices() -> Iterator[str]:
     """Try simulated devices, and say which native tricks work with them."""
     from simgpu._backend.devices import devices
+    from simgpu._models.gpus import models
     from simgpu._native import status
     from simgpu.errors import SimGPUError
 
@@ -69,6 +70,7 @@ def _devices() -> Iterator[str]:
 
             total = torch.ones(2, device=made[1]).sum().item()
             yield _line("devices", f"can be made: {made[0]}, {made[1]}; 1 + 1 = {total:.0f}")
+            yield _line("models", ", ".join(models()))
             active = status.active_tricks()
     except SimGPUError as error:
         yield _line("devices", f"cannot be made: {error}")

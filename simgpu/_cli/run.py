@@ -27,7 +27,13 @@ def add_arguments(commands: Any) -> None:
         "--memory",
         metavar="SIZE[,SIZE...]",
         help="what each device has, such as 2GiB or 512MiB; with commas one size per device "
-        "(default: 16GiB)",
+        "(default: what the model has, or 16GiB)",
+    )
+    run.add_argument(
+        "--model",
+        metavar="NAME[,NAME...]",
+        help="which GPU each device says that it is, such as A100 or 'H100 SXM'; with commas one "
+        "per device (`info` lists them)",
     )
     run.add_argument(
         "--as",
@@ -91,6 +97,7 @@ def start(options: argparse.Namespace) -> int:
         program=_program(options),
         devices=options.devices,
         memory=options.memory,
+        model=options.model,
         as_cuda=options.name == "cuda",
         force=options.force,
         replace_data_parallel=options.replace_data_parallel,

@@ -34,6 +34,8 @@ class ScriptOptions:
     devices: int
     memory: str | None
     """What each device has; with commas one size per device."""
+    model: str | None
+    """Which GPU each device is; with commas one per device."""
     as_cuda: bool
     force: bool
     """Also where real CUDA is."""
@@ -58,12 +60,16 @@ def make_devices(options: ScriptOptions) -> str | None:
     os.environ[variables.COUNT] = str(options.devices)
     if options.memory is not None:
         os.environ[variables.MEMORY] = options.memory
+    if options.model is not None:
+        os.environ[variables.MODEL] = options.model
     if options.as_cuda:
         os.environ[variables.AS_CUDA] = "force" if options.force else "1"
     try:
         process_devices.start_process_devices()
     except ValueError as error:
-        return f"--memory {options.memory}: {error}"
+        told = {"--memory": options.memory, "--model": options.model}
+        said = " ".join(f"{name} {value}" for name, value in told.items() if value is not None)
+        return f"{said}: {error}"
     except RealCudaError as error:
         return str(error)
     return None

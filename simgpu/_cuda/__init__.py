@@ -3,5 +3,5 @@
 Each file has a table of replaced attributes; at the end of the block all of them are put back.
 
 May import: `_backend/install`, `_backend/device_module`, `_backend`, `_kernels`, `_memory`,
-`_runtime`, `_native`, `errors`, `_naming`, `torch`.
+`_runtime`, `_models`, `_native`, `errors`, `_naming`, `torch`.
 """

@@ -30,11 +30,14 @@ from simgpu._cuda import (
     tensors,
     torch_cuda,
 )
+from simgpu._models.gpus import Names
 from simgpu._patches import Patches
 from simgpu.errors import RealCudaError
 
 
-def as_cuda(count: int, *, memory: devices.Memory = None, force: bool = False) -> DeviceBlock:
+def as_cuda(
+    count: int, *, memory: devices.Memory = None, model: Names = None, force: bool = False
+) -> DeviceBlock:
     """Have `count` fresh simulated GPUs that go by the name of CUDA, within the block.
 
     Code written for CUDA runs unchanged: `torch.cuda`, `.cuda()`, `device="cuda:1"`,
@@ -42,7 +45,7 @@ def as_cuda(count: int, *, memory: devices.Memory = None, force: bool = False) -
     that outlive the block are simulated ones again.
 
     Args:
-        count, memory: as in `simgpu.devices`.
+        count, memory, model: as in `simgpu.devices`.
         force: also on a machine with real CUDA, whose GPUs are then out of reach.
 
     The block has the devices, ``cuda:0`` to ``cuda:{count - 1}``, as a list.
@@ -52,19 +55,21 @@ def as_cuda(count: int, *, memory: devices.Memory = None, force: bool = False) -
         TypeError, ValueError, DevicesActiveError, BackendSlotTakenError, DeviceBlockError: as in
             `simgpu.devices`.
     """
-    arguments = devices.describe_arguments(count, memory)
+    arguments = devices.describe_arguments(count, memory, model)
     forced = ", force=True" if force else ""
     return DeviceBlock(
         f"simgpu.as_cuda({arguments}{forced})",
         f"simgpu.enable({arguments}, as_cuda=True{forced})",
-        lambda ends: start(count, memory, force, ends),
+        lambda ends: start(count, memory, model, force, ends),
     )
 
 
-def start(count: int, memory: devices.Memory, force: bool, ends: ExitStack) -> list[torch.device]:
+def start(
+    count: int, memory: devices.Memory, model: Names, force: bool, ends: ExitStack
+) -> list[torch.device]:
     """Make fresh devices that go by the name of CUDA until `ends` is closed."""
     _check_no_cuda(force)
-    simulated = devices.start(count, memory, ends)
+    simulated = devices.start(count, memory, model, ends)
     ends.callback(_install().undo)
     return [torch.device("cuda", device.index) for device in simulated]
 

@@ -2,5 +2,5 @@
 
 torch is imported when a test first needs it, not before.
 
-May import: `simgpu`, `_startup`, `_runtime`, `errors`, `_naming`, `torch`, `pytest`.
+May import: `simgpu`, `_startup`, `_runtime`, `_models`, `errors`, `_naming`, `torch`, `pytest`.
 """

@@ -46,6 +46,8 @@ def _start(config: pytest.Config, options: DeviceOptions) -> None:
     os.environ[variables.AS_CUDA] = "1"
     if options.memory is not None:
         os.environ[variables.MEMORY] = options.memory
+    if options.model is not None:
+        os.environ[variables.MODEL] = options.model
 
 
 def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
@@ -55,7 +57,9 @@ def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
 
     if world.device_count() == options.count_or_default and "cuda" in _naming.names:
         return  # a plugin imported torch before, under the variables of a parent
-    devices = as_cuda(options.count_or_default, memory=options.memory_by_device)
+    devices = as_cuda(
+        options.count_or_default, memory=options.memory_by_device, model=options.model_by_device
+    )
     try:
         devices.__enter__()
     except SimGPUError as error:

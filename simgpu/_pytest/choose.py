@@ -47,18 +47,18 @@ def choose_pool(options: DeviceOptions) -> Pool:
 
 def simulated_pool(options: DeviceOptions) -> SimulatedPool:
     """Return the pool of a session on simulated devices."""
-    memory = options.memory_by_device
+    memory, model = options.memory_by_device, options.model_by_device
     if options.as_cuda:
-        return SimulatedPool(options.count_or_default, memory, "as cuda")
+        return SimulatedPool(options.count_or_default, memory, model, "as cuda")
     if options.process_count:
-        memory = variables.device_memory()
-        return SimulatedPool(options.process_count, memory, f"by {variables.COUNT}")
-    return SimulatedPool(options.count_or_default, memory)
+        memory, model = variables.device_memory(), variables.device_model()
+        return SimulatedPool(options.process_count, memory, model, f"by {variables.COUNT}")
+    return SimulatedPool(options.count_or_default, memory, model)
 
 
 def _only_simulated(options: DeviceOptions) -> bool:
     """Whether something that simulated devices alone have was asked for."""
-    return options.kind == "auto" and bool(options.process_count or options.memory)
+    return options.kind == "auto" and bool(options.process_count or options.memory or options.model)
 
 
 def group_size(options: DeviceOptions, gpus: int) -> int:

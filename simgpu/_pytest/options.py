@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from simgpu._models.gpus import models_of
 from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker
 from simgpu._runtime.capacities import capacities
 from simgpu._startup import variables
@@ -32,6 +33,8 @@ class DeviceOptions:
     as_cuda: bool = False
     memory: str | None = None
     """What each simulated device has; with commas one size per device."""
+    model: str | None = None
+    """Which GPU each simulated device says that it is; with commas one per device."""
     process_count: int | None = None
     """SIMGPU_DEVICE_COUNT: simulated devices that the process has for as long as it lasts."""
 
@@ -41,7 +44,11 @@ class DeviceOptions:
 
     @property
     def memory_by_device(self) -> str | list[str] | None:
-        return self.memory.split(",") if self.memory and "," in self.memory else self.memory
+        return variables.by_device(self.memory)
+
+    @property
+    def model_by_device(self) -> str | list[str] | None:
+        return variables.by_device(self.model)
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -67,7 +74,13 @@ def add_options(parser: pytest.Parser) -> None:
         "--device-memory",
         metavar="SIZE[,SIZE...]",
         help="what each simulated device has, such as 2GiB; with commas one size per device "
-        "(default: 16GiB)",
+        "(default: what the model has, or 16GiB)",
+    )
+    add(
+        "--device-model",
+        metavar="NAME[,NAME...]",
+        help="which GPU each simulated device says that it is, such as A100; with commas one per "
+        "device",
     )
     add(
         "--oversubscribe",
@@ -107,6 +120,7 @@ def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> D
         worker=worker,
         as_cuda=namespace.simgpu_as_cuda,
         memory=namespace.simgpu_device_memory,
+        model=namespace.simgpu_device_model,
         process_count=process_count(),
     )
 
@@ -132,19 +146,24 @@ def check(options: DeviceOptions) -> None:
             f"SIMGPU_DEVICE_COUNT={process} gives this process its devices, and --device-count "
             f"asks for {count}: leave out one of them"
         )
-    if process and options.memory and options.worker is None and not options.as_cuda:
-        raise pytest.UsageError(
-            "SIMGPU_DEVICE_COUNT gives this process its devices: say SIMGPU_DEVICE_MEMORY, not "
-            "--device-memory"
-        )
-    if options.memory is not None:
-        _check_memory(options)
-
-
-def _check_memory(options: DeviceOptions) -> None:
-    if options.kind == "cuda" or options.oversubscribe:
-        raise pytest.UsageError("--device-memory is of simulated devices, not of real GPUs")
-    try:
-        capacities(options.count_or_default, options.memory_by_device or "")
-    except ValueError as error:
-        raise pytest.UsageError(f"--device-memory {options.memory}: {error}") from None
+    for name, value, variable, read in (
+        ("--device-memory", options.memory, variables.MEMORY, capacities),
+        ("--device-model", options.model, variables.MODEL, models_of),
+    ):
+        if value is None:
+            continue
+        if process and options.worker is None and not options.as_cuda:
+            raise pytest.UsageError(
+                f"SIMGPU_DEVICE_COUNT gives this process its devices: say {variable}, not {name}"
+            )
+        if not simulated:
+            raise pytest.UsageError(f"{name} is of simulated devices, not of real GPUs")
+        try:
+            read(options.count_or_default, variables.by_device(value) or "")
+        except ValueError as error:
+            raise pytest.UsageError(f"{name} {value}: {error}") from None
+    if process and simulated:
+        try:
+            models_of(process, variables.device_model())
+        except ValueError as error:
+            raise pytest.UsageError(f"{variables.MODEL}: {error}") from None

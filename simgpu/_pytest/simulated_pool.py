@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from simgpu._models.gpus import models_of
 from simgpu._pytest.pools import SCOPES, Scope, fixture_name, plural
 
 if TYPE_CHECKING:
@@ -22,24 +23,29 @@ class SimulatedPool:
     """Up to `count` simulated GPUs for a test.
 
     Args:
-        memory: what each has, as `simgpu.devices` takes it; None for its default.
+        memory, model: of each, as `simgpu.devices` takes it; None for its default.
         source: what made them for the whole process, for the header: "as cuda".
     """
 
     distinct = True
 
     def __init__(
-        self, count: int, memory: str | list[str] | None = None, source: str | None = None
+        self,
+        count: int,
+        memory: str | list[str] | None = None,
+        model: str | list[str] | None = None,
+        source: str | None = None,
     ) -> None:
-        self.count, self.memory, self.source = count, memory, source
+        self.count, self.memory, self.model, self.source = count, memory, model, source
         self._scopes: list[Scope] = []  # of the fixtures that hold devices now
 
     def describe(self) -> str:
         words = f"{plural(self.count, 'simulated GPU')}"
-        if isinstance(self.memory, str):
-            words += f" of {self.memory}"
-        elif self.memory:
-            words += f" of {', '.join(self.memory)}"
+        if self.memory:
+            words += f" of {_all_of(self.memory)}"
+        if self.model:
+            models = dict.fromkeys(model.name for model in models_of(self.count, self.model))
+            words += f", model {', '.join(models)}"
         return f"{words} (simgpu{f', {self.source}' if self.source else ''})"
 
     @contextlib.contextmanager
@@ -74,8 +80,10 @@ class SimulatedPool:
         import simgpu
         from simgpu._runtime import world
 
-        memory = self.memory[:count] if isinstance(self.memory, list) else self.memory
-        with simgpu.devices(count, memory=memory) as devices:
+        memory, model = (
+            told[:count] if isinstance(told, list) else told for told in (self.memory, self.model)
+        )
+        with simgpu.devices(count, memory=memory, model=model) as devices:
             made = world.current_world()
             assert made is not None
             made.way_out = (
@@ -85,6 +93,10 @@ class SimulatedPool:
             # The devices are seeded; torch.manual_seed would format the stack for every backend.
             torch.default_generator.manual_seed(0)
             yield list(devices)
+
+
+def _all_of(told: str | list[str]) -> str:
+    return told if isinstance(told, str) else ", ".join(told)
 
 
 @contextlib.contextmanager

@@ -12,11 +12,10 @@ from collections.abc import Callable
 
 import torch
 
+from simgpu._models.gpus import GENERIC, Model
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.random import Generator
-
-DEFAULT_MEMORY = 16 * 2**30  # bytes
 
 
 class Allocation(functools.partial[None]):
@@ -61,6 +60,7 @@ class Device:
         "generator",
         "index",
         "limit",
+        "model",
         "out_of_memory_count",
         "peak",
         "peak_count",
@@ -72,8 +72,9 @@ class Device:
         "torch_device",
     )
 
-    def __init__(self, index: int, capacity: int) -> None:
+    def __init__(self, index: int, capacity: int, model: Model = GENERIC) -> None:
         self.index = index
+        self.model = model
         self.torch_device = torch.device(DEVICE_TYPE, index)
         # The ledger, in bytes and in numbers of allocations: taken and given back ever, the same
         # at the last reset, and the most at once.

@@ -18,9 +18,10 @@ from types import TracebackType
 import torch
 
 from simgpu import _naming
+from simgpu._models.gpus import GENERIC, Model
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
 from simgpu._runtime import clock
-from simgpu._runtime.device import DEFAULT_MEMORY, Device
+from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
@@ -37,8 +38,11 @@ class _PerThread(threading.local):
 class World:
     """A set of simulated devices."""
 
-    def __init__(self, capacities: Sequence[int]) -> None:
-        self.devices = [Device(index, capacity) for index, capacity in enumerate(capacities)]
+    def __init__(self, capacities: Sequence[int], models: Sequence[Model]) -> None:
+        self.devices = [
+            Device(index, capacity, model)
+            for index, (capacity, model) in enumerate(zip(capacities, models, strict=True))
+        ]
         self.asked = False
         self.sync_debug_mode = 0
         self.way_out = (
@@ -64,8 +68,13 @@ active_devices: list[Device] = []
 _forked = False
 
 
-def enter(count: int, memory: Sequence[int] | None = None) -> World:
-    """Make `count` fresh devices with `memory` bytes each; raises if there are some already."""
+def enter(
+    count: int, memory: Sequence[int] | None = None, models: Sequence[Model] | None = None
+) -> World:
+    """Make `count` fresh devices; raises if there are some already.
+
+    Each has an entry of `memory` in bytes, by default what its model has.
+    """
     global _world, _per_thread
     check_fork()
     if isinstance(count, bool) or not isinstance(count, int):
@@ -77,7 +86,9 @@ def enter(count: int, memory: Sequence[int] | None = None) -> World:
             f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
             f"be made: {_world.way_out}"
         )
-    _world = World([DEFAULT_MEMORY] * count if memory is None else memory)
+    if models is None:
+        models = [GENERIC] * count
+    _world = World([model.total_memory for model in models] if memory is None else memory, models)
     _per_thread = _PerThread()
     _set_active(_world.devices)
     return _world

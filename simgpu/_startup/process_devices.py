@@ -1,10 +1,11 @@
-"""SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA: simulated devices for the rest of the process."""
+"""SIMGPU_DEVICE_COUNT, SIMGPU_AS_CUDA and others: simulated devices for the rest of the process."""
 
 from __future__ import annotations
 
 import os
 
 from simgpu._backend import install
+from simgpu._models.gpus import models_of
 from simgpu._runtime import world
 from simgpu._runtime.capacities import capacities
 from simgpu._startup import variables
@@ -15,7 +16,8 @@ def start_process_devices() -> None:
 
     Does nothing where they have been made already, as `import torch` does by itself wherever
     simgpu is installed. SIMGPU_DEVICE_MEMORY says what each has, as in `simgpu.devices`, with
-    commas between the sizes of several. With SIMGPU_AS_CUDA, they go by the name of CUDA.
+    commas between the sizes of several, and SIMGPU_MODEL which GPU each is, likewise. With
+    SIMGPU_AS_CUDA, they go by the name of CUDA.
 
     Raises ValueError where a variable makes no sense.
     """
@@ -24,8 +26,10 @@ def start_process_devices() -> None:
         return
     memory = variables.device_memory()
     sizes = None if memory is None else capacities(count, memory)
+    model = variables.device_model()
+    models = None if model is None else models_of(count, model)
     install.install()
-    world.enter(count, sizes)
+    world.enter(count, sizes, models)
     if os.environ.get(variables.AS_CUDA):
         from simgpu._cuda import as_cuda
 

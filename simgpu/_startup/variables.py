@@ -6,9 +6,10 @@ import os
 
 COUNT = "SIMGPU_DEVICE_COUNT"
 MEMORY = "SIMGPU_DEVICE_MEMORY"
+MODEL = "SIMGPU_MODEL"
 AS_CUDA = "SIMGPU_AS_CUDA"
 
-NAMES = (COUNT, MEMORY, AS_CUDA)
+NAMES = (COUNT, MEMORY, MODEL, AS_CUDA)
 
 
 def device_count() -> int | None:
@@ -26,10 +27,17 @@ def device_count() -> int | None:
 
 def device_memory() -> str | list[str] | None:
     """Return what each device has, or a list with one entry per device; None if not told."""
-    sizes = os.environ.get(MEMORY, "").split(",")
-    if len(sizes) > 1:
-        return sizes
-    return sizes[0] or None
+    return by_device(os.environ.get(MEMORY))
+
+
+def device_model() -> str | list[str] | None:
+    """Return which GPU each device is, or a list with one entry per device; None if not told."""
+    return by_device(os.environ.get(MODEL))
+
+
+def by_device(text: str | None) -> str | list[str] | None:
+    """Return what a text says of all devices, or of each where it has commas."""
+    return text.split(",") if text and "," in text else text or None
 
 
 def clear() -> dict[str, str]:

@@ -9,6 +9,7 @@ import torch
 
 from simgpu._backend import devices
 from simgpu._cuda import as_cuda as cuda
+from simgpu._models.gpus import Names
 from simgpu.errors import DeviceBlockError, DevicesActiveError
 
 _lock = threading.Lock()
@@ -17,7 +18,12 @@ _enabled: tuple[str, contextlib.ExitStack] | None = None
 
 
 def enable(
-    count: int, *, memory: devices.Memory = None, as_cuda: bool = False, force: bool = False
+    count: int,
+    *,
+    memory: devices.Memory = None,
+    model: Names = None,
+    as_cuda: bool = False,
+    force: bool = False,
 ) -> list[torch.device]:
     """Have `count` fresh simulated GPUs from now on, until `simgpu.disable()`.
 
@@ -25,7 +31,7 @@ def enable(
     `with simgpu.devices(n)` ends its devices even where an error is raised.
 
     Args:
-        count, memory: as in `simgpu.devices`.
+        count, memory, model: as in `simgpu.devices`.
         as_cuda: the devices go by the name of CUDA, as in `simgpu.as_cuda`.
         force: as in `simgpu.as_cuda`.
 
@@ -44,13 +50,13 @@ def enable(
             raise DevicesActiveError(
                 f"{_enabled[0]} has made devices already: call simgpu.disable() first"
             )
-        call = f"simgpu.enable({devices.describe_arguments(count, memory)}"
+        call = f"simgpu.enable({devices.describe_arguments(count, memory, model)}"
         call += (", as_cuda=True" if as_cuda else "") + (", force=True" if force else "") + ")"
         with contextlib.ExitStack() as ends:
             if as_cuda:
-                made = cuda.start(count, memory, force, ends)
+                made = cuda.start(count, memory, model, force, ends)
             else:
-                made = devices.start(count, memory, ends)
+                made = devices.start(count, memory, model, ends)
             _enabled = call, ends.pop_all()
         return made
 

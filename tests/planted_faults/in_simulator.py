@@ -10,9 +10,38 @@ from tests.devices.state import test_random as random
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_interrupts as interrupts
 from tests.devices.training import test_modules as modules
+from tests.simulator import test_models as models
 from tests.support.plant import fault
 
 SIMULATOR = [
+    fault(
+        "every device is of the first model",
+        "simgpu._models.gpus:models_of",
+        "return [find(name) for name in names]",
+        "return [find(names[0]) for name in names]",
+        models.test_each_device_is_its_own_model,
+    ),
+    fault(
+        "hyphens matter in a model's name",
+        "simgpu._models.gpus:_plain",
+        '"[^a-z0-9]"',
+        '"[^-a-z0-9]"',
+        models.test_a_model_is_found_however_it_is_spelt,
+    ),
+    fault(
+        "every GPU computes in TF32",
+        "simgpu._backend.device_module.settings:is_bf16_supported",
+        "including_emulation or capability >= (8, 0)",
+        "capability >= (3, 0)",
+        models.test_each_device_is_its_own_model,
+    ),
+    fault(
+        "a device has 16 GiB whatever its model",
+        "simgpu._runtime.world:enter",
+        "World([model.total_memory for model in models]",
+        "World([GENERIC.total_memory for model in models]",
+        models.test_a_model_is_full_where_the_gpu_would_be,
+    ),
     fault(
         "a copy loses its strides",
         "simgpu._kernels.copies:to_copy",

@@ -1,14 +1,17 @@
-"""`torch.simgpu.get_device_properties`, `get_device_name` and others, as in `torch.cuda`."""
+"""`torch.simgpu.get_device_properties`, `get_device_name` and others, as in `torch.cuda`.
+
+What they say is that of the device's model (`simgpu._models`).
+"""
 
 from __future__ import annotations
 
+import uuid
 from typing import NamedTuple
 
 import torch
 
-from simgpu._backend.device_module.settings import CAPABILITY
-from simgpu._backend.device_module.unsupported import DEVICE_NAME
 from simgpu._runtime import world
+from simgpu._runtime.device import Device
 from simgpu._runtime.world import DeviceLike
 
 
@@ -20,12 +23,61 @@ class DeviceProperties(NamedTuple):
     minor: int
     total_memory: int
     multi_processor_count: int
+    max_threads_per_multi_processor: int
+    regs_per_multiprocessor: int
+    shared_memory_per_block: int
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    L2_cache_size: int  # 0 where it is not known
+    warp_size: int
+    uuid: uuid.UUID
+    pci_bus_id: int
+    pci_device_id: int
+    pci_domain_id: int
+    is_integrated: int
+    is_multi_gpu_board: int
+
+    def __repr__(self) -> str:
+        """In the form of PyTorch's own (torch/csrc/cuda/Module.cpp, _CudaDeviceProperties)."""
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 2**20}MB, "
+            f"multi_processor_count={self.multi_processor_count}, uuid={self.uuid}, "
+            f"pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+            f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // 2**20}MB)"
+        )
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
-    """Name, capability, memory in bytes and multiprocessors of `device`."""
+    """Name, capability, memory in bytes, multiprocessors and others of `device`."""
     state = world.device(world.resolve(device))
-    return DeviceProperties(DEVICE_NAME, *CAPABILITY, state.capacity, 1)
+    model = state.model
+    major, minor = model.compute_capability
+    return DeviceProperties(
+        name=model.name,
+        major=major,
+        minor=minor,
+        total_memory=state.capacity,
+        multi_processor_count=model.multi_processor_count,
+        max_threads_per_multi_processor=model.max_threads_per_multi_processor,
+        regs_per_multiprocessor=model.regs_per_multiprocessor,
+        shared_memory_per_block=49152,  # on all of them, unless a kernel asks for more
+        shared_memory_per_block_optin=model.shared_memory_per_block_optin,
+        shared_memory_per_multiprocessor=model.shared_memory_per_multiprocessor,
+        L2_cache_size=model.L2_cache_size or 0,
+        warp_size=32,
+        uuid=_uuid(state),
+        pci_bus_id=state.index + 1,
+        pci_device_id=0,
+        pci_domain_id=0,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
+
+
+def _uuid(device: Device) -> uuid.UUID:
+    """The same for a device in every process, as that of a real one is."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{device.torch_device} {device.model.name}")
 
 
 def get_device_name(device: DeviceLike = None) -> str:

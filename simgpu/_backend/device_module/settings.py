@@ -1,37 +1,41 @@
 """Build information and settings of `torch.simgpu`, by the names of torch.cuda.
 
-Most have a constant answer: there is no compiler, no asynchronous work, no cache and no graph.
+What concerns architectures follows from the models of the devices. Most others have a constant
+answer: there is no compiler, no asynchronous work and no graph.
 """
 
 from __future__ import annotations
 
+from simgpu._models.gpus import GENERIC
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import world
-
-CAPABILITY = (9, 0)  # of every device
 
 _MODES = ("default", "warn", "error")
 
 
 def get_arch_list() -> list[str]:
-    """The architectures that kernels exist for: that of the devices."""
-    return [f"sm_{CAPABILITY[0]}{CAPABILITY[1]}"]
+    """The architectures that kernels exist for: those of the devices."""
+    found = {device.model.compute_capability for device in world.active_devices}
+    return [f"sm_{major}{minor}" for major, minor in sorted(found or {GENERIC.compute_capability})]
 
 
 def get_gencode_flags() -> str:
     """The compiler flags for `get_arch_list`."""
-    architecture = f"{CAPABILITY[0]}{CAPABILITY[1]}"
-    return f"-gencode compute=compute_{architecture},code=sm_{architecture}"
+    numbers = [name.removeprefix("sm_") for name in get_arch_list()]
+    return " ".join(f"-gencode compute=compute_{number},code=sm_{number}" for number in numbers)
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether the devices compute in bfloat16: they do, as the CPU does."""
-    return True
+    """Whether the current device computes in bfloat16; older than Ampere, only by emulation."""
+    if not world.active_devices:
+        return False
+    capability = world.device(world.current_device()).model.compute_capability
+    return including_emulation or capability >= (8, 0)
 
 
 def is_tf32_supported() -> bool:
-    """Whether float32 products may be asked for in TF32: they may, and are in float32."""
-    return True
+    """Whether float32 products may be asked for in TF32 (Ampere and newer); they are in float32."""
+    return is_bf16_supported(including_emulation=False)
 
 
 def is_current_stream_capturing() -> bool:

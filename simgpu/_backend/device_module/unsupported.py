@@ -14,8 +14,6 @@ import torch
 from simgpu._naming import DEVICE_TYPE
 from simgpu.errors import UnsupportedError
 
-DEVICE_NAME = "Simulated GPU"
-
 # What simulated devices cannot do, by submodule.
 REFUSED: dict[str, str] = {
     "": (
@@ -47,12 +45,11 @@ def refusal(name: str, stock: Any) -> Callable[..., Any]:
 
     Classes stay classes because libraries use them in annotations and derive from them.
     """
-    module = ".".join(name.split(".")[:2])
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
             f"{name} has no counterpart on simulated devices: run this part of the program on real "
-            f"CUDA, or leave it out where {module}.get_device_name() is {DEVICE_NAME!r}"
+            f"CUDA, or leave it out where hasattr(torch, {DEVICE_TYPE!r})"
         )
 
     if not isinstance(stock, type):

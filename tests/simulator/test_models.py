@@ -1,0 +1,237 @@
+"""Devices that say they are a GPU by name: names, properties, memory, capability.
+
+The numbers are those of simgpu/_models/gpus.json. Where the same number was published elsewhere it
+is pinned here: residents per GPU decide which random numbers a GPU makes.
+"""
+
+import os
+import re
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dataparallel
+import simgpu
+from simgpu._models.gpus import GENERIC, find, models, models_of
+
+MODELS = models()
+keys = st.sampled_from(list(MODELS))
+
+
+@st.composite
+def spellings(draw):
+    """A name as somebody may write it, and the model that it is of."""
+    model = MODELS[draw(keys)]
+    name = draw(st.sampled_from([model.key, model.name, *model.also]))
+    words = re.split(r"[ -]", name)
+    joints = draw(st.lists(st.sampled_from([" ", "-", "_", "  ", ""]), min_size=len(words)))
+    name = "".join(word + joint for word, joint in zip(words, joints, strict=False))
+    change = draw(st.sampled_from([str, str.lower, str.upper, str.swapcase]))
+    return draw(st.sampled_from(["", "NVIDIA ", "nvidia-"])) + change(name.rstrip()), model
+
+
+@given(spelling=spellings())
+def test_a_model_is_found_however_it_is_spelt(spelling):
+    name, model = spelling
+    assert find(name) is model
+
+
+@given(name=st.text("ABHLRTX 0123456789-", max_size=12))
+def test_a_name_is_a_model_or_is_refused_with_the_list(name):
+
+    def letters(name):
+        return re.sub(r"\W", "", name.lower()).replace("rtx", "")
+
+    fitting = {
+        model.key
+        for model in MODELS.values()
+        for one in (model.key, model.name, *model.also)
+        if letters(name) == re.sub("nvidia|tesla|geforce", "", letters(one))
+    }
+    if fitting:
+        assert {find(name).key} == fitting
+        return
+    with pytest.raises(ValueError, match="is no GPU that is known here") as caught:
+        find(name)
+    assert str(caught.value).startswith(f"model={name!r} is")
+    assert all(key in str(caught.value) for key in MODELS)
+
+
+@pytest.mark.parametrize("model", [7, b"A100", ["A100", None], object()])
+def test_a_model_that_is_no_name_is_refused(model):
+    with pytest.raises(TypeError, match=r"^model must be the name of a GPU or one name per device"):
+        simgpu.devices(2, model=model).__enter__()
+
+
+def test_a_list_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="has 2 entries for 3 devices"):
+        simgpu.enable(3, model=["A100", "T4"])
+
+
+@given(names=st.lists(keys, min_size=1, max_size=6), as_cuda=st.booleans())
+def test_each_device_is_its_own_model(names, as_cuda):
+    """By torch.cuda or torch.simgpu, everything that can be asked is of the row."""
+    make = simgpu.as_cuda if as_cuda else simgpu.devices
+    with make(len(names), model=names) as devices:
+        module = torch.cuda if as_cuda else torch.simgpu
+        for name, device in zip(names, devices, strict=True):
+            model, properties = MODELS[name], module.get_device_properties(device)
+            assert module.get_device_name(device) == properties.name == model.name
+            assert module.get_device_capability(device) == model.compute_capability
+            assert (properties.major, properties.minor) == model.compute_capability
+            assert module.mem_get_info(device) == (model.total_memory, model.total_memory)
+            for field in (
+                "multi_processor_count",
+                "max_threads_per_multi_processor",
+                "regs_per_multiprocessor",
+                "shared_memory_per_multiprocessor",
+                "shared_memory_per_block_optin",
+                "total_memory",
+            ):
+                assert getattr(properties, field) == getattr(model, field)
+            assert properties.L2_cache_size == (model.L2_cache_size or 0)
+            with module.device(device):
+                ampere = model.compute_capability >= (8, 0)
+                assert module.is_bf16_supported()
+                assert module.is_bf16_supported(including_emulation=False) == ampere
+                assert module.is_tf32_supported() == ampere
+        architectures = {"sm_{}{}".format(*MODELS[name].compute_capability) for name in names}
+        assert set(module.get_arch_list()) == architectures
+        assert all(name[3:] in module.get_gencode_flags() for name in architectures)
+        assert len({module.get_device_properties(device).uuid for device in devices}) == len(names)
+
+
+@given(name=keys, slot=st.integers(0, 1))
+def test_a_model_is_full_where_the_gpu_would_be(name, slot):
+    """One byte more than there is, and the text has the model's capacity."""
+    total = MODELS[name].total_memory
+    with (
+        simgpu.devices(2, model=name) as devices,
+        pytest.raises(torch.OutOfMemoryError) as caught,
+    ):
+        torch.empty(total + 1, dtype=torch.uint8, device=devices[slot])
+    assert f"GPU {slot} has a total capacity of {total / 2**30:.2f} GiB of which" in str(
+        caught.value
+    )
+
+
+def test_memory_that_is_told_is_what_a_model_has():
+    with simgpu.devices(2, model="A100", memory=["1GiB", 4096]):
+        assert torch.simgpu.mem_get_info(0) == (2**30, 2**30)
+        assert torch.simgpu.get_device_properties(1).total_memory == 4096
+        assert torch.simgpu.get_device_name(1) == MODELS["A100"].name
+
+
+def test_without_a_model_a_device_is_the_generic_one(simulated):
+    assert models_of(2, None) == [GENERIC, GENERIC] == models_of(2, "generic")
+    assert torch.simgpu.get_device_name(3) == "Simulated GPU"
+    assert torch.simgpu.mem_get_info(3) == (16 * 2**30, 16 * 2**30)
+    assert torch.simgpu.get_device_capability(3) == (9, 0)
+
+
+def test_the_text_of_properties_is_that_of_pytorch():
+    """As printed of an A10G by torch 2.15.0.dev20260909+cu130, but for its address."""
+    with simgpu.as_cuda(1, model="a10g"):
+        text = str(torch.cuda.get_device_properties(0))
+    assert re.fullmatch(
+        r"_CudaDeviceProperties\(name='NVIDIA A10G', major=8, minor=6, total_memory=22587MB, "
+        r"multi_processor_count=80, uuid=[-0-9a-f]{36}, pci_bus_id=1, pci_device_id=0, "
+        r"pci_domain_id=0, L2_cache_size=6MB\)",
+        text,
+    )
+
+
+# Threads that are resident at once, published or fitted to print-outs of random numbers.
+RESIDENT = {
+    "K80": 26_624,
+    "P100": 114_688,
+    "T4": 40_960,
+    "RTX 2070 SUPER": 40_960,
+    "RTX 3060": 43_008,
+    "RTX A4000": 73_728,
+    "L4": 89_088,
+    "RTX 4080 SUPER": 122_880,
+    "A10G": 122_880,
+    "RTX A6000": 129_024,
+    "H20": 159_744,
+    "A100": 221_184,
+    "A100 80GB": 221_184,
+    "L40S": 218_112,
+    "H100 PCIe": 233_472,
+    "H100 SXM": 270_336,
+    "H200": 270_336,
+}
+
+
+def test_resident_threads_are_those_that_random_numbers_show():
+    for name, threads in RESIDENT.items():
+        model = MODELS[name]
+        assert model.multi_processor_count * model.max_threads_per_multi_processor == threads
+
+
+def test_every_row_says_where_its_numbers_are_from():
+    for model in MODELS.values():
+        assert set(model.source) == {"properties", "rates"}
+        assert all(len(words) > 5 for words in model.source.values())
+        assert model.total_memory % 512 == 0
+        assert set(model.peak_flops) <= {"fp32", "tf32", "fp16", "bf16"}
+        assert {"tf32", "bf16"} & set(model.peak_flops) <= set(
+            () if model.compute_capability < (8, 0) else ("tf32", "bf16")
+        )
+
+
+@pytest.mark.parametrize("library", [torch.nn.DataParallel, dataparallel.DataParallel])
+@pytest.mark.parametrize(
+    ("names", "warns"),
+    [
+        (("RTX 4080 SUPER", "T4"), True),  # half of the multiprocessors
+        (("A100", "A100 80GB"), True),  # half of the memory
+        (("H100 SXM", "H200"), True),
+        (("A10G", "RTX 4080 SUPER"), True),
+        (("A100", "A100"), False),
+        (("RTX 3090", "RTX 4090"), True),
+        (("L4", "A10G"), True),
+        (("RTX A6000", "L40S"), True),
+        (("RTX 2070 SUPER", "RTX 2070 SUPER"), False),
+    ],
+)
+def test_data_parallel_warns_of_unlike_gpus(library, names, warns):
+    least = min(
+        min(values) / max(values)
+        for values in zip(
+            *((MODELS[n].total_memory, MODELS[n].multi_processor_count) for n in names),
+            strict=True,
+        )
+    )
+    assert (least < 0.75) == warns
+    with simgpu.as_cuda(2, model=names), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        library(torch.nn.Linear(2, 2).cuda())
+    said = [str(one.message) for one in caught if "imbalance between your GPUs" in str(one.message)]
+    assert len(said) == warns
+
+
+def test_the_variable_and_the_command_name_models(python):
+    """SIMGPU_MODEL in a child of `simgpu run --model`, which sets it."""
+    asks = "import torch; print([torch.cuda.get_device_name(i) for i in range(2)])"
+    code = f"import subprocess, sys; {asks}; subprocess.run([sys.executable, '-c', {asks!r}])"
+    told = ("--devices", "2", "--model", "RTX 4080 Super,t4")
+    done = python("-u", "-m", "simgpu", "run", *told, "-c", code)
+    names = ["NVIDIA GeForce RTX 4080 SUPER", "Tesla T4"]
+    assert done.stdout.splitlines() == [str(names), str(names)], done.stderr
+
+
+def test_a_wrong_model_on_the_command_line_is_told():
+    from simgpu._cli.run_script import ScriptOptions, make_devices
+
+    told = dict(os.environ)
+    try:
+        options = dict.fromkeys(ScriptOptions.__dataclass_fields__)
+        refusal = make_devices(ScriptOptions(**{**options, "devices": 2, "model": "A1000000"}))
+    finally:
+        os.environ.clear()
+        os.environ.update(told)
+    assert refusal.startswith("--model A1000000: model='A1000000' is no GPU that is known here")
