@@ -7,7 +7,6 @@ The memory itself is that of CPU tensors; `simgpu._memory` says which belong to 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -64,7 +63,6 @@ class Device:
         "out_of_memory_count",
         "peak",
         "peak_count",
-        "stream_ids",
         "taken",
         "taken_before",
         "taken_count",
@@ -88,7 +86,6 @@ class Device:
         self._pending_frees: list[int] = []
         self._count_later = self._pending_frees.append
         self._give_back: Callable[[int], None] = self._count_later
-        self.stream_ids = itertools.count(1)
         self.background_stream: torch.Stream | None = None
         # By number of a stream, the moment until which it sleeps (`streams.sleep`): work itself
         # is done as soon as it is asked for.

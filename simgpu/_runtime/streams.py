@@ -20,6 +20,18 @@ from simgpu._runtime import clock, world
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DeviceMismatchError
 
+_stream_numbers = itertools.count(1)
+_event_numbers = itertools.count(1)
+
+
+def _new_number() -> int:
+    """The number of a new stream, unlike all others of the process.
+
+    A program may keep a stream of devices that are gone, and use it with those that have come
+    since; there it must be none that is made later.
+    """
+    return next(_stream_numbers)
+
 
 class Stream(torch.Stream):
     """A queue of work on one simulated device (torch.cuda.Stream).
@@ -40,7 +52,7 @@ class Stream(torch.Stream):
         **_: Any,
     ) -> Stream:
         owner = world.device(world.resolve(device if device_index is None else device_index))
-        number = next(owner.stream_ids) if stream_id is None else stream_id
+        number = _new_number() if stream_id is None else stream_id
         self: Stream = super().__new__(
             cls, stream_id=number, device_index=owner.index, device_type=PRIVATE_USE_1
         )
@@ -150,9 +162,6 @@ def get_stream_from_external(
 ) -> Stream:
     """The stream of `device` with this handle, which another library made."""
     return ExternalStream(data_ptr, device)
-
-
-_event_numbers = itertools.count(1)
 
 
 class Event(torch.Event):
