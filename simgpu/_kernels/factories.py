@@ -13,7 +13,7 @@ from simgpu._kernels.schema import Schema
 from simgpu._memory import pinned
 from simgpu._memory.ownership import adopt, make_sure_of_room
 from simgpu._runtime import world
-from simgpu._runtime.launch import Kernel, launch, launch_copy
+from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 
 _CPU = torch.device("cpu")
 
@@ -35,8 +35,7 @@ def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             source, host_args, host_kwargs = reader.read(args, kwargs)
         host_kwargs["device"] = _CPU
         if device is not None and device.type == "cpu":
-            host = launch_copy(kernel, source, None, host_args, host_kwargs)
-            return pinned.mark_result(host) if pin_memory else host
+            return _made_on_host(kernel, host_args, host_kwargs, pin_memory)
         pinned.check_not_wanted(pin_memory)
         index = source if device is None and source >= 0 else world.resolve(device)
         if args and isinstance(args[0], (list, tuple)):
@@ -44,3 +43,11 @@ def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         return adopt(launch(kernel, index, host_args, host_kwargs), index)
 
     return run
+
+
+def _made_on_host(
+    kernel: Kernel, args: Sequence[Any], kwargs: dict[str, Any], pin_memory: bool | None
+) -> torch.Tensor:
+    """A tensor of the host, made like one of a device: no device has anything to do."""
+    host: torch.Tensor = kernel.run(HOST_KEYS, *args, **kwargs)
+    return pinned.mark_result(host) if pin_memory else host

@@ -163,7 +163,8 @@ def to_copy(self: Tensor, *, device: torch.device | None = None, **options: Any)
     if index == source:
         copy = launch(_COPY, source, (host,), {})
     else:
-        copy = launch_copy(_COPY, source, index, (host,), {})
+        blocking = not options.get("non_blocking")
+        copy = launch_copy(_COPY, source, index, (host,), {}, blocking)
     copy = copy if dtype is None else copy.to(dtype)
     return copy if index is None else to_device(copy, index)
 
@@ -173,8 +174,13 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     source = None if src.is_cpu else src.device.index
     target = None if self.is_cpu else self.device.index
     if target is None:
-        return self.copy_(launch_copy(_COPY, source, None, (to_host(src),), {}))
-    host = launch_copy(_COPY, source, target, (to_host(src),), {})
+        blocking = not non_blocking
+        return self.copy_(launch_copy(_COPY, source, None, (to_host(src),), {}, blocking))
+    if source == target:
+        host = launch(_COPY, target, (to_host(src),), {})
+    else:
+        blocking = not non_blocking
+        host = launch_copy(_COPY, source, target, (to_host(src),), {}, blocking)
     destination = to_host(self)
     destination.copy_(host)
     if is_composite(self):

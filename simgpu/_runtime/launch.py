@@ -137,13 +137,33 @@ def _record(about: Launch, result: Any, begin: float) -> Record:
         stream=about.stream,
         source=about.source,
         target=about.target,
-        nbytes=sum(tensor.nbytes for tensor in tensors),
-        shapes=tuple(tuple(tensor.shape) for tensor in tensors),
+        nbytes=sum(part.nbytes for tensor in tensors for part in _parts(tensor)),
+        shapes=tuple(shape for tensor in tensors for shape in _shapes(tensor)),
         thread=threading.current_thread().name,
         begin=begin,
         end=end,
         allocated=world.active_devices[index].allocated if index < len(world.active_devices) else 0,
     )
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors whose memory a host tensor has: itself, unless it is sparse or nested."""
+    if tensor.is_nested:
+        return (tensor.values(),)
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
+def _shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
+    """The shape of a tensor; of a nested one, that of each tensor in it."""
+    if tensor.is_nested:
+        return [tuple(sizes) for sizes in tensor._nested_tensor_size().tolist()]
+    return [tuple(tensor.shape)]
 
 
 def _device_or_host(index: int | None) -> torch.device:
