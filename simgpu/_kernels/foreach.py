@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from simgpu._kernels.arguments import Arguments
@@ -24,8 +26,13 @@ def foreach_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             result = in_one(*args, **kwargs)
         except DeviceMismatchError:
             return kernel.run(HOST_KEYS, *args, **kwargs)  # a loop over the device's tensors
-        for position in written:  # PyTorch leaves this to the kernels of lists
-            increment_version([tensor for tensor in args[position] if not tensor.is_inference()])
+        for position in written:
+            move_versions(args[position])
         return result
 
     return run
+
+
+def move_versions(changed: Iterable[Tensor]) -> None:
+    """Count a change of each tensor: PyTorch leaves this to the kernels of lists."""
+    increment_version([tensor for tensor in changed if not tensor.is_inference()])

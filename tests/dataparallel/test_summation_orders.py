@@ -5,6 +5,8 @@ takes on GPUs that have NCCL. Always on simulated devices: hardware has one orde
 which.
 """
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +16,7 @@ from torch import nn
 import dataparallel
 from dataparallel import comm
 from dataparallel._transfer import nccl
-from simgpu.comm import reduction
+from simgpu.comm import is_ordered, reduce_add, reduction
 from tests.support import strategies
 from tests.support.observe import ExactNet, plain, values
 from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
@@ -38,6 +40,36 @@ def test_a_model_is_asked_and_peer_copies_are_not(simulated, asked, model):
     with reduction(model):
         assert plain(comm.reduce_add(parts, simulated[0])) == [4, 4, 4]
     assert len(asked) == (model != "ordered")
+
+
+@given(
+    names=st.lists(st.sampled_from(MODELS), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+    fails=st.booleans(),
+)
+def test_blocks_nest(names, seed, fails):
+    """Within, the innermost counts; the outer one goes on where it was, after an error too."""
+    parts = ordinary(seed, 6, "float16")
+
+    def sums(rest):
+        if not rest:
+            if fails:
+                raise KeyError
+            return []
+        with reduction(rest[0], seed):
+            before, between = plain(reduce_add(parts)), []
+            with contextlib.suppress(KeyError):
+                between = sums(rest[1:])
+            return [before, *between, plain(reduce_add(parts))]
+
+    def alone(name):
+        with reduction(name, seed):
+            return [plain(reduce_add(parts)) for _ in range(2)]
+
+    expected = [alone(name) for name in names]
+    firsts, seconds = ([pair[k] for pair in expected] for k in range(2))
+    assert sums(names) == [*firsts, *reversed(seconds)]
+    assert is_ordered()
 
 
 @pytest.mark.parametrize("model", MODELS)

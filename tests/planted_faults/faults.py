@@ -17,12 +17,17 @@ from tests.dataparallel import test_replicate as replicate
 from tests.dataparallel import test_scatter as scatter
 from tests.devices.computing import test_mixing_devices as rules
 from tests.planted_faults.in_autocast import AUTOCAST
+from tests.planted_faults.in_backend import BACKEND
 from tests.planted_faults.in_kept_state import KEPT
+from tests.planted_faults.in_kernels import KERNELS
+from tests.planted_faults.in_memory import MEMORY
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
+from tests.planted_faults.in_runtime import RUNTIME
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
+from tests.planted_faults.in_transfer import TRANSFER
 from tests.support.plant import Fault
 
 ONCE = [
@@ -39,6 +44,11 @@ ONCE = [
     *SENDING,
     *PINNING,
     *GENERATORS,
+    *RUNTIME,
+    *KERNELS,
+    *MEMORY,
+    *BACKEND,
+    *TRANSFER,
 ]
 
 MORE = {

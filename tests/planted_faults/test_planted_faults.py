@@ -31,26 +31,42 @@ def run_on(test, devices, examples=None, seen=None):
         test, bound = test.func, test.keywords
     if "no_collector" in inspect.signature(test).parameters:
         bound = {**bound, "no_collector": None}
-    wanted = "simulated" if "simulated" in inspect.signature(test).parameters else "devices"
-    run(test, examples, seen, **{wanted: devices[: devices_wanted(test)]}, **bound)
+    for wanted in takes_devices(test):
+        bound = {**bound, wanted: devices[: devices_wanted(test)]}
+    run(test, examples, seen, **bound)
+
+
+def takes_devices(test):
+    """The arguments of `test` that are devices; one without any makes its own."""
+    whole = test.func if isinstance(test, functools.partial) else test
+    return [
+        name for name in ("simulated", "devices") if name in inspect.signature(whole).parameters
+    ]
+
+
+@pytest.fixture
+def wanted_devices(request):
+    """Simulated devices for a test that takes some, and none for one that makes its own."""
+    return lambda test: request.getfixturevalue("simulated") if takes_devices(test) else []
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_the_property_catches_it(simulated, fault, record_property):
+def test_the_property_catches_it(wanted_devices, fault, record_property):
     seen = []
     record_property("planted fault", fault.name)
     try:
+        devices = wanted_devices(fault.caught_by)
         with fault.planted(), pytest.raises(fault.raises):
-            run_on(fault.caught_by, simulated, seen=seen)
+            run_on(fault.caught_by, devices, seen=seen)
     finally:
         record_property("examples", len(seen))
         torch._C._set_multithreading_enabled(True)  # which a fault may have left off
 
 
 @pytest.mark.parametrize("test", PROPERTIES, ids=name_of)
-def test_without_a_fault_it_holds(simulated, test):
+def test_without_a_fault_it_holds(wanted_devices, test):
     """Run in the same way as above: what fails there fails because of the fault."""
-    run_on(test, simulated, examples=3)
+    run_on(test, wanted_devices(test), examples=3)
 
 
 def double(number):

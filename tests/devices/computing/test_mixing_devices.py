@@ -118,6 +118,18 @@ def test_a_scalar_of_another_device_may_not(devices, pair):
         x + torch.tensor(2.0, device=devices[other])
 
 
+@given(
+    slot=st.integers(0, 7),
+    ones=st.integers(1, 3),
+    combine=st.sampled_from((torch.add, torch.mul, torch.Tensor.add_, torch.maximum, torch.mm)),
+)
+def test_a_tensor_of_one_element_on_the_cpu_is_no_number(devices, slot, ones, combine):
+    """Only what has no dimensions may mix, whatever the shape broadcasts to."""
+    x = values((1, 1), "float32").to(place(slot, devices))
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        combine(x, torch.ones((1,) * ones if combine is not torch.mm else (1, 1)))
+
+
 @given(slot=st.integers(0, 7), dtype=strategies.dtypes())
 def test_numpy_needs_the_cpu(devices, slot, dtype):
     x = values((3,), dtype).to(place(slot, devices))

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.observe import place, plain, values
+
 SIZE = 8
 
 
@@ -80,3 +82,16 @@ def test_an_output_in_the_storage_that_is_read_takes_the_shape_of_the_result(
         torch.cumsum(x[:length], 0, out=out)
         seen.append((x.tolist(), out.tolist(), out.storage_offset(), x.untyped_storage().nbytes()))
     assert seen[0] == seen[1]
+
+
+@given(slot=st.integers(0, 7), count=st.integers(1, 4), into=st.sampled_from(("real", "imag")))
+def test_signs_that_are_lazy_count_within_one_storage(devices, slot, count, into):
+    """The imaginary part of a conjugate is a negated view of the memory that is written to."""
+    expected = torch.complex(values((count,), "float32", 1), values((count,), "float32", 2))
+    x = expected.to(place(slot, devices))
+    for z in (expected, x):
+        part = z.conj().imag
+        assert part.is_neg()
+        getattr(z, into).copy_(part)
+        z.real.mul_(part)
+    assert plain(x) == plain(expected)

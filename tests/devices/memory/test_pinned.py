@@ -19,6 +19,7 @@ def test_pinning_copies_once_and_views_are_pinned(devices, case, slot):
     assert (x.is_pinned(), pinned.is_pinned()) == (False, True)
     assert pinned.pin_memory() is pinned
     assert (pinned.device, pinned.dtype, pinned.shape) == (x.device, x.dtype, x.shape)
+    assert pinned.stride() == x.stride()
     assert plain(pinned) == plain(x)
     assert not same_memory(pinned, x)
     assert pinned[:1].is_pinned()

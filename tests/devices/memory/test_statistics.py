@@ -69,9 +69,33 @@ def test_the_peak_is_the_most_there_was(devices, data, count):
     assert most - start >= count * 4096
     del held
     assert module.memory_allocated(device) == start
+    later = torch.empty(1, device=device)
     assert module.max_memory_allocated(device) == most
+    del later
     module.reset_peak_memory_stats(device)
     assert module.max_memory_allocated(device) == start
+
+
+@given(data=st.data(), before=st.integers(0, 3), more=st.integers(1, 4), less=st.integers(0, 4))
+def test_the_peak_number_of_tensors_is_the_most_there_were(devices, data, before, more, less):
+    module = torch.get_device_module(devices[0])
+    device = data.draw(st.sampled_from(devices))
+
+    def number(kind):
+        return module.memory_stats(device)[f"allocation.all.{kind}"]
+
+    start = number("current")
+    held = [torch.empty(8, device=device) for _ in range(before)]
+    module.reset_peak_memory_stats(device)
+    assert number("peak") == number("current") == start + before
+    held += [torch.empty(8, device=device) for _ in range(more)]
+    del held[: less + 1]
+    held.append(torch.empty(8, device=device))
+    assert number("current") == start + len(held)
+    assert number("peak") == start + before + more
+    module.reset_peak_memory_stats(device)
+    assert number("peak") == number("current")
+    held.clear()
 
 
 def train(device, steps):

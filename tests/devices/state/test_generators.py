@@ -1,5 +1,7 @@
 """Random generators of a device: what they draw, repeat and refuse."""
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
@@ -90,3 +92,27 @@ def test_randperm_wants_a_generator_of_its_very_device(devices, pair):
     device, other = (place(slot, devices) for slot in pair[:2])
     with pytest.raises(RuntimeError, match=r"Expected a .* generator device but found"):
         torch.randperm(9, device=device, generator=torch.Generator(device=other))
+
+
+@given(slot=slots, seed=st.integers(0, 1000), drawn=st.integers(0, 3))
+def test_a_generator_shares_its_stream_and_is_pickled_with_its_place(devices, slot, seed, drawn):
+    device = place(slot, devices)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    draw = DRAWS["rand"]
+    for _ in range(drawn):
+        draw(device, generator)
+    again = pickle.loads(pickle.dumps(generator))
+    apart, shared = generator.clone_state(), generator.graphsafe_get_state()
+    follower = torch.Generator(device=device)
+    follower.graphsafe_set_state(shared)
+    assert again.device == apart.device == shared.device == device
+    wanted = [plain(draw(device, generator)) for _ in range(2)]
+    assert [plain(draw(device, again)) for _ in range(2)] == wanted
+    assert [plain(draw(device, apart)) for _ in range(2)] == wanted
+    generator.set_state(apart.get_state())
+    assert plain(draw(device, follower)) == plain(draw(device, apart))
+    assert plain(draw(device, shared)) == plain(draw(device, apart))
+    shared.manual_seed(seed)
+    assert plain(draw(device, generator)) == plain(
+        draw(device, torch.Generator(device=device).manual_seed(seed))
+    )

@@ -45,6 +45,25 @@ def test_the_current_stream_is_the_threads_own(devices, data):
 
 
 @given(data=st.data())
+def test_the_accelerators_stream_is_that_of_the_device(devices, data):
+    """`torch.accelerator.set_stream` takes the stream's device along, in the calling thread."""
+    module = torch.get_device_module(devices[0])
+    before, target = (data.draw(st.sampled_from(devices)) for _ in range(2))
+    default, stream = module.default_stream(target), module.Stream(target)
+    with module.device(before):
+        torch.accelerator.set_stream(stream)
+        try:
+            assert module.current_device() == torch.accelerator.current_device_index()
+            assert module.current_device() == target.index
+            assert torch.accelerator.current_stream(target) == module.current_stream() == stream
+            assert in_thread(module.current_device) == 0
+            assert in_thread(module.current_stream, target) == default
+        finally:
+            torch.accelerator.set_stream(default)
+        assert module.current_stream(target) == default
+
+
+@given(data=st.data())
 def test_blocks_put_the_device_back(devices, data):
     """However deep, and whether a block ends well or by an error."""
     module = torch.get_device_module(devices[0])

@@ -1,0 +1,84 @@
+"""Every set of devices begins anew: current device and streams, random numbers, the ledgers."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu._runtime import streams
+from tests.support.observe import plain
+from tests.support.threads import in_thread
+
+counts = st.integers(1, 4)
+
+
+@given(first=counts, then=counts, data=st.data(), where=st.sampled_from((in_thread, None)))
+def test_the_current_device_and_streams_end_with_their_devices(first, then, data, where):
+    """In every thread, and though nobody put them back."""
+    slot = data.draw(st.integers(0, first - 1))
+
+    def work():
+        with simgpu.devices(first) as devices:
+            made = [torch.simgpu.Stream(device) for device in devices]
+            for stream in made:
+                torch.simgpu.set_stream(stream)
+            torch.simgpu.set_device(slot)
+        with simgpu.devices(then) as devices:
+            assert torch.simgpu.current_device() == 0
+            for device in devices:
+                assert torch.simgpu.current_stream(device) == torch.simgpu.default_stream(device)
+                assert torch.simgpu.Stream(device) not in made
+            assert torch.ones(1, device="simgpu").device == devices[0]
+
+    work() if where is None else where(work)
+
+
+@given(seed=st.integers(0, 2**40), count=counts, data=st.data())
+def test_a_seed_from_before_reaches_devices_that_come_later(seed, count, data):
+    """As on CUDA, where `torch.manual_seed` counts though no device is awake yet."""
+    slot = data.draw(st.integers(0, count - 1))
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        with simgpu.devices(count) as devices:
+            early = plain(torch.rand(4, device=devices[slot]))
+            torch.rand(9)  # the host's stream is another one
+            torch.manual_seed(seed)
+            assert plain(torch.rand(4, device=devices[slot])) == early
+            with torch.simgpu.device(slot):
+                assert torch.simgpu.initial_seed() == seed
+
+
+def bad_indices(devices):
+    torch.sparse_coo_tensor([[5]], [1.0], (2,), device=devices[-1], check_invariants=True)
+
+
+def bad_product(devices):
+    torch.mm(torch.eye(2).to_sparse().to(devices[-1]), torch.ones(3, 3, device=devices[-1]))
+
+
+def bad_dims(devices):
+    torch.eye(2).to_sparse().to(devices[-1]).sparse_resize_((1,), 1, 0)
+
+
+def no_room(devices):
+    torch.eye(999).to_sparse().to(devices[-1])
+
+
+FAILURES = (bad_indices, bad_product, bad_dims, no_room)
+
+
+@pytest.mark.parametrize("call", FAILURES, ids=lambda call: call.__name__)
+@given(count=counts, data=st.data())
+def test_a_sparse_call_that_fails_leaves_the_current_device(call, count, data):
+    """PyTorch asks for the current device while it makes such a tensor, so it is set for that."""
+    with simgpu.devices(count, memory=4096) as devices:
+        outer = data.draw(st.integers(0, count - 1))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.simgpu.device(outer))
+            with pytest.raises(RuntimeError):
+                call(devices)
+            assert torch.simgpu.current_device() == outer
+        assert streams.current_stream_id(0) == 0
