@@ -20,6 +20,7 @@ from simgpu._cuda import (
     autocast,
     build,
     c_functions,
+    compiled_code,
     default_types,
     factories,
     renaming,
@@ -86,10 +87,12 @@ def start_process(force: bool = False) -> None:
 _for_ever: list[Patches] = []
 
 # The tables, in the order in which they are put in place; they are undone from the last to the
-# first. `renaming` comes first, since nothing is translated before "cuda" is a name of simulated
+# first. `compiled_code` comes before `renaming`, since it may ask torch.cuda about real GPUs, and
+# `renaming` before all others, since nothing is translated before "cuda" is a name of simulated
 # devices; `scripting` comes last, since it looks at what the others have replaced. No other table
 # depends on another one; within `tensors` and `torch_cuda`, rows do.
 FILES: tuple[ModuleType, ...] = (
+    compiled_code,
     renaming,
     tensors,
     storages_and_streams,

@@ -1,7 +1,6 @@
-"""`as_cuda` outside torch.cuda: torch.compile, profilers and torch.backends.cuda.
+"""`as_cuda` outside torch.cuda: profilers and torch.backends.cuda.
 
-None of it changes a result. Settings are kept and returned; profilers show the host's times; a
-compiled model is traced, so that graph breaks are found, and then runs operator by operator.
+None of it changes a result. Settings are kept and returned; profilers show the host's times.
 """
 
 from __future__ import annotations
@@ -81,19 +80,6 @@ def _profiler_of_host(stock: Any) -> Any:
     return __init__
 
 
-def _compile_eagerly(stock: Any) -> Any:
-    """`torch.compile`, with the backend "eager" for "inductor"."""
-
-    @functools.wraps(stock)
-    def compile(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
-        if backend is None or backend == "inductor":
-            backend = "eager"
-            kwargs |= {"mode": None, "options": None}  # of the compiler that is left out
-        return stock(*args, backend=backend, **kwargs)
-
-    return compile
-
-
 _WHY_NVTX = "raises in a build without CUDA; here nobody reads the marks"
 
 PATCHES: tuple[Row, ...] = (
@@ -126,11 +112,5 @@ PATCHES: tuple[Row, ...] = (
         "__exit__",
         value=lambda self, *error: False,
         why=_WHY_NVTX,
-    ),
-    Patch(
-        "torch",
-        "compile",
-        wrap=_compile_eagerly,
-        why="the default backend writes kernels for real GPUs; the graph is traced all the same",
     ),
 )

@@ -10,6 +10,7 @@ from tests.devices.state import test_random as random
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_interrupts as interrupts
 from tests.devices.training import test_modules as modules
+from tests.simulator import test_compile as compiling
 from tests.simulator import test_models as models
 from tests.support.plant import fault
 
@@ -155,5 +156,20 @@ SIMULATOR = [
         "or (_crosses(*pair) and not _per_thread.scripted)",
         "",
         modules.test_moving_a_module_keeps_its_parameters,
+    ),
+    fault(
+        "inductor gets graphs that only make tensors on devices",
+        "simgpu._backend.torch_patches.compile:_is_on_devices",
+        "[inputs, made]",
+        "[inputs]",
+        compiling.test_the_default_backend_runs_graphs_on_devices_op_by_op,
+    ),
+    fault(
+        "compiled code outlives the name of its devices",
+        "simgpu._cuda.compiled_code:_forget_now_and_later",
+        "patches.then(_forget)",
+        "pass",
+        compiling.test_compiled_code_is_not_run_by_the_other_name,
+        raises=ValueError,
     ),
 ]

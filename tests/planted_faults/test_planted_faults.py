@@ -29,8 +29,8 @@ def run_on(test, devices, examples=None, seen=None):
     bound = {}
     if isinstance(test, functools.partial):
         test, bound = test.func, test.keywords
-    if "no_collector" in inspect.signature(test).parameters:
-        bound = {**bound, "no_collector": None}
+    parameters = inspect.signature(test).parameters
+    bound = bound | dict.fromkeys({"no_collector", "compiler"} & parameters.keys())
     for wanted in takes_devices(test):
         bound = {**bound, wanted: devices[: devices_wanted(test)]}
     run(test, examples, seen, **bound)

@@ -1,7 +1,13 @@
 """torch.compile compiles a program, and never the Python code that the devices are made of."""
 
+import contextlib
+import warnings
+from unittest import mock
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import simgpu
@@ -55,7 +61,7 @@ def test_seeds_and_streams_break_a_graph_and_no_more(simulated, compiler):
 
 @pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
 def test_export_and_aot_autograd_work_by_both_names(compiler, block):
-    """With tensors without data in between; inductor is left out under as_cuda."""
+    """With tensors without data in between."""
     with block(2) as devices:
         layer = torch.nn.Linear(3, 2).to(devices[1])
         x = torch.ones(4, 3, device=devices[1])
@@ -66,5 +72,48 @@ def test_export_and_aot_autograd_work_by_both_names(compiler, block):
         assert layer.weight.grad.tolist() == [[4.0] * 3] * 2
         with FakeTensorMode(allow_non_fake_inputs=True):
             assert layer(torch.ones(1, 3, device=devices[1])).device == devices[1]
-        if devices[1].type == "cuda":
-            assert torch.compile(layer)(x).device == devices[1]
+
+
+@contextlib.contextmanager
+def by_inductor():
+    """What reaches inductor, which writes no kernels here: the inputs of each graph."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit
+        from torch._inductor import compile_fx
+    seen = []
+
+    def compile(model, inputs, **_):
+        seen.append(inputs)
+        return model.forward
+
+    with mock.patch.object(compile_fx, "compile_fx", compile):
+        yield seen
+
+
+@given(
+    block=st.sampled_from([simgpu.devices, simgpu.as_cuda]),
+    mode=st.sampled_from([None, "reduce-overhead", "max-autotune"]),
+    on_device=st.booleans(),
+)
+def test_the_default_backend_runs_graphs_on_devices_op_by_op(compiler, block, mode, on_device):
+    """Also one that only makes a tensor there; graphs of the CPU alone are inductor's."""
+    torch.compiler.reset()
+    with by_inductor() as seen, block(2) as devices:
+        device = devices[1] if on_device else torch.device("cpu")
+        layer = torch.nn.Linear(3, 2).to(device)
+        x = torch.ones(4, 3, device=device)
+        by_layer = torch.compile(layer, mode=mode)(x)
+        assert by_layer.tolist() == layer(x).tolist()
+        assert by_layer.device == device
+        made = torch.compile(lambda n: torch.ones(n, device=device) * 2, mode=mode)(3)
+        assert (made.tolist(), made.device) == ([2.0] * 3, device)
+    assert len(seen) == (0 if on_device else 2)
+
+
+@given(cuda_first=st.booleans(), backend=st.sampled_from(["eager", "aot_eager"]))
+def test_compiled_code_is_not_run_by_the_other_name(compiler, cuda_first, backend):
+    compiled = torch.compile(lambda x: torch.zeros(2, device=x.device) + x, backend=backend)
+    blocks = [simgpu.as_cuda, simgpu.devices] * 2
+    for block in blocks if cuda_first else blocks[::-1]:
+        with block(2) as devices:
+            assert compiled(torch.ones(2, device=devices[1])).device == devices[1]
