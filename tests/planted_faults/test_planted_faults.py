@@ -20,7 +20,8 @@ PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.va
 
 def name_of(test):
     if isinstance(test, functools.partial):
-        return "-".join([test.func.__name__, *map(str, test.keywords.values())])
+        values = [getattr(value, "__name__", str(value)) for value in test.keywords.values()]
+        return "-".join([test.func.__name__, *values])
     return test.__name__
 
 
