@@ -1,0 +1,141 @@
+"""Which tests are run for a mutant: those that run its line, the most telling first.
+
+What the tests run is measured once, by file of tests, and kept in a folder that git ignores, by
+the hash of the package, of the helpers of the tests, and of the file itself.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.mutate.mutants import ROOT, Mutant
+
+KEPT = ROOT / ".mutation"
+QUICKEST = 30  # tests that are tried first, as different as can be
+SHARED = ("conftest.py", "tests/conftest.py", "tests/support", "tests/mutate/measuring.py")
+
+
+@cache
+def digest(*paths: str) -> str:
+    """A hash of the files, and of the files of Python in the folders."""
+    summary = hashlib.sha256()
+    for path in paths:
+        here = ROOT / path
+        for file in sorted(here.rglob("*.py")) if here.is_dir() else [here]:
+            summary.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
+    return summary.hexdigest()[:16]
+
+
+@dataclass
+class Map:
+    """What each test costs, in seconds, and the lines that it runs, as bits by file."""
+
+    costs: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    """File, test, bits."""
+    failed: set[str] = field(default_factory=set)
+    imported: dict[str, int] = field(default_factory=dict)
+
+    def add(self, measured: dict[str, Any]) -> None:
+        self.failed.update(measured["failed"])
+        for test, seen in measured["tests"].items():
+            self.costs[test] = seen["cost"]
+            for file, bits in seen["lines"].items():
+                self.lines[file][test] = int(bits, 16)
+
+    def runs_at_import(self, mutant: Mutant) -> bool:
+        """Whether its statement runs when the module is imported, maybe among others."""
+        bits = self.imported.get(mutant.path, 0)
+        return mutant.defining or bool(bits & _span(*mutant.lines))
+
+    def covering(self, mutant: Mutant) -> list[str]:
+        """The tests that run its line; where no test is seen there, its function; else its file.
+
+        Code that runs at import has no line in a test: the tests of its function stand in for it.
+        """
+        here = self.lines.get(mutant.path, {})
+        for first, last in (mutant.lines, mutant.around, (1, 1 << 16)):
+            span = _span(first, min(last, 1 << 16))
+            tests = [test for test, bits in here.items() if bits & span]
+            if tests and not (mutant.defining and (first, last) == mutant.lines):
+                return self.in_order(tests)
+        return []
+
+    def in_order(self, tests: Iterable[str]) -> list[str]:
+        """The quickest of each file in turn, up to a number; then the rest, the quickest first."""
+        by_cost = sorted(tests, key=lambda test: (self.costs[test], test))
+        by_file: dict[str, list[str]] = {}
+        for test in by_cost:
+            by_file.setdefault(test.split("::")[0], []).append(test)
+        rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_file.values()))
+        first = list(itertools.islice(filter(None, rounds), QUICKEST))
+        first.sort(key=lambda test: (self.costs[test], test))
+        chosen = set(first)
+        return [*first, *(test for test in by_cost if test not in chosen)]
+
+    def within(self, tests: Sequence[str], budget: float) -> list[str]:
+        """As many of the tests, in their order, as cost no more than `budget` together."""
+        total, kept = 0.0, []
+        for test in tests:
+            total += self.costs[test]
+            if kept and total > budget:
+                break
+            kept.append(test)
+        return kept
+
+
+def _span(first: int, last: int) -> int:
+    return (1 << last + 1) - (1 << first)
+
+
+Measure = Callable[[list[str]], dict[str, Any]]
+"""What a server answers when it is asked to measure these tests."""
+
+
+def measured_file(name: str, tests: list[str], package: str, measure: Measure) -> dict[str, Any]:
+    """What the tests of one file cost and run: kept from before, or measured now."""
+    key = hashlib.sha256(json.dumps([name, tests]).encode()).hexdigest()[:16]
+    stamp = f"{key}-{digest(package)}-{digest(*SHARED)}-{digest(name)}"
+    kept = KEPT / "map" / f"{stamp}.json.gz"
+    if kept.exists():
+        return json.loads(gzip.decompress(kept.read_bytes()))  # type: ignore[no-any-return]
+    found = measure(tests)
+    if "failed" not in found:  # a test ended its process: the others are measured without it
+        rest = [test for test in tests if test != found["test"]]
+        if len(rest) == len(tests):
+            raise RuntimeError(f"the tests of {name} could not be measured: {found['words']}")
+        print(f"left out, since it ends its process ({found['words']}): {found['test']}")
+        found = measured_file(name, rest, package, measure) if rest else {"tests": {}, "failed": []}
+    for stale in kept.parent.glob(f"{key}-*"):
+        stale.unlink()
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(gzip.compress(json.dumps(found).encode()))
+    return found
+
+
+def files_of_tests(tests: Iterable[str], at_most: int = 200) -> list[tuple[str, list[str]]]:
+    """The tests by their file; a file of very many tests in parts."""
+    by_file: dict[str, list[str]] = {}
+    for test in tests:
+        by_file.setdefault(test.split("::")[0], []).append(test)
+    return [
+        (name, names[start : start + at_most])
+        for name, names in by_file.items()
+        for start in range(0, len(names), at_most)
+    ]
+
+
+def forget(path: Path = KEPT) -> None:
+    """Remove what earlier runs have kept."""
+    for file in path.rglob("*") if path.exists() else ():
+        if file.is_file():
+            file.unlink()

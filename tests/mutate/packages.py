@@ -1,0 +1,27 @@
+"""What is mutated under each name, and the tests that may notice it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Package:
+    name: str
+    folders: tuple[str, ...]
+    """What is mutated."""
+    tests: tuple[str, ...]
+
+
+PACKAGES = {
+    "dataparallel": Package(
+        "dataparallel",
+        ("dataparallel",),
+        ("tests/dataparallel", "tests/devices/computing/test_autocast_regions.py"),
+    ),
+    "simgpu": Package(
+        "simgpu",
+        ("simgpu/_runtime", "simgpu/_memory", "simgpu/_kernels", "simgpu/_backend"),
+        ("tests/devices", "tests/simulator", "tests/cuda", "tests/dataparallel"),
+    ),
+}

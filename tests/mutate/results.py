@@ -1,0 +1,146 @@
+"""What became of each mutant: kept between runs, judged by a table, and told at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.mutate.child import Verdict
+from tests.mutate.covering import KEPT, digest
+from tests.mutate.mutants import Mutant, mutants_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TABLE = Path(__file__).with_name("equivalent.toml")
+KILLED = ("killed", "timeout", "crashed")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the tests said of a mutant; the budget is what they were allowed to cost together."""
+
+    mutant: Mutant
+    verdict: Verdict
+    tests: int
+    """How many tests run its line."""
+    chosen: int
+    """How many of them were to be run."""
+    reason: str | None = None
+    """Why it is equivalent, if the table says so."""
+
+    @property
+    def killed(self) -> bool:
+        return self.verdict.status in KILLED
+
+
+class Kept:
+    """Results of earlier runs, by mutant and by what they depend on.
+
+    A kill holds until the file changes, or that of the test which killed; that a mutant survived
+    until any file of the package or of its tests does, or there is more time for tests.
+    """
+
+    def __init__(self, package: str, folders: Sequence[str], path: Path | None = None) -> None:
+        self.path = path or KEPT / f"results-{package}.jsonl"
+        self.everything = digest(*folders)
+        self.lock = threading.Lock()
+        self.known: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                entry = json.loads(line)
+                self.known[entry["mutant"]] = entry
+
+    def _stamp(self, mutant: Mutant, verdict: Verdict) -> str:
+        test = verdict.test.split("::")[0]
+        if verdict.status in KILLED and test:
+            return f"{digest(mutant.path)}-{digest(test)}"
+        return self.everything
+
+    def find(self, mutant: Mutant, chosen: int) -> Verdict | None:
+        entry = self.known.get(mutant.identity)
+        if entry is None:
+            return None
+        verdict = Verdict(**entry["verdict"])
+        try:
+            same = entry["stamp"] == self._stamp(mutant, verdict)
+        except FileNotFoundError:  # the test that killed it is gone
+            return None
+        return verdict if same and (verdict.status in KILLED or entry["chosen"] >= chosen) else None
+
+    def add(self, mutant: Mutant, verdict: Verdict, chosen: int) -> None:
+        entry = {
+            "mutant": mutant.identity,
+            "verdict": vars(verdict),
+            "stamp": self._stamp(mutant, verdict),
+            "chosen": chosen,
+        }
+        with self.lock, self.path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+class Equivalents:
+    """The table of mutants that are the same to everyone who calls, each with the reason."""
+
+    def __init__(self, path: Path = TABLE) -> None:
+        self.rows = tomllib.loads(path.read_text(encoding="utf-8")).get("equivalent", [])
+        self.reasons = {
+            (row["file"], row["in"], row["line"], becomes): row["reason"]
+            for row in self.rows
+            for becomes in ([row["becomes"]] if isinstance(row["becomes"], str) else row["becomes"])
+        }
+
+    def reason(self, mutant: Mutant) -> str | None:
+        return self.reasons.get(_key(mutant))
+
+    def stale(self) -> list[str]:
+        """Rows that fit no mutant: their line has changed."""
+        files = {file for file, *_ in self.reasons}
+        there = {_key(mutant) for path in files for mutant in mutants_of(path)}
+        return [
+            f"{file}, in {scope}: {line!r} becoming {becomes!r}"
+            for file, scope, line, becomes in self.reasons
+            if (file, scope, line, becomes) not in there
+        ]
+
+
+def _key(mutant: Mutant) -> tuple[str, str, str, str]:
+    return mutant.path, mutant.scope, squeezed(mutant.before), squeezed(mutant.after)
+
+
+def squeezed(text: str) -> str:
+    """The text with single blanks, so that a table can hold what stands on several lines."""
+    return " ".join(text.split())
+
+
+def report(results: Sequence[Result]) -> list[str]:
+    """The lines of the report: survivors with their place and change, and the figures."""
+    survivors = [it for it in results if not it.killed and it.reason is None]
+    lines = []
+    for it in survivors:
+        mutant = it.mutant
+        ran = f"{it.chosen} of {it.tests} tests" if it.tests else "no test runs it"
+        where = f"{mutant.path}:{mutant.line} in {mutant.scope or 'the module'}"
+        lines += [f"survived: {where} ({mutant.operator}; {ran})", mutant.diff()]
+    counted = [it for it in results if it.reason is None or it.killed]
+    killed = [it for it in counted if it.killed]
+    by_status = {name: sum(it.verdict.status == name for it in killed) for name in KILLED}
+    how = ", ".join(f"{count} {name}" for name, count in by_status.items() if count)
+    lines.append(
+        f"{len(killed)} of {len(counted)} mutants killed: {100 * rate(results):.1f} % "
+        f"({how or 'none'}); {len(results) - len(counted)} more are equivalent"
+    )
+    return lines
+
+
+def rate(results: Sequence[Result]) -> float:
+    """The share that is killed, of those that are not equivalent."""
+    counted = [it for it in results if it.reason is None or it.killed]
+    return sum(it.killed for it in counted) / len(counted) if counted else 1.0

@@ -1,0 +1,170 @@
+"""A process that has imported and collected once, and forks a child for each mutant.
+
+`python -m tests.mutate.server warm FD FOLDERS` has the package and its tests in memory, so that a
+child begins with its first test. `... fresh FD` has imported only what is not mutated: its
+children import package and tests anew, for what runs when a module is imported. Requests and
+answers are lines of JSON on the socket FD.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+
+from tests.mutate import child, measuring
+from tests.mutate.mutants import ROOT
+from tests.mutate.planting import Unreached, functions_by_file, plant
+
+# Tests of processes that they start see no mutant that is in this one's memory.
+PROCESSES = {"python", "pytester"}
+OPTIONS = [
+    "-q",
+    "-s",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+]
+
+
+class Profile:
+    """The examples are those of every run; how small one can be made that fails, nobody reads."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self) -> None:
+        settings.register_profile(
+            "mutants",
+            settings.get_profile("ci"),
+            phases=(Phase.explicit, Phase.generate),
+            report_multiple_bugs=False,
+            print_blob=False,
+        )
+        settings.load_profile("mutants")
+
+
+class Server:
+    """Answers requests; `items` are there in a warm server only."""
+
+    def __init__(self, channel: socket.socket, package: str) -> None:
+        self.lines = channel.makefile("rw")
+        self.package = package
+        self.items: dict[str, pytest.Item] = {}
+        self.functions: dict[str, list[Any]] = {}
+        self.folder = tempfile.mkdtemp(prefix="mutants-")
+
+    def serve(self) -> None:
+        for line in self.lines:
+            request = json.loads(line)
+            answer = getattr(self, request.pop("do"))(**request)
+            self.lines.write(json.dumps(answer) + "\n")
+            self.lines.flush()
+
+    def tests(self) -> list[str]:
+        """The tests that are in this process."""
+        return [name for name, it in self.items.items() if not PROCESSES & set(_fixtures(it))]
+
+    def measure(self, tests: list[str], folders: list[str]) -> Any:
+        """What each of the tests costs, and which lines it runs."""
+        with tempfile.NamedTemporaryFile("r", dir=self.folder) as file:
+            items = [self.items[name] for name in tests]
+
+            def work(channel: int) -> None:
+                found = measuring.measure(items, folders, channel)
+                Path(file.name).write_text(json.dumps(found))
+
+            verdict = child.listen(*child.in_child(work, self.folder), wall_factor=60)
+            return json.loads(Path(file.name).read_text() or "{}") or vars(verdict)
+
+    def imported(self, folders: list[str]) -> Any:
+        """The lines that importing every module of the folders runs, as bits by file."""
+        with tempfile.NamedTemporaryFile("r", dir=self.folder) as file:
+
+            def work(channel: int) -> None:
+                Path(file.name).write_text(json.dumps(measuring.imported(folders)))
+
+            child.listen(*child.in_child(work, self.folder))
+            return json.loads(Path(file.name).read_text() or "{}")
+
+    def mutant(
+        self, path: str, text: str | None, tests: list[str], costs: dict[str, float]
+    ) -> dict[str, Any]:
+        """Run the tests with this text in the place of the file `path`; None: as it is."""
+
+        def work(channel: int) -> None:
+            reporter = child.Reporter(channel, costs)
+            if text is not None:
+                try:
+                    plant(path, text.encode(), self.functions)
+                except Unreached:
+                    reporter.tell(status="unreached")
+                    return
+            if self.items:
+                config = next(iter(self.items.values())).config
+                config.pluginmanager.register(reporter)
+                child.run_items([self.items[name] for name in tests])
+            else:
+                os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+                pytest.main([*OPTIONS, *tests], plugins=[Profile(), reporter, _InOrder(tests)])
+            reporter.tell(status="survived")
+
+        process, heard = child.in_child(work, self.folder)
+        return vars(child.listen(process, heard))
+
+
+def _fixtures(item: pytest.Item) -> Iterable[str]:
+    return getattr(item, "fixturenames", ())
+
+
+class _InOrder:
+    def __init__(self, tests: list[str]) -> None:
+        self.place = {name: place for place, name in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self.place.get(item.nodeid, 0))
+
+
+class _Warm:
+    """Serves in the place where pytest would run the tests that it has collected."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.server.items = {item.nodeid: item for item in session.items}
+        if self.server.package == "dataparallel":
+            # A child then finds the simulator as its own first test would leave it.
+            from simgpu._backend.install import install
+
+            install()
+        self.server.functions = functions_by_file()
+        self.server.serve()
+        return True
+
+
+def main(kind: str, descriptor: str, package: str, *folders: str) -> None:
+    channel = socket.socket(fileno=int(descriptor))
+    server = Server(channel, package)
+    os.chdir(ROOT)
+    sys.dont_write_bytecode = kind == "fresh"
+    if kind == "warm":
+        pytest.main([*OPTIONS, *folders], plugins=[Profile(), _Warm(server)])
+    else:
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        import torch.testing  # noqa: F401
+
+        server.serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
