@@ -15,6 +15,9 @@ from tests.support.plant import Edit, devices_wanted, run
 # As in dataparallel/test_transforms.py, of which properties are run here.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
+# What else than devices a test that has a fault may ask for.
+FIXTURES = ("interruptible", "monkeypatch", "record_property")
+
 PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.values())
 
 
@@ -25,49 +28,47 @@ def name_of(test):
     return test.__name__
 
 
-def run_on(test, devices, examples=None, seen=None):
-    """Run `test` with the arguments that its signature asks for."""
-    bound = {}
-    if isinstance(test, functools.partial):
-        test, bound = test.func, test.keywords
-    parameters = inspect.signature(test).parameters
-    bound = bound | dict.fromkeys({"no_collector", "compiler"} & parameters.keys())
-    for wanted in takes_devices(test):
-        bound = {**bound, wanted: devices[: devices_wanted(test)]}
-    run(test, examples, seen, **bound)
-
-
-def takes_devices(test):
-    """The arguments of `test` that are devices; one without any makes its own."""
-    whole = test.func if isinstance(test, functools.partial) else test
-    return [
-        name for name in ("simulated", "devices") if name in inspect.signature(whole).parameters
-    ]
-
-
 @pytest.fixture
-def wanted_devices(request):
-    """Simulated devices for a test that takes some, and none for one that makes its own."""
-    return lambda test: request.getfixturevalue("simulated") if takes_devices(test) else []
+def arguments_of(request):
+    """The arguments that a test's signature asks for; one without devices makes its own."""
+
+    def ask(test):
+        arguments = {}
+        if isinstance(test, functools.partial):
+            test, arguments = test.func, dict(test.keywords)
+        for name in inspect.signature(test).parameters:
+            if name in ("devices", "simulated"):
+                arguments[name] = request.getfixturevalue("simulated")[: devices_wanted(test)]
+            elif name in FIXTURES:
+                arguments[name] = request.getfixturevalue(name)
+            elif name in ("no_collector", "compiler"):
+                arguments[name] = None  # the test can do without
+        return arguments
+
+    return ask
+
+
+def run_on(test, arguments, examples=None, seen=None):
+    run(test.func if isinstance(test, functools.partial) else test, examples, seen, **arguments)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_the_property_catches_it(wanted_devices, fault, record_property):
+def test_the_property_catches_it(arguments_of, fault, record_property):
     seen = []
     record_property("planted fault", fault.name)
     try:
-        devices = wanted_devices(fault.caught_by)
+        arguments = arguments_of(fault.caught_by)
         with fault.planted(), pytest.raises(fault.raises):
-            run_on(fault.caught_by, devices, seen=seen)
+            run_on(fault.caught_by, arguments, seen=seen)
     finally:
         record_property("examples", len(seen))
         torch._C._set_multithreading_enabled(True)  # which a fault may have left off
 
 
 @pytest.mark.parametrize("test", PROPERTIES, ids=name_of)
-def test_without_a_fault_it_holds(wanted_devices, test):
+def test_without_a_fault_it_holds(arguments_of, test):
     """Run in the same way as above: what fails there fails because of the fault."""
-    run_on(test, wanted_devices(test), examples=3)
+    run_on(test, arguments_of(test), examples=3)
 
 
 def double(number):

@@ -42,7 +42,8 @@ class Edit:
     def function(self) -> Any:
         module, _, name = self.where.partition(":")
         found = operator.attrgetter(name)(importlib.import_module(module))
-        return inspect.unwrap(found.fget if isinstance(found, property) else found)
+        found = found.fget if isinstance(found, property) else found
+        return inspect.unwrap(getattr(found, "__func__", found))
 
     def edited(self, function: Any) -> Any:
         text = textwrap.dedent(inspect.getsource(function))
@@ -55,8 +56,15 @@ class Edit:
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
         definition.decorator_list = []
+        around = ast.parse(f"def around():\n return {definition.name}")
+        enclosing = around.body[0]
+        assert isinstance(enclosing, ast.FunctionDef)
+        # Names of an enclosing scope, such as the class that super() looks for.
+        free = function.__code__.co_freevars
+        enclosing.body[:0] = [*ast.parse("\n".join(f"{name} = None" for name in free)).body,
+                              definition]  # fmt: skip
         code = compile(
-            tree,
+            around,
             f"<fault in {self.where}>",
             "exec",
             flags=__future__.annotations.compiler_flag,
@@ -64,7 +72,7 @@ class Edit:
         )
         made: dict[str, Any] = {}
         exec(code, function.__globals__, made)
-        return made[definition.name].__code__
+        return made["around"]().__code__
 
 
 @dataclass(frozen=True)
