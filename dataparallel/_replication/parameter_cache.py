@@ -4,8 +4,9 @@ Behind `DataParallel(..., cache_parameters=True)`. A tensor is sent again when i
 or its memory has changed, here or at the other end. What moves no version counter cannot be seen:
 edits through `.data`, kernels that write running statistics, and on accelerators `torch._foreach_*`
 and fused kernels, which optimizers use. For statistics all buffers of a module count as changed
-with any one of them (batch norm counts its batches), while the module is training, and after any
-forward in grad mode. For optimizers everything counts as changed after a step of any of them.
+with any one of them (batch norm counts its batches), after a call in which the module was training,
+and after any forward in grad mode. For optimizers everything counts as changed after a step of any
+of them.
 """
 
 from __future__ import annotations
@@ -45,17 +46,19 @@ class _OptimizerSteps:
 class ParameterCache:
     """The copies on each device. Never changed once it is made, so threads may share it."""
 
-    __slots__ = ("devices", "rows", "snapshots", "steps", "versions")
+    __slots__ = ("devices", "rows", "snapshots", "steps", "unsettled", "versions")
 
     def __init__(
         self,
         devices: Sequence[torch.device],
         rows: list[list[torch.Tensor]],
         snapshots: list[_Snapshot],
+        unsettled: set[int],
     ) -> None:
         self.devices = list(devices)
         self.rows = rows
         self.snapshots = snapshots
+        self.unsettled = unsettled  # what the call that it is made for may write without a trace
         _OptimizerSteps.watch()
         self.steps = _OptimizerSteps.taken
         self.versions = [[copy._version for copy in row] for row in rows[1:]]
@@ -64,7 +67,10 @@ class ParameterCache:
         """The tensors whose copies on the first `count` devices are out of date."""
         if self.steps != _OptimizerSteps.taken:
             return set(range(len(tensors)))
-        found = {i for i, tensor in enumerate(tensors) if not _unchanged(tensor, self.snapshots[i])}
+        found = set(self.unsettled)
+        for index, tensor in enumerate(tensors):
+            if not _unchanged(tensor, self.snapshots[index]):
+                found.add(index)
         for row, versions in zip(self.rows[1:count], self.versions, strict=False):
             for index, copy in enumerate(row):
                 if copy._version != versions[index]:
@@ -95,17 +101,18 @@ def refreshed(
 ) -> ParameterCache:
     """A cache that is up to date for `devices`, which may be fewer than it has.
 
-    `groups` are tensors of which one does not change alone, each with whether it counts as changed
-    in any case.
+    `groups` are tensors of which one does not change alone, each with whether the call that now
+    begins may change them without a trace.
     """
+    unsettled = {index for training, group in groups if training for index in group}
     known = cache is not None and cache.devices[: len(devices)] == list(devices)
     changed = set(range(len(tensors)))
     if cache is not None and known:
         changed = cache.changed(tensors, len(devices))
-        for always, group in groups:
-            if always or not changed.isdisjoint(group):
+        for _, group in groups:
+            if not changed.isdisjoint(group):
                 changed.update(group)
-        if not changed:
+        if not changed and not unsettled:
             return cache
     snapshots = [_snapshot(tensor) for tensor in tensors]
     partial = layout if len(changed) == len(tensors) else subset(layout, sorted(changed))
@@ -117,4 +124,4 @@ def refreshed(
             for index, copy in enumerate(old):
                 if index not in changed:
                     row[index] = copy
-    return ParameterCache(devices, rows, snapshots)
+    return ParameterCache(devices, rows, snapshots, unsettled)

@@ -18,6 +18,7 @@ from tests.dataparallel import test_scatter as scatter
 from tests.devices.computing import test_mixing_devices as rules
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_backend import BACKEND
+from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
 from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_kernels import KERNELS
 from tests.planted_faults.in_memory import MEMORY
@@ -37,6 +38,7 @@ ONCE = [
     *REPLICATE,
     *CALLS,
     *KEPT,
+    *KEPT_PARAMETERS,
     *SIMULATOR,
     *OPERATORS,
     *AUTOCAST,

@@ -1,0 +1,234 @@
+"""Copies that `cache_parameters=True` keeps: whatever is done to the module, they are up to date.
+
+Also where no version counter tells of it. `test_plan_reuse` does many things in a row; here each
+thing that only the kept copies could miss is done by itself.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dataparallel
+from tests.support import strategies
+from tests.support.observe import plain, values
+from tests.support.training import few
+
+
+class Normed(nn.Module):
+    """A layer, its statistics with or without a count of batches, and a buffer of its own."""
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3, dtype=torch.float64)
+        self.norm = nn.BatchNorm1d(3, momentum=1.0, dtype=torch.float64)
+        if not counts:
+            self.norm.num_batches_tracked = None
+        self.register_buffer("shift", torch.zeros(3, dtype=torch.float64))
+        with torch.no_grad():
+            for k, parameter in enumerate(self.parameters()):
+                parameter.copy_(values(tuple(parameter.shape), "float64", k, span=3))
+        self.eval()
+
+    def forward(self, x):
+        return self.norm(self.layer(x) + self.shift)
+
+
+class Stepping(torch.optim.Optimizer):
+    """An optimizer that moves no version counter, as fused kernels may."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(1)
+
+
+def batch(seed: int, device: torch.device, rows: int = 9) -> torch.Tensor:
+    return values((rows, 3), "float64", seed, span=9).to(device)
+
+
+def train_by_foreach(net, parallel, x):
+    optimizer = torch.optim.Adam(net.parameters(), lr=1.0, foreach=True)
+    with torch.enable_grad():
+        net(x).sum().backward()
+    optimizer.step()
+
+
+def step_without_a_version(net, parallel, x):
+    versions = [parameter._version for parameter in net.parameters()]
+    Stepping(net.parameters()).step()
+    assert [parameter._version for parameter in net.parameters()] == versions
+
+
+def collect_statistics(net, parallel, x, grad=False):
+    """Through the replicas, the first of which writes the module's own."""
+    versions = [buffer._version for buffer in net.buffers()]
+    net.train()
+    with torch.set_grad_enabled(grad):
+        parallel(x + 1)
+    net.eval()
+    assert [buffer._version for buffer in net.buffers()] == versions
+
+
+def collect_counted_statistics(net, parallel, x):
+    """Past the replicas; only the count of batches has another version."""
+    net.train()
+    net(x + 1)
+    net.eval()
+
+
+def load(net, parallel, x, assign=False):
+    state = net.state_dict()
+    state.update({name: tensor + 1 for name, tensor in state.items()})
+    net.load_state_dict(state, assign=assign)
+
+
+def swap(net, parallel, x):
+    for name in ("weight", "bias"):
+        other = nn.Parameter(getattr(net.layer, name).detach() + 1)
+        torch.utils.swap_tensors(getattr(net.layer, name), other)
+
+
+def replace_data(net, parallel, x):
+    net.layer.weight.data = net.layer.weight.data + 1
+    net.shift.data = net.shift.data + 1
+
+
+def exchange_module(net, parallel, x):
+    other = Normed().to(x.device)
+    other.layer.weight.data.add_(1)
+    parallel.module = other
+
+
+# What is done between two calls: with the module, the DataParallel that keeps, and a batch.
+DONE: dict[str, Callable[..., None]] = {
+    "nothing": lambda net, parallel, x: None,
+    "a step by foreach": train_by_foreach,
+    "a step that moves no version": step_without_a_version,
+    "statistics without grad mode": collect_statistics,
+    "statistics in grad mode": lambda *args: collect_statistics(*args, grad=True),
+    "statistics with a count": collect_counted_statistics,
+    "a state dict": load,
+    "a state dict assigned": lambda *args: load(*args, assign=True),
+    "swapped tensors": swap,
+    "other data": replace_data,
+    "another module": exchange_module,
+    "in place": lambda net, parallel, x: net.layer.weight.add_(1),
+    "fewer replicas": lambda net, parallel, x: parallel(x[:1]),
+}
+
+WITHOUT_GRAD = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+def check(parallel: dataparallel.DataParallel, x: torch.Tensor) -> None:
+    """Each replica computes what the module does for the same rows."""
+    assert plain(parallel(x)) == plain(parallel.module(x))
+
+
+@pytest.mark.parametrize("name", DONE)
+@few
+@given(
+    data=st.data(),
+    modes=st.lists(st.sampled_from(sorted(WITHOUT_GRAD)), min_size=3, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_kept_copies_follow(devices, name, data, modes, seed):
+    """In inference mode and without grad mode, in any order."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    net = Normed(counts="count" in name).to(targets[0])
+    parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
+    x = batch(seed, targets[0], 2 * len(targets))  # statistics need two rows
+    before, during, after = (WITHOUT_GRAD[mode] for mode in modes)
+    with before():
+        check(parallel, x)
+    # What has the module's parameters change may not run in inference mode.
+    with torch.no_grad() if name != "fewer replicas" else during():
+        DONE[name](net, parallel, x)
+    with after():
+        check(parallel, x)
+    with torch.no_grad():
+        check(parallel, x)
+
+
+@few
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_a_module_made_in_inference_mode_is_always_sent(devices, data, seed):
+    """PyTorch counts no versions of its tensors."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    with torch.inference_mode():
+        net = Normed().to(targets[0])
+        parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
+        x = batch(seed, targets[0])
+        check(parallel, x)
+        net.layer.weight.add_(1)
+        check(parallel, x)
+
+
+class Writing(nn.Module):
+    """Every replica but the first writes into what it was given."""
+
+    def __init__(self, home: torch.device) -> None:
+        super().__init__()
+        self.home = home
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x, name):
+        out = x * self.weight + self.count
+        if x.device != self.home:
+            with torch.no_grad():
+                getattr(self, name).add_(1)
+        return out
+
+
+@pytest.mark.devices(4, distinct=True)
+@pytest.mark.parametrize("name", ["weight", "count"])
+@given(data=st.data(), rows=st.lists(st.integers(1, 9), min_size=2, max_size=4))
+def test_what_a_replica_writes_into_its_copy_is_undone(devices, name, data, rows):
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    net = Writing(targets[0]).to(targets[0])
+    parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
+    for number, count in enumerate(rows):
+        x = batch(number, targets[0], count)
+        with torch.no_grad():
+            assert plain(parallel(x, name)) == plain(x)
+
+
+@few
+@given(data=st.data(), moved=st.booleans())
+def test_copies_are_kept_by_the_overridden_steps_too(devices, data, moved):
+    """`replicate`, as a subclass calls it, keeps them and sees what has changed."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    net = Normed().to(targets[0])
+    parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
+    with torch.no_grad():
+        first = parallel.replicate(net, targets)
+        if moved:
+            net.layer.weight.add_(1)
+        second = parallel.replicate(net, targets)
+    for one, other in list(zip(first, second, strict=True))[1:]:
+        assert one is not other
+        assert (one.layer.weight is other.layer.weight) == (not moved)
+        assert one.layer.bias is other.layer.bias
+        assert plain(other.layer.weight) == plain(net.layer.weight)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@given(data=st.data())
+def test_copies_are_kept_only_without_grad_mode(devices, cached, data):
+    """With it they would be of another graph; and never where nobody asked for it."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    net = nn.Linear(2, 2).to(targets[0])
+    parallel = dataparallel.DataParallel(net, targets, cache_parameters=cached)
+    for grad in (False, True):
+        with torch.no_grad() if not grad else contextlib.nullcontext():
+            pair = [parallel.replicate(net, targets)[-1].weight for _ in range(2)]
+        assert (pair[0] is pair[1]) == (cached and not grad)
