@@ -106,23 +106,12 @@ def gather_checked(tensors: Sequence[torch.Tensor], dim: int, device: torch.devi
             for tensor in tensors
         ]
         return torch.cat(moved, dim)
-    size = list(first.shape)
-    size[dim] = sum(tensor.size(dim) for tensor in tensors)
-    result = torch.empty(size, dtype=dtype, device=device, memory_format=_common_format(tensors))
+    # Tensors without memory tell the sizes and strides that a torch.cat of these would have.
+    shapes = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]
+    whole = torch.cat(shapes, dim)
+    result = torch.empty_strided(whole.shape, whole.stride(), dtype=dtype, device=device)
     write_chunks(result, tensors, dim)
     return result
-
-
-def _common_format(tensors: Sequence[torch.Tensor]) -> torch.memory_format:
-    """Channels-last if all tensors are, and not only because they have a single channel."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensors[0].dim())
-    if (
-        last is not None
-        and all(tensor.is_contiguous(memory_format=last) for tensor in tensors)
-        and not all(tensor.is_contiguous() for tensor in tensors)
-    ):
-        return last
-    return torch.contiguous_format
 
 
 def write_chunks(result: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int) -> None:

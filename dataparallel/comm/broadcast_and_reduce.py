@@ -114,8 +114,9 @@ def reduce_add(
             device).
 
     Returns:
-        The sum in the dtype of the destination's input: that input plus the others in ascending
-        order. A single input is returned itself.
+        The input on the destination, the last of them if there are several, plus the others in
+        ascending order, in the dtype that the first two of these promote to. A single input is
+        returned itself.
 
     Raises:
         ValueError: no inputs, or inputs of different shapes.

@@ -28,6 +28,7 @@ from tests.planted_faults.in_runtime import RUNTIME
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
+from tests.planted_faults.in_sums import SUMS
 from tests.planted_faults.in_transfer import TRANSFER
 from tests.support.plant import Fault
 
@@ -39,6 +40,7 @@ ONCE = [
     *CALLS,
     *KEPT,
     *KEPT_PARAMETERS,
+    *SUMS,
     *SIMULATOR,
     *OPERATORS,
     *AUTOCAST,
