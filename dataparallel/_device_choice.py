@@ -15,6 +15,7 @@ from torch.nn import Module
 from dataparallel._devices import (
     CPU,
     DeviceLike,
+    accelerator_of,
     available_type,
     device_module,
     resolve,
@@ -26,10 +27,7 @@ def choose_devices(
     module: Module, device_ids: Sequence[DeviceLike] | None, output_device: DeviceLike | None
 ) -> tuple[list[torch.device], torch.device | None]:
     """The devices to run on and the one for outputs; none where there is no accelerator."""
-    device_type = next(
-        (p.device.type for p in module.parameters() if p.device.type not in ("cpu", "meta")), None
-    )
-    device_type = device_type or available_type()
+    device_type = accelerator_of(module.parameters()) or available_type()
     if device_type is None:
         devices = resolve_all(() if device_ids is None else device_ids)
         if not devices:

@@ -46,18 +46,21 @@ def available_type() -> str | None:
     return None
 
 
+def accelerator_of(tensors: Iterable[torch.Tensor]) -> str | None:
+    """Type of the first device that has any of `tensors`, or None: the CPU and "meta" are none."""
+    types = (tensor.device.type for tensor in tensors)
+    return next((kind for kind in types if kind not in ("cpu", "meta")), None)
+
+
 def type_of(tensors: Iterable[torch.Tensor]) -> str:
     """The device type that integer ids mean next to `tensors`.
 
-    It is the type of the first of them that is not on the CPU, else the available accelerator.
+    It is that of the tensors (see `accelerator_of`), else the available accelerator.
 
     Raises:
-        RuntimeError: all of them are on the CPU and there is no accelerator.
+        RuntimeError: none of them is on an accelerator, and none is available.
     """
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            return tensor.device.type
-    device_type = available_type()
+    device_type = accelerator_of(tensors) or available_type()
     if device_type is None:
         raise RuntimeError(
             "an integer device id was given, but there is no accelerator whose devices it could "

@@ -18,6 +18,7 @@ from torch.nn import Module
 
 from dataparallel._devices import (
     DeviceLike,
+    accelerator_of,
     available_type,
     current_device,
     current_stream,
@@ -104,9 +105,7 @@ def _device_of(
         return resolve(device, type_of(tensors))
     for tensor in _tensors_in(arguments, kwargs):
         return tensor.device
-    types = (parameter.device.type for parameter in module.parameters())
-    device_type = next((kind for kind in types if kind not in ("cpu", "meta")), None)
-    return current_device(device_type or available_type() or "cpu")
+    return current_device(accelerator_of(module.parameters()) or available_type() or "cpu")
 
 
 def _tensors_in(*trees: Any) -> Iterator[torch.Tensor]:

@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from dataparallel._devices import CPU, DeviceLike, current_device, resolve, resolve_all
+from dataparallel._devices import (
+    CPU,
+    DeviceLike,
+    accelerator_of,
+    current_device,
+    resolve,
+    resolve_all,
+)
 from dataparallel._transfer.copies import gather_checked, scatter_chunks, write_chunks
 
 
@@ -135,8 +142,7 @@ def gather(
     _refuse_cpu(tensors, tensors, "input tensors", "tensor")
     total = check_gatherable(tensors, dim)
     if out is None:
-        kinds = (tensor.device.type for tensor in tensors)
-        device_type = next((kind for kind in kinds if kind != "cpu"), "cpu")
+        device_type = accelerator_of(tensors) or "cpu"
         if destination is None:
             target = current_device(device_type)
         elif type(destination) is int and destination == -1:

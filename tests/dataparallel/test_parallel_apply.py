@@ -249,6 +249,28 @@ def test_no_failure_is_lost_among_results(devices, data):
         applied(broken, targets)
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+@given(data=st.data(), first=st.booleans())
+def test_what_ends_a_program_passes_unchanged(devices, kind, data, first):
+    """With its code, and before any other failure; a message would be another code."""
+    targets = data.draw(strategies.device_lists(devices))
+    ending = data.draw(st.sampled_from(range(len(targets))))
+    failure = kind(7)
+
+    def broken(x):
+        if int(x) == ending:
+            raise failure
+        if first:
+            raise ValueError("another one")
+        return x
+
+    with pytest.raises(kind) as caught:
+        applied(broken, targets)
+    assert caught.value is failure
+    assert caught.value.args == (7,)
+    assert caught.value.__cause__ is None
+
+
 def test_numbers_of_modules_and_inputs_must_agree(devices):
     with pytest.raises((ValueError, AssertionError), match="2"):
         dataparallel.parallel_apply([nn.Identity()] * 2, [(torch.ones(1, device=devices[0]),)])

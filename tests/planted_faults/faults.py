@@ -16,6 +16,7 @@ from tests.dataparallel import test_parallel_apply as parallel_apply
 from tests.dataparallel import test_replicate as replicate
 from tests.dataparallel import test_scatter as scatter
 from tests.devices.computing import test_mixing_devices as rules
+from tests.planted_faults.in_arguments import CONTENTS, DEVICE_NAMES
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_backend import BACKEND
 from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
@@ -41,6 +42,8 @@ ONCE = [
     *KEPT,
     *KEPT_PARAMETERS,
     *SUMS,
+    *DEVICE_NAMES,
+    *CONTENTS,
     *SIMULATOR,
     *OPERATORS,
     *AUTOCAST,

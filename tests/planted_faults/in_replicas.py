@@ -233,8 +233,8 @@ CALLS = [
     fault(
         "without tensors the first device is meant",
         f"{CALL}:_device_of",
-        'return current_device(device_type or available_type() or "cpu")',
-        'return torch.device(device_type or available_type() or "cpu", 0)',
+        "return current_device(accelerator_of(module.parameters())",
+        "return (lambda kind: torch.device(kind, 0))(accelerator_of(module.parameters())",
         apply.test_without_tensors_the_current_device_is_meant,
     ),
 ]

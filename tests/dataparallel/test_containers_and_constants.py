@@ -1,0 +1,233 @@
+"""What is no tensor: containers with more to them than their items, and constants of replicas."""
+
+import dataclasses
+from collections import OrderedDict, defaultdict, deque, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import dataparallel
+from tests.support import strategies
+from tests.support.chunk_rule import chunk_sizes
+from tests.support.observe import plain, values
+
+
+class Named(namedtuple("Named", "x y")):
+    """A namedtuple that is told something more."""
+
+
+class Items(list):
+    pass
+
+
+class Pair(tuple):
+    pass
+
+
+class Table(dict):
+    pass
+
+
+class Ordered(OrderedDict):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    x: Any
+    y: Any
+    more: str = dataclasses.field(default="", init=False)
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("x", "y")
+    x: Any
+    y: Any
+
+
+def noted(container):
+    container.note = "kept"
+    return container
+
+
+def record(x, y):
+    made = Record(x, y)
+    object.__setattr__(made, "more", "kept")
+    return made
+
+
+# How each is made of two parts, its parts again, and what else there is to it.
+CONTAINERS = {
+    "namedtuple": (lambda x, y: noted(Named(x, y)), tuple, lambda c: c.note),
+    "tuple": (lambda x, y: noted(Pair((x, y))), tuple, lambda c: c.note),
+    "list": (lambda x, y: noted(Items((x, y))), tuple, lambda c: c.note),
+    "dict": (lambda x, y: noted(Table(x=x, y=y)), lambda c: (c["x"], c["y"]), lambda c: c.note),
+    "ordered": (
+        lambda x, y: noted(Ordered(y=y, x=x)),
+        lambda c: (c["x"], c["y"]),
+        lambda c: (c.note, list(c)),
+    ),
+    "default": (
+        lambda x, y: defaultdict(int, x=x, y=y),
+        lambda c: (c["x"], c["y"]),
+        lambda c: (c.default_factory, list(c)),
+    ),
+    "deque": (lambda x, y: deque([x, y], maxlen=3), tuple, lambda c: c.maxlen),
+    "frozen": (record, lambda c: (c.x, c.y), lambda c: c.more),
+    "slots": (Slotted, lambda c: (c.x, c.y), lambda c: None),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@given(data=st.data(), inner=st.sampled_from(sorted(CONTAINERS)))
+def test_all_that_belongs_to_a_container_goes_both_ways(devices, name, data, inner):
+    """Its attributes, its factory, its order; and the one that was given stays as it was."""
+    targets = data.draw(strategies.device_lists(devices))
+    make, parts, more = CONTAINERS[name]
+    within, inside, _ = CONTAINERS[inner]
+    x = values((2 * len(targets),), "float32")
+    whole = make(x, within(x + 1, None))
+    pieces = dataparallel.scatter(whole, targets)
+    assert parts(whole)[0] is x
+    chunks = x.chunk(len(targets))
+    for piece, target, chunk in zip(pieces, targets, chunks, strict=True):
+        assert type(piece) is type(whole)
+        assert more(piece) == more(whole)
+        first, second = parts(piece)
+        assert first.device == inside(second)[0].device == target
+        assert plain(first) == plain(chunk)
+        assert plain(inside(second)[0]) == plain(chunk + 1)
+        assert inside(second)[1] is None
+    back = dataparallel.gather(pieces, targets[0])
+    assert type(back) is type(whole)
+    assert type(parts(back)[1]) is type(parts(whole)[1])
+    assert more(back) == more(whole)
+    assert [plain(parts(back)[0]), plain(inside(parts(back)[1])[0])] == [plain(x), plain(x + 1)]
+    assert plain(parts(pieces[0])[0]) == plain(chunks[0])  # an output is the replica's own
+
+
+class Unclear:
+    """Compares to something that has no truth, as arrays do."""
+
+    def __eq__(self, other: object) -> Any:
+        raise ValueError("the truth value is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+UNCLEAR = Unclear()
+
+# Two constants, and whether they are the same to whoever gets one instead of a list.
+CONSTANTS = {
+    "numbers": (2.5, 2.5, True),
+    "other numbers": (2.5, 3.5, False),
+    "nan": (float("nan"), float("nan"), True),
+    "nan and a number": (float("nan"), 1.0, False),
+    "a number and nan": (1.0, float("nan"), False),
+    "texts": ("ab", "".join("ab"), True),
+    "truth and number": (True, 1, False),
+    "none": (None, None, True),
+    "none and nought": (None, 0, False),
+    "one that cannot be compared": (UNCLEAR, UNCLEAR, True),
+    "two that cannot be compared": (UNCLEAR, Unclear(), False),
+    "sizes": (torch.Size([2]), torch.Size([2]), True),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+@given(data=st.data(), nested=st.booleans())
+def test_constants_that_agree_are_one(devices, name, data, nested):
+    """Those that do not are a list in replica order; one odd one out is enough."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    one, other, agree = CONSTANTS[name]
+    odd = data.draw(st.integers(0, len(targets) - 1))
+    outputs = [other if k == odd else one for k in range(len(targets))]
+    if nested:
+        found = dataparallel.gather([{"k": (each,)} for each in outputs], targets[0])["k"][0]
+    else:
+        found = dataparallel.gather(outputs, targets[0])
+    if agree:
+        assert found is outputs[0]
+    else:
+        assert type(found) is list
+        assert len(found) == len(outputs)
+        assert all(mine is given for mine, given in zip(found, outputs, strict=True))
+
+
+@given(data=st.data(), dim=st.sampled_from((1, -1, 2)), some=st.booleans())
+def test_numbers_have_no_other_dimension_to_be_joined_along(devices, data, dim, some):
+    """A vector of them is what a dim of 0 asks for, and nothing else does."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    outputs = [torch.tensor(1.0, device=target) for target in targets]
+    if some:
+        outputs[-1] = outputs[-1].view(1)
+    with pytest.raises(IndexError, match=rf"got dim={dim} for tensors of 0 dimensions"):
+        dataparallel.gather(outputs, targets[0], dim)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        dataparallel.scatter(values((4,), "float32"), targets, 1)
+
+
+class Sizes(nn.Module):
+    """Notes what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.seen: list[tuple[list[int], dict[str, Any]]] = []
+
+    def forward(self, x, **more):
+        self.seen.append((list(x.shape), dict(more)))
+        return x * self.weight + more.get("shift", 0)
+
+
+@given(
+    data=st.data(),
+    dim=st.sampled_from((0, 1, -1, -2)),
+    chunking=st.sampled_from(("torch", "balanced")),
+    shifted=st.booleans(),
+)
+def test_the_function_has_the_modules_options(devices, data, dim, chunking, shifted):
+    """Which dimension is cut and how, the output's device, and the keyword arguments."""
+    targets = data.draw(strategies.device_lists(devices))
+    batch = data.draw(strategies.batches(len(targets), 30, min_size=1))
+    wanted = data.draw(st.sampled_from(targets))
+    shape = [2, 2]
+    shape[dim] = batch
+    x = values(tuple(shape), "float32").to(targets[0])
+    kwargs = {"shift": 3} if shifted else None
+    net = Sizes().to(targets[0])
+    model = dataparallel.DataParallel(net, targets, wanted, dim, chunking=chunking)
+    outs = [
+        model(x, **kwargs or {}),
+        dataparallel.data_parallel(net, x, targets, wanted, dim, kwargs, chunking=chunking),
+    ]
+    calls = len(net.seen) // 2
+    cut = [sorted(size[dim] for size, _ in seen) for seen in (net.seen[:calls], net.seen[calls:])]
+    sizes = chunk_sizes(batch, len(targets))
+    if chunking == "balanced":
+        used = min(batch, len(targets))
+        sizes = [batch // used + (k < batch % used) for k in range(used)]
+    assert cut == [sorted(sizes)] * 2
+    for out in outs:
+        assert out.device == (wanted if len(targets) > 1 else targets[0])
+        assert plain(out) == plain(x + 3 * shifted)
+
+
+@given(data=st.data(), tensor=st.booleans())
+def test_each_replica_has_keyword_arguments_of_its_own(devices, data, tensor):
+    """A forward may take out of them what it likes."""
+    targets = data.draw(strategies.device_lists(devices))
+    x = values((2 * len(targets), 1), "float32")
+    kwargs = {"factor": x} if tensor else {"factor": 2}
+    positional, each = dataparallel.scatter_kwargs((), kwargs, targets)
+    assert positional == ((),) * len(targets)
+    for own in each:
+        own.pop("factor")
+    assert list(kwargs) == ["factor"]
+    _, each = dataparallel.scatter_kwargs((x.to(targets[0]),), {"row": None}, targets)
+    assert len({id(own) for own in each}) == len(targets)
