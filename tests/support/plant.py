@@ -56,13 +56,13 @@ class Edit:
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
         definition.decorator_list = []
-        around = ast.parse(f"def around():\n return {definition.name}")
+        name, definition.name = definition.name, "edited"  # it may call itself: that is a global
+        around = ast.parse("def around():\n return edited")
         enclosing = around.body[0]
         assert isinstance(enclosing, ast.FunctionDef)
         # Names of an enclosing scope, such as the class that super() looks for.
-        free = function.__code__.co_freevars
-        enclosing.body[:0] = [*ast.parse("\n".join(f"{name} = None" for name in free)).body,
-                              definition]  # fmt: skip
+        free = ast.parse("\n".join(f"{each} = None" for each in function.__code__.co_freevars))
+        enclosing.body[:0] = [*free.body, definition]
         code = compile(
             around,
             f"<fault in {self.where}>",
@@ -72,7 +72,7 @@ class Edit:
         )
         made: dict[str, Any] = {}
         exec(code, function.__globals__, made)
-        return made["around"]().__code__
+        return made["around"]().__code__.replace(co_name=name)
 
 
 @dataclass(frozen=True)
