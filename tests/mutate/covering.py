@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any
 from tests.mutate.mutants import ROOT, Mutant
 
 KEPT = ROOT / ".mutation"
-QUICKEST = 30  # tests that are tried first, as different as can be
 SHARED = ("conftest.py", "tests/conftest.py", "tests/support", "tests/mutate/measuring.py")
 
 
@@ -67,20 +66,20 @@ class Map:
             span = _span(first, min(last, 1 << 16))
             tests = [test for test, bits in here.items() if bits & span]
             if tests and not (mutant.defining and (first, last) == mutant.lines):
-                return self.in_order(tests)
+                function = _span(mutant.around[0], min(mutant.around[1], 1 << 16))
+                return self.in_order(tests, {test: here[test] & function for test in tests})
         return []
 
-    def in_order(self, tests: Iterable[str]) -> list[str]:
-        """The quickest of each file in turn, up to a number; then the rest, the quickest first."""
-        by_cost = sorted(tests, key=lambda test: (self.costs[test], test))
-        by_file: dict[str, list[str]] = {}
-        for test in by_cost:
-            by_file.setdefault(test.split("::")[0], []).append(test)
-        rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_file.values()))
-        first = list(itertools.islice(filter(None, rounds), QUICKEST))
-        first.sort(key=lambda test: (self.costs[test], test))
-        chosen = set(first)
-        return [*first, *(test for test in by_cost if test not in chosen)]
+    def in_order(self, tests: Iterable[str], ways: Mapping[str, int]) -> list[str]:
+        """The quickest test of each way through the function, then the next quickest of each.
+
+        Tests that take the same way see much the same, and many quick ones only see an error.
+        """
+        by_way: dict[tuple[int, str], list[str]] = {}
+        for test in sorted(tests, key=lambda test: (self.costs[test], test)):
+            by_way.setdefault((ways[test], test.split("::")[0]), []).append(test)
+        rounds = itertools.zip_longest(*by_way.values())
+        return [test for each in rounds for test in each if test is not None]
 
     def within(self, tests: Sequence[str], budget: float) -> list[str]:
         """As many of the tests, in their order, as cost no more than `budget` together."""
