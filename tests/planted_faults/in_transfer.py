@@ -1,5 +1,10 @@
-"""Faults planted in `dataparallel._transfer`: which stream waits for which."""
+"""Faults planted in `dataparallel._transfer`: which stream waits for which, how tensors lie."""
 
+from functools import partial
+
+from tests.dataparallel import test_bucket_layouts as layouts
+from tests.dataparallel import test_replica_marks as marks
+from tests.dataparallel import test_without_accelerator as without
 from tests.simulator import test_stream_records as records
 from tests.support.plant import fault
 
@@ -17,5 +22,45 @@ TRANSFER = [
         "output.record_stream(main)",
         "output.record_stream(stream)",
         records.test_chunks_of_the_host_are_awaited_where_they_are_used,
+    ),
+    fault(
+        "a column of a matrix is taken for dense",
+        "dataparallel._transfer.buckets:_memory_order",
+        "            continue",
+        "            break",
+        layouts.test_copies_and_sums_of_any_layouts,
+        raises=Exception,
+    ),
+    fault(
+        "tensors out of one bucket have one version counter",
+        "dataparallel._transfer.buckets:unflatten",
+        "torch.unsafe_split_with_sizes(",
+        "torch.split_with_sizes(",
+        layouts.test_each_of_many_alike_is_itself,
+    ),
+    fault(
+        "tensors of complex numbers are cut out as real ones",
+        "dataparallel._transfer.buckets:_common_sizes",
+        "slot.paired or ",
+        "",
+        layouts.test_each_of_many_alike_is_itself,
+        raises=Exception,
+    ),
+    fault(
+        "there is always an accelerator",
+        "dataparallel._devices:available_type",
+        'accelerator.type if accelerator is not None else "cuda"',
+        "accelerator.type",
+        without.test_integers_are_refused,
+        raises=AttributeError,
+    ),
+    fault(
+        "a replica does not say that it is one",
+        "dataparallel._replication.plan:Plan.build",
+        'state["_is_replica"] = True',
+        "pass",
+        partial(
+            marks.test_zero_grad_in_a_replica_warns_that_it_has_no_effect, kind=marks.Forgetful
+        ),
     ),
 ]

@@ -1,0 +1,91 @@
+"""Tensors of any layout share buckets, and arrive with their values and the strides promised."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataparallel import comm
+from tests.support import strategies
+from tests.support.observe import plain, values
+
+DTYPES = ("float32", "float64", "int64", "complex64")
+
+
+def dims_as_they_lie(tensor):
+    """The strides that matter: of dimensions with more than one entry."""
+    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+@st.composite
+def laid_out(draw, device):
+    """A tensor of small integers, dense in some order of its dimensions, or with gaps, or flagged.
+
+    Sizes of one and zero are frequent, and so are tensors that differ in their first size alone.
+    """
+    shape = [draw(st.integers(0, 4)), *draw(st.sampled_from(((), (), (1,), (3,), (3, 2), (2, 1))))]
+    kind = draw(
+        st.sampled_from(("contiguous", "contiguous", "permuted", "gaps", "part", "flagged"))
+    )
+    dtype = draw(st.sampled_from(DTYPES))
+    seed = draw(st.integers(0, 99))
+    if kind == "gaps":
+        return values((*shape, 2), dtype, seed, span=9).to(device)[..., 0]
+    if kind == "part":
+        return values((*shape[:-1], shape[-1] + 2), dtype, seed, span=9).to(device)[..., 1:-1]
+    whole = values(tuple(shape), dtype, seed, span=9).to(device)
+    if kind == "permuted":
+        return whole.permute(draw(st.permutations(range(len(shape)))))
+    if kind == "flagged" and whole.is_complex():
+        return whole.conj().imag if draw(st.booleans()) else whole.conj()
+    return whole
+
+
+def check(result, source, expected):
+    assert plain(result) == expected
+    assert (result.dtype, result.shape) == (source.dtype, source.shape)
+    if source.numel():
+        dense = source if _is_dense(source) else source.contiguous()
+        assert dims_as_they_lie(result) == dims_as_they_lie(dense)
+
+
+def _is_dense(tensor):
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    order = [dim for dim in order if tensor.size(dim) > 1]
+    return tensor.permute(
+        [*(dim for dim in range(tensor.dim()) if dim not in order), *order]
+    ).is_contiguous()
+
+
+@given(data=st.data())
+def test_copies_and_sums_of_any_layouts(devices, data):
+    targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=3))
+    limit = data.draw(st.sampled_from((1, 48, 10 << 20)))
+    tensors = data.draw(st.lists(laid_out(targets[0]), min_size=1, max_size=8))
+    rows = comm.broadcast_coalesced(tensors, targets, limit)
+    assert all(one is other for one, other in zip(rows[0], tensors, strict=True))
+    for row, target in zip(rows[1:], targets[1:], strict=True):
+        for copy, source in zip(row, tensors, strict=True):
+            assert copy.device == target
+            check(copy, source, plain(source))
+    sums = comm.reduce_add_coalesced(rows, targets[0], limit)
+    for total, source in zip(sums, tensors, strict=True):
+        check(total, source, plain(source * len(targets)))
+
+
+@given(data=st.data(), shape=st.sampled_from(((2,), (2, 3))), dtype=st.sampled_from(DTYPES))
+def test_each_of_many_alike_is_itself(devices, data, shape, dtype):
+    """Enough tensors of one shape that they are cut out of the bucket together."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=3))
+    count = data.draw(st.integers(2, 9))
+    tensors = [values(shape, dtype, seed, span=9).to(targets[0]) for seed in range(count)]
+    copies = comm.broadcast_coalesced(tensors, targets)[-1]
+    expected = [plain(tensor) for tensor in tensors]
+    assert [plain(copy) for copy in copies] == expected
+    versions = [copy._version for copy in copies]
+    changed = data.draw(st.integers(0, count - 1))
+    copies[changed].zero_()
+    expected[changed] = plain(torch.zeros_like(tensors[changed]))
+    assert [plain(copy) for copy in copies] == expected
+    assert [copy._version - version for copy, version in zip(copies, versions, strict=True)] == [
+        int(index == changed) for index in range(count)
+    ]
