@@ -28,6 +28,7 @@ SIMULATOR = [
         '"[^a-z0-9]"',
         '"[^-a-z0-9]"',
         models.test_a_model_is_found_however_it_is_spelt,
+        raises=ValueError,
     ),
     fault(
         "every GPU computes in TF32",
