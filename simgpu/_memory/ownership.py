@@ -14,16 +14,17 @@ from typing import Any, NoReturn
 import torch
 
 from simgpu._memory.composites import is_composite, rebuild
+from simgpu._memory.out_of_memory import Figures, text
 from simgpu._naming import DEVICE_TYPE
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._runtime import world
-from simgpu._runtime.device import Device, format_bytes
+from simgpu._runtime.caching_allocator import rounded, segment_size
+from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.world import active_devices
 from simgpu.errors import OutOfMemoryError
 
-_MOST = 2**60  # bytes; CUDA's caching allocator takes larger requests for mistakes
-_BLOCK = 512  # bytes; CUDA's caching allocator rounds every allocation up to a multiple of this
+_RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
 
 
 def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
@@ -40,7 +41,6 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
         nbytes = storage.nbytes()
     except NotImplementedError:  # sparse: asking first would cost every dense result
         return to_device(host, index)
-    nbytes = (nbytes + _BLOCK - 1) & -_BLOCK
     allocation = device.allocate(nbytes, storage)
     if allocation is None:
         raise_out_of_memory(device, nbytes)
@@ -85,16 +85,28 @@ def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
     allocated = device.allocated
     for told in hooks.out_of_memory:
         told(device.torch_device, nbytes, allocated, device.limit)
-    if nbytes >= _MOST:
-        raise OutOfMemoryError(
-            f"{DEVICE_TYPE} out of memory. Tried to allocate more than 1EB memory."
-        )
-    room = device.limit - allocated
-    raise OutOfMemoryError(
-        f"{DEVICE_TYPE} out of memory. Tried to allocate {format_bytes(nbytes)}. GPU "
-        f"{device.index} has a total capacity of {format_bytes(device.capacity)} of which "
-        f"{format_bytes(room)} is free. Of the allocated memory {format_bytes(allocated)} "
-        "is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+    raise OutOfMemoryError(text(_figures(device, nbytes), _RELEASE, DEVICE_TYPE))
+
+
+def _figures(device: Device, nbytes: int) -> Figures:
+    """What the allocator says after it has given back its cache, and tried once more.
+
+    A device may have less room than one segment; it then reserves what it has.
+    """
+    placement = device.placement()
+    placement.retries += 1
+    placement.release()
+    allocated = placement.allocated
+    reserved = max(allocated, min(placement.reserved, device.limit))
+    return Figures(
+        device=device.index,
+        asked=segment_size(rounded(nbytes)),
+        total=device.capacity,
+        free=max(0, device.capacity - reserved),
+        in_use=reserved,
+        allocated=allocated,
+        unallocated=reserved - allocated,
+        allowed=None if device.limit == device.capacity else device.limit,
     )
 
 

@@ -7,14 +7,21 @@ The memory itself is that of CPU tensors; `simgpu._memory` says which belong to 
 from __future__ import annotations
 
 import functools
+import gc
+import threading
+from collections import Counter, deque
 from collections.abc import Callable
 
 import torch
 
 from simgpu._models.gpus import GENERIC, Model
 from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime.caching_allocator import CachingAllocator
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.random import Generator
+
+# Events of a device that are kept for `placement`: 10 MB where nobody ever asks.
+LOG_LENGTH = 2**17
 
 
 class Allocation(functools.partial[None]):
@@ -46,27 +53,27 @@ class Device:
 
     __slots__ = (
         "_count_later",
+        "_followed",
         "_give_back",
+        "_log",
+        "_note",
         "_pending_frees",
+        "_placement",
+        "_placing",
         "background_stream",
         "busy_until",
         "cache_releases",
         "capacity",
         "freed",
-        "freed_before",
         "freed_count",
-        "freed_count_before",
         "generator",
         "index",
         "limit",
         "model",
         "out_of_memory_count",
         "peak",
-        "peak_count",
         "taken",
-        "taken_before",
         "taken_count",
-        "taken_count_before",
         "torch_device",
     )
 
@@ -74,16 +81,22 @@ class Device:
         self.index = index
         self.model = model
         self.torch_device = torch.device(DEVICE_TYPE, index)
-        # The ledger, in bytes and in numbers of allocations: taken and given back ever, the same
-        # at the last reset, and the most at once.
+        # The ledger: bytes and allocations taken and given back ever, and the most bytes at once.
         self.capacity = self.limit = capacity
-        self.taken = self.freed = self.taken_before = self.freed_before = self.peak = 0
-        self.taken_count = self.freed_count = self.peak_count = 0
-        self.taken_count_before = self.freed_count_before = 0
+        self.taken = self.freed = self.peak = 0
+        self.taken_count = self.freed_count = 0
         self.out_of_memory_count = 0
-        self.cache_releases = 0  # calls of `empty_cache`: there is no cache
+        self.cache_releases = 0  # calls of `empty_cache`
+        # What was taken (its bytes, a number object of its own) and given back (the same object
+        # again), in this order, since `placement` last followed it; and how many events there
+        # had been by then.
+        self._log: deque[int] = deque(maxlen=LOG_LENGTH)
+        self._note = self._log.append
+        self._followed = 0
+        self._placement: CachingAllocator | None = None
+        self._placing = threading.Lock()
         # Sizes of allocations that have died and are not counted as given back yet.
-        self._pending_frees: list[int] = []
+        self._pending_frees: deque[int] = deque()
         self._count_later = self._pending_frees.append
         self._give_back: Callable[[int], None] = self._count_later
         self.background_stream: torch.Stream | None = None
@@ -100,28 +113,28 @@ class Device:
     def allocate(
         self, nbytes: int, storage: torch.UntypedStorage | None = None
     ) -> Allocation | None:
-        """Enter `nbytes` in the ledger, until the result dies; None if there is no room.
+        """Enter a block for `nbytes` in the ledger, until the result dies; None if it has no room.
 
         `storage` is whose they are: instruments are told its address and exact size.
         """
+        nbytes = (nbytes + 511) & -512  # of a block; and a number object that is no other's
         if hooks.before_allocate:
             for before in hooks.before_allocate:
                 before(self.torch_device, nbytes)
         if self._pending_frees:
             self.collect_frees()
         allocated = self.taken - self.freed + nbytes
-        count = self.taken_count - self.freed_count + 1
         if allocated > self.limit:  # asked here: the answer and the entry below are one step
             return None
         if allocated > self.peak:
             self.peak = allocated
-        if count > self.peak_count:
-            self.peak_count = count
         self.taken += nbytes
         self.taken_count += 1
         if hooks.after_allocate:
             return self._allocated_watched(nbytes, storage)
-        return Allocation(self._give_back, nbytes)
+        allocation = Allocation(self._give_back, nbytes)
+        self._note(nbytes)
+        return allocation
 
     def _allocated_watched(self, nbytes: int, storage: torch.UntypedStorage | None) -> Allocation:
         """What has been entered, told to the instruments with its address and exact size."""
@@ -129,6 +142,7 @@ class Device:
         block.address = 0 if storage is None else storage.data_ptr()
         block.requested = nbytes if storage is None else storage.nbytes()
         allocation = Allocation(self._give_back, block)
+        self._note(block)
         for after in hooks.after_allocate:
             after(self.torch_device, block)
         return allocation
@@ -156,10 +170,11 @@ class Device:
         dead = self._pending_frees
         try:
             while dead:
-                nbytes = dead[-1]
+                nbytes = dead[0]
                 self.freed += nbytes
                 self.freed_count += 1
-                del dead[-1]
+                del dead[0]
+                self._note(nbytes)
                 for after in hooks.after_free:
                     after(self.torch_device, nbytes)
         except IndexError:
@@ -171,11 +186,63 @@ class Device:
         self.collect_frees()
         return self.taken - self.freed
 
-    @property
-    def count(self) -> int:
-        """How many allocations there are now."""
+    def live(self) -> list[int]:
+        """The bytes of every allocation that lives: the objects that `allocate` was given."""
         self.collect_frees()
-        return self.taken_count - self.freed_count
+        return [
+            found.args[0]
+            for found in gc.get_objects()
+            if type(found) is Allocation and self.owns(found)
+        ]
+
+    def placement(self) -> CachingAllocator:
+        """The segments and blocks that CUDA's caching allocator would have by now.
+
+        It follows what happened when it is asked, exactly for as long as the log is: after
+        LOG_LENGTH events without a question, it places what lives anew, and reserves what was
+        once needed.
+        """
+        self.collect_frees()
+        with self._placing:
+            try:
+                return self._follow()
+            except BaseException:
+                self._placement, self._followed = None, -1  # half of an event is in it
+                raise
+
+    def _follow(self) -> CachingAllocator:
+        log, limit = self._log, self.limit
+        count = self.taken_count + self.freed_count
+        full = len(log) == log.maxlen and count - self._followed > len(log)
+        if full or self._followed < 0:
+            self._placement = self._placed_anew()
+        elif self._placement is None:
+            self._placement = self._empty_placement()
+        placement = self._placement
+        while log:
+            placement.allocate_or_free(log.popleft(), limit)
+        self._followed = count
+        return placement
+
+    def _empty_placement(self) -> CachingAllocator:
+        return CachingAllocator((self.index + 1) << 40)
+
+    def _placed_anew(self) -> CachingAllocator:
+        """What lived when the log begins, in some order.
+
+        Those are the ones that live and that it does not name, and those that it names once,
+        where they were given back.
+        """
+        log = list(self._log)
+        named = Counter(map(id, log))
+        live = {id(token): token for token in self.live()}
+        placement = self._empty_placement()
+        for token in (*log, *live.values()):
+            if named[id(token)] == (id(token) not in live):
+                placement.allocate_or_free(token, self.limit)
+        before = 0 if self._placement is None else self._placement.reserved
+        placement.reserve_at_least(max(before, self.peak))
+        return placement
 
 
 def format_bytes(number: int) -> str:

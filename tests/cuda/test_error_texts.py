@@ -72,7 +72,7 @@ def test_running_out_of_memory():
         with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
             torch.empty(4096, device="cuda:1")
         assert str(caught.value).startswith(
-            "CUDA out of memory. Tried to allocate 16.00 KiB. GPU 1 has a total capacity of 4.00"
+            "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 1 has a total capacity of 4.00"
         )
         assert isinstance(caught.value, SimGPUError)
     with simgpu.devices(1, memory="4KiB"), pytest.raises(OutOfMemoryError, match="simgpu out of"):

@@ -18,7 +18,8 @@ def recorded(cuda):
 
 def blocks(device=0):
     segments = torch.cuda.memory._snapshot()["segments"]
-    return [block for s in segments if s["device"] == device for block in s["blocks"]]
+    found = [block for s in segments if s["device"] == device for block in s["blocks"]]
+    return [block for block in found if block["state"] == "active_allocated"]
 
 
 def events(device=0):
@@ -42,6 +43,9 @@ def test_a_snapshot_needs_no_history(cuda):
     (segment,) = [s for s in torch.cuda.memory_snapshot() if s["device"] == 2]
     assert segment["allocated_size"] == torch.cuda.memory_allocated(2) == 1536
     del x
+    (segment,) = [s for s in torch.cuda.memory_snapshot() if s["device"] == 2]
+    assert (segment["allocated_size"], segment["total_size"]) == (0, 2 * 2**20)
+    torch.cuda.empty_cache()
     assert [s for s in torch.cuda.memory_snapshot() if s["device"] == 2] == []
 
 
@@ -49,13 +53,20 @@ def test_the_snapshot_and_the_statistics_say_the_same(cuda):
     tensors = [torch.ones(size, device="cuda:1") for size in (1, 200, 3000, 10**6)]
     stats = torch.cuda.memory_stats(1)
     segments = [s for s in torch.cuda.memory_snapshot() if s["device"] == 1]
-    for pool in ("all", f"{segments[0]['segment_type']}_pool"):
-        assert stats[f"segment.{pool}.current"] == len(segments) == len(tensors)
-        assert stats[f"allocation.{pool}.current"] == len(tensors)
+    for kind in ("all", "small", "large"):
+        pool = kind if kind == "all" else f"{kind}_pool"
+        some = [s for s in segments if kind in ("all", s["segment_type"])]
+        used = [b for s in some for b in s["blocks"] if b["state"] == "active_allocated"]
+        assert stats[f"segment.{pool}.current"] == len(some) == {"all": 2}.get(kind, 1)
+        assert stats[f"allocation.{pool}.current"] == len(used)
         for name in ("allocated", "reserved", "active", "requested"):
             key = "total_size" if name == "reserved" else f"{name}_size"
-            assert stats[f"{name}_bytes.{pool}.current"] == sum(s[key] for s in segments)
-    assert stats["num_device_alloc"] - stats["num_device_free"] == len(tensors)
+            assert stats[f"{name}_bytes.{pool}.current"] == sum(s[key] for s in some)
+        split = [b for s in some for b in s["blocks"] if b["state"] == "inactive"]
+        assert stats[f"inactive_split.{pool}.current"] == len(split)
+        assert stats[f"inactive_split_bytes.{pool}.current"] == sum(b["size"] for b in split)
+    assert stats["allocation.all.current"] == len(tensors)
+    assert stats["num_device_alloc"] - stats["num_device_free"] == 2
     torch.cuda.empty_cache()
     again = torch.cuda.memory_stats(1)
     assert again["num_sync_all_streams"] == stats["num_sync_all_streams"] + 1
@@ -114,7 +125,7 @@ def test_the_visualiser_reads_it(recorded):
     snapshot = torch.cuda.memory._snapshot()
     assert pickle.loads(pickle.dumps(snapshot)) == snapshot
     assert "makes_a_tensor" in json.dumps(snapshot)
-    assert "[0:80.0B]" in _memory_viz.trace(snapshot)
+    assert ":80.0B]" in _memory_viz.trace(snapshot)
     assert "512.0B" in _memory_viz.segsum(snapshot)
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "<script" in plot(snapshot)

@@ -10,11 +10,47 @@ from tests.devices.state import test_random as random
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_interrupts as interrupts
 from tests.devices.training import test_modules as modules
+from tests.simulator import test_caching_allocator as caching
 from tests.simulator import test_compile as compiling
 from tests.simulator import test_models as models
 from tests.support.plant import fault
 
 SIMULATOR = [
+    fault(
+        "a free block does not join the one before it",
+        "simgpu._runtime.caching_allocator:CachingAllocator.free",
+        "for other in (piece.previous, piece.next):",
+        "for other in (piece.next,):",
+        caching.test_blocks_and_segments_are_where_the_rules_put_them,
+    ),
+    fault(
+        "blocks of 10 MiB and more share segments of 20 MiB",
+        "simgpu._runtime.caching_allocator:segment_size",
+        "size < _OWN_SEGMENT_FROM",
+        "size <= _LARGE_SEGMENT",
+        caching.test_blocks_and_segments_are_where_the_rules_put_them,
+    ),
+    fault(
+        "a large block gives up its last bytes",
+        "simgpu._runtime.caching_allocator:CachingAllocator.allocate",
+        "left > SMALL",
+        "left >= BLOCK",
+        caching.test_blocks_and_segments_are_where_the_rules_put_them,
+    ),
+    fault(
+        "an empty cache keeps segments of small blocks",
+        "simgpu._runtime.caching_allocator:CachingAllocator.release",
+        "for _, _, piece in free if not piece.is_split",
+        "for _, _, piece in free if piece.segment.pool == 'large_pool' and not piece.is_split",
+        caching.test_blocks_and_segments_are_where_the_rules_put_them,
+    ),
+    fault(
+        "what died is followed before what was made",
+        "simgpu._runtime.device:Device._follow",
+        "event = log.popleft()",
+        "event = log.pop()",
+        caching.test_asking_in_between_changes_nothing,
+    ),
     fault(
         "every device is of the first model",
         "simgpu._models.gpus:models_of",
@@ -148,7 +184,7 @@ SIMULATOR = [
         "the peak is what there is now",
         "simgpu._backend.device_module:max_memory_allocated",
         ".peak",
-        ".allocated",
+        ".current",
         memory.test_the_peak_is_the_most_there_was,
     ),
     fault(

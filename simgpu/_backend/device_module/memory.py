@@ -1,8 +1,8 @@
 """`torch.simgpu.memory_allocated`, `memory_stats` and others, as in `torch.cuda.memory`, in bytes.
 
-The ledger rounds every allocation up to 512 bytes, as CUDA's caching allocator does. It differs
-where that allocator holds on to freed memory: nothing is cached here, so reserved and allocated
-memory are the same, freeing gives memory back at once, and nothing is ever fragmented.
+The numbers are those of a model of CUDA's caching allocator (`simgpu._runtime.caching_allocator`),
+which keeps what is freed. Where a device is full is decided by what its tensors take alone: nothing
+is refused because memory is fragmented.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from simgpu._runtime import world
 from simgpu._runtime.device import Device, format_bytes
 from simgpu._runtime.world import DeviceLike
 
-_POOLS = ("all", "large_pool", "small_pool")  # there is one, which goes by the name of the large
-_NEVER = ("inactive_split", "inactive_split_bytes")  # amounts of what only a cache has
 _KINDS = ("current", "peak", "allocated", "freed")
 
 
@@ -24,91 +22,69 @@ def _state(device: DeviceLike) -> Device:
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
-    """Bytes of `device` taken by live tensors."""
-    return _state(device).allocated
+    """Bytes of `device` in blocks that live tensors have."""
+    return _state(device).placement().allocated
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """The most bytes that were taken at once, since the start or the last reset."""
-    return _state(device).peak
+    return _state(device).placement().amounts["allocated_bytes"]["all"].peak
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    """Let `max_memory_allocated` begin again at what is taken now."""
+    """Let `max_memory_allocated` and all peaks begin again at what there is now."""
     state = _state(device)
+    state.placement().reset_peaks()
     state.peak = state.allocated
-    state.peak_count = state.count
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
     """Let the totals of `memory_stats` (allocated, freed, num_ooms) begin again at zero."""
     state = _state(device)
+    state.placement().reset_totals()
     state.out_of_memory_count = 0
-    state.collect_frees()
-    state.taken_before = state.taken
-    state.taken_count_before = state.taken_count
-    state.freed_before = state.freed
-    state.freed_count_before = state.freed_count
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
-    """Bytes kept from the device: those of live tensors."""
-    return memory_allocated(device)
+    """Bytes of the segments that the allocator keeps of `device`, in use or not."""
+    return _state(device).placement().reserved
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
     """The most bytes that were kept at once."""
-    return max_memory_allocated(device)
+    return _state(device).placement().amounts["reserved_bytes"]["all"].peak
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """Free and total bytes of `device`."""
+    """Free and total bytes of `device`; what the allocator keeps is not free."""
     state = _state(device)
-    return state.capacity - state.allocated, state.capacity
+    return max(0, state.capacity - state.placement().reserved), state.capacity
 
 
 def empty_cache() -> None:
-    """Give cached memory back: there is none, and `num_sync_all_streams` counts the call."""
+    """Give back the segments of all devices that nothing is in use of."""
     for device in world.active_devices:
+        device.placement().release()
         device.cache_releases += 1
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     """Current, peak, allocated and freed amounts, by the names of torch.cuda.memory_stats."""
     state = _state(device)
-    state.collect_frees()
-    amounts = {
-        "allocation": (
-            state.count,
-            state.peak_count,
-            state.taken_count - state.taken_count_before,
-            state.freed_count - state.freed_count_before,
-        ),
-        "allocated_bytes": (
-            state.allocated,
-            state.peak,
-            state.taken - state.taken_before,
-            state.freed - state.freed_before,
-        ),
-    }
-    amounts["active"] = amounts["segment"] = amounts["allocation"]
-    amounts["active_bytes"] = amounts["reserved_bytes"] = amounts["allocated_bytes"]
-    amounts["requested_bytes"] = amounts["allocated_bytes"]
-    for name in _NEVER:
-        amounts[name] = (0, 0, 0, 0)
+    placement = state.placement()
     stats: dict[str, Any] = {
-        f"{name}.{pool}.{kind}": 0 if pool == "small_pool" else amount
-        for name, numbers in amounts.items()
-        for pool in _POOLS
-        for kind, amount in zip(_KINDS, numbers, strict=True)
+        f"{name}.{pool}.{kind}": getattr(amount, kind)
+        for name, pools in placement.amounts.items()
+        for pool, amount in pools.items()
+        for kind in _KINDS
     }
     for name in ("oversize_allocations", "oversize_segments"):
         stats |= {f"{name}.{kind}": 0 for kind in _KINDS}
     stats["max_split_size"] = -1
     stats["num_ooms"] = state.out_of_memory_count
-    stats["num_alloc_retries"] = 0
-    stats["num_device_alloc"] = state.taken_count
-    stats["num_device_free"] = state.freed_count
+    stats["num_alloc_retries"] = placement.retries
+    stats["num_device_alloc"] = placement.device_allocs
+    stats["num_device_free"] = placement.device_frees
     stats["num_sync_all_streams"] = state.cache_releases
     return dict(sorted(stats.items()))
 
@@ -126,8 +102,8 @@ def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
 
 
 def device_memory_used(device: DeviceLike = None) -> int:
-    """Bytes of `device` that anyone uses: those of live tensors."""
-    return memory_allocated(device)
+    """Bytes of `device` that anyone uses: those that its allocator keeps."""
+    return memory_reserved(device)
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
@@ -137,7 +113,11 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
         visible_text(f"{state.torch_device} memory, of {format_bytes(state.capacity)}"),
         f"{'':<18}{'current':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
     ]
-    for name, show in (("allocated_bytes", format_bytes), ("allocation", str)):
+    for name, show in (
+        ("allocated_bytes", format_bytes),
+        ("reserved_bytes", format_bytes),
+        ("allocation", str),
+    ):
         row = [show(stats[f"{name}.all.{kind}"]) for kind in _KINDS]
         lines.append(f"{name:<18}" + "".join(f"{cell:>14}" for cell in row))
     lines.append(f"{'out of memory':<18}{stats['num_ooms']:>14}")

@@ -1,18 +1,13 @@
 """`torch.simgpu.memory_snapshot`, and a history of allocations for it.
 
 The answers have the form that PyTorch documents at `torch.cuda.memory._snapshot`, and its memory
-visualiser reads them. A simulated device caches nothing and has one pool of memory, which goes by
-the name of the large one: every allocation is a segment with one block.
-
-Without a history, the blocks are found by the garbage collector, so that allocating costs nothing
-for it. While one is recorded, an instrument keeps the stack of every allocation, and its address,
-which is that of the storage.
+visualiser reads them. Segments and blocks are those of `Device.placement`. While a history is
+recorded, an instrument keeps the stack of every allocation, and its address, which is that of the
+storage.
 """
 
 from __future__ import annotations
 
-import gc
-import itertools
 import os
 import sys
 import time
@@ -25,7 +20,8 @@ import torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
 from simgpu._runtime import instruments, world
-from simgpu._runtime.device import Allocation, Block, Device
+from simgpu._runtime.caching_allocator import Piece, Segment
+from simgpu._runtime.device import Block, Device
 
 _CONTEXTS = (None, "state", "alloc", "all")
 # Frames in these files are between the program and the allocation, and tell it nothing.
@@ -172,52 +168,47 @@ def is_recording() -> bool:
     return _history is not None
 
 
-def _blocks(device: Device) -> list[int]:
-    """The bytes of every allocation of `device` that lives."""
-    device.collect_frees()
-    return [
-        found.args[0]
-        for found in gc.get_objects()
-        if type(found) is Allocation and device.owns(found)
-    ]
-
-
-_address = itertools.count(512, 512)  # of blocks that were made without a history
-
-
 def _segments(device: Device) -> list[dict[str, Any]]:
-    blocks = _blocks(device)
+    """The segments of a device, by address, with the stacks of recorded blocks."""
     history = _shown()
     stacks = {} if history is None else history.stacks
-    frames = _frames([stacks.get(id(block)) for block in blocks])
-    segments = []
-    for block, stack in zip(blocks, frames, strict=True):
-        recorded = isinstance(block, Block)
-        address = block.address if isinstance(block, Block) else next(_address)
-        told = {"address": address, "requested_size": block.requested if recorded else block}  # type: ignore[attr-defined]
-        segments.append(
+    segments = sorted(device.placement().segments.values(), key=lambda segment: segment.address)
+    pieces = [piece for segment in segments for piece in segment.pieces()]
+    frames = dict(
+        zip(pieces, _frames([stacks.get(id(piece.token)) for piece in pieces]), strict=True)
+    )
+    return [_segment(device.index, segment, frames) for segment in segments]
+
+
+def _segment(
+    index: int, segment: Segment, frames: dict[Piece, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    pieces = list(segment.pieces())
+    used = [piece for piece in pieces if piece.token is not None]
+    return {
+        "device": index,
+        "address": segment.address,
+        "total_size": segment.size,
+        "allocated_size": sum(piece.size for piece in used),
+        "active_size": sum(piece.size for piece in used),
+        "requested_size": sum(piece.requested for piece in used),
+        "stream": 0,
+        "segment_type": segment.pool.removesuffix("_pool"),
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": frames[pieces[0]],
+        "blocks": [
             {
-                **told,
-                "device": device.index,
-                "total_size": int(block),
-                "allocated_size": int(block),
-                "active_size": int(block),
-                "stream": 0,
-                "segment_type": "large",
-                "segment_pool_id": (0, 0),
-                "is_expandable": False,
-                "frames": stack,
-                "blocks": [
-                    {
-                        **told,
-                        "size": int(block),
-                        "state": "active_allocated",
-                        "frames": stack,
-                    }
-                ],
+                # A recorded block says where its tensor really is, as the events of its history do.
+                "address": getattr(piece.token, "address", piece.address),
+                "size": piece.size,
+                "requested_size": getattr(piece.token, "requested", piece.requested),
+                "state": "inactive" if piece.token is None else "active_allocated",
+                "frames": frames[piece],
             }
-        )
-    return sorted(segments, key=lambda segment: segment["address"])
+            for piece in pieces
+        ],
+    }
 
 
 def snapshot(_: Any = None) -> dict[str, Any]:
@@ -235,7 +226,7 @@ def snapshot(_: Any = None) -> dict[str, Any]:
 
 
 def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> list[dict[str, Any]]:
-    """The segments of all devices: one for each allocation that lives."""
+    """The segments of all devices, with their blocks."""
     segments: list[dict[str, Any]] = snapshot()["segments"]
     return segments
 
@@ -243,9 +234,10 @@ def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> list
 def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
     """The stack of the allocation whose storage begins at an address; None if not recorded."""
     for segment in memory_snapshot():
-        if segment["address"] == data_ptr and segment["frames"]:
-            frames: list[dict[str, Any]] = segment["frames"]
-            return frames
+        for block in segment["blocks"]:
+            if block["address"] == data_ptr and block["frames"]:
+                frames: list[dict[str, Any]] = block["frames"]
+                return frames
     return None
 
 
