@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 
-# The hooks of --as-cuda, for suites that name CUDA and no fixture of ours.
-pytest_plugins = ["simgpu._pytest.as_cuda"]
+# The hooks of --as-cuda, for suites that name CUDA and no fixture of ours; and a clear error.
+pytest_plugins = ["simgpu._pytest.as_cuda", "simgpu._pytest.option_names"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

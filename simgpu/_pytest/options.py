@@ -15,6 +15,7 @@ from simgpu._startup import variables
 
 DEFAULT_COUNT = 8
 MAX_COUNT = 64
+names: set[str] = set()  # of all options below, once they are added
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("simgpu", "devices of the `devices` fixture")
 
     def add(name: str, **arguments: Any) -> None:
+        names.add(name)
         # The suite's own options are in the same namespace, perhaps as "devices" or "as_cuda".
         group.addoption(name, dest=f"simgpu_{name[2:].replace('-', '_')}", **arguments)
 

@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+from simgpu._pytest import options
+
 FILES = {
     "test_module_skip": """
         import pytest
@@ -83,6 +85,8 @@ FILES = {
 CONFTEST = """
 import pytest
 
+from simgpu._pytest import options
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "devices(*names): where the test is allowed to run")
 """
@@ -149,3 +153,17 @@ def test_an_option_that_shares_the_name_of_a_variable_is_theirs(pytester):
         """
     )
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("name", sorted(options.names))
+def test_a_conftest_with_an_option_of_ours_gets_one_line(pytester, name):
+    """And works without the plugin."""
+    pytester.makeconftest(
+        f"def pytest_addoption(parser): parser.addoption('-Z', {name!r}, default='theirs')"
+    )
+    pytester.makepyfile(f"def test_it(request): assert request.config.getoption({name!r})")
+    seen = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    assert seen.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in seen.errlines if line]
+    assert name in line
+    assert "-p no:simgpu" in line
