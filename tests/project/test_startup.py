@@ -26,3 +26,22 @@ def test_import_torch_loads_next_to_nothing(python):
         "simgpu._startup",
         "simgpu._startup.autoload",
     ]
+
+
+FIRST = """
+import simgpu._runtime.world as imported
+import sys
+assert imported is sys.modules["simgpu._runtime.world"]
+from simgpu.errors import DeviceMismatchError
+import torch
+try:
+    torch.ones(2, device="simgpu:1") + torch.ones(2)
+except DeviceMismatchError:
+    print(imported.device_count())
+"""
+
+
+def test_a_module_that_devices_need_may_be_imported_before_torch(python):
+    """It imports torch, which makes the devices of SIMGPU_DEVICE_COUNT, which need the module."""
+    done = python("-c", FIRST, SIMGPU_DEVICE_COUNT="2")
+    assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr
