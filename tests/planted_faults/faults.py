@@ -30,6 +30,7 @@ from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
 from tests.planted_faults.in_sums import SUMS
+from tests.planted_faults.in_tools import TOOLS
 from tests.planted_faults.in_transfer import TRANSFER
 from tests.support.plant import Fault
 
@@ -56,6 +57,7 @@ ONCE = [
     *MEMORY,
     *BACKEND,
     *TRANSFER,
+    *TOOLS,
 ]
 
 MORE = {

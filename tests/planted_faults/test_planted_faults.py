@@ -16,7 +16,7 @@ from tests.support.plant import Edit, devices_wanted, run
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 # What else than devices a test that has a fault may ask for.
-FIXTURES = ("interruptible", "monkeypatch", "record_property")
+FIXTURES = ("cuda", "interruptible", "monkeypatch", "record_property")
 
 PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.values())
 

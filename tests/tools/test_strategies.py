@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from simgpu import strategies
+from simgpu._cli.argument_types import device_range
 from simgpu._testing import example_log
 
 MANY = settings(max_examples=2000, database=None, derandomize=True, deadline=None)
@@ -18,9 +19,9 @@ def smallest(strategy, condition=lambda value: True):
     return find(strategy, condition, settings=MANY)
 
 
-def reaches(strategy, condition):
+def reaches(strategy, condition, examples=500):
     """Say whether `strategy` ever gives a value of this kind, without shrinking it."""
-    quick = settings(MANY, phases=(Phase.generate,), max_examples=500)
+    quick = settings(MANY, phases=(Phase.generate,), max_examples=examples)
     try:
         find(strategy, condition, settings=quick)
     except NoSuchExample:
@@ -64,6 +65,33 @@ def test_batches_reach_their_edges(n):
     sizes = strategies.batches(n)
     for edge in {0, 1, n - 1, n, n + 1, 2 * n, 3 * n, n * n, 199, 200}:
         assert reaches(sizes, lambda batch: batch == edge)  # noqa: B023  # called at once
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 4])
+def test_dimensions_are_counted_from_both_ends(ndim):
+    seen = set()
+
+    @settings(MANY, max_examples=300)
+    @given(dim=strategies.dims(ndim))
+    def draw(dim):
+        seen.add(dim)
+
+    draw()
+    assert seen == set(range(-ndim, ndim))
+    assert smallest(strategies.dims(ndim)) == 0
+
+
+@pytest.mark.parametrize(("n", "most"), [(1, 3), (3, 20), (8, 200), (2, 5000)])
+def test_the_edges_of_batches_are_those_of_the_chunk_rule(n, most):
+    """Around one, two and n chunks, a prime above, and the largest; twice as often as others."""
+    sizes = strategies._batch_sizes(n, 1, most)
+    edges = {k * n + d for k in (1, 2, n) for d in (-1, 0, 1)} | {1, 3 * n, most}
+    edges = {edge for edge in edges if 1 <= edge <= most}
+    dense = range(1, min(most, 1024) + 1)
+    assert sizes[: len(dense)] == tuple(dense)
+    assert edges <= set(sizes[len(dense) :])
+    assert max(sizes) == most
+    assert min(sizes) == 1
 
 
 def test_every_batch_can_be_drawn_but_edges_come_more_often():
@@ -249,6 +277,9 @@ def test_a_fuzzing_run_may_narrow_the_device_counts():
         assert smallest(strategies.device_lists("abcd")) == ["a", "b"]
         assert not reaches(strategies.device_counts(), lambda n: n > 3)
         assert smallest(strategies.device_counts(5, 6)) == 5  # what it asks for is elsewhere
+        example_log.limit_devices(device_range("4"))
+        assert not reaches(strategies.device_counts(), lambda n: n != 4, 40)
+        assert not reaches(strategies.device_lists("abcdef"), lambda some: len(some) != 4, 40)
     finally:
         example_log.limit_devices(None)
 

@@ -88,6 +88,26 @@ def test_models_on_their_own_and_no_model_at_all():
         assert summary(lambda: torch.ones(2, device=devices[0]) + 1) == ["-"] * 3
 
 
+class Fails(nn.Linear):
+    def forward(self, x):
+        raise KeyError("in a model")
+
+
+@given(rows=st.integers(1, 9), again=st.integers(1, 9), after=st.booleans())
+def test_a_model_that_fails_leaves_the_next_one_counted(rows, again, after):
+    with simgpu.devices(2) as devices:
+        broken = Fails(3, 2).to(devices[0])
+        model = nn.Sequential(broken) if after else broken
+        other = nn.Linear(3, 2).to(devices[1])
+
+        def run():
+            with pytest.raises(KeyError):
+                model(torch.ones(rows, 3, device=devices[0]))
+            other(torch.ones(again, 3, device=devices[1]))
+
+        assert summary(run) == shares([rows, again], 2)
+
+
 def test_nothing_is_left_behind():
     call = nn.Module.__call__
     seen = []

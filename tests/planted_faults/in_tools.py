@@ -1,0 +1,140 @@
+"""Faults planted in the tools: pytest plugin, fuzzing, strategies, timeline, table, patches."""
+
+from functools import partial
+
+from tests.support.plant import fault
+from tests.tools import test_patches as patches
+from tests.tools import test_pools as pools
+from tests.tools import test_strategies as drawn
+from tests.tools import test_summary as summary
+from tests.tools import test_tallies as tallies
+from tests.tools import test_timeline as timeline
+
+TALLY = "simgpu._fuzz.tally:Tally"
+
+
+def drawn_afresh(check, **arguments):
+    """A check of strategies, of which none is kept from before, nor for later."""
+    public = drawn.strategies
+    kept = (public.dims, public.batches, public._batch_sizes)
+    for function in kept:
+        function.cache_clear()
+    try:
+        check(**arguments)
+    finally:
+        for function in kept:
+            function.cache_clear()
+
+
+TOOLS = [
+    fault(
+        "slots on one GPU count as distinct",
+        "simgpu.pytest_plugin:_lend",
+        "if wanted.distinct and not pool.distinct:",
+        "if False:",
+        pools.test_a_marker_gets_what_it_asks_for_or_skips,
+    ),
+    fault(
+        "real GPUs are not waited for after an error",
+        "simgpu._pytest.pools:CudaPool.lend",
+        "    try:\n        yield devices\n    finally:\n",
+        "    if True:\n        yield devices\n    if True:\n",
+        pools.test_real_gpus_are_waited_for_after_an_error_too,
+    ),
+    fault(
+        "a test that fails holds its scope",
+        "simgpu._pytest.simulated_pool:SimulatedPool.lend",
+        "        try:\n            yield devices\n        finally:\n",
+        "        if True:\n            yield devices\n        if True:\n",
+        pools.test_simulated_devices_end_after_an_error_too,
+    ),
+    fault(
+        "one reason of skips is told",
+        "simgpu._pytest.skips:count_lines",
+        "for text in sorted(set(reasons))",
+        "for text in sorted(set(reasons))[:1]",
+        pools.test_skips_are_counted_by_their_reason,
+    ),
+    fault(
+        "the longest example of the workers is kept",
+        f"{TALLY}.add",
+        "len(failure.example) < len(known.example)",
+        "len(failure.example) > len(known.example)",
+        tallies.test_the_shortest_example_of_all_workers_is_kept,
+    ),
+    fault(
+        "a property is among the slowest several times",
+        f"{TALLY}.add_slow",
+        "if old.property != example.property]",
+        "if old != example]",
+        tallies.test_the_slowest_examples_are_of_ten_properties,
+    ),
+    fault(
+        "batch 64 counts among the larger ones too",
+        "simgpu._fuzz.heat_map:heat_map",
+        "b > WIDEST",
+        "b >= WIDEST",
+        tallies.test_every_batch_has_one_cell_of_the_map,
+    ),
+    fault(
+        "an interrupted campaign is a success",
+        "simgpu._fuzz.campaign:run_campaign",
+        "return 1 if tally.failures else status",
+        "return status",
+        tallies.test_a_campaign_ends_with_1_if_it_was_stopped_after_a_failure,
+    ),
+    fault(
+        "the fewest devices of a fuzzing run are forgotten",
+        "simgpu._testing.example_log:within_limits",
+        "max(least, _device_range[0])",
+        "least",
+        drawn.test_a_fuzzing_run_may_narrow_the_device_counts,
+    ),
+    fault(
+        "dimensions are counted from the front",
+        "simgpu.strategies:dims",
+        " | st.integers(-ndim, -1)",
+        "",
+        partial(drawn_afresh, check=drawn.test_dimensions_are_counted_from_both_ends, ndim=2),
+    ),
+    fault(
+        "no batch has one row more than two chunks",
+        "simgpu.strategies:_batch_sizes",
+        "2 * n + 1, ",
+        "",
+        partial(
+            drawn_afresh,
+            check=drawn.test_the_edges_of_batches_are_those_of_the_chunk_rule,
+            n=8,
+            most=200,
+        ),
+    ),
+    fault(
+        "the memory of a copy's target is shown",
+        "simgpu._profiling.chrome_trace:Timeline.as_json",
+        '"ts": at + took, "pid": device + 1}',
+        '"ts": at + took, "pid": target + 1}',
+        timeline.test_a_counter_shows_the_memory_of_its_device,
+    ),
+    fault(
+        "the memory of the first device is shown",
+        "simgpu._runtime.launch:_record",
+        "world.active_devices[index].allocated",
+        "world.active_devices[0].allocated",
+        timeline.test_a_counter_shows_the_memory_of_its_device,
+    ),
+    fault(
+        "nothing is counted behind a model that failed",
+        "simgpu._profiling.module_inputs:Inputs.watched",
+        "per_thread.inside = False",
+        "pass",
+        summary.test_a_model_that_fails_leaves_the_next_one_counted,
+    ),
+    fault(
+        "the oldest replacement is put back first",
+        "simgpu._patches:Patches.undo",
+        "self._undo.pop()()",
+        "self._undo.pop(0)()",
+        patches.test_all_is_put_back_however_often_an_attribute_was_replaced,
+    ),
+]

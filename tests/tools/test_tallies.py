@@ -1,0 +1,132 @@
+"""What processes of a campaign count, added up; the map of it; and how a campaign ends."""
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._fuzz import campaign
+from simgpu._fuzz.heat_map import heat_map, never_tried
+from simgpu._fuzz.tally import Failure, SlowExample, Tally
+
+FAILURE = Failure(
+    property="test_x.py::test_x", error="ValueError", message="", location="x.py:1",
+    combination=(2, 2), example="n=2", test=None, hypothesis="6.1",
+)  # fmt: skip
+
+examples = st.builds(
+    SlowExample,
+    seconds=st.integers(0, 9).map(float),
+    property=st.sampled_from([f"p{k}" for k in range(14)]),
+)
+
+
+@given(workers=st.lists(st.lists(examples, max_size=30), min_size=1, max_size=3))
+def test_the_slowest_examples_are_of_ten_properties(workers):
+    """One of each, its slowest, whatever process it ran in and in which order."""
+    total = Tally()
+    for seen in workers:
+        tally = Tally()
+        for example in seen:
+            tally.add_slow(example)
+        total.add(Tally.from_plain(json.loads(json.dumps(tally.plain()))))
+    worst = {}
+    for example in itertools.chain(*workers):
+        worst[example.property] = max(example.seconds, worst.get(example.property, 0.0))
+    assert [one.seconds for one in total.slowest] == sorted(worst.values(), reverse=True)[:10]
+    assert len({one.property for one in total.slowest}) == len(total.slowest)
+    assert all(one.seconds == worst[one.property] for one in total.slowest)
+
+
+@given(
+    workers=st.lists(
+        st.dictionaries(st.sampled_from("ab"), st.text("n=123", min_size=1), max_size=2),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_shortest_example_of_all_workers_is_kept(workers):
+    """Each shrinks by itself, and not all come to the end."""
+    total = Tally()
+    for found in workers:
+        tally = Tally()
+        for key, example in found.items():
+            tally.failures[key] = dataclasses.replace(FAILURE, example=example)
+        total.add(Tally.from_plain(json.loads(json.dumps(tally.plain()))))
+    for key in "ab":
+        lengths = [len(found[key]) for found in workers if key in found]
+        if lengths:
+            assert len(total.failures[key].example) == min(lengths)
+            assert total.failures[key].combination == (2, 2)
+        else:
+            assert key not in total.failures
+
+
+combinations = st.dictionaries(
+    st.tuples(st.integers(60, 70) | st.integers(0, 3), st.integers(1, 4)),
+    st.integers(1, 9),
+    max_size=9,
+)
+
+
+@given(seen=combinations, low=st.integers(1, 4), more=st.integers(0, 3))
+def test_every_batch_has_one_cell_of_the_map(seen, low, more):
+    """Up to 64 one of its own; the one behind is of all that are larger."""
+    tally = Tally()
+    tally.combinations, tally.failed = Counter(seen), Counter(dict.fromkeys(list(seen)[:2], 1))
+    rows = heat_map(tally, low, low + more)
+    assert list(rows) == list(range(low, low + more + 1))
+    gaps = never_tried(tally, low, low + more)
+    assert (gaps is None) == (not seen)
+    for devices, cells in rows.items():
+        assert [cell.batch for cell in cells] == [*map(str, range(65)), "over 64"]
+        for batch, cell in enumerate(cells[:-1]):
+            key = (batch, devices)
+            assert (cell.examples, cell.failed) == (tally.combinations[key], tally.failed[key])
+        for name in ("examples", "failed"):
+            counted = tally.combinations if name == "examples" else tally.failed
+            larger = [n for (b, d), n in counted.items() if d == devices and b > 64]
+            assert getattr(cells[-1], name) == sum(larger)
+        if gaps is not None:
+            assert gaps[devices] == [b for b in range(65) if (b, devices) not in seen]
+
+
+@given(fails=st.booleans(), interrupted=st.booleans())
+def test_a_campaign_ends_with_1_if_it_was_stopped_after_a_failure(fails, interrupted):
+    """Ctrl-C too: a script that goes by the status must not take the failure for a success."""
+
+    def session(self, left):
+        tally = Tally()
+        tally.examples["p"] = 3
+        tally.failures = {"key": FAILURE} if fails else {}
+        tally.save(self.folder / "1.tally.json")
+        if interrupted:
+            raise KeyboardInterrupt
+        return int(fails)  # as pytest's
+
+    said, told = io.StringIO(), io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(told),
+    ):
+        patch.setattr(campaign.Campaign, "_session", session)
+        page = Path(folder) / "report.html"
+        options = campaign.CampaignOptions(
+            ("tests",), (1, 4), str(Path(folder) / "kept"), page, jobs=1, examples=5
+        )
+        assert campaign.run_campaign(options) == int(fails)
+        report = json.loads(page.with_suffix(".json").read_text())
+    assert report["total_examples"] == 3
+    assert len(report["failures"]) == fails
+    assert ("here is what was found so far" in told.getvalue()) == interrupted
+    assert (FAILURE.property in said.getvalue()) == fails

@@ -1,0 +1,45 @@
+"""The file of `simgpu run --trace`: whose memory its counters show, and which rows it has."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._profiling.chrome_trace import Timeline
+from simgpu._runtime import instruments
+from tests.support.observe import place
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(-1, 3), st.integers(-1, 3), st.integers(1, 3), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_counter_shows_the_memory_of_its_device(simulated, steps):
+    """Of the one where the work is queued, as much as is taken when that work ends."""
+    timeline, names, held, expected = Timeline(), [str(d) for d in simulated], [], []
+    for slot, to, blocks, side in steps:
+        source, target = place(slot, simulated), place(to, simulated)
+        x = torch.empty(blocks * 512, dtype=torch.uint8, device=source)
+        stream = torch.simgpu.Stream(source if slot >= 0 else simulated[0])
+        with torch.simgpu.stream(stream if side else None):
+            instruments.add(timeline)
+            try:
+                held += [x.to(target, copy=True), x]
+            finally:
+                instruments.remove(timeline)
+        queue = source if slot >= 0 else target
+        if queue.type != "cpu":
+            # What came out of it is not counted yet.
+            own = torch.simgpu.memory_allocated(queue) - (target == queue) * blocks * 512
+            number = stream.stream_id if side and stream.device == queue else 0
+            expected.append((queue.index + 1, own, number))
+    events = timeline.as_json(names)["traceEvents"]
+    counters = [(e["pid"], e["args"]["bytes"]) for e in events if e["ph"] == "C"]
+    assert counters == [(pid, nbytes) for pid, nbytes, _ in expected]
+    titles = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert all(titles[pid] == names[pid - 1] for pid, _ in counters)
+    rows = {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
+    assert {(pid, number) for pid, _, number in expected} <= rows
+    assert rows == {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
