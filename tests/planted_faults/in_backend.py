@@ -2,12 +2,18 @@
 
 from tests.dataparallel import test_summation_orders as models
 from tests.devices.memory import test_statistics as memory
+from tests.devices.state import test_current as current
 from tests.devices.state import test_generators as generators
 from tests.devices.state import test_threads as threads
+from tests.simulator import test_memory_statistics as statistics
 from tests.support.plant import fault
 
 GENERATOR = "simgpu._backend.generators"
 STATE = generators.test_a_generator_shares_its_stream_and_is_pickled_with_its_place
+
+STATISTICS = "simgpu._backend.device_module.memory"
+HISTORY = statistics.test_the_statistics_are_those_of_the_history
+RANDOM = current.test_random_states_are_those_of_the_device_that_is_told
 
 BACKEND = [
     fault(
@@ -65,5 +71,90 @@ BACKEND = [
         "_Model.name, _Model.numbers = outer",
         "_Model.name = outer[0]",
         models.test_blocks_nest,
+    ),
+    fault(
+        "a reset forgets what was given back",
+        f"{STATISTICS}:reset_accumulated_memory_stats",
+        "state.freed_count_before = state.freed_count",
+        "pass",
+        HISTORY,
+    ),
+    fault(
+        "a reset keeps the failures",
+        f"{STATISTICS}:reset_accumulated_memory_stats",
+        "state.out_of_memory_count = 0",
+        "pass",
+        HISTORY,
+    ),
+    fault(
+        "as much is given back as was taken",
+        f"{STATISTICS}:memory_stats",
+        'stats["num_device_free"] = state.freed_count',
+        'stats["num_device_free"] = state.taken_count',
+        HISTORY,
+    ),
+    fault(
+        "there is one pool, the small one",
+        f"{STATISTICS}:memory_stats",
+        '0 if pool == "small_pool" else amount',
+        '0 if pool == "large_pool" else amount',
+        HISTORY,
+    ),
+    fault(
+        "memory that is forbidden is not free",
+        f"{STATISTICS}:mem_get_info",
+        "state.capacity - state.allocated",
+        "state.limit - state.allocated",
+        HISTORY,
+    ),
+    fault(
+        "nested statistics are flat",
+        f"{STATISTICS}:memory_stats_as_nested_dict",
+        "level = level.setdefault(part, {})",
+        "level = nested.setdefault(part, {})",
+        HISTORY,
+    ),
+    fault(
+        "the random state is the current device's",
+        "simgpu._backend.device_module.random:get_rng_state",
+        "world.resolve(device)",
+        "world.current_device()",
+        RANDOM,
+    ),
+    fault(
+        "random states are put back in reverse",
+        "simgpu._backend.device_module.random:set_rng_state_all",
+        "zip(world.active_devices, new_states, strict=True)",
+        "zip(world.active_devices, new_states[::-1], strict=True)",
+        RANDOM,
+    ),
+    fault(
+        "the seed is the first device's",
+        "simgpu._backend.device_module.random:initial_seed",
+        "world.device(world.current_device())",
+        "world.device(0)",
+        RANDOM,
+    ),
+    fault(
+        "default generators are copies",
+        f"{GENERATOR}:default_generators",
+        "DeviceGenerator(device.torch_device, device.generator)",
+        "DeviceGenerator(device.torch_device, device.generator.clone_state())",
+        current.test_default_generators_are_those_that_devices_draw_from,
+    ),
+    fault(
+        "the accelerator's block goes back to its own device",
+        "simgpu._backend.torch_patches.accelerator:_exchange_device",
+        "return outer",
+        "return index",
+        current.test_blocks_of_the_accelerator_put_the_device_back,
+    ),
+    fault(
+        "a negative index names a device",
+        "simgpu._runtime.world:resolve",
+        "current_device() if device_ < 0 else device_",
+        "device_",
+        current.test_the_device_of_a_tensor_is_current_within,
+        raises=RuntimeError,
     ),
 ]

@@ -2,10 +2,15 @@
 
 from functools import partial
 
+import torch
+
 from tests.devices.memory import test_overlap as overlap
 from tests.devices.memory import test_pinned as pinned
+from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_worlds as worlds
 from tests.support.plant import fault
+
+HISTORY = statistics.test_the_statistics_are_those_of_the_history
 
 MEMORY = [
     fault(
@@ -31,5 +36,28 @@ MEMORY = [
         partial(
             worlds.test_a_sparse_call_that_fails_leaves_the_current_device, call=worlds.no_room
         ),
+    ),
+    fault(
+        "room is asked for in float32",
+        "simgpu._memory.ownership:make_sure_of_room",
+        "(torch.get_default_dtype() if dtype is None else dtype).itemsize",
+        "4",
+        statistics.test_room_is_asked_for_in_the_dtype_that_is_made,
+        raises=torch.OutOfMemoryError,
+    ),
+    fault(
+        "the last byte of a device stays free",
+        "simgpu._memory.ownership:make_sure_of_room",
+        "if nbytes > device.limit - device.allocated:",
+        "if nbytes >= device.limit - device.allocated:",
+        statistics.test_room_is_asked_for_in_the_dtype_that_is_made,
+        raises=torch.OutOfMemoryError,
+    ),
+    fault(
+        "an error tells the room that is forbidden",
+        "simgpu._memory.ownership:raise_out_of_memory",
+        "room = device.limit - allocated",
+        "room = device.capacity - allocated",
+        HISTORY,
     ),
 ]

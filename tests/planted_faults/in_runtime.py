@@ -3,6 +3,8 @@
 from functools import partial
 
 from tests.devices.memory import test_statistics as memory
+from tests.simulator import test_memory_statistics as statistics
+from tests.simulator import test_sleep as sleep
 from tests.simulator import test_stream_records as records
 from tests.simulator import test_worlds as worlds
 from tests.support.plant import Edit, fault
@@ -10,6 +12,10 @@ from tests.support.plant import Edit, fault
 LAUNCH = "simgpu._runtime.launch"
 STREAMS = "simgpu._runtime.streams"
 recorded = partial(partial, records.test_what_is_recorded_of_a_call)
+
+WAITS = sleep.test_whoever_waits_for_a_stream_waits_for_its_sleep
+OUTLIVES = worlds.test_what_outlives_its_device_can_be_copied_to_the_host_alone
+HISTORY = statistics.test_the_statistics_are_those_of_the_history
 
 RUNTIME = [
     fault(
@@ -68,5 +74,112 @@ RUNTIME = [
         "if count > self.peak_count:",
         "if count:",
         memory.test_the_peak_number_of_tensors_is_the_most_there_were,
+    ),
+    fault(
+        "a second sleep begins with the first",
+        f"{STREAMS}:sleep",
+        "max(clock.now(), stream._busy_until) + seconds",
+        "clock.now() + seconds",
+        WAITS,
+    ),
+    fault(
+        "an event is passed before the work in front of it",
+        f"{STREAMS}:Event.record",
+        "max(clock.now(), _busy_until(index, stream)), index",
+        "clock.now(), index",
+        WAITS,
+    ),
+    fault(
+        "an event is awaited by the current stream",
+        f"{STREAMS}:Event.wait",
+        "        waiting = current_stream(None) if stream is None else stream\n        Stream",
+        "        waiting = current_stream(None)\n        Stream",
+        WAITS,
+    ),
+    fault(
+        "a stream waits for what it was told last",
+        f"{STREAMS}:Stream._stay_busy_until",
+        "max(moment, self._busy_until)",
+        "moment",
+        WAITS,
+    ),
+    fault(
+        "reading a number waits for all streams",
+        f"{STREAMS}:wait_for_sleep",
+        "_busy_until(index, None)",
+        "max(world.active_devices[index].busy_until.values())",
+        WAITS,
+    ),
+    fault(
+        "a device is done with its first stream",
+        "simgpu._runtime.world:synchronize",
+        "max(busy_until.values())",
+        "min(busy_until.values())",
+        WAITS,
+    ),
+    fault(
+        "a copy between devices makes the host wait",
+        f"{LAUNCH}:launch_copy",
+        "if blocking and (source is None or target is None):",
+        "if blocking:",
+        WAITS,
+    ),
+    fault(
+        "the host does not wait for what it sends",
+        f"{LAUNCH}:launch_copy",
+        "if blocking and (source is None or target is None):",
+        "if blocking and target is None:",
+        WAITS,
+    ),
+    fault(
+        "an event has another number each time",
+        f"{STREAMS}:Event.record",
+        "self._number or next(_event_numbers)",
+        "next(_event_numbers)",
+        sleep.test_an_event_keeps_its_number,
+    ),
+    fault(
+        "a clock stays after an error",
+        "simgpu._runtime.clock:use",
+        "    try:\n        yield\n    finally:\n",
+        "    if True:\n        yield\n    if True:\n",
+        sleep.test_a_clock_is_put_away_after_an_error_too,
+    ),
+    fault(
+        "devices that are gone compute by the next index",
+        f"{LAUNCH}:launch",
+        "if index >= len(world.active_devices) and route is None:",
+        "if index > len(world.active_devices) and route is None:",
+        partial(OUTLIVES, name="add_"),
+    ),
+    fault(
+        "nothing leaves devices that are gone",
+        f"{LAUNCH}:launch",
+        "if index >= len(world.active_devices) and route is None:",
+        "if index >= len(world.active_devices):",
+        partial(OUTLIVES, name="add"),
+        raises=RuntimeError,
+    ),
+    fault(
+        "the peak has what did not fit",
+        "simgpu._runtime.device:Device.allocate",
+        "if allocated > self.limit:",
+        "self.peak = max(self.peak, allocated)\n    if allocated > self.limit:",
+        HISTORY,
+    ),
+    fault(
+        "the number of tensors has some that are gone",
+        "simgpu._runtime.device:Device.count",
+        "self.collect_frees()",
+        "pass",
+        statistics.test_a_number_of_tensors_is_asked_for_alone,
+    ),
+    fault(
+        "a device without memory is refused",
+        "simgpu._runtime.capacities:_bytes",
+        "if memory < 0:",
+        "if memory <= 0:",
+        partial(statistics.test_a_device_may_have_no_memory_at_all, memory=0),
+        raises=ValueError,
     ),
 ]

@@ -36,6 +36,28 @@ def test_the_current_device_and_streams_end_with_their_devices(first, then, data
     work() if where is None else where(work)
 
 
+CHANGES = {
+    "add": lambda x: x + 1,
+    "add_": lambda x: x.add_(1),
+    "copy_": lambda x: x.copy_(x),
+    "fill_": lambda x: x.fill_(3),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+@given(then=st.integers(0, 3), more=st.integers(1, 3), data=st.data())
+def test_what_outlives_its_device_can_be_copied_to_the_host_alone(name, then, more, data):
+    """Also where other devices have come since, of which none has its index."""
+    slot = data.draw(st.integers(then, then + more - 1))
+    with simgpu.devices(then + more) as devices:
+        x = torch.ones(3, device=devices[slot])
+    with simgpu.devices(then) if then else contextlib.nullcontext():
+        with pytest.raises(RuntimeError, match=f"simgpu:{slot} was (used|asked for)"):
+            CHANGES[name](x)
+        assert plain(x) == [1, 1, 1]
+        assert x.untyped_storage().cpu().nbytes() == 12
+
+
 @given(seed=st.integers(0, 2**40), count=counts, data=st.data())
 def test_a_seed_from_before_reaches_devices_that_come_later(seed, count, data):
     """As on CUDA, where `torch.manual_seed` counts though no device is awake yet."""

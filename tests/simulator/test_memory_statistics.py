@@ -1,0 +1,105 @@
+"""What `torch.simgpu.memory_stats` and its like say of a history of allocations."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu._runtime import world
+
+CAPACITY = 8 * 512
+
+STEPS = ("take", "take 3", "free", "free", "too much", "copy too much", "reset flow", "reset peak")
+steps = st.lists(
+    st.sampled_from(
+        ("take", "take 3", "free", "free", "too much", "copy too much", "reset flow", "reset peak")
+    ),
+    min_size=4,
+    max_size=30,
+)
+
+
+def flattened(nested, path=()):
+    for name, value in nested.items():
+        if isinstance(value, dict):
+            yield from flattened(value, (*path, name))
+        else:
+            yield ".".join((*path, name)), value
+
+
+@given(steps=steps, limit=st.integers(1, 8))
+def test_the_statistics_are_those_of_the_history(steps, limit):
+    with simgpu.devices(2, memory=CAPACITY) as devices:
+        torch.simgpu.set_per_process_memory_fraction(limit / 8, devices[1])
+        held, sizes = [], []
+        taken = freed = count_in = count_out = ooms = all_in = all_out = peak = most = 0
+        for step in steps:
+            size = {"take": 1, "take 3": 3, "too much": 9, "copy too much": 9}.get(step, 0)
+            if size and sum(sizes) + size <= limit:
+                held.append(torch.empty(512 * size, dtype=torch.uint8, device=devices[1]))
+                sizes.append(size)
+                taken, count_in, all_in = taken + size, count_in + 1, all_in + 1
+            elif size:
+                start = "cpu" if step == "copy too much" else devices[1]
+                free = (limit - sum(sizes)) * 512
+                text = f"{free / 1024:.2f} KiB" if free >= 1024 else f"{free} bytes"
+                with pytest.raises(torch.OutOfMemoryError, match=f"4.00 KiB of which {text} is"):
+                    torch.empty(512 * size, dtype=torch.uint8, device=start).to(devices[1])
+                ooms += 1
+            elif step == "free" and held:
+                held.pop()
+                freed += sizes.pop()
+                count_out, all_out = count_out + 1, all_out + 1
+            elif step == "reset flow":
+                torch.simgpu.reset_accumulated_memory_stats(devices[1])
+                taken = freed = count_in = count_out = ooms = 0
+            elif step == "reset peak":
+                torch.simgpu.reset_peak_memory_stats(devices[1])
+                peak, most = 0, 0
+            peak, most = max(peak, sum(sizes)), max(most, len(sizes))
+        stats = torch.simgpu.memory_stats(devices[1])
+        now = sum(sizes)
+        kinds = ("current", "peak", "allocated", "freed")
+        for name, numbers in {
+            "allocated_bytes": [512 * number for number in (now, peak, taken, freed)],
+            "allocation": [len(sizes), most, count_in, count_out],
+        }.items():
+            for kind, number in zip(kinds, numbers, strict=True):
+                for pool in ("all", "large_pool"):
+                    assert stats[f"{name}.{pool}.{kind}"] == number, (name, kind)
+                assert stats[f"{name}.small_pool.{kind}"] == 0
+        assert stats["num_ooms"] == ooms
+        assert (stats["num_device_alloc"], stats["num_device_free"]) == (all_in, all_out)
+        assert torch.simgpu.mem_get_info(devices[1]) == (CAPACITY - 512 * now, CAPACITY)
+        assert torch.simgpu.get_per_process_memory_fraction(devices[1]) == limit / 8
+        nested = torch.simgpu.memory_stats_as_nested_dict(devices[1])
+        assert dict(flattened(nested)) == stats
+        assert torch.simgpu.memory_stats(devices[0])["num_ooms"] == 0
+
+
+@given(dtype=st.sampled_from([torch.uint8, torch.float16, torch.float64]), over=st.booleans())
+def test_room_is_asked_for_in_the_dtype_that_is_made(dtype, over):
+    """The whole of a device may be taken by one tensor, of any dtype, and no byte more."""
+    count = CAPACITY // dtype.itemsize
+    with simgpu.devices(1, memory=CAPACITY) as (device,):
+        if over:
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(count + 1, dtype=dtype, device=device)
+        else:
+            assert torch.empty(count, dtype=dtype, device=device).nbytes == CAPACITY
+        assert torch.simgpu.max_memory_allocated() == (0 if over else CAPACITY)
+
+
+@pytest.mark.parametrize("memory", [0, "0B", [0, 0]])
+def test_a_device_may_have_no_memory_at_all(memory):
+    with simgpu.devices(2, memory=memory) as devices:
+        assert torch.empty(0, device=devices[1]).device == devices[1]
+        with pytest.raises(torch.OutOfMemoryError, match="capacity of 0 bytes"):
+            torch.empty(1, device=devices[1])
+
+
+def test_a_number_of_tensors_is_asked_for_alone(simulated):
+    """Without a question before that counts what has died since."""
+    torch.empty(1, device=simulated[1])
+    assert world.device(1).count == 0
