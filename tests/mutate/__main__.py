@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 import sys
@@ -32,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--package", choices=PACKAGES, default="dataparallel", help="default dataparallel")
     add("--only", action="append", metavar="PATH", help="only this folder or file of the package")
+    add("--tests", action="append", metavar="PATH", help="only these tests")
     add("--sample", type=int, metavar="N", help="only so many mutants, chosen by the seed")
     add("--seed", type=int, default=0, metavar="S", help="of the sample (default 0)")
     jobs = os.cpu_count() or 1
@@ -44,6 +46,11 @@ def _parser() -> argparse.ArgumentParser:
         help="of tests for one mutant, by what they cost without it (default 10)",
     )
     add("--floor", type=float, metavar="PERCENT", help="of mutants that have to be killed")
+    add(
+        "--equivalent",
+        action="store_true",
+        help="try the mutants of equivalent.toml, which have to survive",
+    )
     add("--afresh", action="store_true", help="forget what earlier runs found out")
     return parser
 
@@ -101,7 +108,7 @@ class Campaign:
         if verdict is None:
             verdict = self._judge(mutant, some) if some else Verdict("survived")
             self.kept.add(mutant, verdict, len(some))
-        return Result(mutant, verdict, len(tests), len(some), self.equivalents.reason(mutant))
+        return Result(mutant, verdict, len(tests), len(some))
 
     def _judge(self, mutant: Mutant, tests: list[str]) -> Verdict:
         verdict = Verdict("unreached")
@@ -138,18 +145,27 @@ def main(arguments: Sequence[str]) -> int:
     if options.afresh:
         covering.forget()
     package = PACKAGES[options.package]
+    if options.tests:
+        package = dataclasses.replace(package, tests=tuple(options.tests))
     folders = options.only or package.folders
     mutants = chosen(folders, options.sample, options.seed)
     campaign = Campaign(package, options.jobs, options.budget)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
             campaign.measure(pool)
-            work = [functools.partial(campaign.run, mutant) for mutant in mutants]
+            equivalent = campaign.equivalents.reason
+            work = [
+                functools.partial(campaign.run, mutant)
+                for mutant in mutants
+                if (equivalent(mutant) is not None) == options.equivalent
+            ]
             results = _progress(pool, work, "mutants")
     finally:
         campaign.servers.close()
     results.sort(key=lambda result: (result.mutant.path, result.mutant.start, result.mutant.new))
-    print("\n".join(report(results)))
+    print("\n".join(report(results, len(mutants) - len(work))))
+    if options.equivalent:
+        return int(any(result.killed for result in results))
     return int(options.floor is not None and 100 * rate(results) < options.floor)
 
 

@@ -61,7 +61,9 @@ NEEDED_DECORATORS = {
 }  # fmt: skip
 CHECKS = {"strict", "stacklevel"}  # keywords that change nothing while the program is right
 TYPE_TESTS = {"isinstance", "issubclass", "hasattr", "getattr", "setattr", "cast", "TypeVar"}
-SINGLETONS = {"None", "True", "False"}  # == means `is` for them
+# What there is one of: == means `is` for them.
+SINGLE = {"None", "True", "False", "bool", "int", "float", "str", "tuple", "list", "dict", "set"}
+SINGLE_ENDS = ("dtype", "layout", "torch.strided")
 
 Replacement = tuple[str, cst.CSTNode, str]
 """The operator's name, the node to be replaced, and the text in its place."""
@@ -106,16 +108,19 @@ def replacements(node: cst.CSTNode) -> Iterator[Replacement]:
 
 
 def _comparison(node: cst.Comparison) -> Iterator[Replacement]:
-    literals = (cst.BaseNumber, cst.BaseString, cst.Tuple, cst.List)
+    literals = (cst.BaseNumber, cst.BaseString, cst.Tuple, cst.List, cst.UnaryOperation)
     sides = [node.left, *(target.comparator for target in node.comparisons)]
     literal = any(isinstance(side, literals) for side in sides)
-    singleton = any(code(side) in SINGLETONS for side in sides)
+    texts = [code(side) for side in sides]
+    single = any(
+        text in SINGLE or text.startswith("type(") or text.endswith(SINGLE_ENDS) for text in texts
+    )
     for target in node.comparisons:
         replaced = code(target.operator).strip()
         for new in COMPARISONS.get(type(target.operator), ()):
             pair = {replaced, new}
             identity = pair == {"is", "=="} or pair == {"is not", "!="}
-            if not (identity and (literal or singleton)):
+            if not (identity and (literal or single)):
                 yield "comparison", target.operator, f" {new} "
 
 

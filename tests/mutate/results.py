@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,6 @@ class Result:
     """How many tests run its line."""
     chosen: int
     """How many of them were to be run."""
-    reason: str | None = None
-    """Why it is equivalent, if the table says so."""
 
     @property
     def killed(self) -> bool:
@@ -120,27 +119,25 @@ def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
-def report(results: Sequence[Result]) -> list[str]:
+def report(results: Sequence[Result], others: int = 0) -> list[str]:
     """The lines of the report: survivors with their place and change, and the figures."""
-    survivors = [it for it in results if not it.killed and it.reason is None]
     lines = []
-    for it in survivors:
+    for it in results:
+        if it.killed:
+            continue
         mutant = it.mutant
         ran = f"{it.chosen} of {it.tests} tests" if it.tests else "no test runs it"
         where = f"{mutant.path}:{mutant.line} in {mutant.scope or 'the module'}"
         lines += [f"survived: {where} ({mutant.operator}; {ran})", mutant.diff()]
-    counted = [it for it in results if it.reason is None or it.killed]
-    killed = [it for it in counted if it.killed]
-    by_status = {name: sum(it.verdict.status == name for it in killed) for name in KILLED}
-    how = ", ".join(f"{count} {name}" for name, count in by_status.items() if count)
+    statuses = Counter(it.verdict.status for it in results if it.killed)
+    how = ", ".join(f"{count} {name}" for name, count in sorted(statuses.items()))
     lines.append(
-        f"{len(killed)} of {len(counted)} mutants killed: {100 * rate(results):.1f} % "
-        f"({how or 'none'}); {len(results) - len(counted)} more are equivalent"
+        f"{sum(statuses.values())} of {len(results)} mutants killed: {100 * rate(results):.1f} % "
+        f"({how or 'none'}); {others} more were left out by equivalent.toml"
     )
     return lines
 
 
 def rate(results: Sequence[Result]) -> float:
-    """The share that is killed, of those that are not equivalent."""
-    counted = [it for it in results if it.reason is None or it.killed]
-    return sum(it.killed for it in counted) / len(counted) if counted else 1.0
+    """The share that is killed."""
+    return sum(it.killed for it in results) / len(results) if results else 1.0
