@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
@@ -45,7 +47,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="of tests for one mutant, by what they cost without it (default 10)",
     )
-    add("--floor", type=float, metavar="PERCENT", help="of mutants that have to be killed")
+    add("--minutes", type=float, metavar="M", help="begin no mutant later than this")
+    add(
+        "--floor",
+        type=float,
+        metavar="PERCENT",
+        help="of the mutants tried that have to be killed; judged if half of the sample was tried",
+    )
     add(
         "--equivalent",
         action="store_true",
@@ -77,6 +85,7 @@ class Campaign:
         self.kept = Kept(package.name, ["conftest.py", *package.folders, *package.tests])
         self.equivalents = Equivalents()
         self.sound: dict[str, bool] = {}
+        self.deadline = math.inf
 
     def measure(self, pool: ThreadPoolExecutor) -> None:
         """Ask what each test costs and runs."""
@@ -100,8 +109,10 @@ class Campaign:
 
         return covering.measured_file(name, tests, self.package.name, measure)
 
-    def run(self, mutant: Mutant) -> Result:
-        """Let the tests that cover a mutant judge it."""
+    def run(self, mutant: Mutant) -> Result | None:
+        """Let the tests that cover a mutant judge it; None if there is no time left."""
+        if time.monotonic() > self.deadline:
+            return None
         tests = self.map.covering(mutant)
         some = self.map.within(tests, self.budget)
         verdict = self.kept.find(mutant, len(some))
@@ -159,14 +170,19 @@ def main(arguments: Sequence[str]) -> int:
                 for mutant in mutants
                 if (equivalent(mutant) is not None) == options.equivalent
             ]
-            results = _progress(pool, work, "mutants")
+            if options.minutes is not None:
+                campaign.deadline = time.monotonic() + 60 * options.minutes
+            results = [found for found in _progress(pool, work, "mutants") if found is not None]
     finally:
         campaign.servers.close()
     results.sort(key=lambda result: (result.mutant.path, result.mutant.start, result.mutant.new))
     print("\n".join(report(results, len(mutants) - len(work))))
+    if len(results) < len(work):
+        print(f"no time was left for {len(work) - len(results)} mutants")
     if options.equivalent:
         return int(any(result.killed for result in results))
-    return int(options.floor is not None and 100 * rate(results) < options.floor)
+    judged = options.floor is not None and 2 * len(results) >= len(work)
+    return int(judged and 100 * rate(results) < options.floor)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ class Kept:
     until any file of the package or of its tests does, or there is more time for tests.
     """
 
-    def __init__(self, package: str, folders: Sequence[str], path: Path | None = None) -> None:
-        self.path = path or KEPT / f"results-{package}.jsonl"
+    def __init__(self, package: str, folders: Sequence[str]) -> None:
+        self.path = KEPT / f"results-{package}.jsonl"
         self.everything = digest(*folders)
         self.lock = threading.Lock()
         self.known: dict[str, dict[str, Any]] = {}
