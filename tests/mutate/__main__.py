@@ -113,13 +113,13 @@ class Campaign:
         """Let the tests that cover a mutant judge it; None if there is no time left."""
         if time.monotonic() > self.deadline:
             return None
-        tests = self.map.covering(mutant)
+        tests, place = self.map.covering(mutant)
         some = self.map.within(tests, self.budget)
         verdict = self.kept.find(mutant, len(some))
         if verdict is None:
             verdict = self._judge(mutant, some) if some else Verdict("survived")
             self.kept.add(mutant, verdict, len(some))
-        return Result(mutant, verdict, len(tests), len(some))
+        return Result(mutant, verdict, len(tests), len(some), place)
 
     def _judge(self, mutant: Mutant, tests: list[str]) -> Verdict:
         verdict = Verdict("unreached")

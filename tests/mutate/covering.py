@@ -56,19 +56,24 @@ class Map:
         bits = self.imported.get(mutant.path, 0)
         return mutant.defining or bool(bits & _span(*mutant.lines))
 
-    def covering(self, mutant: Mutant) -> list[str]:
+    def covering(self, mutant: Mutant) -> tuple[list[str], str]:
         """The tests that run its line; where no test is seen there, its function; else its file.
 
         Code that runs at import has no line in a test: the tests of its function stand in for it.
+
+        Returns:
+            The tests in their order, and which of the three they run.
         """
         here = self.lines.get(mutant.path, {})
-        for first, last in (mutant.lines, mutant.around, (1, 1 << 16)):
+        places = {"line": mutant.lines, "function": mutant.around, "file": (1, 1 << 16)}
+        for place, (first, last) in places.items():
             span = _span(first, min(last, 1 << 16))
             tests = [test for test, bits in here.items() if bits & span]
-            if tests and not (mutant.defining and (first, last) == mutant.lines):
+            if tests and not (mutant.defining and place == "line"):
                 function = _span(mutant.around[0], min(mutant.around[1], 1 << 16))
-                return self.in_order(tests, {test: here[test] & function for test in tests})
-        return []
+                ways = {test: here[test] & function for test in tests}
+                return self.in_order(tests, ways), place
+        return [], "file"
 
     def in_order(self, tests: Iterable[str], ways: Mapping[str, int]) -> list[str]:
         """The quickest test of each way through the function, then the next quickest of each.

@@ -31,9 +31,11 @@ class Result:
     mutant: Mutant
     verdict: Verdict
     tests: int
-    """How many tests run its line."""
+    """How many tests run its line, or what else `place` says."""
     chosen: int
     """How many of them were to be run."""
+    place: str
+    """Its "line"; where no test runs that, its "function"; where none runs that, its "file"."""
 
     @property
     def killed(self) -> bool:
@@ -126,7 +128,9 @@ def report(results: Sequence[Result], others: int = 0) -> list[str]:
         if it.killed:
             continue
         mutant = it.mutant
-        ran = f"{it.chosen} of {it.tests} tests" if it.tests else "no test runs it"
+        ran = (
+            f"{it.chosen} of {it.tests} tests of its {it.place}" if it.tests else "no test runs it"
+        )
         where = f"{mutant.path}:{mutant.line} in {mutant.scope or 'the module'}"
         lines += [f"survived: {where} ({mutant.operator}; {ran})", mutant.diff()]
     statuses = Counter(it.verdict.status for it in results if it.killed)
