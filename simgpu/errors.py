@@ -62,6 +62,14 @@ class OutOfMemoryError(SimGPUError, torch.OutOfMemoryError):
     """
 
 
+class CaptureError(SimGPUError, torch.AcceleratorError):
+    """Something that a capture into a graph forbids, or a graph that could not be captured.
+
+    The wording is CUDA's. The way out is CUDA's too: let nothing within ``torch.cuda.graph`` wait
+    for the device, and copy only between devices or from and to pinned memory.
+    """
+
+
 class BackendSlotTakenError(SimGPUError, RuntimeError):
     """Another package already uses PyTorch's one slot for outside devices (PrivateUse1)."""
 

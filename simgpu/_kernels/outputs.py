@@ -17,7 +17,9 @@ from simgpu._kernels.schema import Schema
 from simgpu._memory.ownership import adopt
 from simgpu._memory.resizing import grow
 from simgpu._native.dlpack_relabel import host_alias
+from simgpu._runtime import streams
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
+from simgpu.errors import UnsupportedError
 
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
@@ -109,4 +111,9 @@ def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
             storage = out.untyped_storage()
         _set_storage(HOST_KEYS, out, storage, offset, host.shape, host.stride())
     if is_copy and host.numel():
+        if streams.captured and streams.current_stream(out.get_device()).is_capturing():
+            raise UnsupportedError(
+                f"an out= that has to grow to shape {tuple(host.shape)} cannot be captured on a "
+                "simulated device: give it that shape before the capture"
+            )
         _copy(HOST_KEYS, host_alias(out), host)

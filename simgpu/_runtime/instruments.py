@@ -24,7 +24,8 @@ class Launch:
 
     `device` and `stream` are where it is queued. `source` and `target` differ only for copies
     between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with
-    host aliases in place of the device's tensors.
+    host aliases in place of the device's tensors. `kernel` has the operator itself, and the host
+    code that computes it (`simgpu._runtime.launch.Kernel`).
     """
 
     kind: str  # "kernel" or "copy"
@@ -35,6 +36,7 @@ class Launch:
     target: torch.device
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    kernel: Any
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ class Instrument:
     def before_launch(self, launch: Launch) -> None:
         """A kernel or copy is about to run. May wait; may raise, and then it does not run."""
 
+    def computed(self, launch: Launch, result: Any) -> None:
+        """A kernel or copy has computed `result`: host tensors whose memory is no device's yet."""
+
     def after_launch(self, launch: Launch, record: Record) -> None:
         """A kernel or copy has run without an error."""
 
@@ -87,7 +92,10 @@ class Instrument:
         """
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
-        """Later work of `stream` waits for the present work of another, or for an event."""
+        """Later work of `stream` waits for the present work of another, or for an event.
+
+        May raise, and then it does not.
+        """
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
         """`event` marks the present work of `stream`."""
@@ -96,7 +104,7 @@ class Instrument:
         """`tensor.record_stream(stream)`: its memory waits for `stream` before it is used again."""
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
-        """The calling thread waits for all work of a device or stream, or for an event."""
+        """The thread waits for all work of a device or stream, or for an event. May raise."""
 
     def devices_created(self, devices: Sequence[torch.device]) -> None:
         """There are simulated devices from now on."""
@@ -114,6 +122,7 @@ class Hooks:
     __slots__ = ("launches", *_NAMES)
 
     before_launch: tuple[Callable[[Launch], None], ...]
+    computed: tuple[Callable[[Launch, Any], None], ...]
     after_launch: tuple[Callable[[Launch, Record], None], ...]
     before_allocate: tuple[Callable[[torch.device, int], None], ...]
     after_allocate: tuple[Callable[[torch.device, int], None], ...]
@@ -136,7 +145,7 @@ class Hooks:
             stock = getattr(Instrument, name)
             overriding = [i for i in instruments if getattr(type(i), name) is not stock]
             setattr(self, name, tuple(getattr(instrument, name) for instrument in overriding))
-        self.launches = bool(self.before_launch or self.after_launch)
+        self.launches = bool(self.before_launch or self.computed or self.after_launch)
 
 
 hooks = Hooks()

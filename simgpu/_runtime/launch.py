@@ -110,6 +110,7 @@ def _launch_watched(
         target=target,
         args=tuple(args),
         kwargs=kwargs,
+        kernel=kernel,
     )
     for before in hooks.before_launch:
         before(about)
@@ -119,6 +120,8 @@ def _launch_watched(
     except RuntimeError as error:
         _raise_if_host_is_full(error, index)
         raise
+    for computed in hooks.computed:
+        computed(about, result)
     if hooks.after_launch:
         record = _record(about, result, begin)
         for after in hooks.after_launch:

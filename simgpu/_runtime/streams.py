@@ -20,6 +20,9 @@ from simgpu._runtime import clock, world
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DeviceMismatchError
 
+# The streams that are being captured into graphs: the index of a device, and a stream's number.
+captured: set[tuple[int, int]] = set()
+
 _stream_numbers = itertools.count(1)
 _event_numbers = itertools.count(1)
 
@@ -97,6 +100,10 @@ class Stream(torch.Stream):
     def query(self) -> bool:
         """Whether all work asked for is done: always, unless the stream sleeps."""
         return self._busy_until <= clock.now()
+
+    def is_capturing(self) -> bool:
+        """Whether its work is recorded in a graph, and not done."""
+        return (self.device_index, self.stream_id) in captured
 
     def synchronize(self) -> None:
         """Wait until all work asked for is done."""

@@ -54,7 +54,8 @@ def test_a_hook_holds_those_who_override_it_in_their_order(lists, data):
                 if name in lists[index] and index not in gone
             ]
             assert getattr(hooks, name) == (*before[name], *expected)
-        assert hooks.launches == bool(hooks.before_launch or hooks.after_launch)
+            seen = hooks.before_launch or hooks.computed or hooks.after_launch
+            assert hooks.launches == bool(seen)
     assert {name: getattr(hooks, name) for name in NAMES} == before
 
 

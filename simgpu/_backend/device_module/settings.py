@@ -1,14 +1,14 @@
 """Build information and settings of `torch.simgpu`, by the names of torch.cuda.
 
 What concerns architectures follows from the models of the devices. Most others have a constant
-answer: there is no compiler, no asynchronous work and no graph.
+answer: there is no compiler, no asynchronous work and no cache.
 """
 
 from __future__ import annotations
 
 from simgpu._models.gpus import GENERIC
 from simgpu._naming import DEVICE_TYPE
-from simgpu._runtime import world
+from simgpu._runtime import streams, world
 
 _MODES = ("default", "warn", "error")
 
@@ -39,8 +39,8 @@ def is_tf32_supported() -> bool:
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether the current stream records a graph: there are none."""
-    return False
+    """Whether work of the current stream is recorded in a graph, and not done."""
+    return streams.current_stream().is_capturing()
 
 
 def get_allocator_backend() -> str:

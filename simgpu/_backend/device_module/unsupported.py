@@ -20,7 +20,6 @@ REFUSED: dict[str, str] = {
         "GreenContext clock_rate current_blas_handle current_solver_handle memory_usage "
         "power_draw temperature utilization"
     ),
-    "graphs": "CUDAGraph graph graph_pool_handle make_graphed_callables",
     "green_contexts": "GreenContext",
     "memory": (
         "CUDAPluggableAllocator MemPool "
@@ -59,14 +58,14 @@ def refusal(name: str, stock: Any) -> Callable[..., Any]:
 
 
 # Names of CUDA itself, which `torch.simgpu` does not have.
-_CUDAS_OWN = frozenset({"CUDAGraph", "CUDAPluggableAllocator", "GreenContext"})
+_CUDAS_OWN = frozenset({"CUDAPluggableAllocator", "GreenContext"})
 
 _found: dict[str, Callable[..., Any]] = {}
 
 
 def find(name: str) -> Callable[..., Any] | None:
     """`torch.simgpu.<name>`, where that is refused, or None."""
-    refused = {word for home in ("", "graphs", "memory") for word in REFUSED[home].split()}
+    refused = {word for home in ("", "memory") for word in REFUSED[home].split()}
     stock = getattr(torch.cuda, name, None)
     if name not in refused - _CUDAS_OWN or stock is None:
         return None

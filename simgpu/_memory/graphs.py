@@ -1,0 +1,274 @@
+"""Work that is recorded once and replayed on the same memory, as by torch.cuda.CUDAGraph.
+
+A `Recording` sees every kernel and copy of the streams that it captures, with its arguments and
+results. On CUDA nothing is computed during a capture. A kernel of the host can only tell the shape
+of its results by computing them, so it does; at the end everything that existed before has its old
+values again, generators their old states, and what the graph has made is filled with NaN, since
+on CUDA there is nothing in it yet. `Graph.replay` launches the same kernels on the same memory.
+
+The memory of a graph's results is the graph's: it stays when their tensors die. The ledger of the
+device counts tensors alone. Tensors from outside that a graph reads or writes live as long as it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from simgpu._memory import pinned
+from simgpu._memory.host_aliases import host_empty, on_one_storage
+from simgpu._memory.ownership import with_bits_of
+from simgpu._runtime.captures import Capture
+from simgpu._runtime.instruments import Launch
+from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
+from simgpu.errors import CaptureError, UnsupportedError
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+_copy = _aten.copy_.default._handle.redispatch_boxed
+_clone = _aten.clone.default._handle.redispatch_boxed
+_detach = _aten.detach.default._handle.redispatch_boxed
+_fill = _aten.fill_.Scalar._handle.redispatch_boxed
+_set_storage = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+
+_WAITS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+# The host reads the values of their indices only where these are masks.
+_INDEXING = ("index.Tensor", "index_put", "index_put_", "_index_put_impl_")
+_NOT_PINNED = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
+    "pinned. Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
+_MASKS = (torch.bool, torch.uint8)
+# PyTorch's schemas do not say that these are written to.
+_RUNNING = ("running_mean", "running_var")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _named(launch: Launch) -> Iterator[tuple[Any, Any]]:
+    """The arguments of a call, each with what the operator's schema says of it."""
+    arguments = launch.kernel.op._schema.arguments
+    yield from zip(arguments, launch.args, strict=False)
+    by_name = {argument.name: argument for argument in arguments}
+    for name, value in launch.kwargs.items():
+        if name in by_name:
+            yield by_name[name], value
+
+
+def _written(launch: Launch) -> Iterator[Tensor]:
+    for argument, value in _named(launch):
+        changes = argument.alias_info is not None and argument.alias_info.is_write
+        if changes or argument.name in _RUNNING:
+            yield from _tensors(value)
+
+
+def _fresh(result: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of a result that stand on none of the arguments' storages."""
+    return [
+        tensor
+        for tensor in _tensors(result)
+        if tensor.numel() and not any(on_one_storage(tensor, each) for each in arguments)
+    ]
+
+
+class _Memory:
+    """The storages that a graph's results stand on, by address."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._storages: list[torch.UntypedStorage] = []
+        self._whole: list[Tensor] = []  # each storage, as a row of the dtype that it was made for
+
+    def add(self, tensor: Tensor) -> None:
+        """Keep the memory of a new tensor."""
+        storage = tensor.untyped_storage()
+        whole = host_empty(0, tensor.dtype)
+        _set_storage(HOST_KEYS, whole, storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))
+        self._whole.append(whole)
+        place = bisect.bisect(self._starts, storage.data_ptr())
+        self._starts.insert(place, storage.data_ptr())
+        self._storages.insert(place, storage)
+
+    def find(self, tensor: Tensor) -> torch.UntypedStorage | None:
+        """The storage that `tensor` lies in, or None."""
+        address = tensor.data_ptr()
+        place = bisect.bisect(self._starts, address) - 1
+        if place < 0 or not tensor.numel():
+            return None
+        storage = self._storages[place]
+        return storage if address < storage.data_ptr() + storage.nbytes() else None
+
+    def own(self, value: Any, fixed: bool = False) -> Any:
+        """`value`, with tensors of the graph's memory made anew: they keep no tensor alive.
+
+        With `fixed`, a number of the host is what it is now, as a CUDA kernel takes it.
+        """
+        if isinstance(value, (tuple, list)):
+            owned = [self.own(item, fixed) for item in value]
+            return tuple(owned) if isinstance(value, tuple) else owned
+        if not isinstance(value, Tensor):
+            return value
+        storage = self.find(value)
+        if storage is None:
+            # Memory of a device is not resizable here: it stands under an alias.
+            number = fixed and not value.dim() and value.untyped_storage().resizable()
+            return _clone(HOST_KEYS, value) if number else value
+        tensor = host_empty(0, value.dtype)
+        offset = (value.data_ptr() - storage.data_ptr()) // value.itemsize
+        _set_storage(HOST_KEYS, tensor, storage, offset, value.shape, value.stride())
+        return with_bits_of(value, tensor)
+
+    def spoil(self) -> None:
+        """Fill all of it with what nobody takes for a result."""
+        for whole in self._whole:
+            if whole.dtype != torch.bool:
+                floats = whole.is_floating_point() or whole.is_complex()
+                _fill(HOST_KEYS, whole, math.nan if floats else torch.iinfo(whole.dtype).max)
+
+
+class Graph:
+    """The kernels and copies of one capture, in their order."""
+
+    def __init__(self) -> None:
+        self._work: list[tuple[Kernel, int, Any, Any, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def append(self, about: Launch, memory: _Memory, outputs: list[Tensor]) -> None:
+        """Record a launch whose new results are `outputs`."""
+        route = None
+        if about.kind == "copy":
+            route = about.source.index, about.target.index
+        kernel = Kernel(about.kernel.op, _into(about.kernel, outputs))
+        written = {id(tensor) for tensor in _written(about)}
+        reads = about.kind == "kernel"
+        args = tuple(memory.own(v, reads and id(v) not in written) for v in about.args)
+        kwargs = {k: memory.own(v, reads and id(v) not in written) for k, v in about.kwargs.items()}
+        self._work.append((kernel, about.device.index, args, kwargs, route))
+
+    def replay(self) -> None:
+        """Launch it all again, on the current streams."""
+        for work in self._work:
+            launch(*work)
+
+
+def _into(kernel: Kernel, outputs: list[Tensor]) -> Any:
+    """Host code that writes the new results of `kernel` to `outputs`."""
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        result = kernel.run(keys, *args, **kwargs)
+        if outputs:
+            given = list(_tensors((args, tuple(kwargs.values()))))
+            for output, tensor in zip(outputs, _fresh(result, given), strict=True):
+                _copy(HOST_KEYS, output, tensor)
+        return result
+
+    return run
+
+
+class Recording(Capture):
+    """A capture under way: what is recorded so far, and how to undo what it did."""
+
+    def __init__(self, stream: torch.Stream) -> None:
+        super().__init__(stream)
+        self._graph = Graph()
+        self._memory = _Memory()
+        self._before: dict[Any, tuple[Tensor, Tensor]] = {}  # written memory, and its old values
+        self._generators: dict[int, tuple[Any, Tensor]] = {}  # and their old states
+
+    def end(self) -> Graph:
+        """Stop, and return the graph; raises if it cannot be replayed."""
+        self.stop()
+        self.check_end()
+        return self._graph
+
+    def stop(self) -> None:
+        """Record no more, and undo what was computed meanwhile."""
+        super().stop()
+        self._undo()
+
+    def before_launch(self, launch: Launch) -> None:
+        super().before_launch(launch)
+        if not self.holds(launch.device.index, launch.stream):
+            return
+        self._check(launch)
+        for tensor in _written(launch):
+            self._remember(tensor)
+        for value in (*launch.args, *launch.kwargs.values()):
+            if isinstance(value, torch.Generator) and id(value) not in self._generators:
+                self._generators[id(value)] = value, value.get_state()
+
+    def computed(self, launch: Launch, result: Any) -> None:
+        if not self.holds(launch.device.index, launch.stream):
+            return
+        given = list(_tensors((launch.args, tuple(launch.kwargs.values()))))
+        fresh = _fresh(result, given)
+        outputs = []
+        for tensor in fresh:
+            if self._memory.find(tensor) is None:
+                self._memory.add(tensor)
+            outputs.append(self._memory.own(tensor))
+        if not launch.op.startswith(("empty", "new_empty")):  # which write nothing
+            self._graph.append(launch, self._memory, outputs)
+
+    def _check(self, launch: Launch) -> None:
+        """Raise for work that CUDA does not capture, because the host waits for it."""
+        if launch.kind == "copy" and "cpu" in (launch.source.type, launch.target.type):
+            self._check_host_copy(launch)
+            return
+        given = list(_tensors((launch.args, tuple(launch.kwargs.values()))))
+        if any(tensor.layout != torch.strided or tensor.is_nested for tensor in given):
+            raise UnsupportedError(
+                f"'{launch.op}' with sparse or nested tensors cannot be captured on a simulated "
+                "device: leave it out of the graph"
+            )
+        if launch.op in _INDEXING:
+            if any(tensor.dtype in _MASKS for tensor in _tensors(launch.args[1])):
+                self.refuse()
+        elif any(tag in launch.kernel.op.tags for tag in _WAITS):
+            self.refuse()
+
+    def _check_host_copy(self, launch: Launch) -> None:
+        """Raise unless a copy from or to the host is of pinned memory, and nobody waits for it."""
+        blocks = not launch.kwargs.get("non_blocking", launch.args[2:3] == (True,))
+        host: Tensor | None = None
+        if launch.op == "copy_":
+            host = launch.args[launch.target.type != "cpu"]
+        elif launch.op == "_to_copy" and launch.source.type == "cpu":
+            host = launch.args[0]
+        elif launch.op == "_to_copy" and blocks:  # else its result is pinned
+            raise CaptureError(_NOT_PINNED)
+        if host is not None and not pinned.is_pinned(host):
+            raise CaptureError(_NOT_PINNED)
+        if blocks:
+            self.refuse()
+
+    def _remember(self, tensor: Tensor) -> None:
+        """Keep the values of memory from outside before it is written to."""
+        if not tensor.numel() or self._memory.find(tensor) is not None:
+            return
+        key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
+        if key not in self._before:
+            # A tensor of its own: the kernel may let the given one grow.
+            self._before[key] = _detach(HOST_KEYS, tensor), _clone(HOST_KEYS, tensor)
+
+    def _undo(self) -> None:
+        """Give back values and states, the last ones taken first, and empty the graph's memory."""
+        for tensor, values in reversed(self._before.values()):
+            _copy(HOST_KEYS, tensor, values)
+        for generator, state in self._generators.values():
+            generator.set_state(state)
+        self._before.clear()
+        self._generators.clear()
+        self._memory.spoil()

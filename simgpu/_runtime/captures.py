@@ -1,0 +1,125 @@
+"""Which streams are being captured into a graph, and what is forbidden meanwhile.
+
+While a stream is captured (torch.cuda.CUDAGraph), its work is recorded to be replayed. As on CUDA,
+other streams join a capture by waiting for work of it, and have to be waited for before it ends;
+whatever would make the host wait for captured work is forbidden, and spoils the capture. What is
+recorded and how it is replayed stands in `simgpu._memory.graphs`.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime import streams
+from simgpu._runtime.instruments import Instrument, Launch, add, remove
+from simgpu.errors import CaptureError
+
+NOT_PERMITTED = "operation not permitted when stream is capturing"
+
+_Key = tuple[int, int]  # the index of a device and the number of a stream
+_Clock = dict[_Key, int]  # how much of the work of each stream comes before a certain point
+
+
+def _key(stream: torch.Stream) -> _Key:
+    return stream.device_index, stream.stream_id
+
+
+class Capture(Instrument):
+    """A capture that began on `stream`, and the streams that have joined it."""
+
+    def __init__(self, stream: torch.Stream) -> None:
+        self.origin = _key(stream)
+        if self.origin in streams.captured:
+            raise CaptureError(f"{DEVICE_TYPE} error: {NOT_PERMITTED}: another graph captures it")
+        self._spoilt = False
+        self._clocks: dict[_Key, _Clock] = {self.origin: {self.origin: 0}}
+        # Events that mark captured work; by identity, and kept so that it stays theirs.
+        self._marks: dict[int, tuple[torch.Event, _Clock]] = {}
+
+    def begin(self) -> None:
+        """Capture from now on."""
+        streams.captured.add(self.origin)
+        add(self)
+
+    def stop(self) -> None:
+        """Capture no more."""
+        remove(self)
+        streams.captured.difference_update(self._clocks)
+
+    def holds(self, device: int, stream: int) -> bool:
+        """Whether work of this stream is captured."""
+        return (device, stream) in self._clocks
+
+    def refuse(self, reason: str = NOT_PERMITTED) -> NoReturn:
+        """Raise for what a capture does not survive."""
+        self._spoilt = True
+        raise CaptureError(f"{DEVICE_TYPE} error: {reason}")
+
+    def check_end(self) -> None:
+        """Raise if what was captured makes no graph."""
+        if self._spoilt:
+            raise CaptureError(
+                f"{DEVICE_TYPE} error: operation failed due to a previous error during capture"
+            )
+        known = self._clocks[self.origin]
+        for key, clock in self._clocks.items():
+            if known.get(key, -1) < clock[key]:
+                raise CaptureError(
+                    f"{DEVICE_TYPE} error: capturing stream has unjoined work: stream {key[1]} of "
+                    f"device {key[0]} has not been waited for"
+                )
+
+    def before_launch(self, launch: Launch) -> None:
+        key = launch.device.index, launch.stream
+        if key in self._clocks:
+            self._clocks[key][key] += 1
+
+    def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
+        clock = self._clocks.get(_key(stream))
+        if clock is None:
+            self._marks.pop(id(event), None)
+        else:
+            self._marks[id(event)] = event, dict(clock)
+
+    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+        waiting = _key(stream)
+        clock = self._clock_of(awaited)
+        if clock is None:
+            if waiting in self._clocks and not _is_unrecorded(awaited):
+                self.refuse("dependency created on uncaptured work in another stream")
+            return
+        if waiting not in self._clocks:
+            if stream.stream_id == 0:
+                self.refuse(
+                    "operation would make the legacy stream depend on a capturing blocking stream"
+                )
+            self._clocks[waiting] = {waiting: 1}  # to wait is work as well
+            streams.captured.add(waiting)
+        own = self._clocks[waiting]
+        for key, count in clock.items():
+            own[key] = max(own.get(key, -1), count)
+
+    def _clock_of(self, awaited: torch.Stream | torch.Event) -> _Clock | None:
+        """How much captured work comes before the end of a stream or before an event."""
+        if isinstance(awaited, torch.Stream):
+            return self._clocks.get(_key(awaited))
+        return self._marks.get(id(awaited), (None, None))[1]
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        if isinstance(awaited, torch.device):
+            captured = any(device == awaited.index for device, _ in self._clocks)
+        else:
+            captured = self._clock_of(awaited) is not None
+        if captured:
+            self.refuse()
+
+    def devices_removed(self) -> None:
+        self._spoilt = True
+        self.stop()
+
+
+def _is_unrecorded(awaited: torch.Stream | torch.Event) -> bool:
+    return isinstance(awaited, streams.Event) and awaited.cuda_event == 0

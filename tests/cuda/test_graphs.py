@@ -1,0 +1,403 @@
+"""torch.cuda.CUDAGraph: what is captured happens at each replay, and not before."""
+
+import gc
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import simgpu
+from simgpu.errors import CaptureError, UnsupportedError
+from tests.support.plant import Edit, run
+
+SIZE = 4
+
+# Steps of a program on a few vectors: each gives a new one, or writes to the first of the two.
+NEW = {
+    "add": torch.add,
+    "mm": lambda x, y: torch.outer(x, y) @ y,
+    "cat": lambda x, y: torch.cat([x[1:], y[:1]]),
+    "stack": lambda x, y: torch.stack([x, y]).amax(0),
+    "rand": lambda x, y: torch.rand_like(x) + y,
+    "dropout": lambda x, y: nn.functional.dropout(x, 0.5),
+    "index": lambda x, y: x[torch.arange(SIZE - 1, -1, -1, device=x.device)],
+    "empty": lambda x, y: torch.empty_like(x).copy_(y),
+    "complex": lambda x, y: torch.complex(x, y).conj().angle(),
+}
+WRITTEN = {
+    "add_": lambda x, y: x.add_(y, alpha=0.5),
+    "part": lambda x, y: x[1:].mul_(y[:-1].clone()),
+    "copy_": lambda x, y: x.copy_(y),
+    "normal_": lambda x, y: x.normal_(),
+    "out": lambda x, y: torch.sub(x, y, out=x),
+    "foreach": lambda x, y: torch._foreach_mul_([x], 0.5),
+    "number": lambda x, y: x.clamp_(-2.0, 2.0).add_(1),
+}
+steps = st.lists(
+    st.tuples(st.sampled_from([*NEW, *WRITTEN]), st.integers(0, 9), st.integers(0, 9)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def program(names, given_tensors):
+    """What the steps make of the tensors, and the tensors that they make."""
+    known = list(given_tensors)
+    for name, first, second in names:
+        x, y = known[first % len(known)], known[second % len(known)]
+        if name in NEW:
+            known.append(NEW[name](x, y))
+        else:
+            WRITTEN[name](x, y)
+    return known
+
+
+def inputs(device):
+    return [torch.linspace(-1, 1, SIZE, device=device), torch.ones(SIZE, device=device)]
+
+
+def capture(graph, work):
+    with torch.cuda.graph(graph):
+        work()
+
+
+def values(tensors):
+    return [tensor.clone().cpu() for tensor in tensors]
+
+
+def same(found, expected):
+    return all(
+        torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(found, expected, strict=True)
+    )
+
+
+@given(names=steps, replays=st.integers(0, 3), seed=st.integers(0, 9), device=st.integers(0, 3))
+def test_replays_are_the_program_done_so_often(cuda, names, replays, seed, device):
+    with torch.cuda.device(device):
+        here = inputs("cuda")
+        torch.cuda.manual_seed(seed)
+        for _ in range(replays):
+            expected = values(program(names, here))
+        after = torch.cuda.get_rng_state()
+        there = inputs("cuda")
+        torch.cuda.manual_seed(seed)
+        before = values(there), torch.cuda.get_rng_state()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            made = program(names, there)
+        assert same(values(there), before[0])
+        assert torch.equal(torch.cuda.get_rng_state(), before[1])
+        places = [tensor.data_ptr() for tensor in made]
+        for _ in range(replays):
+            graph.replay()
+        assert [tensor.data_ptr() for tensor in made] == places
+        if replays:
+            assert same(values(made), expected)
+            assert torch.equal(torch.cuda.get_rng_state(), after)
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.1, capturable=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, capturable=True, foreach=False),
+    "fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True, capturable=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
+@given(name=st.sampled_from(sorted(OPTIMIZERS)), seed=st.integers(0, 9), replays=st.integers(1, 2))
+def test_training_by_replays_gives_the_weights_of_training(cuda, name, seed, replays):
+    """The whole step is captured: dropout, running statistics, gradients and the optimizer."""
+
+    def trained(captured):
+        torch.manual_seed(seed)
+        layers = nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 1)
+        net = nn.Sequential(*layers).cuda()
+        optimizer = OPTIMIZERS[name](net.parameters())
+        batch = torch.randn(4, 3, device="cuda")
+
+        def step():
+            optimizer.zero_grad()
+            net(batch).square().mean().backward()
+            optimizer.step()
+
+        step()  # optimizers make their state at the first step, with numbers of the host
+        graph = torch.cuda.CUDAGraph()
+        if captured:
+            with torch.cuda.graph(graph):
+                step()
+        for index in range(replays):
+            batch.fill_(index + 1).cumsum_(0)
+            graph.replay() if captured else step()
+        return {key: value.cpu() for key, value in net.state_dict().items()}
+
+    plain, replayed = trained(captured=False), trained(captured=True)
+    assert all(torch.equal(plain[key], replayed[key]) for key in plain)
+
+
+@given(rows=st.integers(1, 4), calls=st.integers(1, 3))
+def test_graphed_callables_have_the_gradients_of_the_module(cuda, rows, calls):
+    batches = [torch.arange(rows * 3.0).view(rows, 3) + call for call in range(calls)]
+    seen = []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        module = nn.Linear(3, 2).cuda()
+        call = module
+        if graphed:
+            sample = torch.zeros(rows, 3, device="cuda", requires_grad=True)
+            call = torch.cuda.make_graphed_callables(module, (sample,))
+        for batch in batches:
+            x = batch.cuda().requires_grad_()
+            module.zero_grad()  # else they would accumulate in the graph's own memory
+            call(x).square().sum().backward()
+            seen.append([value.cpu() for value in (x.grad, module.weight.grad, module.bias.grad)])
+    for plain, graphed in zip(seen[:calls], seen[calls:], strict=True):
+        assert all(map(torch.equal, plain, graphed))
+
+
+ILLEGAL = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.any()),
+    "equal": lambda x: torch.equal(x, x),
+    "nonzero": torch.nonzero,
+    "mask": lambda x: x[x > 0],
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "put by mask": lambda x: x.__setitem__(x > 0, torch.zeros(1, device=x.device)),
+    "device": lambda x: torch.cuda.synchronize(),
+    "stream": lambda x: torch.cuda.current_stream().synchronize(),
+    "event": lambda x: torch.cuda.current_stream().record_event().synchronize(),
+    "pinned, but waiting": lambda x: x.copy_(torch.ones(SIZE).pin_memory()),
+    "other stream": lambda x: torch.cuda.current_stream().wait_stream(torch.cuda.Stream()),
+    "default stream": lambda x: torch.cuda.default_stream().wait_stream(
+        torch.cuda.current_stream()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ILLEGAL))
+def test_what_waits_for_the_device_spoils_a_capture(cuda, name):
+    x = torch.ones(SIZE, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(CaptureError, match="failed due to a previous error") as caught:
+        capture(graph, lambda: (x.add_(1), ILLEGAL[name](x)))
+    assert isinstance(caught.value, torch.AcceleratorError)
+    assert str(caught.value.__context__).startswith("CUDA error: ")
+    assert x.tolist() == [1.0] * SIZE
+    with pytest.raises(CaptureError, match="replay without a preceding"):
+        graph.replay()
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: x.copy_(torch.ones(SIZE)),
+        lambda x: torch.tensor([1.0], device="cuda"),
+        lambda x: torch.ones(SIZE).to("cuda", non_blocking=True),
+    ],
+)
+def test_copies_need_pinned_memory(cuda, copy):
+    x = torch.ones(SIZE, device="cuda")
+    with pytest.raises(RuntimeError, match="during CUDA graph capture unless the CPU tensor is"):
+        capture(torch.cuda.CUDAGraph(), lambda: copy(x))
+
+
+def test_a_copy_of_pinned_memory_is_done_again_at_each_replay(cuda):
+    source, target = torch.zeros(SIZE).pin_memory(), torch.zeros(SIZE).pin_memory()
+    x = torch.ones(SIZE, device="cuda")
+    number = torch.tensor(2.0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.copy_(source, non_blocking=True)
+        target.copy_(x * number, non_blocking=True)
+    assert (target[0], x[0]) == (0, 1)
+    number.fill_(7)  # a kernel takes a number of the host as it was
+    for count in range(3):
+        source.fill_(count)
+        graph.replay()
+        assert target.tolist() == [2.0 * count] * SIZE
+
+
+@given(data=st.data())
+def test_streams_join_by_waiting_and_have_to_be_waited_for(cuda, data):
+    """Forks and joins in any order: a graph if and only if all work comes before the end."""
+    side = [torch.cuda.Stream() for _ in range(3)]
+    x = torch.zeros(SIZE, device="cuda")
+    seen = {0: {0}}  # for each captured stream, the others whose present work precedes its next
+    graph = torch.cuda.CUDAGraph()
+    main = torch.cuda.Stream()
+    everything = [main, *side]
+    moves = data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8))
+    expected = 0
+    with torch.cuda.stream(main):
+        graph.capture_begin()
+        for waiting, awaited in moves:
+            if awaited not in seen or waiting == awaited:
+                continue
+            if data.draw(st.booleans()):
+                everything[waiting].wait_stream(everything[awaited])
+            else:
+                everything[waiting].wait_event(everything[awaited].record_event())
+            seen[waiting] = seen.get(waiting, {waiting}) | seen[awaited]
+            with torch.cuda.stream(everything[waiting]):
+                x.add_(1)
+            expected += 1
+            for other, precedes in seen.items():
+                if other != waiting:
+                    precedes.discard(waiting)
+        if set(seen) <= seen[0] and expected:
+            graph.capture_end()
+            graph.replay()
+            assert x.tolist() == [float(expected)] * SIZE
+        elif set(seen) <= seen[0]:
+            with pytest.warns(UserWarning, match="The CUDA Graph is empty"):
+                graph.capture_end()
+        else:
+            with pytest.raises(CaptureError, match="unjoined work"):
+                graph.capture_end()
+
+
+def test_other_streams_work_as_ever(cuda):
+    x, y = torch.zeros(2, SIZE, device="cuda")
+    other = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert torch.cuda.is_current_stream_capturing()
+        x.add_(1)
+        with torch.cuda.stream(other):
+            assert not torch.cuda.is_current_stream_capturing()
+            y.add_(1)
+    assert not torch.cuda.is_current_stream_capturing()
+    graph.replay()
+    assert (x[0], y[0]) == (1, 1)
+
+
+def test_memory_of_dead_tensors_stays_with_the_graph(cuda):
+    torch.cuda.synchronize()
+    x = torch.ones(SIZE, device="cuda")
+    before = torch.cuda.memory_allocated()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = (x + 1) * (x + 2)
+    assert torch.cuda.memory_allocated() == before + 512
+    assert result.isnan().all()  # nothing has been computed
+    graph.replay()
+    assert result.tolist() == [6.0] * SIZE
+    graph.reset()
+    del graph
+    gc.collect()
+    assert result.tolist() == [6.0] * SIZE
+    del result
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_traces_show_the_kernels_of_a_replay(cuda):
+    x = torch.ones(SIZE, device="cuda:2")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream("cuda:2")):
+        x.add_(1).exp()
+    with simgpu.trace() as records:
+        graph.replay()
+    assert [(r.op.partition(".")[0], r.device.index) for r in records] == [("add_", 2), ("exp", 2)]
+
+
+def test_wrong_calls_say_so(cuda):
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="captured on a non-default stream"):
+        graph.capture_begin()
+    for call in (graph.replay, graph.pool, graph.capture_end):
+        with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+            call()
+    with torch.cuda.stream(torch.cuda.Stream()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="Unknown capture error mode"):
+            graph.capture_begin(capture_error_mode="sometimes")
+        with pytest.raises(UnsupportedError, match="check_input_liveness"):
+            graph.capture_begin(check_input_liveness=True)
+        graph.capture_begin()
+        with pytest.raises(RuntimeError, match="already owns a captured graph"):
+            graph.capture_begin()
+        with pytest.raises(RuntimeError, match="another graph captures it"):
+            torch.cuda.CUDAGraph().capture_begin()
+        graph.capture_end()
+    assert graph.pool() != torch.cuda.graph_pool_handle() != torch.cuda.graph_pool_handle()
+    with pytest.raises(RuntimeError, match="already owns a captured graph"):
+        graph.capture_begin()
+    with pytest.raises(UnsupportedError, match="debug_dump"):
+        graph.debug_dump("file")
+
+
+def test_a_capture_ends_with_its_graph_or_its_devices():
+    with simgpu.as_cuda(1):
+        x = torch.zeros(1, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()) as _:
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+            x.add_(1)
+            del graph
+            assert not torch.cuda.is_current_stream_capturing()
+            assert x.item() == 0
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+    with simgpu.as_cuda(1):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            assert torch.ones(1, device="cuda").item() == 1
+
+
+def test_an_output_does_not_grow_in_a_capture(cuda):
+    x, out = torch.ones(3, SIZE, device="cuda")[:2]
+    with pytest.raises(UnsupportedError, match=r"has to grow to shape \(8,\)"):
+        capture(torch.cuda.CUDAGraph(), lambda: torch.cat([x, x], out=out.clone()))
+    empty = torch.empty(0, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.cat([x, x], out=empty)
+    x.fill_(2)
+    graph.replay()
+    assert empty.tolist() == [2.0] * 2 * SIZE
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_sparse_tensors_are_not_captured(cuda):
+    dense = torch.eye(3, device="cuda")
+    x = dense.to_sparse()
+    with pytest.raises(UnsupportedError, match="sparse or nested"):
+        capture(torch.cuda.CUDAGraph(), lambda: torch.sparse.mm(x, dense))
+
+
+# What would be wrong, and the test above that says so.
+FAULTS = {
+    "a capture is done as well": (
+        Edit("simgpu._memory.graphs:Recording._undo", "_copy(HOST_KEYS, tensor, values)", "pass"),
+        test_replays_are_the_program_done_so_often,
+    ),
+    "generators stay where a capture left them": (
+        Edit("simgpu._memory.graphs:Recording._undo", "generator.set_state(state)", "pass"),
+        test_replays_are_the_program_done_so_often,
+    ),
+    "a replay writes to new memory": (
+        Edit("simgpu._memory.graphs:_into", "if outputs:", "if False:"),
+        test_replays_are_the_program_done_so_often,
+    ),
+    "no stream has to be waited for": (
+        Edit(
+            "simgpu._runtime.captures:Capture.check_end",
+            "if known.get(key, -1) < clock[key]:",
+            "if False:",
+        ),
+        test_streams_join_by_waiting_and_have_to_be_waited_for,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(cuda, name):
+    edit, test = FAULTS[name]
+    with edit.planted(), pytest.raises((AssertionError, pytest.fail.Exception)):
+        run(test, cuda=cuda)
