@@ -91,6 +91,6 @@ def pytest_terminal_summary(terminalreporter):
         if name == "recording"
     }
     if lines:
-        terminalreporter.section("recordings")
+        terminalreporter.section("simulated against hardware")
         for line in sorted(lines):
             terminalreporter.write_line(line)

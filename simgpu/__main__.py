@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from simgpu._cli import fuzz, info, replay, run
+from simgpu._cli import compare, fuzz, info, replay, run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -17,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
     prog = "python -m simgpu" if sys.argv[0].endswith("__main__.py") else "simgpu"
     root = argparse.ArgumentParser(prog=prog, description="Simulated GPUs for PyTorch programs.")
     commands = root.add_subparsers(dest="command", required=True)
-    for command in (run, fuzz, replay, info):
+    for command in (run, fuzz, replay, compare, info):
         command.add_arguments(commands)
     return root
 

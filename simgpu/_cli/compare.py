@@ -1,0 +1,52 @@
+"""`simgpu compare`: what recordings of hardware say, and what simulated devices do."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from simgpu._startup import variables
+
+
+def add_arguments(commands: Any) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="replay recordings of hardware on simulated devices, and report",
+        description="Replay recordings of what GPUs did, and print how many cases agreed. For a "
+        "clone of the repository, whose tests have the recordings and what replays them.",
+    )
+    compare.add_argument("files", nargs="+", type=Path, metavar="FILE", help="tests/recordings/...")
+    compare.set_defaults(start=start, parser=compare)
+
+
+def start(options: argparse.Namespace) -> int:
+    """Find the tests that the first file belongs to, and let them replay all files."""
+    for path in options.files:
+        if not path.is_file():
+            options.parser.error(f"no such file: {path}")
+    root = _root(options.files[0].resolve())
+    if root is None:
+        options.parser.error(
+            f"{options.files[0]} lies in no clone of the repository: there is no "
+            "tests/support/comparison.py in a folder above it"
+        )
+    sys.path.insert(0, str(root))
+    variables.clear()
+    comparison = importlib.import_module("tests.support.comparison")
+    errors = importlib.import_module("tests.support.recording")
+    try:
+        status: int = comparison.main(options.files)
+    except errors.RecordingError as error:
+        options.parser.error(str(error))
+    return status
+
+
+def _root(path: Path) -> Path | None:
+    """The clone that a recording lies in."""
+    for folder in path.parents:
+        if (folder / "tests" / "support" / "comparison.py").is_file():
+            return folder
+    return None

@@ -1,0 +1,157 @@
+"""What other people's GPUs printed, replayed: small programs and what came out of them.
+
+A file in `tests/recordings/published` says what it is about (`what`) and has `cases`. A case is a
+program for CUDA (`code`, which leaves what it saw in `seen`), the GPUs that it needs (`devices`,
+`model`), what was printed (`seen`) and by whom (`source`). `digits` says to how many decimals
+numbers were printed; others are exact. `remark` says what is not as in the source; `known` why
+simulated devices do something else: without a difference it is as wrong as one without a reason.
+`ours` says why the package dataparallel does something else than `torch.nn.parallel`, which did it.
+`random` marks programs that draw: they are compared where the devices draw as CUDA does.
+"""
+
+import itertools
+import json
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+import dataparallel
+import simgpu
+from simgpu._memory.out_of_memory import Figures, text
+from tests.support.recording import FOLDER, RecordingError
+
+PUBLISHED = FOLDER / "published"
+_CASE = {
+    "source",
+    "code",
+    "seen",
+    "devices",
+    "model",
+    "digits",
+    "remark",
+    "known",
+    "ours",
+    "random",
+}
+_NEEDED = {"source", "code", "seen", "devices"}
+
+LIBRARIES = (
+    SimpleNamespace(DataParallel=torch.nn.DataParallel, comm=torch.nn.parallel.comm),
+    SimpleNamespace(DataParallel=dataparallel.DataParallel, comm=dataparallel.comm),
+)
+
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def oom_text(release, **printed):
+    """The text of `torch.OutOfMemoryError` of a release, from amounts as they are printed."""
+    amounts = {}
+    for name, amount in printed.items():
+        number, unit = (None, "bytes") if amount is None else amount.split()
+        amounts[name] = None if number is None else round(float(number) * _UNITS[unit])
+    return text(Figures(device=0, **amounts), release)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case: "agreed", "differs" or "not compared", and why."""
+
+    case: dict
+    verdict: str
+    why: str = ""
+
+    @property
+    def is_wrong(self):
+        """Whether the case differs without a reason, or has a reason without a difference."""
+        return self.verdict == "wrong"
+
+
+def load(path):
+    """Return a published recording; raises RecordingError for anything else."""
+
+    def wrong(why):
+        return RecordingError(f"{Path(path).name} is no published recording: {why}")
+
+    try:
+        recording = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise wrong(f"not JSON, or cut short ({error})") from error
+    if set(recording) != {"what", "cases"} or not recording["cases"]:
+        raise wrong("it must have what and cases")
+    for place, case in enumerate(recording["cases"]):
+        if not _NEEDED <= set(case) <= _CASE:
+            raise wrong(f"case {place} has {sorted(case)}")
+    return recording
+
+
+def numbers(seen):
+    """How many numbers were printed."""
+    if isinstance(seen, list):
+        return sum(map(numbers, seen))
+    return int(isinstance(seen, int | float))
+
+
+def same(got, printed, digits=None):
+    """Whether a program saw what was printed."""
+    if isinstance(printed, list):
+        return (
+            isinstance(got, list | tuple)
+            and len(got) == len(printed)
+            and all(same(g, p, digits) for g, p in zip(got, printed, strict=True))
+        )
+    if isinstance(printed, float) and digits is not None:
+        return isinstance(got, float) and abs(got - printed) <= 0.5001 * 10**-digits
+    return type(got) is type(printed) and got == printed
+
+
+def run(code, library=LIBRARIES[0]):
+    """Run a program, and return what it saw."""
+    names = {"torch": torch, "nn": nn, "warnings": warnings, "oom_text": oom_text}
+    names |= vars(library)
+    exec(code, names)
+    return names["seen"]
+
+
+def draws_as_cuda():
+    """Whether the devices have CUDA's generator, whose state is a seed and an offset."""
+    return torch.cuda.get_rng_state(0).numel() == 16
+
+
+def outcome(case):
+    """Run one case on the devices that there are, with both libraries where it names one."""
+    if case.get("random") and not draws_as_cuda():
+        return Outcome(case, "not compared", "the devices draw with the host's generator")
+    names_library = re.search(r"\bDataParallel\b|\bcomm\b", case["code"])
+    libraries = LIBRARIES if names_library else LIBRARIES[:1]
+    found = [_seen(case["code"], library) for library in libraries]
+    agree = [same(got, case["seen"], case.get("digits")) for got in found]
+    expected = ["known" not in case, not {"known", "ours"} & set(case)][: len(libraries)]
+    why = case.get("known") or case.get("ours", "")
+    if agree == expected:
+        return Outcome(case, "agreed" if "known" not in case else "differs", why)
+    if all(agree):
+        return Outcome(case, "wrong", f"no difference any more: {why}")
+    return Outcome(case, "wrong", f"printed {case['seen']!r}, and seen {found!r}")
+
+
+def _seen(code, library):
+    torch.cuda.empty_cache()  # what another program left
+    try:
+        return run(code, library)
+    except Exception as error:  # whatever a program raises is a difference
+        return f"{type(error).__name__}: {error}"
+
+
+def replay(recording):
+    """Run all cases, each on simulated devices of its model, and return what became of them."""
+    outcomes = []
+    groups = itertools.groupby(recording["cases"], lambda c: (c["devices"], c.get("model")))
+    for (count, model), cases in groups:
+        with simgpu.as_cuda(count, model=model):
+            outcomes.extend(map(outcome, cases))
+    return outcomes
