@@ -8,21 +8,25 @@ is set.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
 
 from simgpu import _naming
 from simgpu._pytest.options import DeviceOptions, check, options_in, process_count
+from simgpu._pytest.short_option import early_model
 from simgpu._startup import variables
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     # Before a conftest imports torch, which ends the process where the variable is wrong.
     process_count()
     options = options_in(early_config.known_args_namespace)
     if options.as_cuda:
+        if options.model is None:
+            options = dataclasses.replace(options, model=early_model(early_config, args))
         _start(early_config, options)
 
 

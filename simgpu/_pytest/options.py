@@ -82,7 +82,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--device-model",
         metavar="NAME[,NAME...]",
         help="which GPU each simulated device says that it is, such as A100; with commas one per "
-        "device",
+        "device; also --model, where the suite has no option of that name",
     )
     add(
         "--oversubscribe",

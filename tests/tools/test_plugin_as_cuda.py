@@ -136,6 +136,7 @@ def test_without_the_option_nothing_is_there(suite, monkeypatch):
 OPTIONS = {
     "simgpu_as_cuda": True, "simgpu_devices": "simgpu", "simgpu_oversubscribe": False,
     "simgpu_device_count": None, "simgpu_gpus_per_worker": None, "simgpu_device_memory": None,
+    "simgpu_device_model": None,
 }  # fmt: skip
 
 
@@ -153,4 +154,4 @@ def test_what_contradicts_it_is_refused(monkeypatch, options, says):
     namespace = SimpleNamespace(**OPTIONS | options)
     config = SimpleNamespace(known_args_namespace=namespace, add_cleanup=lambda call: None)
     with pytest.raises(pytest.UsageError, match=says):
-        as_cuda.pytest_load_initial_conftests(config)
+        as_cuda.pytest_load_initial_conftests(config, [])

@@ -1,0 +1,52 @@
+"""pytest --model and --device-model: devices that say they are a GPU, and suites with their own."""
+
+import pytest
+
+SUITE = """
+import torch
+
+def test_names(devices):
+    module = torch.get_device_module(devices[0])
+    assert [module.get_device_name(d) for d in devices] == ["NVIDIA A100-SXM4-40GB", "Tesla T4"]
+"""
+NO_CACHE = ("-p", "no:cacheprovider", "--device-count", "2")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--model", "a100,t4", "--as-cuda"), ("--model=a100,t4",), ("--device-model=A100,Tesla T4",)],
+    ids=["cuda", "short", "long"],
+)
+def test_each_device_is_its_model(pytester, options):
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_subprocess(*NO_CACHE, *options)
+    result.assert_outcomes(passed=1)
+    line = "*devices: 2 simulated GPUs, model NVIDIA A100-SXM4-40GB, Tesla T4 (simgpu*"
+    result.stdout.fnmatch_lines(line)
+
+
+def test_a_suite_keeps_its_own_option(pytester):
+    pytester.makeconftest(
+        "def pytest_addoption(parser): parser.addoption('--model', default='theirs')"
+    )
+    pytester.makepyfile(
+        "def test_it(request, devices): assert request.config.option.model == 'bert'"
+    )
+    pytester.runpytest_subprocess(*NO_CACHE, "--model", "bert").assert_outcomes(passed=1)
+    result = pytester.runpytest_subprocess(*NO_CACHE, "--model", "T4", "--as-cuda")
+    result.stderr.fnmatch_lines(["*--model is an option of this suite: say --device-model*"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--model", "A1000000"), "--device-model A1000000: *is no GPU that is known here*"),
+        (("--model", "T4", "--devices", "cuda"), "--device-model is of simulated devices*"),
+        (("--model", "T4,L4,A100"), "*has 3 entries for 2 devices*"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_at_the_start(pytester, words, says):
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_subprocess(*NO_CACHE, *words)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{says}"])
