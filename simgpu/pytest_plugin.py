@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 
 # The hooks of --as-cuda, for suites that name CUDA and no fixture of ours; and a clear error.
-pytest_plugins = ["simgpu._pytest.as_cuda", "simgpu._pytest.option_names"]
+pytest_plugins = [
+    "simgpu._pytest.as_cuda",
+    "simgpu._pytest.option_names",
+    "simgpu._pytest.short_option",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
