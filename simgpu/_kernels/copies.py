@@ -23,6 +23,13 @@ _TO_COPY = Kernel(_aten._to_copy.default)
 _CLONE = Kernel(_aten.clone.default)
 _ITEM = Kernel(_aten._local_scalar_dense.default)
 _CPU = torch.device("cpu")
+# The dtypes of the tensors that PyTorch makes of numbers.
+_NUMBER_DTYPES = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
 
 
 def _index(tensor: torch.Tensor) -> int | None:
@@ -31,7 +38,9 @@ def _index(tensor: torch.Tensor) -> int | None:
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """`self.copy_(src)`, whatever devices they are on."""
+    """`self.copy_(src)`, whatever devices they are on; `src` may be a plain number."""
+    if not isinstance(src, torch.Tensor):
+        src = torch.scalar_tensor(src, dtype=_NUMBER_DTYPES[type(src)], device=_CPU)
     source, target = _index(src), _index(self)
     arguments = (host_alias(self), host_alias(src), non_blocking)
     if source == target:

@@ -88,6 +88,13 @@ SIMULATOR = [
         rules.test_copies_keep_values_strides_and_types,
     ),
     fault(
+        "another number is copied",
+        "simgpu._kernels.copies:copy_",
+        "torch.scalar_tensor(src,",
+        "torch.scalar_tensor(not src,",
+        rules.test_a_plain_number_is_copied_into_every_element,
+    ),
+    fault(
         "a copy between devices is an alias",
         "simgpu._kernels.copies:to_copy",
         "return adopt(launch_copy(_TO_COPY, source, target, arguments, options, blocking), target)",

@@ -296,3 +296,14 @@ def test_more_than_a_number_stays_where_it_is(devices):
     x = torch.zeros(3)
     with pytest.raises(RuntimeError, match="two devices"):
         x[torch.tensor([1, 2])] = torch.ones(2, device=devices[0])
+
+
+@given(
+    slot=st.integers(0, 7),
+    number=st.booleans() | st.integers(-100, 100) | st.sampled_from([0.5, torch.inf]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.complex64]),
+)
+def test_a_plain_number_is_copied_into_every_element(devices, slot, number, dtype):
+    x, expected = torch.zeros(2, 3, dtype=dtype, device=place(slot, devices)), torch.zeros(2, 3)
+    x.copy_(number)
+    assert plain(x) == plain(expected.to(dtype).copy_(number))
