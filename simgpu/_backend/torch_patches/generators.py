@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from simgpu._backend.generators import make
 from simgpu._class_proxies import ClassProxy, copy_identity
 from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Patch, Row
+from simgpu._patches import Action, Patch, Row
 
 _Stock: Any = torch._C.Generator
 
@@ -33,7 +34,16 @@ class Generator(_Stock, metaclass=_GeneratorType):  # type: ignore[misc]
 copy_identity(Generator, _Stock)
 
 
+def _reduce(generator: Any) -> Any:
+    return _Stock, *generator.__reduce__()[1:]
+
+
 PATCHES: tuple[Row, ...] = (
+    Action(
+        "`copyreg.pickle`: the reducer of generators of the CPU",
+        run=lambda _: copyreg.pickle(_Stock, _reduce),
+        why="PyTorch's own names torch.Generator, the proxy, which pickle finds under no name",
+    ),
     Patch(
         "torch",
         "Generator",

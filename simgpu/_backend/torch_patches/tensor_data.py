@@ -73,11 +73,15 @@ def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
         self.grad = gradient
 
 
+def _delete_data(self: torch.Tensor) -> None:
+    _data.__delete__(self)  # which raises, and says why
+
+
 PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.Tensor",
         "data",
-        value=property(_get_data, _set_data),
+        value=property(_get_data, _set_data, _delete_data),
         why="a tensor keeps its identity when its data moves between the CPU and a device",
     ),
     Patch(

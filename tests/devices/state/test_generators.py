@@ -94,6 +94,13 @@ def test_randperm_wants_a_generator_of_its_very_device(devices, pair):
         torch.randperm(9, device=device, generator=torch.Generator(device=other))
 
 
+def test_a_generator_of_the_host_is_pickled_as_ever(devices):
+    generator = torch.Generator().manual_seed(7)
+    torch.rand(3, generator=generator)
+    again = pickle.loads(pickle.dumps(generator))
+    assert torch.equal(torch.rand(3, generator=again), torch.rand(3, generator=generator))
+
+
 @given(slot=slots, seed=st.integers(0, 1000), drawn=st.integers(0, 3))
 def test_a_generator_shares_its_stream_and_is_pickled_with_its_place(devices, slot, seed, drawn):
     device = place(slot, devices)
