@@ -10,7 +10,20 @@ CUDA = ("test_data_parallel.py", "test_cuda_multigpu.py", "test_cuda.py")
 # Written for any kind of device (instantiate_device_type_tests): they run on devices that are
 # called "simgpu", PyTorch's PrivateUse1, as the suite of any new backend would. Any other file that
 # is named on the command line runs so, too; expected.toml says nothing of it yet.
-GENERIC = ("test_indexing.py", "test_shape_ops.py", "test_type_promotion.py", "test_view_ops.py")
+GENERIC = (
+    "test_autograd.py",
+    "test_indexing.py",
+    "test_reductions.py",
+    "test_scatter_gather_ops.py",
+    "test_segment_reductions.py",
+    "test_shape_ops.py",
+    "test_sort_and_select.py",
+    "test_spectral_ops.py",
+    "test_tensor_creation_ops.py",
+    "test_torch.py",
+    "test_type_promotion.py",
+    "test_view_ops.py",
+)
 DEFAULT = CUDA + GENERIC
 ONLY_FOR = "PYTORCH_TESTING_DEVICE_ONLY_FOR"
 
