@@ -18,6 +18,7 @@ the table, which a test compares with every import):
     _cuda           simgpu.as_cuda: devices that answer to "cuda", for the length of a block
     _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
+    _simulation     simgpu.faults, simgpu.sweep: failures on purpose
     _cli, __main__  the commands
 
 Beside it, for tests:
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from simgpu._cuda.as_cuda import as_cuda
     from simgpu._profiling.trace import Trace, trace
     from simgpu._runtime.instruments import Record
+    from simgpu._simulation.faults import faults
+    from simgpu._simulation.sweep import sweep
     from simgpu._startup.without_block import disable, enable
 
 __all__ = [
@@ -60,6 +63,8 @@ __all__ = [
     "disable",
     "enable",
     "errors",
+    "faults",
+    "sweep",
     "trace",
 ]
 
@@ -70,6 +75,8 @@ _HOME = {
     "devices": "simgpu._backend.devices",
     "disable": "simgpu._startup.without_block",
     "enable": "simgpu._startup.without_block",
+    "faults": "simgpu._simulation.faults",
+    "sweep": "simgpu._simulation.sweep",
     "trace": "simgpu._profiling.trace",
 }
 

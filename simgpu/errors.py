@@ -70,6 +70,25 @@ class CaptureError(SimGPUError, torch.AcceleratorError):
     """
 
 
+class InjectedFaultError(SimGPUError, torch.AcceleratorError):
+    """`simgpu.faults` let a kernel or a copy fail; the text says which."""
+
+
+class DeviceLostError(SimGPUError, torch.AcceleratorError):
+    """A device was used that `simgpu.faults` has lost.
+
+    As with CUDA's sticky errors there is no way out but to end the devices (on CUDA: the process).
+    """
+
+
+class UnrepeatableStepError(SimGPUError, ValueError):
+    """A step that is to be run many times gives other results each time.
+
+    Likely causes: state that is not named in ``state=[...]``, or random numbers from elsewhere
+    than torch's generators and Python's ``random``.
+    """
+
+
 class BackendSlotTakenError(SimGPUError, RuntimeError):
     """Another package already uses PyTorch's one slot for outside devices (PrivateUse1)."""
 

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from simgpu._memory.ownership import adopt, raise_out_of_memory
+from simgpu._memory.ownership import adopt
 from simgpu._naming import DEVICE_TYPE
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import world
 from simgpu._runtime.device import Allocation
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
+from simgpu._runtime.out_of_memory import raise_out_of_memory
 
 Tensor = torch.Tensor
 _Keys = torch._C.DispatchKeySet

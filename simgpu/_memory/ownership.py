@@ -9,22 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from simgpu._memory.composites import is_composite, rebuild
-from simgpu._memory.out_of_memory import Figures, text
-from simgpu._naming import DEVICE_TYPE
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._runtime import world
-from simgpu._runtime.caching_allocator import rounded, segment_size
-from simgpu._runtime.device import Device
-from simgpu._runtime.instruments import hooks
+from simgpu._runtime.out_of_memory import raise_out_of_memory
 from simgpu._runtime.world import active_devices
-from simgpu.errors import OutOfMemoryError
 
-_RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
 
 
 def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
@@ -77,37 +71,6 @@ def make_sure_of_room(index: int, shape: Sequence[int], dtype: torch.dtype | Non
     nbytes = math.prod(shape) * (torch.get_default_dtype() if dtype is None else dtype).itemsize
     if nbytes > device.limit - device.allocated:
         raise_out_of_memory(device, nbytes)
-
-
-def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
-    """Raise what CUDA raises when `device` has no room for `nbytes` more."""
-    device.out_of_memory_count += 1
-    allocated = device.allocated
-    for told in hooks.out_of_memory:
-        told(device.torch_device, nbytes, allocated, device.limit)
-    raise OutOfMemoryError(text(_figures(device, nbytes), _RELEASE, DEVICE_TYPE))
-
-
-def _figures(device: Device, nbytes: int) -> Figures:
-    """What the allocator says after it has given back its cache, and tried once more.
-
-    A device may have less room than one segment; it then reserves what it has.
-    """
-    placement = device.placement()
-    placement.retries += 1
-    placement.release()
-    allocated = placement.allocated
-    reserved = max(allocated, min(placement.reserved, device.limit))
-    return Figures(
-        device=device.index,
-        asked=segment_size(rounded(nbytes)),
-        total=device.capacity,
-        free=max(0, device.capacity - reserved),
-        in_use=reserved,
-        allocated=allocated,
-        unallocated=reserved - allocated,
-        allowed=None if device.limit == device.capacity else device.limit,
-    )
 
 
 def adopt_all(results: Any, index: int) -> Any:

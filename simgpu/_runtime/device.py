@@ -24,6 +24,16 @@ from simgpu._runtime.random import Generator
 LOG_LENGTH = 2**17
 
 
+class _PerThread(threading.local):
+    """What each thread has of its own: sizes that instruments were asked about beforehand."""
+
+    def __init__(self) -> None:
+        self.announced: list[int] = []
+
+
+_per_thread = _PerThread()
+
+
 class Allocation(functools.partial[None]):
     """Bytes of a device that are taken for as long as this object lives; made by `Device.allocate`.
 
@@ -119,8 +129,7 @@ class Device:
         """
         nbytes = (nbytes + 511) & -512  # of a block; and a number object that is no other's
         if hooks.before_allocate:
-            for before in hooks.before_allocate:
-                before(self.torch_device, nbytes)
+            self._ask(nbytes)
         if self._pending_frees:
             self.collect_frees()
         allocated = self.taken - self.freed + nbytes
@@ -135,6 +144,33 @@ class Device:
         allocation = Allocation(self._give_back, nbytes)
         self._note(nbytes)
         return allocation
+
+    def _ask(self, nbytes: int) -> None:
+        """Ask the instruments, unless `hold` has done so."""
+        if nbytes in _per_thread.announced:
+            _per_thread.announced.remove(nbytes)
+            return
+        for before in hooks.before_allocate:
+            before(self.torch_device, nbytes)
+
+    def hold(self, nbytes: int) -> bool:
+        """Take a block for `nbytes` that is allocated after a `release`; False if it has no room."""
+        for before in hooks.before_allocate:
+            before(self.torch_device, nbytes)
+        if self._pending_frees:
+            self.collect_frees()
+        if self.taken - self.freed + nbytes > self.limit:
+            return False
+        self.taken += nbytes
+        return True
+
+    def release(self, nbytes: int) -> None:
+        """Give back what `hold` took."""
+        self.taken -= nbytes
+
+    def announce(self, sizes: list[int]) -> None:
+        """This thread allocates these next, about which `hold` has asked the instruments."""
+        _per_thread.announced = sizes
 
     def _allocated_watched(self, nbytes: int, storage: torch.UntypedStorage | None) -> Allocation:
         """What has been entered, told to the instruments with its address and exact size."""

@@ -71,7 +71,10 @@ class Instrument:
         """A kernel or copy is about to run. May wait; may raise, and then it does not run."""
 
     def computed(self, launch: Launch, result: Any) -> None:
-        """A kernel or copy has computed `result`: host tensors whose memory is no device's yet."""
+        """A kernel or copy has computed `result`: host tensors whose memory is no device's yet.
+
+        Their values may be changed.
+        """
 
     def after_launch(self, launch: Launch, record: Record) -> None:
         """A kernel or copy has run without an error."""

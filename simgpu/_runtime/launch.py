@@ -15,6 +15,7 @@ import torch
 
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import clock, streams, world
+from simgpu._runtime.charging import Charge, changes_more_than_results, charge
 from simgpu._runtime.instruments import Launch, Record, hooks
 from simgpu.errors import OutOfMemoryError
 
@@ -26,13 +27,15 @@ _CPU = torch.device("cpu")
 class Kernel:
     """An operator together with the host code that computes it."""
 
-    __slots__ = ("name", "op", "run")
+    __slots__ = ("changes_more", "name", "op", "run")
 
     def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
         self.op = op
         self.name = str(op).removeprefix("aten.").removesuffix(".default")
         # Straight to the CPU kernel: modes and functions that users installed do not see it.
         self.run: Callable[..., Any] = run or op._handle.redispatch_boxed
+        # Whether the memory of its results has to be there before it runs.
+        self.changes_more = changes_more_than_results(op)
 
 
 def launch(
@@ -48,6 +51,8 @@ def launch(
     """
     if index >= len(world.active_devices) and route is None:
         world.device(index)  # raises: a tensor has outlived its device, and can only be copied
+    if kernel.changes_more:
+        return _launch_charged(kernel, index, tuple(args), kwargs, route)
     if hooks.launches:
         return _launch_watched(kernel, index, args, kwargs, route)
     try:
@@ -92,14 +97,39 @@ def _raise_if_host_is_full(error: RuntimeError, index: int) -> None:
         ) from None
 
 
+def _launch_charged(
+    kernel: Kernel,
+    index: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    route: tuple[int | None, int | None] | None,
+) -> Any:
+    """`launch` of a kernel that changes more than its results, whose memory is taken first."""
+    held = charge(kernel.op, world.device(index), args, kwargs)
+    try:
+        if hooks.launches:
+            return _launch_watched(kernel, index, args, kwargs, route, held)
+        result = kernel.run(HOST_KEYS, *args, **kwargs)
+    except BaseException as error:
+        if held is not None:
+            held.release(())
+        if isinstance(error, RuntimeError):
+            _raise_if_host_is_full(error, index)
+        raise
+    if held is not None:
+        held.release(result)
+    return result
+
+
 def _launch_watched(
     kernel: Kernel,
     index: int,
     args: Iterable[Any],
     kwargs: dict[str, Any],
     route: tuple[int | None, int | None] | None,
+    held: Charge | None = None,
 ) -> Any:
-    """`launch` with instruments before and after the kernel."""
+    """`launch` with instruments before and after the kernel, for whose results memory is `held`."""
     source, target = map(_device_or_host, route or (index, index))
     about = Launch(
         kind="kernel" if route is None else "copy",
@@ -120,6 +150,8 @@ def _launch_watched(
     except RuntimeError as error:
         _raise_if_host_is_full(error, index)
         raise
+    if held is not None:
+        held.release(result)
     for computed in hooks.computed:
         computed(about, result)
     if hooks.after_launch:

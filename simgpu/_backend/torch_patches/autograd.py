@@ -9,19 +9,35 @@ also asks for it while the engine unwinds from an error that a hook raised. That
 pending in the interpreter, so calling any Python function fails, in a place where C++ cannot
 handle a failure and ends the process. `guard.device_type` stores a pending error first, and
 `_in_this_thread` raises it afterwards.
+
+A backward pass that failed leaves the work that it had not done in the calling thread's queue, and
+with it the graph and its tensors: on CUDA that queue belongs to a thread of PyTorch's, which goes
+on with it. Here the next backward pass of the thread would drop it, so one follows at once, of a
+single number (`_drop_unfinished_work`).
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu._backend.guard import put_aside
 from simgpu._patches import Patch, Row
 from simgpu._runtime import world
+
+
+class _PerThread(threading.local):
+    """What each thread has of its own: how many backward passes it is within."""
+
+    depth: int = 0
+
+
+_per_thread = _PerThread()
 
 
 def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -29,21 +45,45 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not world.active_devices:
         return run(*args, **kwargs)
     multithreading = torch._C._is_multithreading_enabled()
+    _per_thread.depth += 1
     try:
         # In here: a signal handler that raises does so after this call, at the earliest.
         torch._C._set_multithreading_enabled(False)
         return run(*args, **kwargs)
     except SystemError:  # "returned NULL without setting an exception": we have it
+        _drop_unfinished_work()
         if not put_aside.errors:
             raise
         error = put_aside.errors[0]
+    except BaseException:
+        _drop_unfinished_work()
+        raise
     finally:
+        _per_thread.depth -= 1
         torch._C._set_multithreading_enabled(multithreading)
         put_aside.errors.clear()
     try:
         raise error
     finally:
         del error  # its traceback holds this frame
+
+
+def _drop_unfinished_work() -> None:
+    """Empty this thread's queue of autograd, which holds what a failed pass had not done.
+
+    Within another backward pass (checkpointing) the queue is that pass's, which is about to fail.
+    """
+    if _per_thread.depth > 1:
+        return
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch._C._DisableFuncTorch(),
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+    ):
+        number = torch.zeros((), device="cpu", requires_grad=True)
+        torch.autograd.backward(number.neg())
 
 
 class _Engine:

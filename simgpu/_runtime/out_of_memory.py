@@ -1,12 +1,23 @@
-"""What CUDA's allocator says where a device is full, word for word, by release of PyTorch.
+"""What is raised where a device is full: the words of CUDA's allocator, by release of PyTorch.
 
 Programs look for these words, and logs are compared by them. The text for the installed release is
-raised (`simgpu._memory.ownership`); those of older ones let what other people saw be replayed.
+raised; those of older ones let what other people saw be replayed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime.caching_allocator import rounded, segment_size
+from simgpu._runtime.device import Device
+from simgpu._runtime.instruments import hooks
+from simgpu.errors import OutOfMemoryError
+
+_RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
 
 _MOST = 2**60  # bytes; CUDA's caching allocator takes larger requests for mistakes
 
@@ -82,4 +93,35 @@ def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
     return (
         f"{said}If reserved but unallocated memory is large try setting max_split_size_mb to avoid "
         "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+    )
+
+
+def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
+    """Raise what CUDA raises when `device` has no room for `nbytes` more."""
+    device.out_of_memory_count += 1
+    allocated = device.allocated
+    for told in hooks.out_of_memory:
+        told(device.torch_device, nbytes, allocated, device.limit)
+    raise OutOfMemoryError(text(_figures(device, nbytes), _RELEASE, DEVICE_TYPE))
+
+
+def _figures(device: Device, nbytes: int) -> Figures:
+    """What the allocator says after it has given back its cache, and tried once more.
+
+    A device may have less room than one segment; it then reserves what it has.
+    """
+    placement = device.placement()
+    placement.retries += 1
+    placement.release()
+    allocated = placement.allocated
+    reserved = max(allocated, min(placement.reserved, device.limit))
+    return Figures(
+        device=device.index,
+        asked=segment_size(rounded(nbytes)),
+        total=device.capacity,
+        free=max(0, device.capacity - reserved),
+        in_use=reserved,
+        allocated=allocated,
+        unallocated=reserved - allocated,
+        allowed=None if device.limit == device.capacity else device.limit,
     )

@@ -1,0 +1,131 @@
+"""Take the memory of a kernel's results before it runs, where running it changes more than these.
+
+Other results are entered in the ledger when they are there (`simgpu._memory.ownership.adopt`): a
+kernel whose results find no room has then run in vain, which nobody can see. But a dropout has
+moved the generator by then, and a batch norm its running statistics, while CUDA allocates first and
+so leaves them alone. So the results of such kernels are computed on the meta device beforehand,
+unless there is room for sure and nobody is asked before allocations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from simgpu._runtime.caching_allocator import rounded
+from simgpu._runtime.device import Device
+from simgpu._runtime.instruments import hooks
+from simgpu._runtime.out_of_memory import raise_out_of_memory
+
+_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+_META = torch.device("meta")
+# Whose schemas do not say that they update the running statistics.
+_SILENT = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
+_AMPLE = 2**20  # bytes that the room exceeds every estimate by, to be sure of it
+
+
+def changes_more_than_results(op: torch._ops.OpOverload) -> bool:
+    """Whether `op` makes tensors, and also draws random numbers or writes to an argument."""
+    schema = op._schema
+    if not any(returned.alias_info is None for returned in schema.returns):
+        return False
+    return (
+        torch.Tag.nondeterministic_seeded in op.tags
+        or op._name in _SILENT
+        or any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
+    )
+
+
+class Charge:
+    """Bytes that are held for results to come, until they are there or will never be."""
+
+    __slots__ = ("_device", "_sizes")
+
+    def __init__(self, device: Device, sizes: Iterable[int]) -> None:
+        self._device, self._sizes = device, list[int]()
+        try:
+            for nbytes in sizes:
+                if not device.hold(nbytes):
+                    raise_out_of_memory(device, nbytes)
+                self._sizes.append(nbytes)
+        except BaseException:
+            self.release(())
+            raise
+
+    def release(self, results: Any) -> None:
+        """Give the bytes back: the kernel's new `results`, if any, are entered next.
+
+        Instruments are not asked about them again, unless their sizes are others than expected.
+        """
+        self._device.release(sum(self._sizes))
+        expected = self._sizes
+        self._sizes, announced = [], []
+        for nbytes in _sizes_of(results):
+            if nbytes in expected:
+                expected.remove(nbytes)
+                announced.append(nbytes)
+        self._device.announce(announced)
+
+
+def charge(
+    op: torch._ops.OpOverload, device: Device, args: Iterable[Any], kwargs: dict[str, Any]
+) -> Charge | None:
+    """Hold the memory of what `op` will return; None where that is not needed.
+
+    Raises OutOfMemoryError. Where PyTorch cannot tell the results beforehand, nothing is held.
+    """
+    if not hooks.before_allocate and _has_ample_room(device, args):
+        return None
+    sizes = _result_sizes(op, args, kwargs)
+    return Charge(device, sizes) if sizes else None
+
+
+def _has_ample_room(device: Device, args: Iterable[Any]) -> bool:
+    """Whether there is room for whatever such a kernel could return, by a generous estimate."""
+    nbytes, factor = 0, 1
+    for leaf in tree_leaves(list(args)):
+        if isinstance(leaf, torch.Tensor):
+            nbytes += leaf.nbytes
+        elif isinstance(leaf, int):
+            factor *= max(leaf, 1)
+    return 16 * (nbytes + 1) * factor + _AMPLE < device.limit - (device.taken - device.freed)
+
+
+def _result_sizes(
+    op: torch._ops.OpOverload, args: Iterable[Any], kwargs: dict[str, Any]
+) -> list[int]:
+    """Bytes of each new tensor that `op` returns, rounded as in the ledger; empty if unknown."""
+    try:
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+            meta_args, meta_kwargs = tree_map(_on_meta, (list(args), kwargs))
+            results = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
+    except Exception:  # no meta kernel, or sizes that depend on values
+        return []
+    found = results if isinstance(results, (tuple, list)) else (results,)
+    fresh = [
+        result
+        for result, declared in zip(found, op._schema.returns, strict=True)
+        if declared.alias_info is None and isinstance(result, torch.Tensor)
+    ]
+    return _sizes_of(fresh)
+
+
+def _sizes_of(results: Any) -> list[int]:
+    """What each of the tensors takes in the ledger; those without memory of their own not."""
+    return [
+        rounded(tensor.untyped_storage().nbytes())
+        for tensor in (results if isinstance(results, (tuple, list)) else (results,))
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+    ]
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    if isinstance(value, torch.Generator):
+        return None
+    return _META if isinstance(value, torch.device) else value

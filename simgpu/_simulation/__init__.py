@@ -1,0 +1,7 @@
+"""Failures on purpose: out of memory, failed kernels and copies, lost devices, flipped bits.
+
+`simgpu.faults` makes one of them happen, `simgpu.sweep` each of them in turn. They are instruments
+(`simgpu._runtime.instruments`); nothing of torch is replaced for them.
+
+May import: `_runtime`, `errors`, `_naming`, `torch`.
+"""

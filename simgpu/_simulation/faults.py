@@ -1,0 +1,187 @@
+"""`simgpu.faults`: let one allocation, kernel or copy fail, lose a device, flip a bit, go slow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime import clock, instruments, world
+from simgpu._runtime.instruments import Instrument, Launch, Record
+from simgpu._runtime.world import DeviceLike
+from simgpu._simulation.bits import flip_bit
+from simgpu._simulation.lost_devices import lose_device
+from simgpu.errors import InjectedFaultError, OutOfMemoryError
+
+
+class Faults(Instrument):
+    """Counts what the devices do, and lets it fail where it was told to; made by `faults`.
+
+    Attributes:
+        allocations, kernels, copies: how many there were so far, the failed ones included.
+        fired: what was made to fail, in words, in the order in which it happened.
+    """
+
+    def __init__(
+        self,
+        oom_at: int | None = None,
+        copy_at: int | None = None,
+        launch_at: int | None = None,
+        lose: tuple[int | None, int] | None = None,
+        flip: tuple[int, int, int] | None = None,
+        slow: Mapping[int, float] | None = None,
+    ) -> None:
+        self.allocations = self.kernels = self.copies = 0
+        self.fired: list[str] = []
+        self._oom_at, self._copy_at, self._launch_at = oom_at, copy_at, launch_at
+        self._lose, self._flip, self._slow = lose, flip, slow or {}
+        # One number each for all threads, and for each device what it has begun and finished.
+        self._counts = {kind: itertools.count() for kind in ("allocation", "kernel", "copy")}
+        self._begun: dict[int | None, itertools.count[int]] = {}
+        self._computed: dict[int, itertools.count[int]] = {}
+
+    def before_allocate(self, device: torch.device, nbytes: int) -> None:
+        if not nbytes:  # for which CUDA asks nobody
+            return
+        number = next(self._counts["allocation"])
+        self.allocations = number + 1
+        if number == self._oom_at:
+            place = f"allocation {number}, of {nbytes} bytes on {DEVICE_TYPE}:{device.index}"
+            self.fired.append(place)
+            world.device(device.index).out_of_memory_count += 1
+            raise OutOfMemoryError(
+                f"{DEVICE_TYPE} out of memory. Tried to allocate {nbytes} bytes. simgpu.faults let "
+                f"{place} fail"
+            )
+
+    def before_launch(self, launch: Launch) -> None:
+        number = next(self._counts[launch.kind])
+        if launch.kind == "kernel":
+            self.kernels = number + 1
+        else:
+            self.copies = number + 1
+        if self._lose is not None:
+            self._lose_if_due(launch, *self._lose)
+        if number == (self._launch_at if launch.kind == "kernel" else self._copy_at):
+            route = f"{launch.source} to {launch.target}"
+            on = f"on {launch.device}" if launch.kind == "kernel" else f"from {route}"
+            place = f"{launch.kind} {number}, {launch.op} {on}"
+            self.fired.append(place)
+            raise InjectedFaultError(
+                f"{DEVICE_TYPE} error: too many resources requested for launch. simgpu.faults let "
+                f"{place} fail"
+            )
+
+    def _lose_if_due(self, launch: Launch, index: int | None, at: int) -> None:
+        """Lose device `index` at its launch `at`; where it is None, whichever has that launch."""
+        ends = {place.index for place in (launch.source, launch.target) if place.type != "cpu"}
+        if index is not None and index not in ends:
+            return
+        if next(self._begun.setdefault(index, itertools.count())) != at:
+            return
+        lost = launch.device.index if index is None else index
+        place = f"{DEVICE_TYPE}:{lost} at launch {at}, {launch.op}"
+        self.fired.append(place)
+        lose_device(lost, f"simgpu.faults lost {place}")
+
+    def computed(self, launch: Launch, result: Any) -> None:
+        if self._flip is None or launch.device.index != self._flip[0]:
+            return
+        index, at, bit = self._flip
+        number = next(self._computed.setdefault(index, itertools.count()))
+        if number == at and flip_bit(result, bit):
+            self.fired.append(
+                f"flipped bit {bit} of launch {number}, {launch.op} on {launch.device}"
+            )
+
+    def after_launch(self, launch: Launch, record: Record) -> None:
+        factor = self._slow.get(launch.device.index, 1.0)
+        if factor > 1:
+            clock.wait_until(clock.now() + (factor - 1) * (record.end - record.begin))
+
+
+@contextmanager
+def faults(
+    *,
+    oom_at: int | None = None,
+    copy_at: int | None = None,
+    launch_at: int | None = None,
+    lose: tuple[DeviceLike, int] | None = None,
+    flip: tuple[DeviceLike, int, int] | None = None,
+    slow: Mapping[Any, float] | None = None,
+) -> Iterator[Faults]:
+    """Let device work fail within the block; all numbers count from 0, from its beginning.
+
+    Args:
+        oom_at: the allocation, of all devices together, that finds no room: OutOfMemoryError.
+        copy_at: the copy, between devices or between a device and the host, that fails:
+            InjectedFaultError.
+        launch_at: the kernel, of all devices together, that fails: InjectedFaultError. It does not
+            run, and what comes after it can.
+        lose: a device, and which of the launches (kernels and copies) that it takes part in is the
+            one at which it is lost. From then on until the devices end, also after the block, each
+            use of it raises DeviceLostError; its memory can still be given back.
+        flip: a device, which of its launches, and the bit of the first tensor that this one wrote
+            which comes out wrong, counted from its first element on, modulo its size in bits.
+        slow: by device how many times as long its kernels and copies take.
+
+    Yields the counts and what has failed so far (`fired`). Without an argument nothing fails, and
+    the block counts. ValueError for a number that counts nothing or a device that is not there.
+    """
+    for name, value in (("oom_at", oom_at), ("copy_at", copy_at), ("launch_at", launch_at)):
+        if value is not None:
+            _check_number(name, value)
+    injected = Faults(
+        oom_at,
+        copy_at,
+        launch_at,
+        None if lose is None else _located("lose=(device, k)", lose, 2),
+        None if flip is None else _located("flip=(device, k, bit)", flip, 3),
+        {_index("slow", device): _factor(device, by) for device, by in (slow or {}).items()},
+    )
+    with injecting(injected):
+        yield injected
+
+
+@contextmanager
+def injecting(injected: Faults) -> Iterator[Faults]:
+    """Let these failures happen within the block."""
+    instruments.add(injected)
+    try:
+        yield injected
+    finally:
+        instruments.remove(injected)
+
+
+def _located(name: str, value: Any, length: int) -> Any:
+    """`value`, a device and numbers, with the device's index in place of the device."""
+    if not isinstance(value, tuple) or len(value) != length:
+        raise ValueError(f"{name} takes a tuple of {length}, got {value!r}")
+    for number in value[1:]:
+        _check_number(name, number)
+    return _index(name, value[0]), *value[1:]
+
+
+def _check_number(name: str, number: Any) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ValueError(f"{name} counts from 0, got {number!r}")
+
+
+def _index(name: str, device: DeviceLike) -> int:
+    index = world.resolve(device)
+    if not 0 <= index < world.device_count():
+        raise ValueError(
+            f"{name} names device {device!r}, and there are {world.device_count()} simulated "
+            "devices: enter simgpu.devices before simgpu.faults"
+        )
+    return index
+
+
+def _factor(device: DeviceLike, by: float) -> float:
+    if not 1 <= by < float("inf"):
+        raise ValueError(f"slow={{{device!r}: {by!r}}}: a factor of 1 or more is expected")
+    return float(by)

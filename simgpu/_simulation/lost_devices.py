@@ -1,0 +1,62 @@
+"""A device that is lost: every later use of it raises CUDA's error, until the devices end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime import instruments
+from simgpu._runtime.instruments import Instrument, Launch
+from simgpu.errors import DeviceLostError
+
+
+class _LostDevices(Instrument):
+    """Refuses all work of the devices that are lost; nobody's instrument while none is."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, str] = {}
+
+    def before_launch(self, launch: Launch) -> None:
+        for device in (launch.source, launch.target):
+            if device.type != "cpu":
+                self._check(device.index)
+
+    def before_allocate(self, device: torch.device, nbytes: int) -> None:
+        self._check(device.index)
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        device = awaited if isinstance(awaited, torch.device) else awaited.device
+        if device is not None:  # an event that was never recorded
+            self._check(device.index)
+
+    def devices_created(self, devices: Sequence[torch.device]) -> None:
+        find_devices()
+
+    def devices_removed(self) -> None:
+        find_devices()
+
+    def _check(self, index: int) -> None:
+        if index in self.reasons:
+            raise DeviceLostError(
+                f"{DEVICE_TYPE} error: uncorrectable ECC error encountered. "
+                f"{self.reasons[index]}: it is of no use until its devices end"
+            )
+
+
+_lost = _LostDevices()
+
+
+def lose_device(index: int, reason: str) -> None:
+    """Lose device `index` for good; `reason` is told with every error."""
+    if not _lost.reasons:
+        instruments.add(_lost)
+    _lost.reasons.setdefault(index, reason)
+    _lost._check(index)
+
+
+def find_devices() -> None:
+    """No device is lost any more: there are others now, or someone wants to go on with these."""
+    _lost.reasons.clear()
+    instruments.remove(_lost)

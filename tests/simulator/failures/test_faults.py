@@ -1,0 +1,137 @@
+"""`simgpu.faults`: what fails is what was named, and it fails with the types that CUDA raises."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.errors import DeviceLostError, InjectedFaultError, OutOfMemoryError
+
+KINDS = {
+    "oom_at": ("allocations", OutOfMemoryError),
+    "copy_at": ("copies", InjectedFaultError),
+    "launch_at": ("kernels", InjectedFaultError),
+}
+
+
+def program(devices, length):
+    """Additions, one device after the other, the sum copied to the next one."""
+    x = torch.ones(3)
+    for i in range(length):
+        x = x.to(devices[i % len(devices)]) + 1
+    return x.cpu().tolist()
+
+
+@given(kind=st.sampled_from(sorted(KINDS)), length=st.integers(1, 6), data=st.data())
+def test_exactly_the_named_one_fails(simulated, kind, length, data):
+    with simgpu.faults() as all_of_them:
+        expected = program(simulated, length)
+    assert not all_of_them.fired
+    counter, error = KINDS[kind]
+    count = getattr(all_of_them, counter)
+    number = data.draw(st.integers(0, count + 1))
+    with simgpu.faults(**{kind: number}) as injected:
+        if number >= count:
+            assert program(simulated, length) == expected
+        else:
+            with pytest.raises(error) as raised:
+                program(simulated, length)
+    if number < count:
+        assert getattr(injected, counter) == number + 1
+        assert injected.fired[0] in str(raised.value)
+        assert f" {number}, " in injected.fired[0]
+    assert program(simulated, length) == expected
+
+
+@given(index=st.integers(0, 2), at=st.integers(0, 3))
+def test_a_lost_device_is_of_no_use_until_the_devices_end(index, at):
+    def use(device):
+        torch.ones(2, device=device)
+
+    for _ in range(2):  # the second time with other devices
+        with simgpu.devices(3) as devices:
+            kept = torch.zeros(100, device=devices[index])
+            with simgpu.faults(lose=(devices[index], at)):
+                for _ in range(at - 1):
+                    use(devices[index])
+                with pytest.raises(DeviceLostError, match=f"simgpu:{index} at launch {at}, "):
+                    torch.cat([torch.ones(2, device=devices[index]), kept])
+            for attempt in (
+                lambda: use(devices[index]),
+                lambda kept=kept: kept.cpu(),
+                lambda: torch.ones(2).to(devices[index]),
+                lambda kept=kept: kept.to(devices[index - 1]),
+                lambda: torch.simgpu.synchronize(devices[index]),
+            ):
+                with pytest.raises(DeviceLostError, match="ECC"):
+                    attempt()
+            use(devices[index - 1])
+            del attempt, kept
+            assert torch.simgpu.memory_allocated(devices[index]) == 0
+
+
+@given(
+    x=st.lists(st.integers(0, 255), min_size=6, max_size=6),
+    bit=st.integers(0, 100),
+    index=st.integers(0, 3),
+    dtype=st.sampled_from([torch.uint8, torch.int16]),
+)
+def test_one_bit_of_one_launch_is_flipped(simulated, x, bit, index, dtype):
+    device = simulated[index]
+    values = torch.tensor(x, dtype=dtype).view(2, 3)
+    there = [values.to(d) for d in simulated]
+    with simgpu.faults(flip=(device, 1, bit)) as injected:
+        first, second = ([t.t().contiguous().neg().neg() for t in there] for _ in range(2))
+    wrong = first.pop(index).cpu()
+    right = values.t()
+    assert all(torch.equal(t.cpu(), right) for t in first + second)
+    # Launch 1 is the first `neg`, of what the transposition (launch 0) copied.
+    flipped = (wrong.neg() ^ right.neg()).flatten().view(torch.uint8)
+    place = bit % (8 * flipped.numel())
+    assert flipped[place // 8] == 1 << place % 8
+    assert flipped.count_nonzero() == 1
+    assert len(injected.fired) == 1
+
+
+def test_a_slow_device_takes_its_factor_of_time():
+    from simgpu._runtime import clock
+
+    class Counted(clock.Clock):
+        time = 0.0
+
+        def now(self):
+            self.time += 1
+            return self.time
+
+        def wait_until(self, moment):
+            self.time = max(self.time, moment)
+
+    with simgpu.devices(2) as devices, clock.use(Counted()), simgpu.trace() as trace:
+        x, y = (torch.ones(2, device=device) for device in devices)
+        with simgpu.faults(slow={1: 4.0}):
+            trace.clear()
+            for _ in range(3):
+                x.neg(), y.neg()
+    gaps = [later.begin - earlier.end for earlier, later in itertools.pairwise(trace)]
+    # The clock goes on by 1 at each look; a kernel takes 1, a slow one 3 more.
+    assert gaps == [1.0, 5.0, 1.0, 5.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"oom_at": -1}, "oom_at counts from 0, got -1"),
+        ({"copy_at": True}, "copy_at counts from 0, got True"),
+        ({"launch_at": 1.5}, "launch_at counts from 0, got 1.5"),
+        ({"lose": 3}, "takes a tuple of 2, got 3"),
+        ({"lose": (9, 1)}, "there are 2 simulated devices"),
+        ({"flip": (0, 1)}, "takes a tuple of 3"),
+        ({"slow": {0: 0.5}}, "a factor of 1 or more"),
+    ],
+)
+def test_what_names_nothing_is_refused(wrong, text):
+    with simgpu.devices(2), pytest.raises(ValueError, match=text), simgpu.faults(**wrong):
+        pass

@@ -1,0 +1,209 @@
+"""`simgpu.sweep`: DataParallel survives every failure, and the sweep sees what does not."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.errors import NoDevicesError, UnrepeatableStepError
+from tests.support.steps import MODELS, WRAPPERS, Step
+
+KINDS = ("oom", "copy", "launch", "lose")
+OURS = [name for name in WRAPPERS if name != "PyTorch's"]
+
+
+def count_of(step, kind):
+    with simgpu.faults() as counted:
+        step()
+    both = counted.kernels + counted.copies
+    return {"oom": counted.allocations, "copy": counted.copies, "launch": counted.kernels}.get(
+        kind, both
+    )
+
+
+@settings(max_examples=24)
+@given(
+    model=st.sampled_from(sorted(MODELS)),
+    wrapper=st.sampled_from(OURS),
+    count=st.sampled_from([1, 2, 4, 8]),
+    kind=st.sampled_from(KINDS),
+    fractions=st.lists(st.floats(0, 1, exclude_max=True), min_size=4, max_size=4),
+)
+def test_no_failure_of_a_training_step_leaves_anything(
+    simulated, model, wrapper, count, kind, fractions
+):
+    step = Step(model, wrapper, simulated[:count])
+    step()
+    number = count_of(step, kind)
+    if number:
+        report = simgpu.sweep(step, kind, at=[int(f * number) for f in fractions])
+        assert not report.problems, str(report)
+
+
+def small(device):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    net.to(device)
+    x = torch.ones(4, 2, device=device)
+    return net, lambda: net(x).sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_point_is_tried_once(simulated, kind):
+    net, step = small(simulated[1])
+
+    def copying():
+        step()
+        return net[0].weight.grad.cpu()
+
+    report = simgpu.sweep(copying, kind)
+    assert report.count == count_of(copying, kind)
+    assert [point.number for point in report.points] == list(range(report.count))
+    assert len({point.place for point in report.points}) == report.count
+    assert report.problems == []
+    assert all("simgpu:1" in point.place for point in report.points)
+    assert len(str(report).splitlines()) == report.count + 2
+
+
+def keeping(device):
+    """Keeps what it computed where it fails."""
+    kept = []
+    net, _ = small(device)
+
+    def step():
+        y = net(torch.ones(4, 2, device=device))
+        try:
+            y.exp()
+        except RuntimeError:
+            kept.append(y)
+            raise
+
+    return step, [net], "bytes kept on device 0"
+
+
+def swallowing(device):
+    net, run = small(device)
+
+    def step():
+        with contextlib.suppress(RuntimeError):
+            run()
+
+    return step, [net], "as if nothing had happened"
+
+
+def rewording(device):
+    net, run = small(device)
+
+    def step():
+        try:
+            run()
+        except RuntimeError:
+            raise ValueError("lost") from None
+
+    return step, [net], "raised ValueError in place of OutOfMemoryError"
+
+
+def half_done(device):
+    net, run = small(device)
+
+    def step():
+        with torch.no_grad():
+            net[0].weight.mul_(2)
+        run()
+
+    return step, [net], "changed parameters: 0.weight"
+
+
+def remembering(device):
+    net, run = small(device)
+    factor = [1.0]
+
+    def step():
+        factor.append(factor[-1] + 1)
+        run()
+        factor.pop()
+        return factor[-1]
+
+    return step, [net], "gives other bits"
+
+
+def starting_threads(device):
+    net, run = small(device)
+    stop = threading.Event()
+
+    def step():
+        try:
+            run()
+        except RuntimeError:
+            threading.Thread(target=stop.wait, daemon=True).start()
+            raise
+
+    step.stop = stop
+    return step, [net], "leaves a thread behind"
+
+
+@pytest.mark.parametrize(
+    "make", [keeping, swallowing, rewording, half_done, remembering, starting_threads]
+)
+def test_what_a_step_does_wrong_is_seen(simulated, make):
+    step, state, expected = make(simulated[0])
+    report = simgpu.sweep(step, "oom", state=state)
+    if hasattr(step, "stop"):
+        step.stop.set()
+    assert any(expected in problem for problem in report.problems), str(report)
+    assert expected in str(report)
+
+
+def test_what_pytorchs_data_parallel_keeps_is_seen(simulated):
+    step = Step("MLP", "PyTorch's", simulated[:4])
+    report = simgpu.sweep(step, "oom")
+    assert any("bytes kept" in problem for problem in report.problems)
+    assert all("kept" in problem for problem in report.problems), str(report)
+
+
+def test_an_optimizer_that_fails_midway_is_told_apart(simulated):
+    step = Step("MLP", "ours", simulated[:2])
+    points = simgpu.sweep(step, "launch").points
+    assert [point.in_optimizer for point in points] == sorted(p.in_optimizer for p in points)
+    assert points[-1].in_optimizer
+    assert not points[0].in_optimizer
+
+
+def test_buffers_that_were_updated_before_are_named(simulated):
+    step = Step("convolution and BatchNorm", "ours", simulated[:1])
+    points = simgpu.sweep(step, "launch").points
+    assert points[0].changed_buffers == []
+    assert set(points[-1].changed_buffers) == {
+        f"module.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+
+
+def test_state_is_found_where_the_step_names_it(simulated):
+    step = Step("MLP", "ours", simulated[:1])
+    for way in (step, step.__call__, lambda: step()):
+        before = [p.clone() for p in step.net.parameters()]
+        if way is step or hasattr(way, "__self__"):
+            simgpu.sweep(way, "launch", at=[0])
+        else:
+            simgpu.sweep(way, "launch", at=[0], state=[step.net, step.optimizer])
+        # The first step, which is not put back, and nothing after it.
+        after = step.net.parameters()
+        assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_steps_that_cannot_be_repeated_are_refused(simulated):
+    numbers = iter(range(1000))
+    with pytest.raises(UnrepeatableStepError, match="state="):
+        simgpu.sweep(lambda: torch.full((), next(numbers)))
+    with pytest.raises(ValueError, match="kind='oops'"):
+        simgpu.sweep(lambda: None, "oops")
+    with pytest.raises(ValueError, match="at=7: the step has 0"):
+        simgpu.sweep(lambda: None, at=[7])
+
+
+def test_without_devices_there_is_nothing_to_sweep():
+    with pytest.raises(NoDevicesError, match=r"simgpu\.devices"):
+        simgpu.sweep(lambda: None)
