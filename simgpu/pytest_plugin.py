@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simgpu._pytest import skips
+from simgpu._pytest import every_oom, skips
 from simgpu._pytest.choose import session_pool
 from simgpu._pytest.header import header_line
 from simgpu._pytest.marker import (
@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DESCRIPTION)
+    config.addinivalue_line("markers", every_oom.DESCRIPTION)
     options = read_options(config)
     check(options)
     # `auto` waits for the first test that needs it, because only torch can count the GPUs.
@@ -61,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     give_devices_if_marked(item)
+    every_oom.repeat_if_wanted(item, read_options(item.config).faults == "oom")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

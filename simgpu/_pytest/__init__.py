@@ -1,4 +1,5 @@
-"""The parts of the pytest plugin: its options, pools of devices, groups of GPUs, `--as-cuda`.
+"""The parts of the pytest plugin: its options, pools of devices, groups of GPUs, `--as-cuda`,
+`--faults`.
 
 torch is imported when a test first needs it, not before.
 

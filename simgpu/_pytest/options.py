@@ -32,6 +32,8 @@ class DeviceOptions:
     worker: Worker | None = None
     """This process, if it is a worker."""
     as_cuda: bool = False
+    faults: str | None = None
+    """"oom": each test also with every allocation failing."""
     memory: str | None = None
     """What each simulated device has; with commas one size per device."""
     model: str | None = None
@@ -101,6 +103,12 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="let simulated devices go by the name of CUDA, for suites written for CUDA",
     )
+    add(
+        "--faults",
+        choices=("oom",),
+        help="run each test once more for each allocation of simulated memory in it, which fails "
+        "that time (on one test: @pytest.mark.every_oom)",
+    )
 
 
 def read_options(config: pytest.Config) -> DeviceOptions:
@@ -121,6 +129,7 @@ def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> D
         per_worker=namespace.simgpu_gpus_per_worker,
         worker=worker,
         as_cuda=namespace.simgpu_as_cuda,
+        faults=namespace.simgpu_faults,
         memory=namespace.simgpu_device_memory,
         model=namespace.simgpu_device_model,
         process_count=process_count(),

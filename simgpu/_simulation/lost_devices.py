@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from simgpu._naming import DEVICE_TYPE
@@ -30,9 +28,6 @@ class _LostDevices(Instrument):
         device = awaited if isinstance(awaited, torch.device) else awaited.device
         if device is not None:  # an event that was never recorded
             self._check(device.index)
-
-    def devices_created(self, devices: Sequence[torch.device]) -> None:
-        find_devices()
 
     def devices_removed(self) -> None:
         find_devices()

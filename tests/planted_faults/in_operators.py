@@ -154,7 +154,7 @@ OPERATORS = [
     fault(
         "bytes are counted as they are",
         "simgpu._memory.ownership:adopt",
-        "nbytes = (nbytes + _BLOCK - 1) & -_BLOCK",
+        "nbytes = (nbytes + BLOCK - 1) & -BLOCK",
         "nbytes = nbytes + 0",
         ledger.test_a_summary_has_the_numbers,
     ),

@@ -1,0 +1,106 @@
+"""Faults planted in failures on purpose, and in what is done about them."""
+
+from functools import partial
+
+from simgpu.errors import UnrepeatableStepError
+from tests.simulator.failures import test_charging as charging
+from tests.simulator.failures import test_faults as faults
+from tests.simulator.failures import test_sweep as sweep
+from tests.support.plant import fault
+
+BYTES_KEPT = partial(sweep.test_what_a_step_does_wrong_is_seen, make=sweep.keeping)
+
+FAILURES = [
+    fault(
+        "a failed backward pass leaves its work in the thread's queue",
+        "simgpu._backend.torch_patches.autograd:_drop_unfinished_work",
+        "if _per_thread.depth > 1:",
+        "if True:",
+        sweep.test_no_failure_of_a_training_step_leaves_anything,
+    ),
+    fault(
+        "kernels that draw run before their memory is charged",
+        "simgpu._runtime.charging:charge",
+        "return Charge(device, sizes) if sizes else None",
+        "return None",
+        charging.test_a_failed_launch_has_changed_nothing,
+    ),
+    fault(
+        "memory is charged first only where instruments are asked",
+        "simgpu._runtime.charging:charge",
+        "if not hooks.before_allocate and _has_ample_room(device, args):",
+        "if not hooks.before_allocate:",
+        charging.test_a_failed_launch_has_changed_nothing,
+    ),
+    fault(
+        "held memory is not given back",
+        "simgpu._runtime.device:Device.release",
+        "self.taken -= nbytes",
+        "pass",
+        charging.test_a_failed_launch_has_changed_nothing,
+    ),
+    fault(
+        "instruments are asked twice about results that were charged first",
+        "simgpu._runtime.device:Device._ask",
+        "if nbytes in _per_thread.announced:",
+        "if False:",
+        charging.test_instruments_are_asked_once_for_each_allocation,
+    ),
+    fault(
+        "failed allocations are counted from 1",
+        "simgpu._simulation.faults:Faults.before_allocate",
+        "if number == self._oom_at:",
+        "if number + 1 == self._oom_at:",
+        faults.test_exactly_the_named_one_fails,
+    ),
+    fault(
+        "copies are counted among the kernels",
+        "simgpu._simulation.faults:Faults.before_launch",
+        "number = next(self._counts[launch.kind])",
+        'number = next(self._counts["kernel"])',
+        faults.test_exactly_the_named_one_fails,
+    ),
+    fault(
+        "a lost device can be copied from",
+        "simgpu._simulation.lost_devices:_LostDevices.before_launch",
+        "for device in (launch.source, launch.target):",
+        "for device in (launch.target,):",
+        faults.test_a_lost_device_is_of_no_use_until_the_devices_end,
+    ),
+    fault(
+        "a device stays lost in the next set of devices",
+        "simgpu._simulation.lost_devices:_LostDevices.devices_removed",
+        "find_devices()",
+        "pass",
+        faults.test_a_lost_device_is_of_no_use_until_the_devices_end,
+    ),
+    fault(
+        "bits are counted in the order of the memory",
+        "simgpu._simulation.bits:_flip",
+        "zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True)",
+        "zip(tensor.shape, tensor.stride(), strict=True)",
+        faults.test_one_bit_of_one_launch_is_flipped,
+    ),
+    fault(
+        "a slow device is slower by one time too many",
+        "simgpu._simulation.faults:Faults.after_launch",
+        "(factor - 1)",
+        "factor",
+        faults.test_a_slow_device_takes_its_factor_of_time,
+    ),
+    fault(
+        "a sweep does not look at the memory that is kept",
+        "simgpu._simulation.sweep:_Attempt.judged",
+        "if nbytes",
+        "if nbytes < 0",
+        BYTES_KEPT,
+    ),
+    fault(
+        "a sweep does not put parameters back",
+        "simgpu._simulation.state:State.restore",
+        "tensor.copy_(self._values[name])",
+        "pass",
+        sweep.test_an_optimizer_that_fails_midway_is_told_apart,
+        raises=UnrepeatableStepError,
+    ),
+]

@@ -1,0 +1,90 @@
+"""`@pytest.mark.every_oom` and `--faults oom`: which tests pass when every allocation fails."""
+
+SUITE = """
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+kept = []
+runs = []
+quick = settings(
+    max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
+
+
+@pytest.mark.every_oom
+def test_lets_it_out(devices):
+    runs.append(len(runs))
+    x = torch.ones(8, device=devices[1])
+    assert (x + x).sum() == 16
+
+
+@pytest.mark.parametrize("last", [True])
+def test_ran_once_and_for_each_of_four_allocations(last):
+    # ones, their sum, the sum of that, and the comparison's answer
+    assert len(runs) == 5
+
+
+@pytest.mark.every_oom
+def test_goes_on(devices):
+    try:
+        torch.ones(8, device=devices[0])
+    except torch.OutOfMemoryError:
+        pass
+
+
+@quick
+@given(n=st.integers(1, 9))
+@pytest.mark.every_oom
+def test_a_property(devices, n):
+    assert torch.ones(n, device=devices[0]).sum() == n
+
+
+@pytest.mark.every_oom
+def test_raises_something_else(devices):
+    try:
+        torch.ones(8, device=devices[0])
+    except torch.OutOfMemoryError:
+        raise KeyError("lost") from None
+
+
+@pytest.mark.every_oom
+def test_keeps_memory(devices):
+    x = torch.ones(8, device=devices[0])
+    try:
+        x + 1
+    except torch.OutOfMemoryError:
+        kept.append(x)
+
+
+@quick
+@given(n=st.integers(1, 9))
+@pytest.mark.every_oom
+def test_a_property_that_swallows(devices, n):
+    total = 0
+    try:
+        total = torch.ones(n, device=devices[0]).sum().item()
+    except torch.OutOfMemoryError:
+        pass
+    assert total == n
+
+
+def test_without_the_marker(devices):
+    try:
+        torch.ones(8, device=devices[0])
+    except torch.OutOfMemoryError:
+        raise KeyError("lost") from None
+"""
+
+
+def test_each_allocation_of_a_marked_test_fails_once(pytester):
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--devices", "simgpu")
+    result.assert_outcomes(passed=5, failed=3)
+    said = result.stdout.str()
+    assert "with allocation 0, of 512 bytes on simgpu:0, the test raised KeyError" in said
+    assert "512 bytes stay taken on device 0" in said
+    assert "the test raised AssertionError" in said
+    chosen = ("-k", "without_the_marker", "--faults", "oom")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *chosen)
+    result.assert_outcomes(failed=1)
