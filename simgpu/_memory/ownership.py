@@ -20,7 +20,6 @@ from simgpu._runtime.out_of_memory import raise_out_of_memory
 from simgpu._runtime.world import active_devices
 
 
-
 def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     """Turn a host tensor that owns fresh memory into a tensor of device `index`.
 

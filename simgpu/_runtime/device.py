@@ -154,7 +154,7 @@ class Device:
             before(self.torch_device, nbytes)
 
     def hold(self, nbytes: int) -> bool:
-        """Take a block for `nbytes` that is allocated after a `release`; False if it has no room."""
+        """Take a block for `nbytes`, allocated after a `release`; False if it has no room."""
         for before in hooks.before_allocate:
             before(self.torch_device, nbytes)
         if self._pending_frees:

@@ -19,8 +19,8 @@ from tests.devices.computing import test_mixing_devices as rules
 from tests.planted_faults.in_arguments import CONTENTS, DEVICE_NAMES
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_backend import BACKEND
-from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
 from tests.planted_faults.in_failures import FAILURES
+from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
 from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_kernels import KERNELS
 from tests.planted_faults.in_memory import MEMORY

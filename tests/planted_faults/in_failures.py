@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from simgpu.errors import UnrepeatableStepError
+from simgpu.errors import DeviceLostError, UnrepeatableStepError
 from tests.simulator.failures import test_charging as charging
 from tests.simulator.failures import test_faults as faults
 from tests.simulator.failures import test_sweep as sweep
@@ -73,6 +73,7 @@ FAILURES = [
         "find_devices()",
         "pass",
         faults.test_a_lost_device_is_of_no_use_until_the_devices_end,
+        raises=DeviceLostError,
     ),
     fault(
         "bits are counted in the order of the memory",
