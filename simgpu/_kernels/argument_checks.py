@@ -3,7 +3,8 @@
 Most of PyTorch's CPU kernels check what they are given. A few leave it to their callers, and with
 other arguments they take the interpreter down; on a GPU the same calls raise or compute nonsense.
 Each check here raises instead. To add one, write a function in
-`index_checks` (values) or `shape_checks` and name it in `CHECKS`.
+`index_checks` (values), `shape_checks` or `expected_shapes` (arguments of backward operators), and
+name it in `CHECKS`.
 """
 
 from __future__ import annotations
@@ -14,18 +15,29 @@ from typing import Any
 
 import torch
 
-from simgpu._kernels import index_checks, shape_checks
+from simgpu._kernels import expected_shapes, index_checks, shape_checks
 from simgpu._kernels.overloads import PythonKernel, overload
 from simgpu._runtime.launch import HOST_KEYS
 
 # Called with the arguments of a call, by their names, and raises or returns.
 _Check = Callable[[dict[str, Any]], None]
 
+
+def _both(first: _Check, second: _Check) -> _Check:
+    def check(arguments: dict[str, Any]) -> None:
+        first(arguments)
+        second(arguments)
+
+    return check
+
+
 CHECKS: dict[str, _Check] = {
     "_adaptive_avg_pool2d_backward": partial(shape_checks.adaptive_avg_pool_backward, dims=2),
     "_adaptive_avg_pool3d_backward": partial(shape_checks.adaptive_avg_pool_backward, dims=3),
     "_batch_norm_no_update": shape_checks.batch_norm,
     "_batch_norm_with_update": shape_checks.batch_norm,
+    "_cdist_backward": expected_shapes.cdist_backward,
+    "_compute_linear_combination": expected_shapes.linear_combination,
     "_convert_indices_from_coo_to_csr": index_checks.converted_indices,
     "_convert_indices_from_csr_to_coo": index_checks.converted_indices,
     "_ctc_loss": index_checks.ctc_loss,
@@ -37,13 +49,29 @@ CHECKS: dict[str, _Check] = {
     "_embedding_bag_dense_backward": index_checks.embedding_bag,
     "_embedding_bag_forward_only": index_checks.embedding_bag,
     "_embedding_bag_per_sample_weights_backward": index_checks.embedding_bag,
+    "_fft_c2c": expected_shapes.transformed_dims,
+    "_fft_c2r": expected_shapes.transformed_dims,
+    "_fft_r2c": expected_shapes.transformed_dims,
+    "_fused_moving_avg_obs_fq_helper": expected_shapes.moving_average,
+    "_grid_sampler_2d_cpu_fallback_backward": expected_shapes.grid_sampler_backward,
+    "_log_softmax_backward_data": expected_shapes.softmax_backward,
+    "_masked_softmax_backward": expected_shapes.softmax_backward,
     "_native_batch_norm_legit": shape_checks.batch_norm,
     "_native_batch_norm_legit_no_training": shape_checks.batch_norm,
     "_pad_packed_sequence": index_checks.packed_sequence,
+    "_pdist_backward": expected_shapes.pdist_backward,
     "_scaled_dot_product_flash_attention_for_cpu": shape_checks.flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": shape_checks.flash_attention,
-    "_segment_reduce_backward": index_checks.segment_reduce,
+    "_segment_reduce_backward": _both(
+        index_checks.segment_reduce, expected_shapes.segment_reduce_backward
+    ),
+    "_slow_conv2d_backward": expected_shapes.slow_conv_backward,
+    "_sobol_engine_draw": expected_shapes.sobol,
+    "_sobol_engine_ff_": expected_shapes.sobol,
+    "_sobol_engine_initialize_state_": expected_shapes.sobol,
+    "_sobol_engine_scramble_": expected_shapes.sobol,
     "_sparse_broadcast_to": shape_checks.sparse_broadcast,
+    "_transform_bias_rescale_qkv": expected_shapes.rescaled_qkv,
     "adaptive_max_pool2d_backward": partial(index_checks.pooled_indices, dims=2),
     "adaptive_max_pool3d_backward": partial(index_checks.pooled_indices, dims=3),
     "batch_norm_backward": shape_checks.batch_norm,

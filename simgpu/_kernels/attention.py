@@ -59,6 +59,7 @@ def scaled_dot_product_attention(
         or not _may_be_fused()
         or not _consistent(query, key, value, attn_mask)
         or _host_choice(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa) != _FUSED
+        or query.dim() != 4  # which the kernel asks for, and the choice not in every release
     ):
         result: Tensor = _in_steps(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa)
         return result

@@ -180,6 +180,9 @@ def embedding_bag(arguments: dict[str, Any]) -> None:
             f"bag_size of shape {tuple(sizes.shape)} does not have a number for each of {bags} bags"
         )
     last = int(offsets.max()) if offsets.numel() else 0
+    filled = 0 if bag_of.numel() else int((offsets < indices.numel()).sum())
+    if filled > bags:
+        raise RuntimeError(f"{filled} embedding bags do not go with a gradient of {bags} rows")
     if bag_of.numel() not in (0, indices.numel()) or last > indices.numel():
         raise RuntimeError(
             f"{indices.numel()} indices of embedding bags do not go with offset2bag of shape "

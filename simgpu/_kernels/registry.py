@@ -90,7 +90,6 @@ HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
 METADATA_ONLY = (
     "_fused_sdp_choice",
     "_nested_view_from_buffer",
-    "_reshape_alias",
     "as_strided",
     "is_same_size",
     "set_.source_Storage",
@@ -119,7 +118,8 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
     yield from HANDWRITTEN.items()
     for name in METADATA_ONLY:
         yield name, _metadata_kernel(overload(name))
-    done = {*HANDWRITTEN, *METADATA_ONLY, *LEFT_TO_PYTORCH}
+    yield "_reshape_alias", _metadata_kernel(overload("as_strided"))  # which checks the storage
+    done = {*HANDWRITTEN, *METADATA_ONLY, *LEFT_TO_PYTORCH, "_reshape_alias"}
     for name in _aten_names("CPU"):
         if name not in done:
             done.add(name)

@@ -38,7 +38,8 @@ def batch_norm(arguments: dict[str, Any]) -> None:
 def adaptive_avg_pool_backward(arguments: dict[str, Any], dims: int) -> None:
     """As many images and channels in the gradient as in the input; the kernel counts the one's."""
     grad, input = arguments["grad_output"], arguments["self"]
-    if grad.dim() != input.dim() or grad.shape[:-dims] != input.shape[:-dims]:
+    fits = grad.dim() == input.dim() and grad.shape[:-dims] == input.shape[:-dims]
+    if not fits or 0 in input.shape[-dims:]:
         raise RuntimeError(
             f"the gradient of adaptive_avg_pool{dims}d, of shape {tuple(grad.shape)}, does not go "
             f"with an input of shape {tuple(input.shape)}"

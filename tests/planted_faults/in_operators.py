@@ -10,6 +10,7 @@ from tests.devices.training import test_nn as modules
 from tests.simulator import test_argument_checks as checks
 from tests.simulator import test_attention as attention
 from tests.simulator import test_dropout as dropout
+from tests.simulator import test_expected_shapes as shapes
 from tests.simulator import test_forward_ad as forward
 from tests.simulator import test_index_checks as places
 from tests.simulator import test_ledger as ledger
@@ -192,5 +193,13 @@ OPERATORS = [
         "if indices.dtype not in",
         "if False and indices.dtype not in",
         texts.test_an_embedding_asks_for_integers_before_it_asks_for_a_device,
+    ),
+    fault(
+        "distances of pairs are expected twice",
+        "simgpu._kernels.expected_shapes:pdist_backward",
+        "// 2,)",
+        ",)",
+        shapes.test_what_the_forward_pass_makes_is_let_through,
+        raises=RuntimeError,
     ),
 ]

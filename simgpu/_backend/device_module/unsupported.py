@@ -52,6 +52,8 @@ def refusal(name: str, stock: Any) -> Callable[..., Any]:
         )
 
     if not isinstance(stock, type):
+        if hasattr(stock, "__wrapped__"):  # by which torch.compile knows context managers
+            refuse.__wrapped__ = stock.__wrapped__  # type: ignore[attr-defined]
         return refuse
     members = {"__new__": refuse, "__module__": stock.__module__, "__doc__": stock.__doc__}
     return type(stock.__name__, (), members)

@@ -7,8 +7,9 @@ Each round takes one operator of PyTorch's database and calls it with its sample
 and dtypes mixed, shapes cut, views, empty tensors, None and numbers in place of tensors, outputs
 that fit nothing, and numbers that name no place: far, negative or falling indices, labels, lengths,
 offsets and strides. In half of the rounds the operators that PyTorch itself calls for the sample,
-forwards and backwards, are called too, with such numbers and right shapes: most backward operators
-are reached in no other way. Any Python exception is fine.
+forwards and backwards, are called too, either with such numbers and right shapes or with right
+numbers and wrong shapes: most backward operators are reached in no other way. Any Python exception
+is fine.
 
 Rounds run in child processes; one that dies is run again with everything on the CPU, since
 PyTorch's own kernels crash on some arguments too: those are counted apart. The exit status is 1
@@ -28,7 +29,7 @@ import time
 import warnings
 from functools import partial
 
-from tests.simulator.sweep.spoil import misplace, outputs, spoil
+from tests.simulator.sweep.spoil import misplace, outputs, reshape, spoil
 
 ROUNDS = 150  # per child process
 CALLS = 25  # per round
@@ -71,7 +72,7 @@ def raw_calls(entry, samples):
     class Record(TorchDispatchMode):
         def __torch_dispatch__(self, op, types, args=(), kwargs=None):
             kwargs = kwargs or {}
-            if op not in found and any(map(names_places, tree_leaves((args, kwargs)))):
+            if op not in found:
                 found[op] = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
             return op(*args, **kwargs)
 
@@ -90,14 +91,8 @@ def raw_calls(entry, samples):
     return [(op, *arguments) for op, arguments in found.items()]
 
 
-def names_places(leaf):
-    import torch
-
-    return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.int64, torch.int32)
-
-
 def run_raw(entry, samples, seed, number, places, say):
-    """CALLS calls of operators below the one of the round, with integers misplaced."""
+    """CALLS calls of operators below the one of the round, with one kind of thing spoilt."""
     import torch
     from torch.utils._pytree import tree_map, tree_map_only
 
@@ -105,7 +100,8 @@ def run_raw(entry, samples, seed, number, places, say):
     for call in range(CALLS if known else 0):
         pick = random.Random(f"{seed} {number} raw {call}")
         op, args, kwargs = pick.choice(known)
-        arguments = tree_map(partial(misplace, pick=pick), (args, kwargs))
+        change = pick.choice([misplace, reshape])
+        arguments = tree_map(partial(change, pick=pick), (args, kwargs))
         args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to(places[0]), arguments)
         say(f"{number} raw {call} {entry.formatted_name} {op}", (args, kwargs))
         try:

@@ -50,6 +50,20 @@ def misplace(leaf, pick):
     return changed
 
 
+def reshape(leaf, pick):
+    """A tensor of another shape, mostly of fewer elements; others, and most tensors, stay."""
+    import torch
+
+    if not isinstance(leaf, torch.Tensor) or pick.random() < 0.6:
+        return leaf
+    for _ in range(pick.choice([1, 1, 2])):
+        try:
+            leaf = pick.choice(SHAPES)(leaf)
+        except (RuntimeError, IndexError, NotImplementedError, TypeError, ValueError):
+            continue
+    return leaf
+
+
 # Past whatever there is, past what 32 bits hold, and past what sizes in bytes can be.
 FAR = (-7, 100, 10**5, 2**31, -(2**31), 10**9, 10**12, -(10**12), 2**61, 2**62, -(2**62))
 

@@ -1,0 +1,80 @@
+"""Operators below PyTorch's functions, with an argument of another shape: an error, no crash."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+PAIRS = (3, 4)
+# Operator, its arguments (shapes stand for tensors), and (argument, dim) that the kernel trusts.
+ROWS = [
+    (
+        "_cdist_backward",
+        (PAIRS, (3, 5), (4, 5), 2.0, PAIRS),
+        ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1)),
+    ),
+    ("_pdist_backward", ((3,), (3, 5), 2.0, (3,)), ((0, 0), (1, 0), (3, 0))),
+    (
+        "_log_softmax_backward_data",
+        (PAIRS, PAIRS, 1, torch.float32),
+        ((0, 0), (0, 1), (1, 0), (1, 1)),
+    ),
+    ("_compute_linear_combination", ((3, 4), (2, 3)), ((0, 0), (1, 1))),
+    (
+        "_grid_sampler_2d_cpu_fallback_backward",
+        ((2, 2, 3, 3), (2, 2, 4, 4), (2, 3, 3, 2), 0, 0, False),
+        ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)),
+    ),
+    ("_transform_bias_rescale_qkv", ((2, 3, 12), (12,), 2), ((1, 0),)),
+    ("_reshape_alias", ((2, 3), [3, 2], [2, 1]), ((0, 0), (0, 1))),
+]
+ROW = st.sampled_from(ROWS)
+
+
+def called(name, arguments, device):
+    given = [
+        torch.arange(1.0, 1 + torch.Size(value).numel()).reshape(value).to(device)
+        if isinstance(value, tuple)
+        else value
+        for value in arguments
+    ]
+    result = getattr(torch.ops.aten, name).default(*given)
+    return result if isinstance(result, tuple) else (result,)
+
+
+@given(row=ROW, data=st.data())
+def test_an_argument_of_another_shape_is_refused(simulated, row, data):
+    name, arguments, trusted = row
+    position, dim = data.draw(st.sampled_from(trusted))
+    shape = list(arguments[position])
+    shape[dim] = data.draw(st.integers(0, shape[dim] - 1))
+    spoilt = (*arguments[:position], tuple(shape), *arguments[position + 1 :])
+    with pytest.raises(RuntimeError):
+        called(name, spoilt, simulated[1])
+
+
+@given(row=ROW)
+def test_what_the_forward_pass_makes_is_let_through(simulated, row):
+    name, arguments, _ = row
+    for one, other in zip(
+        called(name, arguments, simulated[1]), called(name, arguments, "cpu"), strict=True
+    ):
+        torch.testing.assert_close(one.cpu(), other)
+
+
+@given(
+    size=st.sampled_from([[2, 2], [3], [1000, 1000]]),
+    step=st.sampled_from([2**62, 2**61, 10**6]),
+    name=st.sampled_from(["_reshape_alias", "as_strided"]),
+)
+def test_strides_stay_within_the_storage(simulated, size, step, name):
+    x = torch.ones(4, device=simulated[0])
+    with pytest.raises(RuntimeError, match=r"overflowed|requiring a storage size"):
+        getattr(torch.ops.aten, name).default(x, size, [step, 1][: len(size)])
+
+
+@given(dim=st.sampled_from([2, 10**5, 2**31, -3, -(10**12)]))
+def test_a_raw_fourier_transform_names_dimensions(simulated, dim):
+    x = torch.ones(3, 4, dtype=torch.cfloat, device=simulated[0])
+    with pytest.raises(IndexError, match=f"no dim {dim}"):
+        torch.ops.aten._fft_c2c(x, [dim], 0, True)
