@@ -75,11 +75,13 @@ PATCHES: tuple[Row, ...] = (
             owner,
             name,
             value=_current_accelerator,
+            needs=name,
             why="libraries ask for the accelerator of the machine, which goes by the name of CUDA",
         )
         for owner, name in (
             ("torch.accelerator", "current_accelerator"),
             ("torch._C", "_get_accelerator"),
+            ("torch._C", "_accelerator_getAccelerator"),
         )
     ),
     Patch(

@@ -36,7 +36,7 @@ def cdist_backward(arguments: dict[str, Any]) -> None:
     x1, x2 = arguments["x1"], arguments["x2"]
     if min(x1.dim(), x2.dim()) < 2 or x1.shape[-1] != x2.shape[-1]:
         _refuse("_cdist_backward", arguments, "x1", "x2")
-    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # type: ignore[no-untyped-call]
     pairs = (*batch, x1.shape[-2], x2.shape[-2])
     _expect("_cdist_backward", arguments, grad=pairs, cdist=pairs)
 

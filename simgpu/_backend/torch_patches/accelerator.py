@@ -7,6 +7,7 @@ there are simulated devices.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from simgpu._backend.device_module import memory
 from simgpu._backend.tensor_types import DTYPES
 from simgpu._backend.torch_patches.routing import routed
-from simgpu._patches import Patch, Row
+from simgpu._patches import Action, Patch, Patches, Row, find_owner
 from simgpu._runtime import streams, world
 
 
@@ -62,13 +63,44 @@ def _devices_exist(*_: Any, **__: Any) -> bool:
     return bool(world.active_devices)
 
 
-PATCHES: tuple[Row, ...] = tuple(
+def _stream_of(device: torch.device) -> torch.Stream:
+    """What compiled code asks for; in C++ since 2.15, which does not know the name "cuda"."""
+    return torch.accelerator.current_stream(device)
+
+
+def _replace_in_compiler(_: Patches) -> None:
+    """Let modules of the compiler that took the function by name have ours."""
+    ours = getattr(find_owner(_COMPILER), _STREAM, None)
+    for name in ("torch._dynamo.utils", "torch._dynamo.guards"):
+        module = sys.modules.get(name)
+        if module is not None and ours is not None:
+            setattr(module, _STREAM, ours)
+
+
+_COMPILER = "torch._C._dynamo.utils"
+_STREAM = "get_current_stream"
+
+PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(
+            "torch._C",
+            name,
+            wrap=routed(ours, _devices_exist),
+            needs=name,
+            why="torch.accelerator asks these, and PyTorch's own know no device but simgpu:0",
+        )
+        for name, ours in _OURS.items()
+    ),
     Patch(
-        "torch._C",
-        name,
-        wrap=routed(ours, _devices_exist),
-        needs=name,
-        why="torch.accelerator asks these, and PyTorch's own know no device but simgpu:0",
-    )
-    for name, ours in _OURS.items()
+        _COMPILER,
+        _STREAM,
+        wrap=routed(_stream_of, _devices_exist),
+        needs=_STREAM,
+        why="compiled code asks it, by the name that the device has for the program",
+    ),
+    Action(
+        "`get_current_stream` in modules of torch._dynamo that have been imported",
+        run=_replace_in_compiler,
+        why="they have taken it from torch._C by name",
+    ),
 )
