@@ -23,8 +23,7 @@ from dataparallel._devices import (
     current_device,
     current_stream,
     on_stream,
-    resolve,
-    type_of,
+    resolve_all,
 )
 from dataparallel._structure.trees import take_apart
 from dataparallel._threads.caller_state import ThreadState, thread_is_fresh
@@ -102,7 +101,7 @@ def _device_of(
         return device
     if device is not None:
         tensors = itertools.chain(module.parameters(), _tensors_in(arguments, kwargs))
-        return resolve(device, type_of(tensors))
+        return resolve_all([device], tensors)[0]
     for tensor in _tensors_in(arguments, kwargs):
         return tensor.device
     return current_device(accelerator_of(module.parameters()) or available_type() or "cpu")

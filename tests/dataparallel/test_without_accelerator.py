@@ -25,6 +25,8 @@ def test_devices_by_name_are_devices(device):
         chunks = dataparallel.scatter(x, [device, device])
         assert [len(chunk) for chunk in chunks] == [2, 2]
         assert plain(dataparallel.gather(chunks, device)) == plain(x)
+        outputs = dataparallel.parallel_apply([nn.Identity()] * 2, chunks, devices=[device] * 2)
+        assert plain(torch.cat(outputs)) == plain(x)
 
 
 def test_integers_are_refused():

@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.dataparallel import test_bucket_layouts as layouts
+from tests.dataparallel import test_details_of_calls as details
 from tests.dataparallel import test_replica_marks as marks
 from tests.dataparallel import test_without_accelerator as without
 from tests.simulator import test_stream_records as records
@@ -53,6 +54,36 @@ TRANSFER = [
         "accelerator.type",
         without.test_integers_are_refused,
         raises=AttributeError,
+    ),
+    fault(
+        "an accelerator is asked for by any name",
+        "dataparallel._devices:resolve_all",
+        "if numbered else",
+        "if True else",
+        partial(without.test_devices_by_name_are_devices, device="cpu"),
+        raises=RuntimeError,
+    ),
+    fault(
+        "layers after a recurrent one are left out",
+        "dataparallel._replication.plan:Plan.build",
+        "            continue",
+        "            break",
+        details.test_layers_after_a_recurrent_one_are_replicated_too,
+        raises=IndexError,
+    ),
+    fault(
+        "the step scatter cuts as torch does",
+        "dataparallel.data_parallel:DataParallel.scatter",
+        ", chunking=self.chunking)",
+        ")",
+        details.test_the_step_scatter_cuts_as_the_call_does,
+    ),
+    fault(
+        "an empty container is made anew",
+        "dataparallel._structure.trees:take_apart",
+        "if parts is None or len(parts[1]) == 0:",
+        "if parts is None:",
+        details.test_empty_containers_are_handed_on_as_they_are,
     ),
     fault(
         "a replica does not say that it is one",
