@@ -1,6 +1,7 @@
 """Whatever happens to a module between two calls, the next call sees it.
 
-A state machine edits parameters, buffers, submodules, hooks, modes and devices in any order. After
+A state machine edits parameters, buffers, submodules, their names, hooks, modes and devices in any
+order, and exchanges the module. After
 each edit the DataParallel that has lived through all of them must do what a fresh one does, which
 has nothing to remember. One that keeps parameters (`cache_parameters=True`) must too, without grad
 mode; it is not told of edits through `.data`, which it does not promise to see.
@@ -31,13 +32,25 @@ def layer() -> nn.Linear:
     return nn.Linear(3, 3, dtype=torch.float64)
 
 
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight):
+        return weight * 2
+
+
 class Body(nn.Module):
-    """Layers in a list, a buffer that each call counts up, and a factor without grad."""
+    """Layers in a list, a buffer that each call counts up, and a factor without grad.
+
+    What it computes shows the dtype and the layout of its kernel, and under which of two names a
+    parameter and a layer are found.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([layer()])
         self.factor = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.kernel = nn.Parameter(torch.ones(2, 2, 1, 2, dtype=torch.float64))
         self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
         self.register_buffer("shift", torch.zeros(3, dtype=torch.float64))
         self.note = 1.0
@@ -47,9 +60,26 @@ class Body(nn.Module):
             x = each(x)
         if self.training:
             self.calls += 1
-        extra = getattr(self, "extra", None)
-        x = x * self.factor + self.shift + self.note
-        return x if extra is None else x + extra.sum()
+        for sign, name in ((1, "extra"), (-1, "other")):
+            value = getattr(self, name, None)
+            if isinstance(value, nn.Module):
+                x = value(x) * sign
+            elif value is not None:
+                x = x + value.sum() * sign
+        x = x * self.factor + self.note + (0 if self.shift is None else self.shift)
+        return x + self.kernel.double().sum() + self.kernel.stride(1) + self.kernel.itemsize
+
+
+HOOKS = {
+    "forward": lambda m: m.register_forward_hook(lambda module, args, out: out * 2),
+    "forward pre": lambda m: m.register_forward_pre_hook(lambda module, args: (args[0] * 3,)),
+    "full backward": lambda m: m.register_full_backward_hook(
+        lambda module, grad_in, grad_out: (grad_in[0] * 2,)
+    ),
+    "full backward pre": lambda m: m.register_full_backward_pre_hook(
+        lambda module, grad_out: (grad_out[0] * 3,)
+    ),
+}
 
 
 class Machine(RuleBasedStateMachine):
@@ -116,7 +146,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def edit_buffer(self):
-        self.body.shift += 1
+        if self.body.shift is not None:
+            self.body.shift += 1
 
     @rule()
     def replace_buffer(self):
@@ -153,12 +184,59 @@ class Machine(RuleBasedStateMachine):
         if len(self.body.layers) > 1:
             self.body.layers[-1] = self.body.layers[0]
 
-    @rule(there=st.booleans())
-    def add_or_remove_parameter(self, there):
-        if there:
+    def drop_extra(self):
+        for name in ("extra", "other"):
+            if hasattr(self.body, name):
+                delattr(self.body, name)
+
+    @rule(what=st.sampled_from(("parameter", "layer", "none", "nothing")))
+    def add_or_remove_extra(self, what):
+        """A parameter or a layer, which may also be replaced by None."""
+        if what == "none" and hasattr(self.body, "extra"):
+            self.body.extra = None
+            return
+        self.drop_extra()
+        if what == "parameter":
             self.body.extra = nn.Parameter(self.number(2).to(self.home))
-        elif hasattr(self.body, "extra"):
-            del self.body.extra
+        elif what == "layer":
+            self.body.extra = self.filled(layer()).to(self.home)
+
+    @rule()
+    def rename_extra(self):
+        """The same parameter or layer, in the same place."""
+        if hasattr(self.body, "extra"):
+            value = self.body.extra
+            self.drop_extra()
+            self.body.other = value
+
+    @rule()
+    def remove_buffer(self):
+        self.body.shift = None
+
+    @rule(last=st.booleans(), double=st.booleans())
+    def lay_out_anew(self, last, double):
+        """Another layout or dtype, in other memory of the same parameter."""
+        memory = torch.channels_last if last else torch.contiguous_format
+        dtype = torch.float64 if double else torch.float32
+        self.body.kernel.grad = None
+        self.body.kernel.data = self.body.kernel.data.to(dtype).to(memory_format=memory)
+
+    @rule()
+    def exchange_module(self):
+        """For one that is built alike; the hooks stay with the other."""
+        self.body = self.filled(Body()).to(self.home)
+        self.hooks = []
+        self.lasting.module = self.keeping.module = self.body
+
+    @rule(there=st.booleans())
+    def parametrize(self, there):
+        if not len(self.body.layers) or type(self.body.layers[0]) is nn.Sequential:
+            return
+        first = self.body.layers[0]
+        if there and not nn.utils.parametrize.is_parametrized(first):
+            nn.utils.parametrize.register_parametrization(first, "weight", Doubled())
+        elif not there and nn.utils.parametrize.is_parametrized(first):
+            nn.utils.parametrize.remove_parametrizations(first, "weight")
 
     @rule(training=st.booleans())
     def set_mode(self, training):
@@ -168,11 +246,12 @@ class Machine(RuleBasedStateMachine):
     def set_plain_attribute(self, note):
         self.body.note = float(note)
 
-    @rule(factor=st.integers(2, 3))
-    def add_hook(self, factor):
+    @rule(kind=st.sampled_from(sorted(HOOKS)), inner=st.booleans())
+    def add_hook(self, kind, inner):
         if len(self.hooks) < 2:
-            hook = self.body.register_forward_hook(lambda module, args, out: out * factor)
-            self.hooks.append(hook)
+            inner = inner and len(self.body.layers)
+            module = self.body.layers[-1] if inner else self.body
+            self.hooks.append(HOOKS[kind](module))
 
     @rule()
     def remove_hook(self):
@@ -217,7 +296,7 @@ class Machine(RuleBasedStateMachine):
         """Outputs, gradients and buffers are those of a fresh wrapper, in turn with and without."""
         self.calls += 1
         grad, rows = self.calls % 2 == 0, self.calls % 7 + 1
-        x = self.number(rows, 3).to(self.home)
+        x = self.number(rows, 3).to(self.home).requires_grad_()
         calls = self.body.calls.clone()
         parallels = {"fresh": dataparallel.DataParallel(self.body, self.targets)}
         parallels["lasting"] = self.lasting
@@ -228,6 +307,7 @@ class Machine(RuleBasedStateMachine):
             with torch.no_grad():
                 self.body.calls.copy_(calls)
             self.body.zero_grad()
+            x.grad = None
             with torch.set_grad_enabled(grad):
                 out = model(x)
             if out.requires_grad:
@@ -235,7 +315,7 @@ class Machine(RuleBasedStateMachine):
             seen[name] = {
                 "output": plain(out),
                 "gradients": [
-                    None if p.grad is None else plain(p.grad) for p in self.body.parameters()
+                    None if p.grad is None else plain(p.grad) for p in [x, *self.body.parameters()]
                 ],
                 "buffers": [plain(buffer) for buffer in self.body.buffers()],
             }

@@ -25,6 +25,7 @@ from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_kernels import KERNELS
 from tests.planted_faults.in_memory import MEMORY
 from tests.planted_faults.in_operators import OPERATORS
+from tests.planted_faults.in_plans import PLANS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_runtime import RUNTIME
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
@@ -46,6 +47,7 @@ ONCE = [
     *SUMS,
     *DEVICE_NAMES,
     *CONTENTS,
+    *PLANS,
     *SIMULATOR,
     *FAILURES,
     *OPERATORS,
