@@ -31,6 +31,7 @@ from tests.planted_faults.in_runtime import RUNTIME
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
+from tests.planted_faults.in_structures import STRUCTURES
 from tests.planted_faults.in_sums import SUMS
 from tests.planted_faults.in_tools import TOOLS
 from tests.planted_faults.in_transfer import TRANSFER
@@ -48,6 +49,7 @@ ONCE = [
     *DEVICE_NAMES,
     *CONTENTS,
     *PLANS,
+    *STRUCTURES,
     *SIMULATOR,
     *FAILURES,
     *OPERATORS,

@@ -12,8 +12,12 @@ import torch
 from tests.planted_faults.faults import FAULTS
 from tests.support.plant import Edit, devices_wanted, run
 
-# As in dataparallel/test_transforms.py, of which properties are run here.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+# As in the files whose properties are run here.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated",
+    "ignore:every replica returned a 0-dimensional tensor",
+    "ignore:Was asked to gather along dimension 0",
+)
 
 # What else than devices a test that has a fault may ask for.
 FIXTURES = ("cuda", "interruptible", "monkeypatch", "record_property")
