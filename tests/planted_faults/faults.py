@@ -2,11 +2,13 @@
 
 To add one, add a line to the file that is about its place. Which test catches it matters: choose
 the property that is about the thing that is broken, not one that happens to pass by. Where one
-mistake breaks what several properties are about, the others are under its name in `MORE`.
+mistake breaks what several properties are about, the others are under its name in `MORE` or in
+`shared`.
 """
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,7 @@ from tests.planted_faults.in_structures import STRUCTURES
 from tests.planted_faults.in_sums import SUMS
 from tests.planted_faults.in_tools import TOOLS
 from tests.planted_faults.in_transfer import TRANSFER
+from tests.planted_faults.shared import SHARED
 from tests.support.plant import Fault
 
 ONCE = [
@@ -100,10 +103,13 @@ MORE = {
 
 def _more() -> Iterator[Fault]:
     named = {fault.name: fault for fault in ONCE}
-    failed = (AssertionError, pytest.fail.Exception)
-    for name, properties in MORE.items():
+    failed = (Exception, pytest.fail.Exception)
+    for name, properties in [*MORE.items(), *SHARED.items()]:
         for test in properties:
-            title = f"{name}: {test.__name__.removeprefix('test_')}"
+            # Two files may have a test of one name.
+            function: Any = getattr(test, "func", test)
+            place = function.__module__.rpartition(".")[2].removeprefix("test_")
+            title = f"{name}: {place}, {function.__name__.removeprefix('test_')}"
             yield dataclasses.replace(named[name], name=title, caught_by=test, raises=failed)
 
 

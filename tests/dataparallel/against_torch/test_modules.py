@@ -177,7 +177,7 @@ def test_the_function(devices, data, keyword, alone):
     """`data_parallel` with its inputs as a tuple or alone, its keywords, and any output device."""
     targets = data.draw(strategies.device_lists(devices))
     batch = data.draw(strategies.batches(len(targets), 30, min_size=1))
-    x, row = values((batch, 3), "float64", span=3), torch.arange(batch)
+    x, row = values((batch, 3), "float64", span=5), torch.arange(batch)
     inputs = x if alone else (x,) if keyword else (x, row)
     kwargs = {"row": row} if keyword else None
     output = data.draw(st.none() | st.sampled_from(devices))
