@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from tests.devices.computing import test_mixing_devices as mixing
 from tests.devices.memory import test_overlap as overlap
 from tests.devices.memory import test_pinned as pinned
 from tests.simulator import test_memory_statistics as statistics
@@ -36,6 +37,20 @@ MEMORY = [
         partial(
             worlds.test_a_sparse_call_that_fails_leaves_the_current_device, call=worlds.no_room
         ),
+    ),
+    fault(
+        "a list that has the output in it is read",
+        "simgpu._memory.host_aliases:shares_storage_with_another",
+        "target, (target, *value)",
+        "target, value",
+        overlap.test_a_list_that_has_the_output_in_it_is_refused,
+    ),
+    fault(
+        "copies of sparse tensors are not coalesced",
+        "simgpu._memory.composites:rebuild",
+        "is_coalesced=tensor.is_coalesced()",
+        "is_coalesced=False",
+        mixing.test_a_copy_of_a_sparse_tensor_is_coalesced_where_it_was,
     ),
     fault(
         "room is asked for in float32",

@@ -8,6 +8,7 @@ from tests.simulator import test_sleep as sleep
 from tests.simulator import test_stream_records as records
 from tests.simulator import test_worlds as worlds
 from tests.support.plant import Edit, fault
+from tests.tools import test_timeline as timeline
 
 LAUNCH = "simgpu._runtime.launch"
 STREAMS = "simgpu._runtime.streams"
@@ -74,6 +75,20 @@ RUNTIME = [
         "if count > self.peak_count:",
         "if count:",
         memory.test_the_peak_number_of_tensors_is_the_most_there_were,
+    ),
+    fault(
+        "the host waits for copies between devices",
+        f"{LAUNCH}:launch_copy",
+        "if target is None and blocking and hooks",
+        "if blocking and hooks",
+        recorded(name="to another device"),
+    ),
+    fault(
+        "a record tells the peak",
+        f"{LAUNCH}:_record",
+        "world.active_devices[index].allocated",
+        "world.active_devices[index].peak",
+        timeline.test_a_counter_shows_the_memory_of_its_device,
     ),
     fault(
         "a second sleep begins with the first",

@@ -71,7 +71,8 @@ def test_what_is_recorded_of_a_call(simulated, name, data):
     x, y = (values((2, 3), "float32").to(device) for device in (here, there))
     with contextlib.ExitStack() as stack:
         entered(stack, map(torch.simgpu.Stream, with_own_streams))
-        with simgpu.trace() as trace:
+        told = Told()
+        with told, simgpu.trace() as trace:
             call(x, y)
         queue = places[target if source == "host" else source]
         stream = torch.simgpu.current_stream(queue).stream_id
@@ -81,6 +82,7 @@ def test_what_is_recorded_of_a_call(simulated, name, data):
     assert (record.device, record.stream) == (queue, stream)
     assert (stream != 0) == (queue in with_own_streams)
     assert record.nbytes == nbytes
+    assert sum(event[0] == "host waits" for event in told.seen) == (target == "host")
     assert sum(other.kind == "copy" for other in trace) == (kind == "copy")
 
 

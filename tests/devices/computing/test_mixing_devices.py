@@ -159,6 +159,18 @@ def test_an_index_past_the_end_raises(devices, past, make):
     assert plain(torch.ones(1, device=devices[0])) == [1.0]
 
 
+@given(slot=st.integers(0, 7), onto=st.integers(-1, 7), twice=st.booleans(), sort=st.booleans())
+def test_a_copy_of_a_sparse_tensor_is_coalesced_where_it_was(devices, slot, onto, twice, sort):
+    x = torch.sparse_coo_tensor(
+        [[2, 0, 2 if twice else 1]], [1.0, 2.0, 3.0], (4,), check_invariants=False
+    )
+    x = x.coalesce() if sort else x
+    there = x.to(place(slot, devices)).to(place(onto, devices))
+    assert there.is_coalesced() == x.is_coalesced() == sort
+    assert there._nnz() == x._nnz() == 3 - (twice and sort)
+    assert plain(there.to_dense()) == plain(x.to_dense())
+
+
 COPIES = {
     "to": lambda x, device: x.to(device),
     "method": lambda x, device: getattr(x, device.type)(

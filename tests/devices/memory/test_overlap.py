@@ -95,3 +95,18 @@ def test_signs_that_are_lazy_count_within_one_storage(devices, slot, count, into
         getattr(z, into).copy_(part)
         z.real.mul_(part)
     assert plain(x) == plain(expected)
+
+
+@given(slot=st.integers(0, 7), at=st.integers(0, 2), shifted=st.booleans())
+def test_a_list_that_has_the_output_in_it_is_refused(devices, slot, at, shifted):
+    """Whichever of its tensors is the output, or stands on its memory."""
+    seen = []
+    for device in ("cpu", place(slot, devices)):
+        base = torch.arange(float(SIZE), device=device)
+        out = base[:4]
+        parts = [torch.ones(0, device=device), torch.ones(0, device=device)]
+        parts.insert(at, base[1:5] if shifted else out)
+        with pytest.raises(RuntimeError) as refused:
+            torch.cat(parts, out=out)
+        seen.append((str(refused.value), plain(base)))
+    assert seen[0] == seen[1]
