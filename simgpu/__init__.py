@@ -10,6 +10,7 @@ the table, which a test compares with every import):
     _naming, _patches, _class_proxies   the device type's name; tables of monkey patches
     _native         code that reads and writes memory by address: C++ objects, machine code
     _models         the numbers of real GPUs, which a device can be told to show
+    _random         CUDA's random numbers: generator, threads, elements, distributions
     _runtime        devices, current device, memory accounting, streams, launches, instruments
     _memory         the memory of tensors: ownership, host aliases, storages, pinned memory
     _kernels        the kernel of each operator, and the table of which operator gets which

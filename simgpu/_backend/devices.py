@@ -16,7 +16,9 @@ from simgpu._runtime.capacities import capacities
 Memory = int | str | Sequence[int | str] | None  # of each device, or one entry per device
 
 
-def devices(count: int, *, memory: Memory = None, model: Names = None) -> DeviceBlock:
+def devices(
+    count: int, *, memory: Memory = None, model: Names = None, rng: str = "cuda"
+) -> DeviceBlock:
     """Have `count` fresh simulated GPUs for the length of a `with` block.
 
     Args:
@@ -33,31 +35,33 @@ def devices(count: int, *, memory: Memory = None, model: Names = None) -> Device
     seeded by ``torch.initial_seed()``. `simgpu.enable` does the same without a block.
 
     Raises:
-        TypeError, ValueError: `count` is no int, or out of range; no such model.
+        TypeError, ValueError: `count` is no int, or out of range; no such model; no such `rng`.
         DevicesActiveError: there are simulated devices already; blocks do not nest.
         BackendSlotTakenError: another package uses PyTorch's slot for outside devices.
         DeviceBlockError: what was returned is entered a second time.
     """
-    arguments = describe_arguments(count, memory, model)
+    arguments = describe_arguments(count, memory, model, rng)
     return DeviceBlock(
         f"simgpu.devices({arguments})",
         f"simgpu.enable({arguments})",
-        lambda ends: start(count, memory, model, ends),
+        lambda ends: start(count, memory, model, ends, rng),
     )
 
 
-def describe_arguments(count: int, memory: Memory, model: Names) -> str:
+def describe_arguments(count: int, memory: Memory, model: Names, rng: str = "cuda") -> str:
     """The arguments as a program writes them."""
-    told = {"memory": memory, "model": model}
+    told = {"memory": memory, "model": model, "rng": None if rng == "cuda" else rng}
     named = [f"{name}={value!r}" for name, value in told.items() if value is not None]
     return ", ".join([f"{count}", *named])
 
 
-def start(count: int, memory: Memory, model: Names, ends: ExitStack) -> list[torch.device]:
+def start(
+    count: int, memory: Memory, model: Names, ends: ExitStack, rng: str = "cuda"
+) -> list[torch.device]:
     """Make fresh devices, which last until `ends` is closed."""
     sizes = None if memory is None else capacities(count, memory)
     models = None if model is None else models_of(count, model)
     install.install()
-    entered = world.enter(count, sizes, models)
+    entered = world.enter(count, sizes, models, rng)
     ends.callback(world.leave, entered)
     return [device.torch_device for device in entered.devices]

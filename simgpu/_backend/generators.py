@@ -1,8 +1,9 @@
 """`DeviceGenerator`: what `torch.Generator(device="simgpu:1")` returns.
 
-It is made of two CPU generators. The object itself is one whose device in C++ is overwritten with
-"simgpu:1" (`simgpu._native.generator_layout`), so that CPU operators refuse it with PyTorch's own
-error. The device's kernels draw from the other one, `host`, whose device stays the CPU.
+For C++ it is a CPU generator whose device is overwritten with "simgpu:1"
+(`simgpu._native.generator_layout`), so that CPU operators refuse it with PyTorch's own error. The
+device's kernels draw from its `host`: a stream of CUDA's numbers (`simgpu._random.stream`), or with
+`rng="host"` another CPU generator.
 `torch_patches.generators` lets `torch.Generator` return it; the generators that devices draw from
 by default are in `simgpu._runtime.random`.
 """
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from simgpu._native.generator_layout import label_generator
+from simgpu._random.stream import Stream
 from simgpu._runtime import world
 from simgpu._runtime.random import user_generators
 from simgpu.errors import UnsupportedError
@@ -34,7 +36,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
     def __new__(cls, device: torch.device, host: Any = None) -> DeviceGenerator:
         self: DeviceGenerator = _Stock.__new__(cls)
         self._device = device
-        self.host = _Stock() if host is None else host
+        self.host = _fresh() if host is None else host
         user_generators[self._cdata] = self
         label_generator(self, device)
         return self
@@ -80,21 +82,29 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
         self.host = state.host
 
     def get_offset(self) -> int:
-        """CUDA's count of numbers drawn, which a simulated device does not keep."""
-        raise self._no_offset()
+        """How far the stream's numbers have been drawn: a multiple of 4."""
+        return self._stream().get_offset()
 
     def set_offset(self, offset: int) -> None:
-        """CUDA's count of numbers drawn, which a simulated device does not keep."""
-        raise self._no_offset()
+        """Go on from `offset`, a multiple of 4."""
+        self._stream().set_offset(offset)
 
-    def _no_offset(self) -> UnsupportedError:
-        return UnsupportedError(
-            f"a generator of {self._device} has no offset: keep its place by get_state and "
-            "set_state"
-        )
+    def _stream(self) -> Stream:
+        if not isinstance(self.host, Stream):
+            raise UnsupportedError(
+                f'a generator of {self._device} has no offset with rng="host": keep its place by '
+                "get_state and set_state"
+            )
+        return self.host
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (str(self._device), self.get_state())
+
+
+def _fresh() -> Any:
+    """A generator for the kernels of the devices that exist now."""
+    here = world.current_world()
+    return _Stock() if here is not None and here.rng == "host" else Stream()
 
 
 def _rebuilt(device: str, state: torch.Tensor) -> DeviceGenerator:

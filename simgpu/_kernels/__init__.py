@@ -15,5 +15,5 @@ unsupported         operators that are refused
 autocast            automatic mixed precision, by the lists in `autocast_policy`
 overloads           operators by name, and how kernels are registered
 
-May import: `_memory`, `_runtime`, `_native`, `errors`, `_naming`, `torch`, `torchgen`.
+May import: `_memory`, `_runtime`, `_random`, `_native`, `errors`, `_naming`, `torch`, `torchgen`.
 """

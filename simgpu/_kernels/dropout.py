@@ -1,6 +1,7 @@
 """Kernels of dropout, which draw from the device's own generator.
 
-The host's kernel takes no generator and would consume the default CPU one. Its backward kernel
+The host's kernel takes no generator and would consume the default CPU one. With CUDA's generator
+the mask is that of a GPU (`simgpu._random.dropout`). The host's backward kernel
 gives the same numbers as the one here, which is twice as fast: PyTorch has no vector code that
 reads booleans, but has some that reads the same bytes as integers.
 """
@@ -14,6 +15,9 @@ import torch
 from simgpu._kernels.general import computed_kernel
 from simgpu._memory.ownership import adopt
 from simgpu._native.dlpack_relabel import HOST, relabel
+from simgpu._random.dropout import fill_mask, parameters
+from simgpu._random.fill import Source
+from simgpu._random.stream import Stream
 from simgpu._runtime import world
 from simgpu._runtime.launch import Kernel, launch
 
@@ -36,6 +40,22 @@ def _host_dropout(
     return _mul_(keys, kept, 0.0 if p == 1 else 1 / (1 - p)), mask
 
 
+def _cuda_dropout(
+    keys: torch._C.DispatchKeySet, tensor: torch.Tensor, p: float, source: Source
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = _empty_like(keys, tensor, dtype=torch.bool)
+    if p == 1 or not tensor.numel():  # draws nothing
+        return _empty_like(keys, tensor).zero_(), mask.zero_()
+    keep, scale = parameters(p, tensor.dtype)
+    with torch._C.DisableTorchFunction():
+        fill_mask(mask, tensor, keep, source)
+        kept = _mul(keys, tensor, mask.view(torch.uint8))
+        if kept.itemsize > 2:
+            return _mul_(keys, kept, scale), mask
+        # The CPU rounds a number to the tensor's dtype first, but not a tensor of one float.
+        return kept.mul_(torch.tensor(scale, dtype=torch.float32, device="cpu")), mask
+
+
 def _host_identity(
     keys: torch._C.DispatchKeySet, tensor: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,6 +70,7 @@ def _host_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) 
 
 
 _DROPOUT = Kernel(_aten.native_dropout.default, _host_dropout)
+_CUDA_DROPOUT = Kernel(_aten.native_dropout.default, _cuda_dropout)
 _IDENTITY = Kernel(_aten.native_dropout.default, _host_identity)
 
 
@@ -60,7 +81,13 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
     if train is False or p == 0:
         result = launch(_IDENTITY, index, (host,), {})
     else:
-        result = launch(_DROPOUT, index, (host, p, world.device(index).generator), {})
+        device = world.device(index)
+        generator = device.generator
+        if isinstance(generator, Stream):
+            source = Source(generator, device.resident_threads)
+            result = launch(_CUDA_DROPOUT, index, (host, p, source), {})
+        else:
+            result = launch(_DROPOUT, index, (host, p, generator), {})
     return tuple(adopt(tensor, index) for tensor in result)
 
 

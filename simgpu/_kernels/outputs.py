@@ -12,7 +12,7 @@ import torch
 
 from simgpu._kernels.arguments import Arguments
 from simgpu._kernels.overloads import PythonKernel
-from simgpu._kernels.random import generator_for
+from simgpu._kernels.random import Draw
 from simgpu._kernels.schema import Schema
 from simgpu._memory.ownership import adopt
 from simgpu._memory.resizing import grow
@@ -28,15 +28,16 @@ _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """Results are written into the given tensors, which may have to grow."""
     schema = Schema(kernel.op)
-    draws = "generator" in schema.names
+    draw = Draw(kernel) if "generator" in schema.names else None
 
     def run(*args: Any, **kwargs: Any) -> Any:
         index, host_args, host_kwargs = reader.read(args, kwargs)
-        if draws:
-            given = host_kwargs.get("generator")
-            host_kwargs["generator"] = generator_for(kernel, index, given)
+        chosen = kernel
+        if draw is not None:
+            chosen, source = draw.choose(index, host_kwargs.get("generator"))
+            host_kwargs["generator"] = source
         outs = {name: kwargs[name] for name in schema.outputs}
-        _compute(kernel, index, host_args, host_kwargs, outs)
+        _compute(chosen, index, host_args, host_kwargs, outs)
         results = tuple(outs.values())
         return results[0] if len(results) == 1 else results
 

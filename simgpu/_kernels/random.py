@@ -1,39 +1,149 @@
 """Kernels for operators with a `generator` argument: `normal_`, `bernoulli`, `multinomial`.
 
 They draw from the generator of the tensors' device (`simgpu._runtime.random`), not from the CPU's.
+Where that is CUDA's, `simgpu._random` computes what a GPU would; where devices were made with
+`rng="host"`, the CPU's kernel does, from a CPU generator.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from simgpu._kernels.arguments import Arguments
-from simgpu._kernels.overloads import PythonKernel
+from simgpu._kernels.overloads import PythonKernel, overload
 from simgpu._kernels.schema import Schema, result_picker
+from simgpu._memory.ownership import adopt, make_sure_of_room
+from simgpu._memory.pinned import check_not_wanted
+from simgpu._random.composed import SAMPLERS, by_host
+from simgpu._random.fill import Source
+from simgpu._random.stream import Stream
 from simgpu._runtime import world
 from simgpu._runtime.launch import Kernel, launch
 from simgpu._runtime.random import check_generator
 
+_CPU = torch.device("cpu")
+_SMALL = 2**16  # elements, which the host has room for in any case
+_ANY_INCREMENT = 4  # for operators of other libraries
 
-def generator_for(kernel: Kernel, index: int, given: torch.Generator | None) -> torch.Generator:
-    """The generator that `kernel` draws from on device `index`: `given`, or the device's own."""
-    if given is None:
-        return world.device(index).generator
-    return check_generator(given, index, exact=kernel.name.startswith("randperm"))
+
+class Draw:
+    """An operator that draws: its kernel for CUDA's generator, and for the CPU's.
+
+    With `makes`, they make the tensor too: its arguments are the keyword argument `made`.
+    """
+
+    def __init__(self, kernel: Kernel, makes: bool = False) -> None:
+        sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
+        self._host = Kernel(kernel.op, _making(kernel.run)) if makes else kernel
+        self._cuda = Kernel(kernel.op, _making(sampler) if makes else _quietly(sampler))
+        self._exact = kernel.name.startswith("randperm")
+
+    def choose(
+        self, index: int, given: torch.Generator | None
+    ) -> tuple[Kernel, torch.Generator | Source]:
+        """What to launch on device `index`, and its generator: `given`, or the device's own."""
+        device = world.device(index)
+        generator: torch.Generator | Stream = device.generator
+        if given is not None:
+            generator = check_generator(given, index, exact=self._exact)
+        if isinstance(generator, Stream):
+            return self._cuda, Source(generator, device.resident_threads)
+        return self._host, generator
+
+
+def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> PythonKernel:
+    """A new tensor that is filled by `name`: `rand`, `randn`, `randint`.
+
+    The first `arguments` of the call go to `name`; the size follows them. The dtype is `usual`
+    unless told, where None is PyTorch's default. PyTorch does the same in two calls, of which each
+    would have to find its way here.
+    """
+    draw = Draw(Kernel(overload(name)), makes=True)
+
+    def run(
+        *args: Any,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+    ) -> torch.Tensor:
+        filled_by, size = args[:arguments], args[arguments]
+        if len(args) > arguments + 1:
+            generator = args[arguments + 1]
+        check_not_wanted(pin_memory)
+        dtype = usual if dtype is None else dtype
+        index = None if device is None else device.index
+        index = world.current_device() if index is None else index
+        if math.prod(size) > _SMALL:
+            make_sure_of_room(index, size, dtype)
+        chosen, source = draw.choose(index, generator)
+        made = {"size": size, "dtype": dtype, "layout": layout, "device": _CPU}
+        return adopt(launch(chosen, index, filled_by, {"generator": source, "made": made}), index)
+
+    return run
+
+
+def _making(fill: Callable[..., Any]) -> Callable[..., Any]:
+    """Host code that makes a tensor and fills it."""
+
+    def run(
+        keys: torch._C.DispatchKeySet, *args: Any, generator: Any, made: dict[str, Any]
+    ) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            host = torch.empty(**made)
+            fill(keys, host, *args, generator=generator)
+        return host
+
+    return run
+
+
+def _quietly(fill: Callable[..., Any]) -> Callable[..., Any]:
+    """Host code past torch-function modes of the user, which must not see how it computes."""
+
+    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return fill(keys, *args, **kwargs)
+
+    return run
+
+
+def drawing_in_place(kernel: Kernel, reader: Arguments, position: int) -> PythonKernel:
+    """Operators that fill their first argument, the only tensor: `uniform_`, `normal_`."""
+    draw, alias = Draw(kernel), reader.alias
+
+    def run(
+        tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None, **kwargs: Any
+    ) -> Any:
+        if len(args) >= position:
+            args, generator = args[: position - 1], args[position - 1]
+        index = tensor.get_device()
+        chosen, kwargs["generator"] = draw.choose(index, generator)
+        launch(chosen, index, (alias(tensor), *args), kwargs)
+        return tensor
+
+    return run
 
 
 def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """Operators that draw: from the device's own generator unless the caller gives one."""
+    schema = Schema(kernel.op)
+    position = schema.names.index("generator")
+    if schema.written == [0] and schema.is_alone():
+        return drawing_in_place(kernel, reader, position)
     pick = result_picker(kernel.op)
-    position = Schema(kernel.op).names.index("generator")
+    draw = Draw(kernel)
 
     def run(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
         if len(args) > position:
             args, generator = args[:position], args[position]
         index, host_args, host_kwargs = reader.read(args, kwargs)
-        host_kwargs["generator"] = generator_for(kernel, index, generator)
-        return pick(launch(kernel, index, host_args, host_kwargs), args, kwargs, index)
+        chosen, source = draw.choose(index, generator)
+        host_kwargs["generator"] = source
+        return pick(launch(chosen, index, host_args, host_kwargs), args, kwargs, index)
 
     return run

@@ -28,6 +28,7 @@ from simgpu._kernels import (
     copies,
     dropout,
     forward_ad,
+    random,
     rnn_cells,
     rnn_layers,
     sparse_and_nested,
@@ -70,6 +71,12 @@ HANDWRITTEN: dict[str, PythonKernel] = {
     "index_put_": indexing_kernel("index_put_"),
     "native_dropout": dropout.native_dropout,
     "native_dropout_backward": dropout.native_dropout_backward,
+    "rand": random.drawing_new("uniform_", 0),
+    "rand.generator": random.drawing_new("uniform_", 0),
+    "randint.low": random.drawing_new("random_.from", 2, torch.int64),
+    "randint.low_generator": random.drawing_new("random_.from", 2, torch.int64),
+    "randn": random.drawing_new("normal_", 0),
+    "randn.generator": random.drawing_new("normal_", 0),
     "record_stream": resizing.record_stream,
     "resize_": resizing.resize_,
     "set_": resizing.set_to_nothing,
@@ -152,7 +159,7 @@ def _prefer_decomposition(op: torch._ops.OpOverload) -> bool:
     seeded = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in names
     computes = any("Tensor" in str(a.type) for a in arguments)
     makes = "device" in names
-    draws = "generator" in names and makes  # made first, then filled in place
+    draws = "generator" in names  # made first, then filled in place
     return views or seeded or draws or torch.Tag.inplace_view in op.tags or not (computes or makes)
 
 

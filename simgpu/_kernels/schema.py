@@ -38,6 +38,10 @@ class Schema:
         """Whether any argument may be a tensor or a list of tensors."""
         return bool(self._tensors)
 
+    def is_alone(self) -> bool:
+        """Whether the first argument is the only tensor."""
+        return self._tensors == [0]
+
     def is_unary(self) -> bool:
         """Whether the first argument is the only tensor, and a new tensor the only result."""
         return self._tensors == [0] and self._makes_one_tensor()

@@ -16,9 +16,10 @@ import torch
 
 from simgpu._models.gpus import GENERIC, Model
 from simgpu._naming import DEVICE_TYPE
+from simgpu._random.geometry import resident_threads
 from simgpu._runtime.caching_allocator import CachingAllocator
 from simgpu._runtime.instruments import hooks
-from simgpu._runtime.random import Generator
+from simgpu._runtime.random import make_generator
 
 # Events of a device that are kept for `placement`: 10 MB where nobody ever asks.
 LOG_LENGTH = 2**17
@@ -82,12 +83,15 @@ class Device:
         "model",
         "out_of_memory_count",
         "peak",
+        "resident_threads",
         "taken",
         "taken_count",
         "torch_device",
     )
 
-    def __init__(self, index: int, capacity: int, model: Model = GENERIC) -> None:
+    def __init__(
+        self, index: int, capacity: int, model: Model = GENERIC, rng: str = "cuda"
+    ) -> None:
         self.index = index
         self.model = model
         self.torch_device = torch.device(DEVICE_TYPE, index)
@@ -113,8 +117,11 @@ class Device:
         # By number of a stream, the moment until which it sleeps (`streams.sleep`): work itself
         # is done as soon as it is asked for.
         self.busy_until: dict[int, float] = {}
-        # As on CUDA, where a seed set before the devices wake up reaches them when they do.
-        self.generator = Generator(index).manual_seed(torch.initial_seed())
+        self.generator = make_generator(rng, index)
+        # Of its GPU, which only random numbers depend on.
+        self.resident_threads = resident_threads(
+            model.multi_processor_count, model.max_threads_per_multi_processor
+        )
 
     # No locks below, since memory is given back in the middle of anything. With the GIL, threads
     # are switched and signals handled where a function begins, a call returns or a loop starts

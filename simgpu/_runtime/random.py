@@ -1,7 +1,7 @@
 """The generator of each simulated device, from which its kernels draw by default.
 
-PyTorch cannot make a generator for a device type that lives in Python, so a simulated device's
-generator is a CPU generator that knows its device. It is never the default CPU generator.
+It is CUDA's (`simgpu._random.stream`), or with `rng="host"` one of the CPU's: a CPU generator that
+knows its device, and is never the default one.
 
 Generators that a program makes are in `simgpu._backend.generators`; kernels that draw are in
 `simgpu._kernels.random`; `torch.simgpu.manual_seed` is in `simgpu._backend.device_module.random`.
@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from simgpu._naming import DEVICE_TYPE
+from simgpu._random.stream import Stream
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds of neighbouring devices lie far apart
 
 
 class Generator(torch.Generator):
-    """The random number generator of one simulated device.
+    """The random number generator of one simulated device with `rng="host"`: one of the CPU's.
 
     The same seed gives different numbers on different devices (on CUDA it gives the same), so
     that replicas do not drop out the same units.
@@ -58,13 +59,26 @@ class Generator(torch.Generator):
         return seed
 
 
+RNGS = "cuda", "host"
+"""What draws on simulated devices: CUDA's generator, or the CPU's with its kernels."""
+
+
+def make_generator(rng: str, index: int) -> Generator | Stream:
+    """The generator of device `index`, seeded as PyTorch is.
+
+    As on CUDA, where a seed set before the devices wake up reaches them when they do.
+    """
+    generator = Stream() if rng == "cuda" else Generator(index)
+    return generator.manual_seed(torch.initial_seed())
+
+
 # Callers' generators (`_generators`) by the address of their C++ part: a kernel is handed that part
 # in a Python object of its own, not the object that the caller passed.
 user_generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def check_generator(generator: Any, index: int, *, exact: bool = False) -> torch.Generator:
-    """The host's generator to draw from for a kernel on device `index`; raises as CUDA does.
+def check_generator(generator: Any, index: int, *, exact: bool = False) -> torch.Generator | Stream:
+    """What a kernel on device `index` draws from, given a caller's generator; raises as CUDA does.
 
     Of a caller's generator only the device type must be right, unless `exact`, as for randperm.
     """

@@ -23,6 +23,7 @@ from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
 from simgpu._runtime import clock
 from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
+from simgpu._runtime.random import RNGS
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
 # What callers name a device by; None is the current one.
@@ -38,9 +39,10 @@ class _PerThread(threading.local):
 class World:
     """A set of simulated devices."""
 
-    def __init__(self, capacities: Sequence[int], models: Sequence[Model]) -> None:
+    def __init__(self, capacities: Sequence[int], models: Sequence[Model], rng: str) -> None:
+        self.rng = rng
         self.devices = [
-            Device(index, capacity, model)
+            Device(index, capacity, model, rng)
             for index, (capacity, model) in enumerate(zip(capacities, models, strict=True))
         ]
         self.asked = False
@@ -69,11 +71,15 @@ _forked = False
 
 
 def enter(
-    count: int, memory: Sequence[int] | None = None, models: Sequence[Model] | None = None
+    count: int,
+    memory: Sequence[int] | None = None,
+    models: Sequence[Model] | None = None,
+    rng: str = "cuda",
 ) -> World:
     """Make `count` fresh devices; raises if there are some already.
 
-    Each has an entry of `memory` in bytes, by default what its model has.
+    Each has an entry of `memory` in bytes, by default what its model has. `rng` is what draws
+    there: one of `random.RNGS`.
     """
     global _world, _per_thread
     check_fork()
@@ -81,6 +87,8 @@ def enter(
         raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
     if not 1 <= count <= MAX_DEVICES:
         raise ValueError(f"device count must be from 1 to {MAX_DEVICES}, got {count}")
+    if rng not in RNGS:
+        raise ValueError(f"rng must be one of {', '.join(map(repr, RNGS))}, got {rng!r}")
     if _world is not None:
         raise DevicesActiveError(
             f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
@@ -88,7 +96,8 @@ def enter(
         )
     if models is None:
         models = [GENERIC] * count
-    _world = World([model.total_memory for model in models] if memory is None else memory, models)
+    sizes = [model.total_memory for model in models] if memory is None else memory
+    _world = World(sizes, models, rng)
     _per_thread = _PerThread()
     _set_active(_world.devices)
     return _world

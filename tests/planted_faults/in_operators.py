@@ -162,8 +162,8 @@ OPERATORS = [
     fault(
         "every device drops what the first one draws",
         "simgpu._kernels.dropout:native_dropout",
-        "world.device(index).generator",
-        "world.device(0).generator",
+        "world.device(index)",
+        "world.device(0)",
         partial(random.test_masks_repeat_per_seed, name="dropout"),
     ),
     fault(

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+import dataparallel
 from tests.support.observe import plain
 
 seeds = st.integers(0, 2**31)
@@ -54,11 +55,12 @@ def test_masks_repeat_per_seed(devices, name, pair, seed):
 
 @pytest.mark.devices(4, distinct=True)
 @given(seed=seeds)
-def test_masks_differ_between_devices(devices, seed):
-    """Simulated devices mix their index into the seed; CUDA gives all devices the same numbers."""
+def test_a_seed_gives_all_devices_the_same_masks(devices, seed):
+    """Each has a stream of its own, which begins where the others' do."""
     torch.manual_seed(seed)
-    different = {str(mask(device)) for device in devices}
-    assert len(different) == (1 if devices[0].type == "cuda" else len(devices))
+    assert len({str(mask(device)) for device in devices}) == 1
+    mask(devices[0])
+    assert mask(devices[0]) != mask(devices[1])
 
 
 def drawn_in_turns(devices, order, kind):
@@ -195,3 +197,16 @@ def test_a_generator_of_a_device_has_a_stream_of_its_own(devices, data, seed):
     generator.set_state(state)
     assert plain(torch.rand(8, device=device, generator=generator)) == second
     assert plain(torch.rand(8, device=device, generator=generator.manual_seed(seed))) == first
+
+
+@pytest.mark.devices(2, distinct=True)
+@given(seed=seeds, rows=st.integers(1, 4), numbers=st.integers(1, 70))
+def test_replicas_of_equal_chunks_drop_the_same_units(devices, seed, rows, numbers):
+    """Each draws from its own device's generator, and all of these have one seed."""
+    torch.manual_seed(seed)
+    model = dataparallel.DataParallel(torch.nn.Dropout(0.5), devices)
+    batch = torch.ones(2 * rows, numbers, device=devices[0])
+    first, second = model(batch).chunk(2)
+    assert plain(first) == plain(second)
+    torch.manual_seed(seed)
+    assert plain(F.dropout(batch[:rows], 0.5)) == plain(first)

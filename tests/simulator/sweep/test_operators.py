@@ -2,7 +2,9 @@
 
 Values (bit for bit), shapes, dtypes, strides, layout, device, errors, and what becomes of the
 arguments. The exceptions are in tests/known_differences.toml. The device is not the first one, and
-not the current one. It draws random numbers from the same point of the same stream as the CPU.
+not the current one. It draws random numbers from the same point of the same stream as the CPU;
+with CUDA's generator, operators that draw are compared in all but values, which
+tests/simulator/test_cuda_samplers.py is about.
 """
 
 import pytest
@@ -36,6 +38,13 @@ def device(monkeypatch):
     Seeds are mixed with the device's index. Not here, as many samples seed all streams themselves.
     """
     monkeypatch.setattr(random, "_GOLDEN", 0)
+    with simgpu.devices(2, rng="host") as devices:
+        yield devices[1]
+
+
+@pytest.fixture
+def cuda_device():
+    """The second of two devices with CUDA's generator."""
     with simgpu.devices(2) as devices:
         yield devices[1]
 
@@ -73,6 +82,36 @@ def test_forward(device, name, dtype):
         return found or changed(*copies, device, values=values)
 
     known.judge(case, map(finding, entries.samples(entry, getattr(torch, dtype))))
+
+
+DRAWING = {
+    *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
+    *("normal_in_place", "normal_number_mean", "rand_like", "randint", "randint_like", "randn"),
+    *("randn_like", "uniform", "nn_functional_alpha_dropout", "nn_functional_dropout"),
+    *("nn_functional_dropout2d", "nn_functional_dropout3d", "nn_functional_rrelu"),
+    "nn_functional_feature_alpha_dropout_with_train",
+    "nn_functional_scaled_dot_product_attention",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [case for case in cases_of("forward") if case[0] in DRAWING]
+)
+def test_operators_that_draw(cuda_device, name, dtype):
+    """Shapes, dtypes, strides and errors; a second call after the same seed repeats the values."""
+    entry = entries.ENTRIES[name]
+
+    def call(sample):
+        return entry.op(sample[0], *sample[1], **sample[2])
+
+    for sample in entries.samples(entry, getattr(torch, dtype)):
+        _, answers = both(sample, cuda_device, call)
+        assert difference(*answers, cuda_device, values="any") is None
+        if not isinstance(answers[1], Raised):
+            seed()
+            again = call(Mirror(cuda_device)(sample))
+            at_host = tree_map(lambda leaf: leaf.cpu(), answers[1])
+            assert difference(at_host, again, cuda_device) is None
 
 
 def differentiable(tree):

@@ -1,0 +1,99 @@
+"""In which order a kernel of random numbers visits the elements of its output: that of memory.
+
+TensorIterator sorts the dimensions by their strides and joins those that follow on each other
+(ATen/native/TensorIterator.cpp). So a transposed or channels_last tensor is filled as it lies, and
+only memory with gaps or strange overlaps makes a difference. A tensor of which the last byte lies
+2 GiB or more behind the first is filled in two halves, each by a launch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+INT32_MAX = 2**31 - 1
+
+
+class Part(NamedTuple):
+    """Elements that one launch fills: dimensions from the fastest on, strides in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int  # elements from the first one of the tensor
+
+    @property
+    def numel(self) -> int:
+        numel = 1
+        for size in self.sizes:
+            numel *= size
+        return numel
+
+    def extent(self, itemsize: int) -> int:
+        """Bytes from the first element to the last, plus 1."""
+        pairs = zip(self.sizes, self.strides, strict=True)
+        return 1 + sum((size - 1) * stride * itemsize for size, stride in pairs)
+
+    def needs_64_bits(self, itemsize: int) -> bool:
+        """Whether the kernel's 32-bit arithmetic could not reach all of it."""
+        return self.numel > INT32_MAX or self.extent(itemsize) > INT32_MAX
+
+
+def in_memory_order(sizes: Sequence[int], strides: Sequence[int]) -> Part:
+    """All elements of a tensor, sorted and joined as TensorIterator does."""
+    order = list(reversed(range(len(sizes))))
+    for position in range(1, len(order)):
+        at = position
+        for before in range(position - 1, -1, -1):
+            comparison = _compare(sizes, strides, order[before], order[at])
+            if comparison > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif comparison < 0:
+                break
+    joined: list[tuple[int, int]] = []
+    for dim in order:
+        size, stride = sizes[dim], strides[dim]
+        if joined:
+            size_before, stride_before = joined[-1]
+            if 1 in (size_before, size) or size_before * stride_before == stride:
+                joined[-1] = size_before * size, stride if size_before == 1 else stride_before
+                continue
+        joined.append((size, stride))
+    if not joined:
+        joined.append((1, 1))
+    return Part(tuple(size for size, _ in joined), tuple(stride for _, stride in joined), 0)
+
+
+def _compare(sizes: Sequence[int], strides: Sequence[int], one: int, other: int) -> int:
+    """Above 0 if dimension `one` is slower than `other`, below 0 if faster, 0 if neither."""
+    if 0 in (strides[one], strides[other]):
+        return 0
+    if strides[one] != strides[other]:
+        return 1 if strides[one] > strides[other] else -1
+    return 1 if sizes[one] > sizes[other] else 0
+
+
+def launches(part: Part, itemsize: int) -> list[Part]:
+    """The parts that are filled by a launch each; more than one where 32 bits cannot reach all."""
+    if not part.needs_64_bits(itemsize):
+        return [part]
+    extents = [(size - 1) * stride for size, stride in zip(part.sizes, part.strides, strict=True)]
+    # The largest dimension; of equal ones the slowest.
+    dim = max(range(len(extents)), key=lambda at: (extents[at], at))
+    size = part.sizes[dim]
+    halves = []
+    for first, count in ((0, size // 2), (size // 2, size - size // 2)):
+        sizes = (*part.sizes[:dim], count, *part.sizes[dim + 1 :])
+        halves.append(Part(sizes, part.strides, part.start + first * part.strides[dim]))
+    return [piece for half in halves for piece in launches(half, itemsize)]
+
+
+def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements of a tensor lie side by side, in whatever order."""
+    part = in_memory_order(sizes, strides)
+    return len(part.sizes) == 1 and (part.strides == (1,) or part.numel <= 1)
+
+
+def overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements are one, as in an expanded tensor: nothing may be written there."""
+    return any(size > 1 and not stride for size, stride in zip(sizes, strides, strict=True))

@@ -1,0 +1,209 @@
+"""Philox4x32-10, the function that turns counters into random bits on a GPU.
+
+It maps a counter of four 32-bit words and a key of two to four random words (Salmon and others,
+"Parallel Random Numbers: As Easy as 1, 2, 3", 2011). cuRAND gives every thread of a kernel counters
+of its own: the key is the seed, the lower half of the counter says how far the generator is, the
+upper half is the thread. So `words_of_threads(seed, place, 0, 100)` is what the first hundred
+threads of a kernel draw at one place of the stream.
+
+All threads are computed at once by NumPy, which lets other Python threads run meanwhile. A chunk of
+them stays in the processor's cache; callers with more threads go chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+ROUNDS = 10
+CHUNK = 8192  # threads; their words and products take 400 KB
+
+_LOW = 0xFFFF_FFFF
+_HALF = np.uint64(32)
+_FIRST, _SECOND = (np.uint64(multiplier) for multiplier in MULTIPLIERS)
+
+Array = npt.NDArray[Any]
+Words32 = npt.NDArray[np.uint32]
+Words64 = npt.NDArray[np.uint64]
+
+
+class Words(NamedTuple):
+    """The four words of every thread; memory that the next call in this Python thread reuses.
+
+    Where fewer than four were asked for, the others are undefined.
+    """
+
+    x: Words32
+    y: Words32
+    z: Words32
+    w: Words32
+
+
+class _Products:
+    """Room for the 64-bit products of `size` threads, and views of their halves."""
+
+    def __init__(self, size: int) -> None:
+        self.whole: Words64 = np.empty(size, np.uint64)
+        halves = self.whole.view(np.uint32).reshape(size, 2)
+        self.low: Words32 = halves[:, 0]
+        self.high: Words32 = halves[:, 1]
+
+
+class _Room:
+    """Memory for the rounds over `size` threads, to be used again by the next call."""
+
+    def __init__(self, size: int) -> None:
+        # Two sets: the products of this round, and of the one before.
+        self.products = [[_Products(size) for _ in range(2)] for _ in range(2)]
+        self.c0: Words32 = np.empty(size, np.uint32)
+        self.c2: Words32 = np.empty(size, np.uint32)
+        # Of the numbers of threads, which nearly always begin at 0 or a multiple of `CHUNK`.
+        self._thread = _Products(size)
+        self._first = -1
+
+    def products_of_threads(self, first: int) -> _Products:
+        """The second multiplier times each number of a thread from `first` on."""
+        if first != self._first:
+            self._first = -1  # until it is done: Ctrl-C may come in between
+            self.c2[:] = np.arange(first, first + len(self.c2), dtype=np.uint32)
+            np.multiply(self.c2, _SECOND, out=self._thread.whole, dtype=np.uint64)
+            self._first = first
+        return self._thread
+
+
+class _Rooms(threading.local):
+    """The rooms of this Python thread, by their size: those that it used lately."""
+
+    _MOST = 8
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, _Room] = {}
+
+    def of(self, size: int) -> _Room:
+        room = self._by_size.get(size)
+        if room is None:
+            if len(self._by_size) == self._MOST:
+                del self._by_size[next(iter(self._by_size))]
+            room = self._by_size[size] = _Room(size)
+        return room
+
+
+_rooms = _Rooms()
+
+
+def keys_of(seed: int) -> list[tuple[int, int]]:
+    """The two words of the key in each round."""
+    low, high = seed & _LOW, seed >> 32 & _LOW
+    return [
+        (low + KEY_STEPS[0] * number & _LOW, high + KEY_STEPS[1] * number & _LOW)
+        for number in range(ROUNDS)
+    ]
+
+
+def words_of_threads(seed: int, place: int, first: int, count: int, lanes: int = 4) -> Words:
+    """What threads `first` to `first + count - 1` draw, all at the same `place` of the stream.
+
+    Args:
+        seed: the key, 64 bits.
+        place: the lower half of the counter, 64 bits: the generator's offset / 4.
+        first: the number of the first thread; the upper half of the counter. All of these threads
+            have the same upper 32 bits.
+        lanes: how many of the four words are needed.
+    """
+    room = _rooms.of(count)
+    now, before = room.products
+    c0, c2 = room.c0, room.c2
+    keys = keys_of(seed)
+    # The place is the same for all threads, so half of the first rounds is plain numbers.
+    thread = room.products_of_threads(first & _LOW)
+    product = MULTIPLIERS[0] * (place & _LOW)
+    np.bitwise_xor(thread.high, np.uint32(place >> 32 & _LOW ^ keys[0][0]), out=c0)
+    third, fourth = product >> 32 ^ first >> 32 & _LOW ^ keys[0][1], product & _LOW
+
+    np.multiply(c0, _FIRST, out=before[0].whole, dtype=np.uint64)
+    product = MULTIPLIERS[1] * third
+    np.bitwise_xor(thread.low, np.uint32(product >> 32 ^ keys[1][0]), out=c0)
+    np.bitwise_xor(before[0].high, np.uint32(fourth ^ keys[1][1]), out=c2)
+
+    np.multiply(c0, _FIRST, out=now[0].whole, dtype=np.uint64)
+    np.multiply(c2, _SECOND, out=now[1].whole, dtype=np.uint64)
+    np.bitwise_xor(now[1].high, np.uint32(product & _LOW ^ keys[2][0]), out=c0)
+    _mix(now[0].high, before[0].low, keys[2][1], c2)
+    return _rounds(room, now, before, keys, 3, lanes)
+
+
+def words_of_places(
+    seed: int, start: int, step: int, places: int, threads: int, lanes: int = 4
+) -> Words:
+    """What threads 0 to `threads - 1` draw at `start`, `start + step`, and so on, place by place.
+
+    Args:
+        seed: as in `words_of_threads`, of which this is many calls at once.
+        start: the first place; all of the `places` have the same upper 32 bits.
+        lanes: how many of the four words are needed.
+    """
+    room = _rooms.of(places * threads)
+    now, before = room.products
+    c0, c2 = (word.reshape(places, threads) for word in (room.c0, room.c2))
+    keys = keys_of(seed)
+    # Two rounds go by before a word depends on both place and thread.
+    of_thread = np.arange(threads, dtype=np.uint64) * _SECOND
+    of_place = (np.arange(places, dtype=np.uint64) * np.uint64(step) + np.uint64(start & _LOW))[
+        :, None
+    ] * _FIRST
+    first = of_thread >> _HALF ^ np.uint64(start >> 32 & _LOW ^ keys[0][0])
+    third = of_place >> _HALF ^ np.uint64(keys[0][1])
+    by_thread, by_place = first * _FIRST, third * _SECOND
+    np.bitwise_xor(_low(by_place >> _HALF) ^ np.uint32(keys[1][0]), _low(of_thread), out=c0)
+    np.bitwise_xor(_low(of_place) ^ np.uint32(keys[1][1]), _low(by_thread >> _HALF), out=c2)
+
+    np.multiply(room.c0, _FIRST, out=now[0].whole, dtype=np.uint64)
+    np.multiply(room.c2, _SECOND, out=now[1].whole, dtype=np.uint64)
+    high = [product.high.reshape(places, threads) for product in now]
+    np.bitwise_xor(high[1], _low(by_place) ^ np.uint32(keys[2][0]), out=c0)
+    np.bitwise_xor(high[0], _low(by_thread) ^ np.uint32(keys[2][1]), out=c2)
+    return _rounds(room, now, before, keys, 3, lanes)
+
+
+def _low(products: Words64) -> Words32:
+    return products.astype(np.uint32)
+
+
+def _rounds(
+    room: _Room,
+    before: list[_Products],
+    now: list[_Products],
+    keys: list[tuple[int, int]],
+    done: int,
+    lanes: int,
+) -> Words:
+    """The rounds after the first `done`, of which the products of the last are in `before`.
+
+    The first and third word of the counter are in `c0` and `c2`; the second and fourth are the
+    lower halves of the products of the round before.
+    """
+    c0, c2 = room.c0, room.c2
+    for number in range(done, ROUNDS):
+        k0, k1 = keys[number]
+        # The last round's first product is in the third and fourth word only, and the first
+        # word of the round before is only in that product.
+        all_words = lanes > 2 or number < ROUNDS - 1
+        if all_words:
+            np.multiply(c0, _FIRST, out=now[0].whole, dtype=np.uint64)
+        np.multiply(c2, _SECOND, out=now[1].whole, dtype=np.uint64)
+        if lanes > 2 or number != ROUNDS - 2:
+            _mix(now[1].high, before[1].low, k0, c0)
+        if all_words:
+            _mix(now[0].high, before[0].low, k1, c2)
+        now, before = before, now
+    return Words(c0, before[1].low, c2, before[0].low)
+
+
+def _mix(high: Words32, low: Words32, key: int, out: Words32) -> None:
+    np.bitwise_xor(high, low, out=out)
+    np.bitwise_xor(out, np.uint32(key), out=out)

@@ -1,0 +1,177 @@
+"""Faults planted in CUDA's random numbers: words, threads, elements, offsets, distributions."""
+
+from functools import partial
+
+import torch
+
+from tests.simulator import test_cuda_random as draws
+from tests.simulator import test_cuda_samplers as samplers
+from tests.support.plant import fault
+
+FLOATS = partial(draws.test_threads_elements_and_offset, kind="float")
+WIDE = partial(draws.test_threads_elements_and_offset, kind="wide")
+
+RANDOM_NUMBERS = [
+    fault(
+        "a key takes another step between rounds",
+        "simgpu._random.philox:keys_of",
+        "KEY_STEPS[1] * number",
+        "KEY_STEPS[0] * number",
+        draws.test_words_of_threads,
+    ),
+    fault(
+        "the upper half of a thread's number is dropped",
+        "simgpu._random.philox:words_of_threads",
+        "first >> 32 & _LOW",
+        "0",
+        draws.test_words_of_threads,
+    ),
+    fault(
+        "words ahead are computed for every place",
+        "simgpu._random.philox:words_of_places",
+        "np.uint64(step)",
+        "np.uint64(1)",
+        draws.test_words_of_places,
+    ),
+    fault(
+        "words ahead are kept when the program goes back",
+        "simgpu._random.ahead:_Rows.row",
+        "if not rest and 0 <= row < self.count:",
+        "if not rest and row < self.count:",
+        draws.test_a_generator_that_goes_back_draws_the_same_again,
+    ),
+    fault(
+        "a GPU holds threads that make no whole block",
+        "simgpu._random.geometry:resident_threads",
+        "multiprocessors * (threads_per_multiprocessor // BLOCK) * BLOCK",
+        "multiprocessors * threads_per_multiprocessor // BLOCK * BLOCK",
+        FLOATS,
+    ),
+    fault(
+        "the offset grows with the elements",
+        "simgpu._random.geometry:launch_of",
+        "calls * STEP",
+        "-(-numel // STEP) * STEP",
+        FLOATS,
+    ),
+    fault(
+        "a thread's numbers lie side by side",
+        "simgpu._random.fill:draw",
+        "range(base + first, numel, launch.threads)",
+        "range(base + first, numel, 1)",
+        FLOATS,
+    ),
+    fault(
+        "the second call of a thread repeats the first",
+        "simgpu._random.fill:draw",
+        "place + call",
+        "place",
+        FLOATS,
+    ),
+    fault(
+        "wide numbers have their halves exchanged",
+        "simgpu._random.integers:_join",
+        "out[...] = high",
+        "high, low = low, high\n    out[...] = high",
+        WIDE,
+    ),
+    fault(
+        "32 bits are drawn for any range",
+        "simgpu._random.integers:from_to",
+        "span >= WIDE",
+        "span >= 2**32",
+        partial(samplers.test_random_integers, dtype=torch.int32),
+    ),
+    fault(
+        "uniform numbers reach their upper bound",
+        "simgpu._random.floats:Uniform.transform",
+        "if self.turns",
+        "if False",
+        partial(samplers.test_uniform, dtype=torch.float32),
+    ),
+    fault(
+        "a product and a sum are rounded twice",
+        "simgpu._random.arithmetic:multiply_add",
+        "elif values.dtype == np.float32:",
+        "elif True:\n        values[...] = values * values.dtype.type(factor) + "
+        "values.dtype.type(summand)\n    elif values.dtype == np.float32:",
+        partial(samplers.test_uniform, dtype=torch.float64),
+    ),
+    fault(
+        "sine and cosine are exchanged",
+        "simgpu._random.floats:_pair_of_floats",
+        "(np.sin, np.cos)",
+        "(np.cos, np.sin)",
+        partial(samplers.test_normal, dtype=torch.float32),
+    ),
+    fault(
+        "a permuted tensor is filled by its indices",
+        "simgpu._random.fill:_elements",
+        "part.sizes[::-1], part.strides[::-1]",
+        "tuple(tensor.shape), tensor.stride()",
+        samplers.test_memory_is_filled_in_its_order,
+    ),
+    fault(
+        "a tensor of 2 GiB is filled at once",
+        "simgpu._random.layout:Part.needs_64_bits",
+        "self.numel > INT32_MAX or self.extent(itemsize) > INT32_MAX",
+        "self.numel > INT32_MAX",
+        samplers.test_what_32_bits_cannot_reach_is_filled_in_halves,
+    ),
+    fault(
+        "dropout takes four elements at once, wherever they lie",
+        "simgpu._random.dropout:elements_at_once",
+        "address % (several * itemsize) or numel % several",
+        "numel % several",
+        partial(samplers.test_dropout, dtype=torch.float32),
+    ),
+    fault(
+        "eight elements of dropout share four words",
+        "simgpu._random.dropout:_fill_side_by_side",
+        "place + call * blocks + block",
+        "place + call * blocks",
+        partial(samplers.test_dropout, dtype=torch.float16),
+    ),
+    fault(
+        "a number equal to the chance is no success",
+        "simgpu._random.bernoulli:toss_each",
+        "np.less_equal(",
+        "np.less(",
+        samplers.test_tosses_by_a_tensor_do_not_depend_on_the_gpu,
+    ),
+    fault(
+        "tosses by a tensor take 10 of the offset",
+        "simgpu._random.stream:Stream.take",
+        "increment + 3 & -4",
+        "increment + 3 & -4 if increment != 10 else 8",
+        samplers.test_tosses_by_a_tensor_do_not_depend_on_the_gpu,
+    ),
+    fault(
+        "equal keys stay in their order",
+        "simgpu._random.permutation:permutation",
+        "_shuffle_equals(order, compared[order], seed, place)",
+        "pass",
+        samplers.test_a_permutation_with_equal_keys,
+    ),
+    fault(
+        "the highest bit of a whole key is no sign",
+        "simgpu._random.permutation:permutation",
+        "if bits == width:",
+        "if False:",
+        partial(samplers.test_permutations_with_keys_of_all_bits, numel=21300),
+    ),
+    fault(
+        "samples of one row are those of the next",
+        "simgpu._random.multinomial:with_replacement",
+        "block * width + start",
+        "block + start",
+        samplers.test_multinomial,
+    ),
+    fault(
+        "slopes of rrelu go from 0",
+        "simgpu._random.composed:rrelu_with_noise",
+        "upper - lower, lower)",
+        "upper - lower, 0)",
+        samplers.test_rrelu,
+    ),
+]

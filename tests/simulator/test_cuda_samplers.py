@@ -1,0 +1,367 @@
+"""Every operator that draws gives CUDA's numbers: dtypes, ranges, layouts, masks, permutations.
+
+Compared with the kernels in plain Python (tests/support/cuda_draws.py), on GPUs so small that a few
+hundred elements are more than they hold threads.
+"""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from simgpu._random import geometry
+from simgpu._random.layout import in_memory_order, launches
+from simgpu._random.permutation import bits_of_keys
+from simgpu._runtime import world
+from tests.support import cuda_draws
+from tests.support.cuda_draws import to_float
+
+seeds = st.integers(0, 2**64 - 1)
+gpus = st.tuples(st.integers(1, 2), st.sampled_from([256, 512]))
+sizes = st.one_of(st.integers(1, 30), st.integers(200, 2500))
+offsets = st.integers(0, 2**40).map(lambda place: 4 * place)
+REAL = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+def start(device, gpu, seed, offset):
+    """Let the device be this GPU, with its generator at this point."""
+    world.device(device.index).resident_threads = geometry.resident_threads(*gpu)
+    torch.simgpu.default_generators[0].manual_seed(seed).set_offset(offset)
+
+
+def moved():
+    return torch.simgpu.default_generators[0].get_offset()
+
+
+def rounded(numbers, dtype):
+    """Numbers rounded to a dtype as a GPU stores them: over float, but for doubles."""
+    wide = torch.tensor(numbers, dtype=torch.float64)
+    return (wide if dtype is torch.float64 else wide.float()).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@given(numel=sizes, gpu=gpus, seed=seeds, offset=offsets,
+       low=st.sampled_from([0.0, -1.0, 0.1, -3.7]),
+       span=st.sampled_from([1.0, 0.3, 8.9, 0.0, 2.0**-22]))  # fmt: skip
+def test_uniform(simulated, dtype, numel, gpu, seed, offset, low, span):
+    device = simulated[0]
+    start(device, gpu, seed, offset)
+    drawn = torch.empty(numel, dtype=dtype, device=device).uniform_(low, low + span).cpu()
+    double = dtype is torch.float64
+    unroll, numbers = (2, cuda_draws.two_doubles) if double else (4, cuda_draws.four_floats)
+    units = cuda_draws.grid_stride(numel, unroll, gpu, seed, offset, numbers)
+    first, last = torch.tensor([low, low + span], dtype=torch.float64).to(dtype)
+    width = (last - first).item()
+    if double:
+        # Rounded once, as by a fused multiply-add: from fractions, which are exact.
+        values = torch.tensor(
+            [float(Fraction(unit) * Fraction(width) + Fraction(first.item())) for unit in units],
+            dtype=torch.float64,
+        )
+    else:
+        exact = [unit * width + first.item() for unit in units]  # 24 and 24 bits: nearly exact
+        values = rounded(exact, dtype)
+    values = torch.where(values == last, first, values)
+    assert torch.equal(drawn, values)
+    assert moved() == offset + cuda_draws.policy(numel, unroll, gpu)[1]
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@given(numel=sizes, gpu=gpus, seed=seeds, mean=st.sampled_from([0.0, 5.0]),
+       std=st.sampled_from([1.0, 0.5]))  # fmt: skip
+def test_normal(simulated, dtype, numel, gpu, seed, mean, std):
+    device = simulated[0]
+    start(device, gpu, seed, 8)
+    drawn = torch.empty(numel, dtype=dtype, device=device).normal_(mean, std).cpu()
+    if dtype is torch.float64:
+        return  # words make other doubles; see test_normal_doubles
+    normals = cuda_draws.grid_stride(numel, 4, gpu, seed, 8, cuda_draws.four_normals)
+    expected = torch.tensor(normals, dtype=torch.float64) * std + mean
+    error = (drawn.double() - expected).abs().max().item()
+    # Six roundings of floats up to 7, and the last one.
+    assert error <= 1e-5 + (expected.abs().max().item() * torch.finfo(dtype).eps)
+
+
+@given(numel=sizes, gpu=gpus, seed=seeds)
+def test_normal_doubles(simulated, numel, gpu, seed):
+    device = simulated[0]
+    start(device, gpu, seed, 0)
+    drawn = torch.randn(numel, dtype=torch.float64, device=device).cpu()
+
+    def pair(words):
+        x, y, z, w = words
+        radius = math.sqrt(-2 * math.log(cuda_draws.unit_double(x, y)))
+        angle = ((z ^ w << 21) * 2.0**-52 + 2.0**-53) * math.pi
+        return radius * math.sin(angle), radius * math.cos(angle)
+
+    expected = torch.tensor(
+        cuda_draws.grid_stride(numel, 2, gpu, seed, 0, pair), dtype=torch.float64
+    )
+    assert (drawn - expected).abs().max().item() < 1e-13
+
+
+@pytest.mark.parametrize("name", ["exponential_", "cauchy_", "log_normal_", "geometric_"])
+@given(numel=sizes, gpu=gpus, seed=seeds, double=st.booleans())
+def test_other_distributions(simulated, name, numel, gpu, seed, double):
+    """Within the rounding of the logarithms and tangents that they are made of."""
+    device = simulated[0]
+    start(device, gpu, seed, 4)
+    dtype = torch.float64 if double else torch.float32
+    arguments = {"geometric_": (0.3,), "exponential_": (2.0,)}.get(name, ())
+    drawn = getattr(torch.empty(numel, dtype=dtype, device=device), name)(*arguments)
+    assume(not (double and name == "log_normal_"))
+    unroll = 2 if double else 4
+    numbers = cuda_draws.two_doubles if double else cuda_draws.four_floats
+    if name == "log_normal_":
+        numbers = cuda_draws.four_normals
+    units = cuda_draws.grid_stride(numel, unroll, gpu, seed, 4, numbers)
+    for number, unit in zip(drawn.tolist(), units, strict=True):
+        if name == "exponential_":
+            assert number == pytest.approx(-math.log(unit) / 2, rel=1e-5, abs=1e-6)
+        elif name == "geometric_":
+            tosses = math.log(unit) / math.log1p(-0.3)
+            assert number == math.ceil(tosses) or abs(tosses - round(tosses)) < 1e-4
+        elif name == "log_normal_":
+            assert number == pytest.approx(math.exp(1 + 2 * unit), rel=1e-4)
+        else:
+            assert math.atan(number) / math.pi + 0.5 == pytest.approx(unit, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", WHOLE + REAL)
+@given(data=st.data(), numel=sizes, gpu=gpus, seed=seeds)
+def test_random_integers(simulated, dtype, data, numel, gpu, seed):
+    """All dtypes and ranges, exactly."""
+    device = simulated[0]
+    most = 1 if dtype is torch.bool else (
+        2 ** (-int(math.log2(torch.finfo(dtype).eps)) + 1)
+        if dtype.is_floating_point else torch.iinfo(dtype).max
+    )  # fmt: skip
+    least = -most if dtype not in (torch.uint8, torch.bool) else 0
+    low = data.draw(st.integers(least, most - 1))
+    high = data.draw(st.none() | st.integers(low + 1, most))
+    start(device, gpu, seed, 12)
+    tensor = torch.empty(numel, dtype=dtype, device=device)
+    if data.draw(st.booleans()):
+        drawn = tensor.random_(low, high)
+        span = (most + 1 if high is None else high) - low
+        wide = span >= 2**28
+    else:
+        drawn, low = tensor.random_(), 0
+        span, wide = most + 1, dtype in (torch.int64, torch.float64)
+    unroll, numbers = (2, cuda_draws.two_wide) if wide else (4, cuda_draws.four_words)
+    bits = cuda_draws.grid_stride(numel, unroll, gpu, seed, 12, numbers)
+    expected = [word % span + low for word in bits]
+    if dtype is torch.bool:
+        expected = [bool(number) for number in expected]
+    assert drawn.tolist() == expected
+    assert moved() == 12 + cuda_draws.policy(numel, unroll, gpu)[1]
+
+
+@given(numel=sizes, seed=seeds)
+def test_all_64_bits(simulated, numel, seed):
+    device = simulated[0]
+    start(device, (1, 256), seed, 0)
+    drawn = torch.empty(numel, dtype=torch.int64, device=device).random_(-(2**63), None)
+    bits = cuda_draws.grid_stride(numel, 2, (1, 256), seed, 0, cuda_draws.two_wide)
+    assert drawn.tolist() == [word - 2**64 if word >= 2**63 else word for word in bits]
+
+
+@given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=1, max_size=4), seed=seeds)
+def test_memory_is_filled_in_its_order(simulated, data, shape, seed):
+    """A permuted tensor is filled as it lies; of a strided one, the gaps are left out."""
+    device = simulated[0]
+    gpu = 1, 256
+    start(device, gpu, seed, 0)
+    order = data.draw(st.permutations(range(len(shape))))
+    whole = torch.zeros([shape[dim] for dim in order], device=device)
+    if data.draw(st.booleans()):
+        whole = torch.zeros([*whole.shape, 2], device=device)[..., 0]
+    tensor = whole.permute([order.index(dim) for dim in range(len(shape))])
+    assert tensor.shape == torch.Size(shape)
+    tensor.uniform_()
+    numel = math.prod(shape)
+    units = cuda_draws.grid_stride(numel, 4, gpu, seed, 0, cuda_draws.four_floats)
+    assert whole.reshape(-1).tolist() == [0 if unit == 1 else unit for unit in units]
+
+
+@given(
+    sizes_=st.lists(st.integers(1, 2**18), min_size=1, max_size=3),
+    itemsize=st.sampled_from([1, 2, 8]),
+)
+def test_what_32_bits_cannot_reach_is_filled_in_halves(sizes_, itemsize):
+    strides = [math.prod(sizes_[dim + 1 :]) for dim in range(len(sizes_))]
+    whole = in_memory_order(sizes_, strides)
+    assert whole.sizes == (math.prod(sizes_),)
+    assert whole.strides == (1,)
+    parts = launches(whole, itemsize) if whole.numel < 2**40 else []
+    at = 0
+    for part in parts:
+        assert part.start == at
+        assert (part.numel - 1) * itemsize + 1 <= 2**31 - 1
+        at += part.numel
+    assert not parts or at == whole.numel
+    assert (len(parts) == 1) == ((whole.numel - 1) * itemsize < 2**31 - 1) or not parts
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@given(data=st.data(), gpu=gpus, seed=seeds, p=st.sampled_from([0.1, 0.5, 0.9]))
+def test_dropout(simulated, dtype, data, gpu, seed, p):
+    """Elements that a thread takes at once: as many as address and size allow, up to 16 bytes."""
+    device = simulated[0]
+    start(device, gpu, seed, 16)
+    numel = data.draw(st.one_of(st.integers(1, 40), st.integers(100, 1200).map(lambda n: 4 * n)))
+    skipped = data.draw(st.sampled_from([0, 0, 1, 2, 4]))
+    x = torch.ones(skipped + numel, dtype=dtype, device=device)[skipped:]
+    kept, mask = torch.native_dropout(x, p, True)
+    at_once = 16 // x.itemsize
+    while at_once > 1 and (skipped % at_once or numel % at_once):
+        at_once //= 2
+    keep = 1 - p if dtype is torch.float64 else to_float(1 - p)
+    if at_once > 1:
+        words = cuda_draws.side_by_side(numel, at_once, gpu, seed, 16)
+    else:
+        words = cuda_draws.grid_stride(numel, 4, gpu, seed, 16, cuda_draws.four_words)
+    expected = [cuda_draws.unit_float(word) < keep for word in words]
+    assert mask.tolist() == expected
+    scale = rounded([1 / keep], dtype)
+    assert torch.equal(kept.cpu(), torch.tensor(expected) * scale)
+    assert moved() == 16 + cuda_draws.policy(numel, 4, gpu)[1]
+
+
+@given(shape=st.lists(st.sampled_from([2, 3, 4]), min_size=2, max_size=3), seed=seeds)
+def test_dropout_of_permuted_tensors(simulated, shape, seed):
+    """Several at once in the order of memory; one at once in the order of indices."""
+    device = simulated[0]
+    start(device, (1, 256), seed, 0)
+    x = torch.ones(shape, device=device).permute(*reversed(range(len(shape))))
+    mask = torch.native_dropout(x, 0.5, True)[1]
+    numel = x.numel()
+    at_once = 4 if numel % 4 == 0 else 2 if numel % 2 == 0 else 1
+    if at_once > 1:
+        words = cuda_draws.side_by_side(numel, at_once, (1, 256), seed, 0)
+        row = mask.permute(*reversed(range(len(shape)))).reshape(-1)
+    else:
+        words = cuda_draws.grid_stride(numel, 4, (1, 256), seed, 0, cuda_draws.four_words)
+        row = mask.reshape(-1)
+    assert row.tolist() == [cuda_draws.unit_float(word) < 0.5 for word in words]
+
+
+@pytest.mark.parametrize("dtype", WHOLE + REAL)
+@given(numel=sizes, gpu=gpus, seed=seeds, p=st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+def test_tosses(simulated, dtype, numel, gpu, seed, p):
+    device = simulated[0]
+    start(device, gpu, seed, 4)
+    drawn = torch.empty(numel, dtype=dtype, device=device).bernoulli_(p)
+    if dtype is torch.float64:
+        units = cuda_draws.grid_stride(numel, 2, gpu, seed, 4, cuda_draws.two_doubles)
+        expected = [unit < p for unit in units]
+    else:
+        units = cuda_draws.grid_stride(numel, 4, gpu, seed, 4, cuda_draws.four_floats)
+        expected = [unit < to_float(p) for unit in units]
+    assert drawn.tolist() == expected
+
+
+@given(data=st.data(), shape=st.lists(st.integers(1, 9), min_size=1, max_size=3), seed=seeds,
+       double=st.booleans())  # fmt: skip
+def test_tosses_by_a_tensor_do_not_depend_on_the_gpu(simulated, data, shape, seed, double):
+    device = simulated[0]
+    gpu = data.draw(gpus)
+    start(device, gpu, seed, 4)
+    dtype = torch.float64 if double else torch.float32
+    chances = torch.rand(shape, dtype=dtype)
+    units = torch.tensor(cuda_draws.tossed_by_tensor(chances.numel(), seed, 4), dtype=dtype)
+    if data.draw(st.booleans()):  # a number equal to the chance is a success
+        chances = units.view(shape).clone()
+    drawn = torch.bernoulli(chances.to(device))
+    assert torch.equal(drawn.cpu(), (units.view(shape) <= chances).to(dtype))
+    assert moved() == 4 + 12
+    # Tensor and chances that lie alike are walked through as they lie, others by their indices.
+    back = [*reversed(range(len(shape)))]
+    tensor = torch.empty(shape[::-1], dtype=dtype, device=device).permute(back)
+    alike = data.draw(st.booleans())
+    there = chances.to(device)
+    start(device, gpu, seed, 4)
+    tensor.bernoulli_(there.permute(back).contiguous().permute(back) if alike else there)
+    if alike:
+        units, chances, tensor = (
+            x.permute(back) for x in (units.view(shape[::-1]).permute(back), chances, tensor)
+        )
+    expected = units.reshape(chances.shape) <= chances
+    assert torch.equal(tensor.cpu(), expected.to(dtype))
+
+
+@given(numel=st.integers(1, 700), gpu=gpus, seed=seeds, offset=offsets)
+def test_permutations(simulated, numel, gpu, seed, offset):
+    device = simulated[0]
+    start(device, gpu, seed, offset)
+    expected, after = cuda_draws.permutation(numel, gpu, seed, offset)
+    assert torch.randperm(numel, device=device).tolist() == expected
+    assert moved() == after
+
+
+def test_a_permutation_with_equal_keys(simulated):
+    start(simulated[0], (1, 256), 5, 0)
+    expected, _ = cuda_draws.permutation(600, (1, 256), 5, 0)
+    assert torch.randperm(600, device=simulated[0]).tolist() == expected
+
+
+@pytest.mark.parametrize("numel", [21300, 30001, 30100])
+def test_permutations_with_keys_of_all_bits(simulated, numel):
+    """Keys of 32 bits, whose highest is a sign, and of 64."""
+    device = simulated[0]
+    gpu = 108, 2048
+    start(device, gpu, 7, 0)
+    expected, after = cuda_draws.permutation(numel, gpu, 7, 0)
+    assert bits_of_keys(numel) in (32, 33)
+    assert torch.randperm(numel, device=device).tolist() == expected
+    assert moved() == after
+
+
+@given(rows=st.integers(1, 4), categories=st.integers(1, 9), samples=st.integers(1, 300),
+       seed=seeds)  # fmt: skip
+def test_multinomial(simulated, rows, categories, samples, seed):
+    device = simulated[0]
+    weights = torch.rand(rows, categories).clamp(min=0.01)
+    start(device, (1, 512), seed, 4)
+    drawn = torch.multinomial(weights.to(device), samples, replacement=True).tolist()
+    if samples == 1:  # by exponential numbers
+        units = cuda_draws.grid_stride(
+            rows * categories, 4, (1, 512), seed, 4, cuda_draws.four_floats
+        )
+        for row in range(rows):
+            scores = [
+                weight.item() / max(-math.log(unit), 2**-24)
+                for weight, unit in zip(
+                    weights[row], units[row * categories : (row + 1) * categories], strict=True
+                )
+            ]
+            assert scores[drawn[row][0]] >= max(scores) * (1 - 1e-4)
+        return
+    assert moved() == 8
+    sums = (weights.double() / weights.double().sum(1, keepdim=True)).cumsum(1)
+    width = (samples + 127) // 128 * 128
+    for row in range(rows):
+        for sample in range(samples):
+            word = cuda_draws.Thread(seed, row * width + sample, 4).four()[0]
+            unit, found = cuda_draws.unit_float(word), drawn[row][sample]
+            assert unit <= sums[row][found].item() + 1e-6
+            assert not found or unit >= sums[row][found - 1].item() - 1e-6
+
+
+@given(numel=sizes, gpu=gpus, seed=seeds, dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_rrelu(simulated, numel, gpu, seed, dtype):
+    device = simulated[0]
+    start(device, gpu, seed, 4)
+    x = torch.linspace(-1, 1, numel, dtype=dtype)
+    drawn = torch.nn.functional.rrelu(x.to(device), 0.1, 0.4, training=True).cpu()
+    double = dtype is torch.float64
+    unroll, numbers = (2, cuda_draws.two_doubles) if double else (4, cuda_draws.four_floats)
+    units = cuda_draws.grid_stride(numel, unroll, gpu, seed, 4, numbers)
+    slopes = torch.tensor([unit * (0.4 - 0.1) + 0.1 for unit in units], dtype=torch.float64)
+    expected = torch.where(x <= 0, x * slopes.to(dtype), x)
+    torch.testing.assert_close(drawn, expected, rtol=2 * torch.finfo(dtype).eps, atol=0)
+    assert moved() == 4 + cuda_draws.policy(numel, unroll, gpu)[1]
