@@ -7,7 +7,6 @@ Where that is CUDA's, `simgpu._random` computes what a GPU would; where devices 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from simgpu._kernels.overloads import PythonKernel, overload
 from simgpu._kernels.schema import Schema, result_picker
 from simgpu._memory.ownership import adopt, make_sure_of_room
 from simgpu._memory.pinned import check_not_wanted
+from simgpu._native.dlpack_relabel import relabel
 from simgpu._random.composed import SAMPLERS, by_host
 from simgpu._random.fill import Source
 from simgpu._random.stream import Stream
@@ -26,20 +26,17 @@ from simgpu._runtime.launch import Kernel, launch
 from simgpu._runtime.random import check_generator
 
 _CPU = torch.device("cpu")
-_SMALL = 2**16  # elements, which the host has room for in any case
+_EMPTY = Kernel(overload("empty.memory_format"))
 _ANY_INCREMENT = 4  # for operators of other libraries
 
 
 class Draw:
-    """An operator that draws: its kernel for CUDA's generator, and for the CPU's.
+    """An operator that draws: its kernel for CUDA's generator, and for the CPU's."""
 
-    With `makes`, they make the tensor too: its arguments are the keyword argument `made`.
-    """
-
-    def __init__(self, kernel: Kernel, makes: bool = False) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
-        self._host = Kernel(kernel.op, _making(kernel.run)) if makes else kernel
-        self._cuda = Kernel(kernel.op, _making(sampler) if makes else _quietly(sampler))
+        self._host = kernel
+        self._cuda = Kernel(kernel.op, _quietly(sampler))
         self._exact = kernel.name.startswith("randperm")
 
     def choose(
@@ -62,7 +59,7 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
     unless told, where None is PyTorch's default. PyTorch does the same in two calls, of which each
     would have to find its way here.
     """
-    draw = Draw(Kernel(overload(name)), makes=True)
+    draw = Draw(Kernel(overload(name)))
 
     def run(
         *args: Any,
@@ -79,25 +76,13 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
         dtype = usual if dtype is None else dtype
         index = None if device is None else device.index
         index = world.current_device() if index is None else index
-        if math.prod(size) > _SMALL:
-            make_sure_of_room(index, size, dtype)
+        make_sure_of_room(index, size, dtype)
         chosen, source = draw.choose(index, generator)
-        made = {"size": size, "dtype": dtype, "layout": layout, "device": _CPU}
-        return adopt(launch(chosen, index, filled_by, {"generator": source, "made": made}), index)
-
-    return run
-
-
-def _making(fill: Callable[..., Any]) -> Callable[..., Any]:
-    """Host code that makes a tensor and fills it."""
-
-    def run(
-        keys: torch._C.DispatchKeySet, *args: Any, generator: Any, made: dict[str, Any]
-    ) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
-            host = torch.empty(**made)
-            fill(keys, host, *args, generator=generator)
-        return host
+        like = {"dtype": dtype, "layout": layout, "device": _CPU}
+        # As on CUDA, memory comes first: without it nothing is drawn.
+        tensor = adopt(launch(_EMPTY, index, (size,), like), index)
+        launch(chosen, index, (relabel(tensor), *filled_by), {"generator": source})
+        return tensor
 
     return run
 

@@ -22,6 +22,8 @@ import torch
 from simgpu._memory import pinned
 from simgpu._memory.host_aliases import host_empty, on_one_storage
 from simgpu._memory.ownership import with_bits_of
+from simgpu._random.fill import Source
+from simgpu._random.stream import Stream
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
@@ -206,8 +208,9 @@ class Recording(Capture):
         for tensor in _written(launch):
             self._remember(tensor)
         for value in (*launch.args, *launch.kwargs.values()):
-            if isinstance(value, torch.Generator) and id(value) not in self._generators:
-                self._generators[id(value)] = value, value.get_state()
+            generator = value.stream if isinstance(value, Source) else value
+            if isinstance(generator, (torch.Generator, Stream)):
+                self._generators.setdefault(id(generator), (generator, generator.get_state()))
 
     def computed(self, launch: Launch, result: Any) -> None:
         if not self.holds(launch.device.index, launch.stream):

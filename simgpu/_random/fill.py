@@ -8,7 +8,8 @@ each number belongs to, and how far the generator moves on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ _NUMPY = {
 }
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Source:
     """Where a kernel's numbers come from: a stream, and how many threads its GPU holds at once."""
 
     stream: Stream

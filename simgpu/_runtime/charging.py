@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from simgpu._random.fill import Source
 from simgpu._runtime.caching_allocator import rounded
 from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
@@ -124,6 +125,8 @@ def _sizes_of(results: Any) -> list[int]:
 
 
 def _on_meta(value: Any) -> Any:
+    if isinstance(value, Source):  # shapes do not depend on what is drawn
+        return None
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
     if isinstance(value, torch.Generator):
