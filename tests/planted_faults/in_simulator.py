@@ -47,8 +47,8 @@ SIMULATOR = [
     fault(
         "what died is followed before what was made",
         "simgpu._runtime.device:Device._follow",
-        "event = log.popleft()",
-        "event = log.pop()",
+        "log.popleft()",
+        "log.pop()",
         caching.test_asking_in_between_changes_nothing,
     ),
     fault(

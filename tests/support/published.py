@@ -18,11 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from simgpu._memory.out_of_memory import Figures, text
 from torch import nn
 
 import dataparallel
 import simgpu
+from simgpu._runtime.out_of_memory import Figures, text
 from tests.support.recording import FOLDER, RecordingError
 
 PUBLISHED = FOLDER / "published"
