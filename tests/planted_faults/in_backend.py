@@ -75,7 +75,7 @@ BACKEND = [
     fault(
         "a reset forgets what was given back",
         f"{STATISTICS}:reset_accumulated_memory_stats",
-        "state.freed_count_before = state.freed_count",
+        "state.placement().reset_totals()",
         "pass",
         HISTORY,
     ),

@@ -45,11 +45,11 @@ SIMULATOR = [
         caching.test_blocks_and_segments_are_where_the_rules_put_them,
     ),
     fault(
-        "what died is followed before what was made",
+        "what died is placed once more",
         "simgpu._runtime.device:Device._follow",
-        "log.popleft()",
-        "log.pop()",
-        caching.test_asking_in_between_changes_nothing,
+        "placement.allocate_or_free(log.popleft(), limit)",
+        "placement.allocate(log.popleft(), limit)",
+        caching.test_a_past_that_is_too_long_is_placed_anew,
     ),
     fault(
         "every device is of the first model",
