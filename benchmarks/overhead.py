@@ -227,6 +227,35 @@ def adds(rounds: int) -> list[Row]:
     ]
 
 
+def draws(rounds: int) -> list[Row]:
+    """Random numbers and dropout with CUDA's generator, next to the CPU's own."""
+    rows: list[Row] = []
+    limits = {64: (12.0, 8.0), 4096: (15.0, 3.0), 2**20: (6.0, 2.0)}
+    for numel, (drawn, dropped) in limits.items():
+        x = torch.ones(numel)
+        on_device = x.to("simgpu:1")
+        number = max(1, 2**17 // numel)
+        rand = best(
+            {
+                "cpu": lambda n=numel: torch.rand(n),
+                "simgpu": lambda n=numel: torch.rand(n, device="simgpu:1"),
+            },
+            number,
+            rounds,
+        )
+        drop = best(
+            {
+                "cpu": lambda x=x: functional.dropout(x),
+                "simgpu": lambda x=on_device: functional.dropout(x),
+            },
+            number,
+            rounds,
+        )
+        rows.append((f"rand of {numel}: simgpu / CPU", rand["simgpu"] / rand["cpu"], drawn))
+        rows.append((f"dropout of {numel}: simgpu / CPU", drop["simgpu"] / drop["cpu"], dropped))
+    return rows
+
+
 def training(rounds: int) -> list[Row]:
     """Training steps of whole networks."""
     rows: list[Row] = []
@@ -266,7 +295,7 @@ def main() -> int:
     torch.set_num_threads(1)
     rounds = 3 if quick else 15
     with simgpu.devices(2):
-        rows = adds(rounds) + training(rounds)
+        rows = adds(rounds) + draws(rounds) + training(rounds)
     for name, ratio, limit in rows:
         held = "held" if limit is None or ratio <= limit else "MISSED"
         print(f"{name}: {ratio:.2f}" + ("" if limit is None else f"  (limit {limit:g}: {held})"))
