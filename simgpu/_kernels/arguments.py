@@ -18,6 +18,7 @@ from simgpu._native.dlpack_relabel import host_alias, relabel
 Tensor = torch.Tensor
 _NUMBERS = (int, float, complex)
 _TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
+_LIST_TYPES = ("List[Tensor]", "List[Optional[Tensor]]")
 
 
 def _sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
@@ -34,6 +35,9 @@ class Arguments:
 
     __slots__ = (
         "_device_rules",
+        "_first_position",
+        "_list_positions",
+        "_names_with_tensors",
         "_overwritten",
         "_tensor_names",
         "_tensor_positions",
@@ -54,6 +58,12 @@ class Arguments:
         tensors = [i for i, a in enumerate(arguments) if str(a.type) in _TENSOR_TYPES]
         self._tensor_positions = tensors
         self._tensor_names = {arguments[position].name for position in tensors}
+        self._list_positions = [i for i, a in enumerate(arguments) if str(a.type) in _LIST_TYPES]
+        with_tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+        self._names_with_tensors = {arguments[position].name for position in with_tensors}
+        # Where to look for the device; nowhere if there are arguments of other kinds.
+        simple = {*tensors, *self._list_positions}
+        self._first_position = with_tensors[0] if simple and simple == {*with_tensors} else None
 
     def read(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -63,6 +73,9 @@ class Arguments:
         The device is -1 where no tensor lies on one, as for operators that make tensors. Raises
         DeviceMismatchError where the tensors may not take part in one operation.
         """
+        plain = self._read_plain(args, kwargs)
+        if plain is not None:
+            return (*plain, kwargs)
         alias = self.alias
         if self._overwritten and self._overlap(args, kwargs):
             alias = SharedStorageAliases()
@@ -83,6 +96,36 @@ class Arguments:
             if isinstance(value, _NUMBERS) and name in self._tensor_names:
                 host_kwargs[name] = _number_as_tensor(value, host_args)
         return index, host_args, host_kwargs
+
+    def _read_plain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, list[Any]] | None:
+        """The same for tensors of one device, given by position; None for anything else."""
+        position, count = self._first_position, len(args)
+        if position is None or position >= count:
+            return None
+        if kwargs and not self._names_with_tensors.isdisjoint(kwargs):
+            return None
+        first: Any = args[position]
+        if isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if not isinstance(first, Tensor) or (self._overwritten and self._overlap(args, kwargs)):
+            return None
+        index, alias, host_args = first.get_device(), self.alias, list(args)
+        if index < 0:
+            return None
+        for position in self._tensor_positions:
+            if position < count and (tensor := args[position]) is not None:
+                if not isinstance(tensor, Tensor) or tensor.get_device() != index:
+                    return None
+                host_args[position] = alias(tensor)
+        for position in self._list_positions:
+            if position < count and (tensors := args[position]) is not None:
+                for tensor in tensors:
+                    if not isinstance(tensor, Tensor) or tensor.get_device() != index:
+                        return None
+                host_args[position] = [*map(alias, tensors)]
+        return index, host_args
 
     def _overlap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a tensor that is written to stands on the storage of another argument."""

@@ -40,6 +40,7 @@ from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
 from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
 from simgpu._memory import extents, resizing
+from simgpu._native.dispatch_tables import use_cpu_kernels
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import UnsupportedError
 
@@ -184,7 +185,7 @@ def register() -> list[torch.library.Library]:
     anything.fallback(_fallback, _KEY)  # type: ignore[no-untyped-call]
     quantized = unsupported.QUANTIZED_KEY
     anything.fallback(unsupported.refuse_quantized, quantized)  # type: ignore[no-untyped-call]
-    return [
+    libraries = [
         register_kernels(_KEY, kernels()),
         *(register_kernels(key, _composite_kernels(key)) for key in sparse_and_nested.KEYS),
         *(
@@ -193,6 +194,8 @@ def register() -> list[torch.library.Library]:
         ),
         anything,
     ]
+    use_cpu_kernels(map(overload, METADATA_ONLY))
+    return libraries
 
 
 _fallback_kernels: dict[torch._ops.OpOverload, PythonKernel] = {}

@@ -8,6 +8,7 @@ anyone else may call it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import platform
 import sys
@@ -24,6 +25,17 @@ def function_of(code: bytes, answer: int) -> Any:
 
     `code` begins with endbr64, as kernels want of functions that are called by address.
     """
+    memory = _executable(code)
+    if memory is None:
+        return None
+    if ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(memory))() != answer:
+        return None
+    return memory
+
+
+@functools.cache
+def _executable(code: bytes) -> Any:
+    """Memory that begins with `code`, which may be run; None where there cannot be any."""
     if not is_possible_here():
         return None
     pages = mmap.mmap(-1, mmap.PAGESIZE)
@@ -33,6 +45,35 @@ def function_of(code: bytes, answer: int) -> Any:
     protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     if protect(ctypes.addressof(memory), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
         return None
-    if ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(memory))() != answer:
-        return None
     return memory
+
+
+class _Method(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("description", ctypes.c_char_p),
+    )
+
+
+_ONE_ARGUMENT = 8  # METH_O
+_new_builtin = ctypes.pythonapi.PyCFunction_NewEx
+_new_builtin.restype = ctypes.py_object
+_new_builtin.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+_kept: list[_Method] = []  # built-in functions point to them
+
+
+def builtin_of(code: bytes, data: bytes) -> Any:
+    """`code` as a built-in function of one argument; None where there cannot be one.
+
+    It is handed two objects as CPython hands them on: `data`, and the argument.
+    """
+    memory = _executable(code)
+    if memory is None:
+        return None
+    method = _Method(b"machine_code", ctypes.addressof(memory), _ONE_ARGUMENT, None)
+    _kept.append(method)
+    return _new_builtin(ctypes.addressof(method), data, None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from simgpu._native import (
     callbacks,
     constant_answers,
+    dispatch_tables,
     dlpack_relabel,
     generator_layout,
     host_allocator,
@@ -41,6 +42,11 @@ TRICKS = (
         "capsules by their layout",
         dlpack_relabel.is_active,
         "capsules are asked for their pointer by CPython's C API: every operator is slower",
+    ),
+    Trick(
+        "views by the CPU's kernels",
+        dispatch_tables.is_active,
+        "view and as_strided go through a kernel of Python, which is slower",
     ),
     Trick(
         "storages resized in place",

@@ -78,7 +78,7 @@ class Ahead:
         # By the number of lanes and the greatest number of threads.
         self._rows: dict[tuple[int, int], _Rows] = {}
 
-    def words(self, seed: int, place: int, threads: int) -> Words32:
+    def drawn(self, seed: int, place: int, threads: int) -> Words32:
         """Four words for each of at least `threads` threads at `place`; not to be written to."""
         with self._lock:
             return self._of(4, threads).row(seed, place)

@@ -36,7 +36,7 @@ class Toss:
     def __init__(self, limit: int) -> None:
         self.limit = limit
 
-    def words(self, lanes: int) -> int:
+    def drawn(self, lanes: int) -> int:
         return lanes
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:
@@ -53,7 +53,7 @@ class TossOfDoubles:
     def __init__(self, p: float) -> None:
         self.p = p
 
-    def words(self, lanes: int) -> int:
+    def drawn(self, lanes: int) -> int:
         return 2 * lanes
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:

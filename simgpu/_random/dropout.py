@@ -72,7 +72,7 @@ def _fill_side_by_side(
     """The mask by threads that take `at_once` elements which lie side by side."""
     groups = mask.reshape(-1, at_once)
     if at_once == 4 and len(groups) <= min(MOST_THREADS, launch.threads):
-        below(stream.ahead.words(seed, place, len(groups))[: len(groups)], limit, groups)
+        below(stream.ahead.drawn(seed, place, len(groups))[: len(groups)], limit, groups)
         return
     blocks = max(at_once // 4, 1)  # of words in each call
     for call in range(-(-len(groups) // launch.threads)):

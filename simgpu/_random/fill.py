@@ -48,7 +48,7 @@ class Kind(Protocol):
     dtype: Any
     """What NumPy computes them in; the tensor's own type where it is of that type."""
 
-    def words(self, lanes: int) -> int:
+    def drawn(self, lanes: int) -> int:
         """How many of the four words the first `lanes` numbers need."""
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:
@@ -117,7 +117,7 @@ def draw(
     """
     numel = len(array)
     if stream is not None and numel <= MOST_THREADS and numel <= launch.threads:
-        table = stream.ahead.words(seed, place, numel)[:numel]
+        table = stream.ahead.drawn(seed, place, numel)[:numel]
         kind.convert(Words(*table.T), (array,))
         return
     for call in range(launch.calls):
@@ -127,6 +127,6 @@ def draw(
             count = min(philox.CHUNK, used - first)
             starts = range(base + first, numel, launch.threads)[: kind.unroll]
             words = philox.words_of_threads(
-                seed, place + call, first, count, kind.words(len(starts))
+                seed, place + call, first, count, kind.drawn(len(starts))
             )
             kind.convert(words, [array[start : start + count] for start in starts])

@@ -28,7 +28,7 @@ class Unit:
         self.unroll = 2 if double else 4
         self.dtype: Any = np.float64 if double else np.float32
 
-    def words(self, lanes: int) -> int:
+    def drawn(self, lanes: int) -> int:
         return 2 * lanes if self.double else lanes
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:
@@ -116,7 +116,7 @@ class Normal:
         self.dtype: Any = np.float64 if double else np.float32
         self.mean, self.std = self.dtype(mean), self.dtype(std)
 
-    def words(self, lanes: int) -> int:
+    def drawn(self, lanes: int) -> int:
         return 4 if self.double or lanes > 2 else 2
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:

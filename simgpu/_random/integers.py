@@ -29,7 +29,7 @@ class Remainder:
         self.span, self.base, self.wide = span, base, wide
         self.unroll = 2 if wide else 4
 
-    def words(self, lanes: int) -> int:
+    def drawn(self, lanes: int) -> int:
         return 2 * lanes if self.wide else lanes
 
     def convert(self, words: Words, outs: Sequence[Array]) -> None:

@@ -235,12 +235,15 @@ def resolve(device_: DeviceLike) -> int:
     """Index of the device that a caller means: None and a bare "simgpu" are the current one."""
     if device_ is None:
         return current_device()
-    if isinstance(device_, int):
+    if type(device_) is torch.device:
+        wanted = device_
+    elif isinstance(device_, int):
         return current_device() if device_ < 0 else device_
-    index: int | None = getattr(device_, "idx", None)
-    if index is not None:  # of the context manager `torch.simgpu.device(1)`
-        return index
-    wanted = torch.device(device_)
+    else:
+        index: int | None = getattr(device_, "idx", None)
+        if index is not None:  # of the context manager `torch.simgpu.device(1)`
+            return index
+        wanted = torch.device(device_)
     if wanted.type not in _naming.names:
         raise ValueError(f"Expected a {DEVICE_TYPE} device, but got: {wanted}")
     return current_device() if wanted.index is None else wanted.index

@@ -10,6 +10,7 @@ import torch
 
 from simgpu import errors
 from simgpu._native import (
+    dispatch_tables,
     dlpack_relabel,
     executable_memory,
     generator_layout,
@@ -125,6 +126,7 @@ def test_every_trick_says_whether_it_is_active(simulated):
 
 def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
     monkeypatch.setattr(dlpack_relabel, "relabel", dlpack_relabel._relabel_by_capsule_api)
+    monkeypatch.setattr(dispatch_tables, "written", [])
     monkeypatch.setattr(storage_layout, "_memory_offset", lambda: None)
     monkeypatch.setattr(generator_layout, "_device_offset", lambda: None)
     monkeypatch.setattr(registered_guard, "tables", [])
@@ -231,6 +233,32 @@ def test_code_with_another_answer_is_not_used():
     seven = bytes.fromhex("f30f1efa b807000000 c3")
     assert executable_memory.function_of(seven, 7) is not None
     assert executable_memory.function_of(seven, 8) is None
+
+
+def test_tables_of_another_layout_keep_their_kernels_of_python(simulated, monkeypatch):
+    places = dispatch_tables._find_places()
+    assert dispatch_tables.is_active()
+    monkeypatch.setattr(dispatch_tables, "written", [])
+    operator = torch.ops.aten.relu.default
+    shot = dispatch_tables._snapshot(dispatch_tables._address(operator._handle))
+    # The function that calls kernels of Python, or the places, are others than they are.
+    for wrong in (places._replace(python=7), places._replace(cpu=places.device), None):
+        monkeypatch.setattr(dispatch_tables, "_find_places", lambda wrong=wrong: wrong)
+        dispatch_tables.use_cpu_kernels([operator])
+    assert dispatch_tables._snapshot(dispatch_tables._address(operator._handle)) == shot
+    assert dispatch_tables.written == []
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_a_table_that_is_filled_anew_has_the_kernel_of_python(simulated):
+    """As where a program registers a kernel of its own, and takes it back."""
+    x = torch.arange(6.0, device=simulated[1])
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("view", lambda keys, x, size: x.new_zeros(size), "PrivateUse1", with_keyset=True)
+    assert x.view(2, 3).tolist() == [[0] * 3] * 2
+    library._destroy()
+    assert x.view(2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert x.view(6)._base is x
 
 
 def test_types_of_another_layout_keep_their_texts(monkeypatch):

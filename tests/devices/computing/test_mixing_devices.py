@@ -209,8 +209,10 @@ def check_stays(x, target, way):
     assert same_memory(COPIES[way](x, target), x) == (way not in ("copy_", "new_tensor"))
 
 
-@given(slot=st.integers(0, 7), dtype=strategies.dtypes(), data=st.data())
-def test_copies_keep_values_strides_and_types(devices, slot, dtype, data):
+@given(
+    slot=st.integers(0, 7), next_slot=st.integers(0, 7), dtype=strategies.dtypes(), data=st.data()
+)
+def test_copies_keep_values_strides_and_types(devices, slot, next_slot, dtype, data):
     shapes = st.lists(st.integers(0, 4), min_size=1, max_size=4)
     # Of these, every order but one has strides of its own.
     shapes |= st.lists(st.integers(2, 4), min_size=2, max_size=4)
@@ -218,6 +220,10 @@ def test_copies_keep_values_strides_and_types(devices, slot, dtype, data):
     order = data.draw(st.permutations(range(len(shape))))
     x = values(shape, dtype).permute(*order)
     there = x.to(place(slot, devices))
+    beyond = there.to(place(next_slot, devices), copy=True)
+    assert beyond.dtype == x.dtype
+    assert beyond.stride() == there.stride()
+    assert plain(beyond) == plain(x)
     back = there.cpu()
     assert there.dtype == back.dtype == x.dtype
     assert there.shape == x.shape
