@@ -9,12 +9,13 @@ unless there is room for sure and nobody is asked before allocations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from simgpu._random.fill import Source
 from simgpu._runtime.caching_allocator import rounded
@@ -88,11 +89,13 @@ def charge(
 def _has_ample_room(device: Device, args: Iterable[Any]) -> bool:
     """Whether there is room for whatever such a kernel could return, by a generous estimate."""
     nbytes, factor = 0, 1
-    for leaf in tree_leaves(list(args)):
-        if isinstance(leaf, torch.Tensor):
-            nbytes += leaf.nbytes
-        elif isinstance(leaf, int):
-            factor *= max(leaf, 1)
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            nbytes += value.nbytes
+        elif isinstance(value, int):
+            factor *= max(value, 1)
+        elif isinstance(value, (list, tuple)):  # a shape
+            factor *= math.prod(max(size, 1) for size in value if isinstance(size, int))
     return 16 * (nbytes + 1) * factor + _AMPLE < device.limit - (device.taken - device.freed)
 
 
