@@ -134,12 +134,12 @@ class CachingAllocator:
         """Bytes of all blocks in use, with what is too little to be cut off."""
         return self.amounts["allocated_bytes"]["all"].current
 
-    def allocate_or_free(self, token: int, limit: int) -> None:
-        """Follow one event: what is in use is freed, and anything else put somewhere."""
-        if id(token) in self._used:
-            self.free(token)
-        else:
-            self.allocate(token, limit)
+    def follow(self, event: int | tuple[int], limit: int) -> None:
+        """Put what an event names somewhere, or free what a tuple holds if it is in use."""
+        if not isinstance(event, tuple):
+            self.allocate(event, limit)
+        elif id(event[0]) in self._used:
+            self.free(event[0])
 
     def allocate(self, token: int, limit: int) -> None:
         """Find a block for the bytes that `token` is; it knows them again by its identity.

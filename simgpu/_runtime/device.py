@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -104,7 +104,9 @@ class Device:
         # What was taken (its bytes, a number object of its own) and given back (the same object
         # again), in this order, since `placement` last followed it; and how many events there
         # had been by then.
-        self._log: deque[int] = deque(maxlen=LOG_LENGTH)
+        # In it, a tuple of a block's number object says that it was given back. An allocation that
+        # an interrupt ends before it is noted has this event alone.
+        self._log: deque[int | tuple[int]] = deque(maxlen=LOG_LENGTH)
         self._note = self._log.append
         self._followed = 0
         self._placement: CachingAllocator | None = None
@@ -217,7 +219,7 @@ class Device:
                 self.freed += nbytes
                 self.freed_count += 1
                 del dead[0]
-                self._note(nbytes)
+                self._note((nbytes,))
                 for after in hooks.after_free:
                     after(self.torch_device, nbytes)
         except IndexError:
@@ -263,7 +265,7 @@ class Device:
             self._placement = self._empty_placement()
         placement = self._placement
         while log:
-            placement.allocate_or_free(log.popleft(), limit)
+            placement.follow(log.popleft(), limit)
         self._followed = count
         return placement
 
@@ -273,16 +275,15 @@ class Device:
     def _placed_anew(self) -> CachingAllocator:
         """What lived when the log begins, in some order.
 
-        Those are the ones that live and that it does not name, and those that it names once,
-        where they were given back.
+        Those are the ones that live or that it tells to be given back, but not to be allocated.
         """
         log = list(self._log)
-        named = Counter(map(id, log))
-        live = {id(token): token for token in self.live()}
+        allocated = {id(event) for event in log if not isinstance(event, tuple)}
+        freed = [event[0] for event in log if isinstance(event, tuple)]
         placement = self._empty_placement()
-        for token in (*log, *live.values()):
-            if named[id(token)] == (id(token) not in live):
-                placement.allocate_or_free(token, self.limit)
+        for token in (*freed, *self.live()):
+            if id(token) not in allocated:
+                placement.follow(token, self.limit)
         before = 0 if self._placement is None else self._placement.reserved
         placement.reserve_at_least(max(before, self.peak))
         return placement

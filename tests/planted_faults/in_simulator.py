@@ -46,9 +46,9 @@ SIMULATOR = [
     ),
     fault(
         "what died is placed once more",
-        "simgpu._runtime.device:Device._follow",
-        "placement.allocate_or_free(log.popleft(), limit)",
-        "placement.allocate(log.popleft(), limit)",
+        "simgpu._runtime.device:Device._placed_anew",
+        "if id(token) not in allocated:",
+        "if True:",
         caching.test_a_past_that_is_too_long_is_placed_anew,
     ),
     fault(

@@ -102,10 +102,10 @@ def test_blocks_and_segments_are_where_the_rules_put_them(events):
         if what == "allocate":
             tokens[number] = -(-nbytes // 512) * 512  # a number object of its own
             plain.allocate(number, nbytes)
-            model.allocate_or_free(tokens[number], 2**50)
+            model.follow(tokens[number], 2**50)
         elif what == "free":
             plain.free(number)
-            model.allocate_or_free(tokens[number], 2**50)
+            model.follow((tokens[number],), 2**50)
         else:
             plain.release()
             model.release()

@@ -51,10 +51,10 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         torch._C._set_multithreading_enabled(False)
         return run(*args, **kwargs)
     except SystemError:  # "returned NULL without setting an exception": we have it
-        _drop_unfinished_work()
         if not put_aside.errors:
             raise
         error = put_aside.errors[0]
+        _drop_unfinished_work()
     except BaseException:
         _drop_unfinished_work()
         raise
