@@ -126,7 +126,8 @@ def test_the_visualiser_reads_it(recorded):
     assert pickle.loads(pickle.dumps(snapshot)) == snapshot
     assert "makes_a_tensor" in json.dumps(snapshot)
     assert ":80.0B]" in _memory_viz.trace(snapshot)
-    assert "512.0B" in _memory_viz.segsum(snapshot)
+    summary = _memory_viz.segsum(snapshot).splitlines()
+    assert {"segments: 1", "total_reserved: 2.0MiB", "total_allocated: 80.0B"} <= {*summary}
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "<script" in plot(snapshot)
     assert x.nbytes == 80
