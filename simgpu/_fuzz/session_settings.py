@@ -9,7 +9,12 @@ from dataclasses import dataclass
 
 VARIABLE = "SIMGPU_FUZZ_SETTINGS"
 # They would give a session of pytest devices for its whole life (`simgpu._startup.variables`).
-PROCESS_DEVICES = ("SIMGPU_DEVICE_COUNT", "SIMGPU_DEVICE_MEMORY", "SIMGPU_AS_CUDA")
+PROCESS_DEVICES = (
+    "SIMGPU_DEVICE_COUNT",
+    "SIMGPU_DEVICE_MEMORY",
+    "SIMGPU_MODEL",
+    "SIMGPU_AS_CUDA",
+)
 DEFAULT_DATABASE = ".hypothesis/examples"
 
 
