@@ -7,6 +7,7 @@ that before it runs the code again.
 from __future__ import annotations
 
 import sys
+import warnings
 
 import torch
 
@@ -16,7 +17,10 @@ from simgpu._patches import Action, Patches, Row
 def _forget() -> None:
     """Let functions be compiled anew when they are called next."""
     if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled, and it is slow
-        torch.compiler.reset()
+        with warnings.catch_warnings():
+            # On a machine with CUDA it imports torch._inductor, which warns of PyTorch's own code.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.compiler.reset()
 
 
 def _forget_now_and_later(patches: Patches) -> None:
