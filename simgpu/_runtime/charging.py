@@ -70,7 +70,9 @@ class Charge:
             if nbytes in expected:
                 expected.remove(nbytes)
                 announced.append(nbytes)
-        self._device.announce(announced)
+        # Where nobody is asked, nobody would take them off again: they would stand there, and be
+        # taken for others, once somebody is.
+        self._device.announce(announced if hooks.before_allocate else [])
 
 
 def charge(

@@ -69,10 +69,10 @@ MEMORY = [
         raises=torch.OutOfMemoryError,
     ),
     fault(
-        "an error tells the room that is forbidden",
-        "simgpu._memory.ownership:raise_out_of_memory",
-        "room = device.limit - allocated",
-        "room = device.capacity - allocated",
+        "an error does not tell the room that is forbidden",
+        "simgpu._runtime.out_of_memory:_figures",
+        "device.capacity - reserved",
+        "device.limit - reserved",
         HISTORY,
     ),
 ]

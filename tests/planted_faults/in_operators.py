@@ -13,7 +13,7 @@ from tests.simulator import test_dropout as dropout
 from tests.simulator import test_expected_shapes as shapes
 from tests.simulator import test_forward_ad as forward
 from tests.simulator import test_index_checks as places
-from tests.simulator import test_ledger as ledger
+from tests.simulator import test_instruments as instruments
 from tests.support.mismatches import NAMED
 from tests.support.plant import fault
 
@@ -154,10 +154,10 @@ OPERATORS = [
     ),
     fault(
         "bytes are counted as they are",
-        "simgpu._memory.ownership:adopt",
-        "nbytes = (nbytes + BLOCK - 1) & -BLOCK",
-        "nbytes = nbytes + 0",
-        ledger.test_a_summary_has_the_numbers,
+        "simgpu._runtime.device:Device.allocate",
+        "(nbytes + 511) & -512",
+        "nbytes + 0",
+        instruments.test_memory_is_told_by_device_in_whole_blocks,
     ),
     fault(
         "every device drops what the first one draws",

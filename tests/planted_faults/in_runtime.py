@@ -64,16 +64,16 @@ RUNTIME = [
     ),
     fault(
         "new devices are seeded by the operating system",
-        "simgpu._runtime.device:Device.__init__",
+        "simgpu._runtime.random:make_generator",
         "manual_seed(torch.initial_seed())",
         "manual_seed(torch.seed())",
         worlds.test_a_seed_from_before_reaches_devices_that_come_later,
     ),
     fault(
         "the most tensors at once are those there are",
-        "simgpu._runtime.device:Device.allocate",
-        "if count > self.peak_count:",
-        "if count:",
+        "simgpu._runtime.caching_allocator:Amount.change",
+        "self.peak = max(self.peak, self.current)",
+        "self.peak = self.current",
         memory.test_the_peak_number_of_tensors_is_the_most_there_were,
     ),
     fault(
@@ -184,7 +184,7 @@ RUNTIME = [
     ),
     fault(
         "the number of tensors has some that are gone",
-        "simgpu._runtime.device:Device.count",
+        "simgpu._runtime.device:Device.placement",
         "self.collect_frees()",
         "pass",
         statistics.test_a_number_of_tensors_is_asked_for_alone,

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import torch
+
 from tests.devices.computing import test_mixing_devices as rules
 from tests.devices.memory import test_overlap as overlap
 from tests.devices.memory import test_statistics as memory
@@ -12,6 +14,7 @@ from tests.devices.training import test_interrupts as interrupts
 from tests.devices.training import test_modules as modules
 from tests.simulator import test_caching_allocator as caching
 from tests.simulator import test_compile as compiling
+from tests.simulator import test_ledger as ledger
 from tests.simulator import test_models as models
 from tests.support.plant import fault
 
@@ -76,8 +79,8 @@ SIMULATOR = [
     fault(
         "a device has 16 GiB whatever its model",
         "simgpu._runtime.world:enter",
-        "World([model.total_memory for model in models]",
-        "World([GENERIC.total_memory for model in models]",
+        "[model.total_memory for model in models]",
+        "[GENERIC.total_memory for model in models]",
         models.test_a_model_is_full_where_the_gpu_would_be,
     ),
     fault(
@@ -176,9 +179,17 @@ SIMULATOR = [
     fault(
         "memory is never given back",
         "simgpu._runtime.device:Device.collect_frees",
-        "self.freed += nbytes",
+        "self._note(nbytes)",
         "pass",
         memory.test_bytes_are_counted_where_they_are,
+    ),
+    fault(
+        "room is never given back",
+        "simgpu._runtime.device:Device.collect_frees",
+        "self.freed += nbytes",
+        "pass",
+        ledger.test_a_capacity_is_what_was_asked_for,
+        raises=torch.OutOfMemoryError,
     ),
     fault(
         "an interrupt leaves autograd without its threads",

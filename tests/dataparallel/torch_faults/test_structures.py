@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
 
+from dataparallel._structure import scalar_warning
 from tests.dataparallel.torch_faults.sides import BOTH, OURS, THEIRS, parallel, rows, told
 from tests.support import strategies
 from tests.support.observe import plain
@@ -113,8 +114,9 @@ def test_fault_05_any_nesting_goes_in_and_comes_out(devices, data, names):
 
 
 @pytest.mark.devices(4)
-def test_fault_07_a_loss_without_dimensions_warns_at_each_step(devices):
+def test_fault_07_a_loss_without_dimensions_warns_at_each_step(devices, monkeypatch):
     """The vector is what hardware does; ours says so once and not at every step."""
+    monkeypatch.setattr(scalar_warning, "_warned_lines", set())  # this may not be the first run
     found = []
     for side in BOTH:
         model = parallel(side, devices, lambda replica, x: (x * replica.weight).sum())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import instruments
+from simgpu._runtime import instruments, world
 from simgpu.errors import OutOfMemoryError
 
 aten = torch.ops.aten
@@ -77,18 +77,20 @@ def test_a_failed_launch_has_changed_nothing(simulated, name, shape, data):
         call()
     number = data.draw(st.integers(0, counted.allocations - 1), label="allocation")
     before, state = [tensor.clone() for tensor in tensors], generator.get_state()
+    ledger = world.device(device.index)  # which decides what has room
     taken = torch.simgpu.memory_allocated(device)
+    assert ledger.allocated == taken
     # By a failure on purpose, and by a device that is full but for so many bytes.
     with simgpu.faults(oom_at=number), pytest.raises(OutOfMemoryError):
         call()
     assert is_as_before(state, tensors, before, generator)
-    assert torch.simgpu.memory_allocated(device) == taken
+    assert torch.simgpu.memory_allocated(device) == ledger.allocated == taken
     torch.simgpu.set_per_process_memory_fraction(taken / 2**34, device)
     with pytest.raises(OutOfMemoryError):
         call()
     torch.simgpu.set_per_process_memory_fraction(1.0, device)
     assert is_as_before(state, tensors, before, generator)
-    assert torch.simgpu.memory_allocated(device) == taken
+    assert torch.simgpu.memory_allocated(device) == ledger.allocated == taken
     call()
     assert not is_as_before(state, tensors, before, generator)
 
@@ -118,6 +120,23 @@ def test_instruments_are_asked_once_for_each_allocation(simulated, name, shape):
         instruments.remove(instrument)
     assert kept
     assert asked == taken
+
+
+@given(name=st.sampled_from(sorted(CALLS)), shape=st.tuples(st.integers(2, 5), st.integers(1, 9)))
+def test_what_was_charged_before_there_were_instruments_is_not_told_of_others(name, shape):
+    with simgpu.devices(1, memory="1MiB") as (device,):  # too small for a guess: all is charged
+        _, call = CALLS[name](torch.rand(shape, device=device))
+        kept = call()
+        asked, taken = [], []
+        instrument = Asking(asked, taken)
+        instruments.add(instrument)
+        try:
+            results = kept if isinstance(kept, (tuple, list)) else (kept,)
+            others = [torch.empty_like(result) for result in results]
+        finally:
+            instruments.remove(instrument)
+        assert others
+        assert asked == taken
 
 
 def test_binomial_is_the_known_exception(simulated):
