@@ -139,7 +139,7 @@ def test_what_is_no_device_keeps_its_name(cuda):
     ):
         assert str(RuntimeError(text)) == text
     with pytest.raises(UnsupportedError, match="simulated devices"):
-        torch.cuda.CUDAGraph()
+        torch.cuda.MemPool()
 
 
 LAST_WORDS = """
