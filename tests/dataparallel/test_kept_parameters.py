@@ -108,6 +108,11 @@ def exchange_module(net, parallel, x):
     parallel.module = other
 
 
+def move_replicas(net, parallel, x):
+    """As many as before, all at home."""
+    parallel.device_ids = [parallel.device_ids[0]] * len(parallel.device_ids)
+
+
 # What is done between two calls: with the module, the DataParallel that keeps, and a batch.
 DONE: dict[str, Callable[..., None]] = {
     "nothing": lambda net, parallel, x: None,
@@ -122,6 +127,7 @@ DONE: dict[str, Callable[..., None]] = {
     "other data": replace_data,
     "another module": exchange_module,
     "in place": lambda net, parallel, x: net.layer.weight.add_(1),
+    "other devices": move_replicas,
     "fewer replicas": lambda net, parallel, x: parallel(x[:1]),
 }
 

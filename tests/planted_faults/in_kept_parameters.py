@@ -12,6 +12,14 @@ follow = partial(partial, kept.test_kept_copies_follow)
 
 KEPT_PARAMETERS = [
     fault(
+        "kept parameters are used on other devices",
+        f"{CACHE}:refreshed",
+        "cache.devices[: len(devices)] == list(devices)",
+        "len(cache.devices) >= len(devices)",
+        follow(name="other devices"),
+        raises=Exception,
+    ),
+    fault(
         "kept copies are made in inference mode",
         f"{CACHE}:refreshed",
         "torch.inference_mode(False), ",

@@ -85,14 +85,6 @@ KEPT = [
         any_edit_is_noticed,
     ),
     fault(
-        "kept parameters are used on other devices",
-        f"{CACHE}:refreshed",
-        "cache.devices[: len(devices)] == list(devices)",
-        "len(cache.devices) >= len(devices)",
-        any_edit_is_noticed,
-        raises=Exception,
-    ),
-    fault(
         "autocast is lost",
         f"{STATE}:ThreadState.__init__",
         "if torch.is_autocast_enabled(each[0])",
