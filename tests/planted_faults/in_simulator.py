@@ -179,7 +179,7 @@ SIMULATOR = [
     fault(
         "memory is never given back",
         "simgpu._runtime.device:Device.collect_frees",
-        "self._note(nbytes)",
+        "self._note((nbytes,))",
         "pass",
         memory.test_bytes_are_counted_where_they_are,
     ),
