@@ -70,9 +70,7 @@ class Charge:
             if nbytes in expected:
                 expected.remove(nbytes)
                 announced.append(nbytes)
-        # Where nobody is asked, nobody would take them off again: they would stand there, and be
-        # taken for others, once somebody is.
-        self._device.announce(announced if hooks.before_allocate else [])
+        self._device.announce(announced)
 
 
 def charge(

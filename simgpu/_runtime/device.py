@@ -30,6 +30,7 @@ class _PerThread(threading.local):
 
     def __init__(self) -> None:
         self.announced: list[int] = []
+        self.asked = hooks.before_allocate  # by those instruments; others are still to be asked
 
 
 _per_thread = _PerThread()
@@ -156,7 +157,8 @@ class Device:
 
     def _ask(self, nbytes: int) -> None:
         """Ask the instruments, unless `hold` has done so."""
-        if nbytes in _per_thread.announced:
+        asked = _per_thread.asked is hooks.before_allocate
+        if asked and nbytes in _per_thread.announced:
             _per_thread.announced.remove(nbytes)
             return
         for before in hooks.before_allocate:
@@ -179,7 +181,7 @@ class Device:
 
     def announce(self, sizes: list[int]) -> None:
         """This thread allocates these next, about which `hold` has asked the instruments."""
-        _per_thread.announced = sizes
+        _per_thread.announced, _per_thread.asked = sizes, hooks.before_allocate
 
     def _allocated_watched(self, nbytes: int, storage: torch.UntypedStorage | None) -> Allocation:
         """What has been entered, told to the instruments with its address and exact size."""

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
+from simgpu._runtime import world
 
 CAPACITY = 8 * 512
 
@@ -73,6 +74,7 @@ def test_the_statistics_are_those_of_the_history(steps, limit):
                 for pool in ("all", "small_pool"):
                     assert stats[f"{name}.{pool}.{kind}"] == number, (name, kind)
                 assert stats[f"{name}.large_pool.{kind}"] == 0
+        assert world.device(1).peak == 512 * peak  # which profiles tell
         assert stats["num_ooms"] == stats["num_alloc_retries"] == ooms
         assert [stats["num_device_alloc"], stats["num_device_free"]] == segments
         is_reserved = segments[0] > segments[1]
