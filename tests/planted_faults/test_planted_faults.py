@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:every replica returned a 0-dimensional tensor",
     "ignore:Was asked to gather along dimension 0",
     "ignore:Using -1 to represent CPU tensor:FutureWarning",
+    "ignore:Sparse CSR tensor support",
+    "ignore:The PyTorch API of nested",
 )
 
 # What else than devices a test that has a fault may ask for.
