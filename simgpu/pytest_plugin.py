@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 
 # The hooks of --as-cuda, for suites that name CUDA and no fixture of ours; and a clear error.
+# Those that others import come first: pytest warns of a plugin that was imported before.
 pytest_plugins = [
-    "simgpu._pytest.as_cuda",
-    "simgpu._pytest.option_names",
     "simgpu._pytest.short_option",
+    "simgpu._pytest.option_names",
+    "simgpu._pytest.as_cuda",
 ]
 
 

@@ -25,6 +25,7 @@ import torch
 from simgpu._native.process_memory import WORD, can_read, words
 
 _SEARCHED = 512  # words of an operator, of which the first 60 entries take 300
+_TRIES = 8
 _PROBE = "simgpu_probe"  # the namespace of an operator of our own
 _COPIED = 4  # words of an entry; the fifth belongs to the entry itself
 
@@ -58,6 +59,14 @@ def _first_change(before: tuple[int, ...], after: tuple[int, ...]) -> int | None
 
 
 def _find_places() -> _Places | None:
+    """Look until they are found: what lies behind an operator in memory may change as well."""
+    found = (_look_once() for _ in range(_TRIES))
+    places = next((places for places in found if places is not None), None)
+    vars(torch.ops).pop(_PROBE, None)  # torch.library looks there last when a library dies
+    return places
+
+
+def _look_once() -> _Places | None:
     """Look for the entries in an operator that lives as long as this call."""
     library = torch.library.Library(_PROBE, "FRAGMENT")  # type: ignore[no-untyped-call]
     try:
@@ -93,7 +102,6 @@ written: list[str] = []
 def use_cpu_kernels(operators: Iterable[torch._ops.OpOverload]) -> None:
     """Enter the CPU's kernels for devices; the operators have kernels of Python for both by now."""
     places = _find_places()
-    vars(torch.ops).pop(_PROBE, None)  # torch.library looks there last when a library dies
     if places is None:
         return
     for operator in operators:

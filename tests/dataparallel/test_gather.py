@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
+from dataparallel._structure import scalar_warning
 from tests.support import strategies
 from tests.support.observe import chosen, input_of, observe, place, plain, slot_of, values
 from tests.support.strategies import Rows
@@ -167,7 +168,8 @@ def test_scalars_become_a_vector(devices, data):
     assert plain(dataparallel.gather(losses, targets[0])) == [float(k) for k in range(len(targets))]
 
 
-def test_a_vector_of_scalars_is_told_once(devices):
+def test_a_vector_of_scalars_is_told_once(devices, monkeypatch):
+    monkeypatch.setattr(scalar_warning, "_warned_lines", set())  # this may not be the first run
     losses = [torch.tensor(1.0, device=device) for device in devices]
     with pytest.warns(UserWarning, match="0-dimensional") as told:
         wholes = [dataparallel.gather(losses, devices[0]) for _ in range(3)]
