@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterable
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -51,43 +52,45 @@ def _snapshot(address: int) -> tuple[int, ...]:
     return struct.unpack(f"<{_SEARCHED}q", ctypes.string_at(address, WORD * _SEARCHED))
 
 
-def _first_change(before: tuple[int, ...], after: tuple[int, ...]) -> int | None:
+def _filled(before: tuple[int, ...], after: tuple[int, ...]) -> list[int]:
     """Where two neighbouring words, empty before, hold addresses now: functor and function."""
     changed = {at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
-    pairs = [at for at in changed if at + 1 in changed and before[at] == before[at + 1] == 0]
-    return pairs[0] if len(pairs) == 1 else None
+    return [at for at in changed if at + 1 in changed and before[at] == before[at + 1] == 0]
 
 
 def _find_places() -> _Places | None:
-    """Look until they are found: what lies behind an operator in memory may change as well."""
-    found = (_look_once() for _ in range(_TRIES))
-    places = next((places for places in found if places is not None), None)
-    vars(torch.ops).pop(_PROBE, None)  # torch.library looks there last when a library dies
-    return places
-
-
-def _look_once() -> _Places | None:
-    """Look for the entries in an operator that lives as long as this call."""
+    """Look in operators of our own, each in other memory than those before it."""
     library = torch.library.Library(_PROBE, "FRAGMENT")  # type: ignore[no-untyped-call]
     try:
-        library.define("entries(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
-        address = _address(getattr(torch.ops, _PROBE).entries.default._handle)
-        if address is None:
-            return None
-        shots = [_snapshot(address)]
-        for key in ("CPU", "CUDA", "PrivateUse1"):
-            library.impl("entries", lambda x: x, key)  # type: ignore[no-untyped-call]
-            shots.append(_snapshot(address))
+        found = (_look(library, f"entries{attempt}") for attempt in range(_TRIES))
+        return next((places for places in found if places is not None), None)
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
-    cpu, cuda = _first_change(shots[0], shots[1]), _first_change(shots[1], shots[2])
-    if cpu is None or cuda is None:
+        vars(torch.ops).pop(_PROBE, None)  # torch.library looks there last when a library dies
+
+
+def _look(library: torch.library.Library, name: str) -> _Places | None:
+    library.define(f"{name}(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+    address = _address(getattr(getattr(torch.ops, _PROBE), name).default._handle)
+    if address is None:
         return None
+    shots = [_snapshot(address)]
+    for key in ("CPU", "CUDA", "PrivateUse1"):
+        library.impl(name, lambda x: x, key)  # type: ignore[no-untyped-call]
+        shots.append(_snapshot(address))
+    # What lies behind the operator may change as well: the places have to fit each other.
+    pairs = product(_filled(shots[0], shots[1]), _filled(shots[1], shots[2]))
+    fitting = [places for cpu, cuda in pairs if (places := _places_of(shots, cpu, cuda))]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _places_of(shots: list[tuple[int, ...]], cpu: int, cuda: int) -> _Places | None:
+    """The places, if the entries of the CPU and of CUDA begin at these words."""
     number: Any = int  # of a dispatch key
     host = number(torch._C.DispatchKey.CPU)
     entries, rest = divmod(cuda - cpu, number(torch._C.DispatchKey.CUDA) - host)
     device = cpu + entries * (number(torch._C.DispatchKey.PrivateUse1) - host)
-    if rest or entries <= _COPIED or not 0 < device < _SEARCHED:
+    if rest or entries <= _COPIED or not 0 < device < _SEARCHED - _COPIED:
         return None
     # Devices have a kernel for all operators, of Python as well: only the functor is another one.
     python = shots[1][cpu + 1]

@@ -2,11 +2,15 @@
 
 import ast
 import ctypes
+import itertools
+import random
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simgpu import errors
 from simgpu._native import (
@@ -247,6 +251,26 @@ def test_tables_of_another_layout_keep_their_kernels_of_python(simulated, monkey
         dispatch_tables.use_cpu_kernels([operator])
     assert dispatch_tables._snapshot(dispatch_tables._address(operator._handle)) == shot
     assert dispatch_tables.written == []
+
+
+@given(st.integers(0, 6), st.integers(0, 2**32))
+def test_tables_are_found_where_memory_around_them_changes(refused, seed):
+    """What lies behind an operator belongs to others, and may not be readable at all."""
+    places, noise = dispatch_tables._find_places(), random.Random(seed)
+    snapshot, can_read = dispatch_tables._snapshot, dispatch_tables.can_read
+    asked = itertools.count()
+
+    def changed(address):
+        shot = snapshot(address)
+        behind = shot[places.device + 200 :]
+        return shot[: -len(behind)] + tuple(noise.choice((0, 1 << 40, 1 << 41)) for _ in behind)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dispatch_tables, "_snapshot", changed)
+        patched.setattr(
+            dispatch_tables, "can_read", lambda *where: next(asked) >= refused and can_read(*where)
+        )
+        assert dispatch_tables._find_places() == places
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
