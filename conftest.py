@@ -5,7 +5,11 @@ property gets, and turns a session into one that records what hardware does. Cho
 `pytest --hypothesis-profile=dev` (or `fuzz`).
 """
 
+import atexit
 import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,14 @@ pytest_plugins = ["pytester"]
 # in the last bit. The suite compares bits of tensors at different addresses, so it asks for the
 # mode in which results do not depend on addresses; MKL reads this when it is first called.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+# Where Python may write no compiled files beside the sources (PYTHONDONTWRITEBYTECODE), each of
+# the suite's many interpreters would compile the same files again: they share a folder for them.
+if sys.dont_write_bytecode and sys.pycache_prefix is None:
+    sys.dont_write_bytecode, sys.pycache_prefix = False, tempfile.mkdtemp(prefix="compiled-")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    atexit.register(shutil.rmtree, sys.pycache_prefix, ignore_errors=True)
 
 # `devices` is made once per test and shared by the test's examples, which each use it through a
 # subset of their own and leave nothing behind: hypothesis cannot know that the sharing is intended.

@@ -79,12 +79,12 @@ def test_without_the_marker(devices):
 
 def test_each_allocation_of_a_marked_test_fails_once(pytester):
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--devices", "simgpu")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
     result.assert_outcomes(passed=5, failed=3)
     said = result.stdout.str()
     assert "with allocation 0, of 512 bytes on simgpu:0, the test raised KeyError" in said
     assert "512 bytes stay taken on device 0" in said
     assert "the test raised AssertionError" in said
     chosen = ("-k", "without_the_marker", "--faults", "oom")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *chosen)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *chosen)
     result.assert_outcomes(failed=1)

@@ -130,8 +130,8 @@ def test_a_suite_has_the_same_results_with_the_plugin_and_without(suite, options
     def run(*words):
         if "--lf" in options:
             shutil.rmtree(".pytest_cache", ignore_errors=True)
-            suite.runpytest_subprocess(*words, KEEP_ON)
-        return plain(suite.runpytest_subprocess(*words, *options))
+            suite.runpytest_inprocess(*words, KEEP_ON)
+        return plain(suite.runpytest_inprocess(*words, *options))
 
     assert run() == run("-p", "no:simgpu")
 
@@ -152,7 +152,7 @@ def test_an_option_that_shares_the_name_of_a_variable_is_theirs(pytester):
             assert len(devices) == 8
         """
     )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize("name", sorted(options.names))

@@ -73,7 +73,7 @@ def test_options_that_cannot_be_met(gpus, options, here, says):
 )
 def test_a_wrong_option_ends_the_session_at_its_start(pytester, arguments, says):
     pytester.makepyfile("def test_it(): pass")
-    result = pytester.runpytest_subprocess(*arguments)
+    result = pytester.runpytest_inprocess(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{says}*"])
     result.stdout.no_fnmatch_line("*passed*")
@@ -126,7 +126,7 @@ def test_a_session_on_simulated_devices(pytester):
     """All of a suite, under strict warnings; with too few devices a skip that has both numbers."""
     pytester.makepyfile(SUITE)
     options = ("--devices", "simgpu", "--device-count", "3")
-    result = pytester.runpytest_subprocess(*options, "-rs", "-W", "error", "--strict-markers")
+    result = pytester.runpytest_inprocess(*options, "-rs", "-W", "error", "--strict-markers")
     result.assert_outcomes(passed=7, skipped=1)
     result.stdout.fnmatch_lines(
         ["devices: 3 simulated GPUs (simgpu)", "*needs 4 devices, this session has 3*"]
@@ -177,7 +177,7 @@ def test_no_marker():
 def test_the_marker_alone_gives_the_devices(pytester):
     pytester.makepyfile(MARKED)
     options = ("--devices", "simgpu", "--device-count", "4", "-W", "error", "--strict-markers")
-    result = pytester.runpytest_subprocess(*options, "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(*options, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=6, skipped=1)
     result.stdout.fnmatch_lines("1 test skipped, for each needs 9 devices, this session has 4")
 

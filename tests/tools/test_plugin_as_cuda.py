@@ -83,7 +83,7 @@ def suite(pytester):
 def test_the_suite_runs_where_no_gpu_is(suite):
     """In a worker too, which is another process."""
     options = ("--devices", "simgpu", "--as-cuda", "--device-count", "3", "-W", "error")
-    result = suite.runpytest_subprocess(*options, "-n", "1")
+    result = suite.runpytest_inprocess(*options, "-n", "1")
     result.assert_outcomes(passed=10)
     result.stdout.fnmatch_lines("*devices: 3 simulated GPUs (simgpu, as cuda)*")
 
@@ -114,7 +114,7 @@ def test_child_processes_have_the_devices_too(pytester):
     pytester.makepyfile(CHILDREN)
     options = ("--as-cuda", "--device-count", "3", "--device-memory", "1MiB,2MiB,3MiB")
     for more in ((), ("-n", "1")):
-        result = pytester.runpytest_subprocess(*options, "-p", "no:cacheprovider", *more)
+        result = pytester.runpytest_inprocess(*options, "-p", "no:cacheprovider", *more)
         result.assert_outcomes(passed=3)
         line = "*devices: 3 simulated GPUs of 1MiB, 2MiB, 3MiB (simgpu, as cuda)*"
         result.stdout.fnmatch_lines(line)
@@ -130,7 +130,7 @@ def test_a_conftest_that_fails_is_the_only_thing_that_is_told(pytester):
 
 def test_without_the_option_nothing_is_there(suite, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    suite.runpytest_subprocess("--devices", "simgpu").assert_outcomes(skipped=8)
+    suite.runpytest_inprocess("--devices", "simgpu").assert_outcomes(skipped=8)
 
 
 OPTIONS = {

@@ -19,7 +19,7 @@ NO_CACHE = ("-p", "no:cacheprovider", "--device-count", "2")
 )
 def test_each_device_is_its_model(pytester, options):
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess(*NO_CACHE, *options)
+    result = pytester.runpytest_inprocess(*NO_CACHE, *options)
     result.assert_outcomes(passed=1)
     line = "*devices: 2 simulated GPUs, model NVIDIA A100-SXM4-40GB, Tesla T4 (simgpu*"
     result.stdout.fnmatch_lines(line)
@@ -32,7 +32,7 @@ def test_a_suite_keeps_its_own_option(pytester):
     pytester.makepyfile(
         "def test_it(request, devices): assert request.config.option.model == 'bert'"
     )
-    pytester.runpytest_subprocess(*NO_CACHE, "--model", "bert").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess(*NO_CACHE, "--model", "bert").assert_outcomes(passed=1)
     result = pytester.runpytest_subprocess(*NO_CACHE, "--model", "T4", "--as-cuda")
     result.stderr.fnmatch_lines(["*--model is an option of this suite: say --device-model*"])
 
@@ -47,6 +47,6 @@ def test_a_suite_keeps_its_own_option(pytester):
 )
 def test_a_model_that_cannot_be_is_refused_at_the_start(pytester, words, says):
     pytester.makepyfile(SUITE)
-    result = pytester.runpytest_subprocess(*NO_CACHE, *words)
+    result = pytester.runpytest_inprocess(*NO_CACHE, *words)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{says}"])

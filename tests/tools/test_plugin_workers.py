@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simgpu._pytest import pools
 from simgpu._pytest.choose import choose_pool
 from simgpu._pytest.gpu_groups import Worker, describe, group_of
 from simgpu._pytest.options import DeviceOptions
@@ -129,9 +130,10 @@ def test_many(devices, turn):
 def test_workers_on_a_machine_with_four_gpus(pytester, monkeypatch):
     """Each has GPUs of its own and one thread; what is skipped is counted at the end."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(pools, "gpu_count", pools.gpu_count)  # for FAKE_MACHINE to set
     pytester.makeconftest(FAKE_MACHINE)
     pytester.makepyfile(WHO_HAS_WHAT)
-    result = pytester.runpytest_subprocess("--devices", "cuda", "-n", "2", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("--devices", "cuda", "-n", "2", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=6, skipped=3)
     result.stdout.fnmatch_lines(
         [
@@ -142,6 +144,6 @@ def test_workers_on_a_machine_with_four_gpus(pytester, monkeypatch):
 
 
 def test_a_size_that_is_none_is_refused_at_the_start(pytester):
-    result = pytester.runpytest_subprocess("--gpus-per-worker", "0")
+    result = pytester.runpytest_inprocess("--gpus-per-worker", "0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--gpus-per-worker must be 1 or more, not 0*"])

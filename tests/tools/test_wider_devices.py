@@ -49,7 +49,7 @@ def test_a_model_that_is_built_once(pytester, scope):
     pytester.makepyfile(
         test_a_model=MODEL.format(scope=scope), test_b_after=AFTER.format(stay=scope == "session")
     )
-    result = pytester.runpytest_subprocess(*OPTIONS)
+    result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=5)
 
 
@@ -65,7 +65,7 @@ def test_it(module_devices):
 
 def test_a_module_may_ask_for_a_number(pytester):
     pytester.makepyfile(test_two=MARKED.format(count=2), test_many=MARKED.format(count=9))
-    result = pytester.runpytest_subprocess(*OPTIONS, "-rs")
+    result = pytester.runpytest_inprocess(*OPTIONS, "-rs")
     result.assert_outcomes(passed=1, skipped=1)
     result.stdout.fnmatch_lines("*needs 9 devices, this session has 4*")
 
@@ -81,7 +81,7 @@ def test_the_session_late(session_devices):
 
 def test_the_wider_devices_cannot_come_second(pytester):
     pytester.makepyfile(LATE)
-    result = pytester.runpytest_subprocess(*OPTIONS)
+    result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1, errors=1)
     says = "session_devices are asked for while module_devices are in use, which end before them*"
     result.stdout.fnmatch_lines(f"*{says}")
@@ -106,7 +106,7 @@ def test_too_many(devices):
 
 def test_a_fixture_of_the_suites_own(pytester):
     pytester.makepyfile(OWN_FIXTURE)
-    result = pytester.runpytest_subprocess(*OPTIONS)
+    result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(
         "the test asks for 4 devices, and 2 are there already, made outside of it*"
@@ -125,7 +125,7 @@ def test_it(devices):
 
 def test_more_devices_within_a_test_are_refused_with_what_to_do(pytester):
     pytester.makepyfile(WITHIN)
-    result = pytester.runpytest_subprocess(*OPTIONS)
+    result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines("*pytest's fixture devices made them: use its devices*")
 
@@ -150,8 +150,7 @@ def test_three(devices):
 """
 
 
-@pytest.mark.parametrize("kind", ["simgpu", "cuda"])
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize(("kind", "workers"), [("cuda", ()), ("simgpu", ("-n", "1"))])
 def test_devices_that_the_process_has(pytester, monkeypatch, kind, workers):
     monkeypatch.setenv("SIMGPU_DEVICE_COUNT", "2")
     monkeypatch.setenv("SIMGPU_DEVICE_MEMORY", "1GiB")
@@ -181,7 +180,7 @@ def test_what_contradicts_itself_ends_the_session_in_one_line(
     monkeypatch.setenv("SIMGPU_DEVICE_COUNT", variable)
     pytester.makeconftest("import torch")
     pytester.makepyfile("def test_it(): pass")
-    result = pytester.runpytest_subprocess(*options)
+    result = pytester.runpytest_inprocess(*options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = filter(None, result.stderr.lines)
     assert says in line
