@@ -63,6 +63,66 @@ def test_modules_can_be_scripted(cuda, module):
             assert torch.equal(one, other)
 
 
+def same_scripted(function, *places):
+    for place in places:
+        x = torch.ones(2, device=place)
+        here, there = function(x), torch.jit.script(function)(x)
+        assert torch.equal(here, there)
+        assert (here.device, here.dtype) == (there.device, there.dtype)
+
+
+def test_a_scripted_function_moves_tensors_as_the_function_does(cuda):
+    # Functions within this one: TorchScript keeps what it compiled for one of a module.
+    def by_name(x):
+        return x.to("cuda:1") + x.to(torch.device("cuda", 1), non_blocking=True)
+
+    def with_a_dtype(x):
+        return x.to("cuda:1", torch.float64, copy=True)
+
+    def to_anothers(x):
+        return x.cpu().to(x.device) + x.cpu().to(x)
+
+    def by_a_function(x):
+        return by_name(x).to("cpu")
+
+    for function in (by_name, with_a_dtype, to_anothers, by_a_function):
+        same_scripted(function, "cpu", cuda[0], cuda[1])
+
+
+def test_a_scripted_function_asks_where_a_tensor_is(cuda):
+    def two_more_on_cuda(x):
+        if x.is_cuda:
+            return x + 2 + float(x.cpu().is_cuda)
+        return x
+
+    same_scripted(two_more_on_cuda, "cpu", cuda[1])
+
+
+def test_a_scripted_module_that_moves_is_saved_and_loaded(cuda, tmp_path):
+    """What is saved names cuda:1, so that it runs on real GPUs too."""
+
+    class Moves(nn.Module):
+        def forward(self, x):
+            return x.to("cuda:1") if x.is_cuda else x
+
+    torch.jit.script(nn.Sequential(Moves(), nn.Identity())).save(tmp_path / "moves.pt")
+    loaded = torch.jit.load(tmp_path / "moves.pt")
+    assert 'torch.device("cuda:1")' in getattr(loaded, "0").code
+    assert loaded(torch.ones(2)).device.type == "cpu"
+    assert loaded(torch.ones(2, device=cuda[0])).device == cuda[1]
+
+
+def test_a_class_is_scripted_with_the_names_around_it(cuda):
+    def first() -> float:
+        return 2.0
+
+    class Counter:
+        def __init__(self):
+            self.total = first()
+
+    assert torch.jit.script(Counter)().total == 2.0
+
+
 def test_what_is_scripted_when_it_is_imported(python):
     """PyTorch scripts its functional optimizers, and libraries import them."""
     code = "import simgpu, torch\nwith simgpu.as_cuda(2):\n    import torch.distributed.optim\n"

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from tests.cuda import test_scripting as scripting
 from tests.devices.computing import test_mixing_devices as rules
 from tests.devices.memory import test_overlap as overlap
 from tests.devices.memory import test_statistics as memory
@@ -226,5 +227,20 @@ SIMULATOR = [
         "pass",
         compiling.test_compiled_code_is_not_run_by_the_other_name,
         raises=ValueError,
+    ),
+    fault(
+        "scripted code asks CUDA's driver before it moves a tensor",
+        "simgpu._cuda.scripting:_for_devices",
+        "to.prim_Device(",
+        "to.prim_device(",
+        scripting.test_a_scripted_function_moves_tensors_as_the_function_does,
+        raises=RuntimeError,
+    ),
+    fault(
+        "scripted code finds no tensor on CUDA",
+        "simgpu._cuda.scripting:_for_devices",
+        "not in str(graph)",
+        "in str(graph)",
+        scripting.test_a_scripted_function_asks_where_a_tensor_is,
     ),
 ]
