@@ -78,6 +78,24 @@ def flash_attention(arguments: dict[str, Any]) -> None:
         )
 
 
+_INT8_VECTOR = 16  # elements that the kernel loads at once, from addresses that are multiples
+
+
+def int8_weights(arguments: dict[str, Any]) -> None:
+    """Rows of whole vectors at aligned addresses, in bfloat16; the kernel looks at neither."""
+    input, weights = arguments["self"], arguments["mat2"]
+    if input.dtype != torch.bfloat16 or input.dim() != 2:
+        return
+    whole = input.shape[1] % _INT8_VECTOR == 0
+    if not whole or any(x.data_ptr() % (_INT8_VECTOR * x.itemsize) for x in (input, weights)):
+        raise RuntimeError(
+            f"_weight_int8pack_mm in bfloat16 expects rows of a multiple of {_INT8_VECTOR} elements "
+            f"that begin at one in memory, got an input of shape {tuple(input.shape)} and weights "
+            f"of shape {tuple(weights.shape)}, at storage offsets {input.storage_offset()} and "
+            f"{weights.storage_offset()}: pad the rows with zeros, or take float32"
+        )
+
+
 def sparse_broadcast(arguments: dict[str, Any]) -> None:
     """No dimension without elements; the kernel divides by their product."""
     if 0 in arguments["size"]:

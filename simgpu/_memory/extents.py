@@ -35,7 +35,10 @@ def bytes_needed(
     needed = (storage_offset + last + 1) * itemsize
     if needed > _MOST_BYTES:
         strides = f" and strides={list(stride)}" if stride else ""
-        raise RuntimeError(f"Storage size calculation overflowed with sizes={list(size)}{strides}")
+        offset = f" from storage_offset={storage_offset}" if storage_offset else ""
+        raise RuntimeError(
+            f"Storage size calculation overflowed with sizes={list(size)}{strides}{offset}"
+        )
     return needed
 
 

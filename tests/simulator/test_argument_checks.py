@@ -91,6 +91,16 @@ def fused(name, *shapes, **options):
     return call
 
 
+def int8_product(columns, offset=0, dtype=torch.bfloat16):
+    def call(device):
+        x = torch.ones(4 * columns + offset, dtype=dtype, device=device)[offset:]
+        weights = torch.ones(3, columns, dtype=torch.int8, device=device)
+        scales = torch.ones(3, dtype=dtype, device=device)
+        return torch._weight_int8pack_mm(x.view(4, columns), weights, scales)
+
+    return call
+
+
 def fused_overlapping(device):
     """Memory of one element, told to be a matrix."""
     parts = [torch.ones(8, 8, device=device) for _ in range(4)]
@@ -180,6 +190,8 @@ CALLS = {
     "batch norm with too few means": (batch_norm((2, 3)), "running_mean should contain 3 elements"),
     "batch norm of a vector": (batch_norm((3, 3), (3,)), "two dimensions"),
     "gradient without channels": (batch_norm_backward, "expects channels"),
+    "rows of half a vector": (int8_product(8), "multiple of 16"),
+    "rows between two addresses": (int8_product(16, offset=1), "storage offsets 1 and 0"),
     "offsets past the end": (segments(offsets=[0, 1 << 20]), "offsets of shape"),
     "negative offsets": (segments(offsets=[-(1 << 20), 4]), "offsets of shape"),
     "falling offsets": (segments(offsets=[4, 0]), "offsets of shape"),
@@ -253,6 +265,8 @@ def test_a_call_that_would_read_past_memory_raises(simulated, name):
         solve(torch.linalg.lu_solve, 3, 2, 3),
         solve(torch.linalg.ldl_solve, 1, -3, -3),
         unpack(1, 3, 3),
+        int8_product(32, offset=16),
+        int8_product(5, offset=1, dtype=torch.float32),
         fused("_fused_adam_", *[(3, 4)] * 4, grad_scale=(), found_inf=(1,)),
         fused("_fused_adamw_", *[(3, 4)] * 4),
         fused("_fused_adagrad_", *[()] * 3),
