@@ -89,8 +89,8 @@ def int8_weights(arguments: dict[str, Any]) -> None:
     whole = input.shape[1] % _INT8_VECTOR == 0
     if not whole or any(x.data_ptr() % (_INT8_VECTOR * x.itemsize) for x in (input, weights)):
         raise RuntimeError(
-            f"_weight_int8pack_mm in bfloat16 expects rows of a multiple of {_INT8_VECTOR} elements "
-            f"that begin at one in memory, got an input of shape {tuple(input.shape)} and weights "
+            f"_weight_int8pack_mm in bfloat16 expects rows of a multiple of {_INT8_VECTOR} "
+            f"elements that begin at one in memory, got an input of shape {tuple(input.shape)} and weights "
             f"of shape {tuple(weights.shape)}, at storage offsets {input.storage_offset()} and "
             f"{weights.storage_offset()}: pad the rows with zeros, or take float32"
         )
