@@ -13,9 +13,11 @@ from simgpu._kernels.schema import Schema
 from simgpu._memory import pinned
 from simgpu._memory.ownership import adopt, make_sure_of_room
 from simgpu._runtime import world
+from simgpu._runtime.charging import charge
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 
 _CPU = torch.device("cpu")
+_MANY = 10**6  # elements that take a while, so that it is asked for their memory first
 
 
 def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
@@ -38,11 +40,20 @@ def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             return _made_on_host(kernel, host_args, host_kwargs, pin_memory)
         pinned.check_not_wanted(pin_memory)
         index = source if device is None and source >= 0 else world.resolve(device)
-        if args and isinstance(args[0], (list, tuple)):
-            make_sure_of_room(index, args[0], kwargs.get("dtype"))
+        _look_for_room(kernel, index, args, host_kwargs)
         return adopt(launch(kernel, index, host_args, host_kwargs), index)
 
     return run
+
+
+def _look_for_room(kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise OutOfMemoryError before numbers are made for which there is no room."""
+    if args and isinstance(args[0], (list, tuple)):
+        make_sure_of_room(index, args[0], kwargs.get("dtype"))
+    elif any(type(value) in (int, float) and value > _MANY for value in args):
+        held = charge(kernel.op, world.device(index), args, kwargs)
+        if held is not None:
+            held.release(())
 
 
 def _made_on_host(

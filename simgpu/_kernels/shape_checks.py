@@ -90,9 +90,10 @@ def int8_weights(arguments: dict[str, Any]) -> None:
     if not whole or any(x.data_ptr() % (_INT8_VECTOR * x.itemsize) for x in (input, weights)):
         raise RuntimeError(
             f"_weight_int8pack_mm in bfloat16 expects rows of a multiple of {_INT8_VECTOR} "
-            f"elements that begin at one in memory, got an input of shape {tuple(input.shape)} and weights "
-            f"of shape {tuple(weights.shape)}, at storage offsets {input.storage_offset()} and "
-            f"{weights.storage_offset()}: pad the rows with zeros, or take float32"
+            "elements that begin at one in memory, got an input of shape "
+            f"{tuple(input.shape)} at storage offset {input.storage_offset()} and weights of shape "
+            f"{tuple(weights.shape)} at {weights.storage_offset()}: pad the rows with zeros, or "
+            "take float32"
         )
 
 

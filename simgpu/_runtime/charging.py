@@ -88,11 +88,11 @@ def charge(
 
 def _has_ample_room(device: Device, args: Iterable[Any]) -> bool:
     """Whether there is room for whatever such a kernel could return, by a generous estimate."""
-    nbytes, factor = 0, 1
+    nbytes, factor = 0, 1.0
     for value in args:
         if isinstance(value, torch.Tensor):
             nbytes += value.nbytes
-        elif isinstance(value, int):
+        elif isinstance(value, (int, float)):
             factor *= max(value, 1)
         elif isinstance(value, (list, tuple)):  # a shape
             factor *= math.prod(max(size, 1) for size in value if isinstance(size, int))

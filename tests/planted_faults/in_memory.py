@@ -69,6 +69,13 @@ MEMORY = [
         raises=torch.OutOfMemoryError,
     ),
     fault(
+        "numbers are made before there is room for them",
+        "simgpu._kernels.factories:_look_for_room",
+        "value > _MANY",
+        "value > 10**30",
+        statistics.test_room_is_asked_for_before_numbers_are_made,
+    ),
+    fault(
         "an error does not tell the room that is forbidden",
         "simgpu._runtime.out_of_memory:_figures",
         "device.capacity - reserved",

@@ -191,7 +191,7 @@ CALLS = {
     "batch norm of a vector": (batch_norm((3, 3), (3,)), "two dimensions"),
     "gradient without channels": (batch_norm_backward, "expects channels"),
     "rows of half a vector": (int8_product(8), "multiple of 16"),
-    "rows between two addresses": (int8_product(16, offset=1), "storage offsets 1 and 0"),
+    "rows between two addresses": (int8_product(16, offset=1), "at storage offset 1 and"),
     "offsets past the end": (segments(offsets=[0, 1 << 20]), "offsets of shape"),
     "negative offsets": (segments(offsets=[-(1 << 20), 4]), "offsets of shape"),
     "falling offsets": (segments(offsets=[4, 0]), "offsets of shape"),

@@ -99,6 +99,24 @@ def test_room_is_asked_for_in_the_dtype_that_is_made(dtype, over):
         assert torch.simgpu.max_memory_allocated() == (0 if over else CAPACITY)
 
 
+NUMBERED = {
+    "arange": lambda n, device: torch.arange(n, device=device),
+    "arange of floats": lambda n, device: torch.arange(float(n), device=device),
+    "eye": lambda n, device: torch.eye(n, 2, device=device),
+    "linspace": lambda n, device: torch.linspace(0, 1, n, device=device),
+    "logspace": lambda n, device: torch.logspace(0, 1, n, device=device),
+}
+
+
+@given(name=st.sampled_from(list(NUMBERED)), n=st.integers(10**6 + 1, 2 * 10**6))
+def test_room_is_asked_for_before_numbers_are_made(name, n):
+    """Billions of them would take a minute, only to be refused then."""
+    with simgpu.devices(1, memory=CAPACITY) as (device,), simgpu.trace() as trace:
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            NUMBERED[name](n, device)
+        assert trace.kernels == []
+
+
 @pytest.mark.parametrize("memory", [0, "0B", [0, 0]])
 def test_a_device_may_have_no_memory_at_all(memory):
     with simgpu.devices(2, memory=memory) as devices:

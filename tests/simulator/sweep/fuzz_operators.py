@@ -34,7 +34,7 @@ from tests.simulator.sweep.spoil import misplace, outputs, reshape, spoil
 ROUNDS = 150  # per child process
 CALLS = 25  # per round
 SILENCE = 60  # seconds without a new call after which a child counts as stuck
-ADDRESS_SPACE = 12 << 30  # bytes: arguments that ask for more get an exception
+ROOM = 3 << 30  # bytes beside what a child has: arguments that ask for more get an exception
 
 
 def variants(entry, pick):
@@ -158,7 +158,6 @@ def child(seed, rounds, host, position):
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     file = position and os.open(position, os.O_WRONLY | os.O_CREAT)
 
@@ -169,6 +168,9 @@ def child(seed, rounds, host, position):
             os.pwrite(file, call.ljust(300).encode(), 0)
 
     with simgpu.devices(2, memory="1GiB") as (first, second):
+        with open("/proc/self/statm") as sizes:
+            limit = int(sizes.read().split()[0]) * resource.getpagesize() + ROOM
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         cpu = torch.device("cpu")
         places = [cpu] * 4 if host else [first, second, cpu, first]
         for number in rounds:
