@@ -14,6 +14,7 @@ the table, which a test compares with every import):
     _runtime        devices, current device, memory accounting, streams, launches, instruments
     _memory         the memory of tensors: ownership, host aliases, storages, pinned memory
     _kernels        the kernel of each operator, and the table of which operator gets which
+    _distributed    torch.distributed: collectives, what ranks agree on, the backend "nccl"
     _backend        registration with PyTorch; device_module is torch.simgpu; torch_patches are
                     the monkey patches of torch that stay
     _cuda           simgpu.as_cuda: devices that answer to "cuda", for the length of a block

@@ -25,7 +25,7 @@ Reduction = _Literal["ordered", "ring", "tree", "random"]
 
 __all__ = ["Reduction", "reduce_add", "reduction"]
 
-_Add = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Into = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class _Model:
@@ -79,44 +79,63 @@ def reduce_add(tensors: Sequence[torch.Tensor], root: int = 0) -> torch.Tensor:
         )
     here = tensors[root].device
     near = [tensor if tensor.device == here else tensor.to(here) for tensor in tensors]
-    return _SUMS[_Model.name](near, root)
+    return _FOLDS[_Model.name](near, root, _add)
 
 
-def _ordered(tensors: list[torch.Tensor], root: int) -> torch.Tensor:
+def fold(tensors: Sequence[torch.Tensor], into: Into, segment: int | None = None) -> torch.Tensor:
+    """One new tensor of the tensors of all ranks, combined in the order of the model in force.
+
+    `into(total, tensor)` puts a tensor into the total. With `segment`, the tensors are that one of
+    as many segments of the data as there are ranks.
+    """
+    if segment is not None and _Model.name == "ring":
+        return _in_turn(_from(tensors, segment), into)
+    return _FOLDS[_Model.name](list(tensors), 0, into)
+
+
+def _add(total: torch.Tensor, tensor: torch.Tensor) -> None:
+    total += tensor
+
+
+def _ordered(tensors: list[torch.Tensor], root: int, into: Into) -> torch.Tensor:
     others = [tensor for index, tensor in enumerate(tensors) if index != root]
-    return _in_turn([tensors[root], *others])
+    return _in_turn([tensors[root], *others], into)
 
 
-def _in_turn(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _in_turn(tensors: list[torch.Tensor], into: Into) -> torch.Tensor:
     total = tensors[0].clone()
     for tensor in tensors[1:]:
-        total += tensor
+        into(total, tensor)
     return total
 
 
-def _ring(tensors: list[torch.Tensor], root: int) -> torch.Tensor:
+def _from(tensors: Sequence[torch.Tensor], start: int) -> list[torch.Tensor]:
+    return [*tensors[start:], *tensors[:start]]
+
+
+def _ring(tensors: list[torch.Tensor], root: int, into: Into) -> torch.Tensor:
     count = len(tensors)
     pieces = [tensor.reshape(-1).tensor_split(count) for tensor in tensors]
     segments = [
-        _in_turn([pieces[(segment + step) % count][segment] for step in range(count)])
+        _in_turn(_from([piece[segment] for piece in pieces], segment), into)
         for segment in range(count)
     ]
     return torch.cat(segments).reshape(tensors[0].shape)
 
 
-def _tree(tensors: list[torch.Tensor], root: int) -> torch.Tensor:
+def _tree(tensors: list[torch.Tensor], root: int, into: Into) -> torch.Tensor:
     level = list(tensors)
     while len(level) > 1:
-        pairs = [level[i] + level[i + 1] for i in range(0, len(level) - 1, 2)]
+        pairs = [_in_turn(level[i : i + 2], into) for i in range(0, len(level) - 1, 2)]
         level = pairs + level[len(pairs) * 2 :]
     return level[0] if len(tensors) > 1 else level[0].clone()
 
 
-def _random(tensors: list[torch.Tensor], root: int) -> torch.Tensor:
-    return _in_turn(_Model.numbers.sample(tensors, len(tensors)))
+def _random(tensors: list[torch.Tensor], root: int, into: Into) -> torch.Tensor:
+    return _in_turn(_Model.numbers.sample(tensors, len(tensors)), into)
 
 
-_SUMS: dict[Reduction, Callable[[list[torch.Tensor], int], torch.Tensor]] = {
+_FOLDS: dict[Reduction, Callable[[list[torch.Tensor], int, Into], torch.Tensor]] = {
     "ordered": _ordered,
     "random": _random,
     "ring": _ring,

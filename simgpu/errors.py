@@ -6,9 +6,16 @@ GPUs, so that code written for CUDA catches it without knowing about simgpu.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from simgpu._naming import visible_text
+
+if TYPE_CHECKING:
+    _BackendError = RuntimeError
+else:  # what torch.distributed raises; builds without it lack the class
+    _BackendError = getattr(torch._C, "_DistBackendError", RuntimeError)
 
 
 class SimGPUError(Exception):
@@ -107,3 +114,26 @@ class ForkedError(SimGPUError, RuntimeError):
 
 class UnsupportedError(SimGPUError, NotImplementedError):
     """Something that a simulated device cannot do; the text says what to do instead."""
+
+
+class CollectiveMismatchError(SimGPUError, _BackendError):
+    """The ranks of a group made different calls: another operator, shape, dtype, root or order.
+
+    Raised in all of them, with both calls and their lines. The way out: let all ranks of a group
+    make the same calls in the same order.
+    """
+
+
+class CollectiveTimeoutError(SimGPUError, _BackendError):
+    """A collective waited for other ranks for longer than its group's timeout.
+
+    Likely causes: a rank that has ended or left a loop early, or groups used in different orders.
+    """
+
+
+class RankLostError(SimGPUError, _BackendError):
+    """Another rank of the group has ended, or its group was aborted or destroyed."""
+
+
+class DeadlockError(SimGPUError, RuntimeError):
+    """No rank can go on: each waits for something that no other one will do."""

@@ -57,6 +57,7 @@ def _install_in_order() -> None:
     from simgpu._backend import device_module, dynamo, pinned_allocator
     from simgpu._backend import guard as backend_guard
     from simgpu._backend.torch_patches.apply_all import apply_all
+    from simgpu._distributed import kernels as collectives
     from simgpu._kernels import autocast, registry
     from simgpu._memory import pinned
     from simgpu._native import constant_answers, registered_guard
@@ -80,6 +81,7 @@ def _install_in_order() -> None:
     # The kernels, before the attributes of torch that lead programs to them.
     _libraries.extend(registry.register())
     _libraries.extend(autocast.install())
+    _libraries.append(collectives.register())
     pinned.install()
     apply_all()
     processes.install()

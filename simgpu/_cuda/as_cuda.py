@@ -24,6 +24,7 @@ from simgpu._cuda import (
     default_types,
     factories,
     graphs,
+    process_groups,
     renaming,
     runtime_library,
     scripting,
@@ -105,6 +106,7 @@ FILES: tuple[ModuleType, ...] = (
     graphs,
     torch_cuda,
     surroundings,
+    process_groups,
     factories,
     scripting,
 )

@@ -1,4 +1,4 @@
-"""`as_cuda` outside torch.cuda: profilers, torch.backends.cuda and NCCL.
+"""`as_cuda` outside torch.cuda: profilers and torch.backends.cuda.
 
 None of it changes a result. Settings are kept and returned; profilers show the host's times.
 """
@@ -112,12 +112,5 @@ PATCHES: tuple[Row, ...] = (
         "__exit__",
         value=lambda self, *error: False,
         why=_WHY_NVTX,
-    ),
-    Patch(
-        "torch.distributed.distributed_c10d",
-        "is_nccl_available",
-        value=lambda: False,
-        needs="is_nccl_available",
-        why="a build with NCCL would look for GPUs, and some releases end the process without any",
     ),
 )

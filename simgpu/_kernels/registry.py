@@ -33,6 +33,7 @@ from simgpu._kernels import (
     rnn_layers,
     sparse_and_nested,
     storage_identity,
+    sync_batch_norm,
     unsupported,
 )
 from simgpu._kernels.argument_checks import checked_composite, with_check
@@ -64,6 +65,7 @@ HANDWRITTEN: dict[str, PythonKernel] = {
     "_unsafe_index.Tensor": indexing_kernel("_unsafe_index.Tensor"),
     "_unsafe_index_put": indexing_kernel("_unsafe_index_put"),
     "as_strided_": extents.as_strided_,
+    **sync_batch_norm.KERNELS,
     "copy_": copies.copy_,
     "is_set_to": storage_identity.is_set_to,
     "index.Tensor": indexing_kernel("index.Tensor"),

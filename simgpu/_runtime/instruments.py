@@ -19,6 +19,22 @@ import torch
 
 
 @dataclass(frozen=True)
+class Collective:
+    """The call of a process group that a launch makes: a collective, a send or a receive.
+
+    `number` counts the calls of the group, from 1, and by peer those that send and receive. `ranks`
+    are the global ranks of its members, `algorithm` is how a reduction is carried out ("" for what
+    only moves data), `place` the line of the program.
+    """
+
+    group: str
+    number: int
+    ranks: tuple[int, ...]
+    algorithm: str
+    place: str
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel or copy that is about to run.
 
@@ -47,7 +63,8 @@ class Record:
     moved. They are 0 for the copy of `tensor.item()`, which returns a number. `source` and `target`
     differ only for copies between devices, or between a device and the host. `begin` and `end` are
     seconds of the clock in force (`simgpu._runtime.clock`); `allocated` are the bytes of `device`
-    that were taken at the end, before the results were added.
+    that were taken at the end, before the results were added. `collective` says which call of which
+    process group it was; None for all that is not of torch.distributed.
     """
 
     kind: str
@@ -62,6 +79,7 @@ class Record:
     begin: float
     end: float
     allocated: int
+    collective: Collective | None = None
 
 
 class Instrument:

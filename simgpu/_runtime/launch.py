@@ -16,7 +16,7 @@ import torch
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import clock, streams, world
 from simgpu._runtime.charging import Charge, changes_more_than_results, charge
-from simgpu._runtime.instruments import Launch, Record, hooks
+from simgpu._runtime.instruments import Collective, Launch, Record, hooks
 from simgpu.errors import OutOfMemoryError
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 class Kernel:
     """An operator together with the host code that computes it."""
 
-    __slots__ = ("changes_more", "name", "op", "run")
+    __slots__ = ("changes_more", "collective", "name", "op", "run")
 
     def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
         self.op = op
@@ -36,6 +36,8 @@ class Kernel:
         self.run: Callable[..., Any] = run or op._handle.redispatch_boxed
         # Whether the memory of its results has to be there before it runs.
         self.changes_more = changes_more_than_results(op)
+        # Of torch.distributed's operators: the call of a process group.
+        self.collective: Collective | None = None
 
 
 def launch(
@@ -178,6 +180,7 @@ def _record(about: Launch, result: Any, begin: float) -> Record:
         begin=begin,
         end=end,
         allocated=world.active_devices[index].allocated if index < len(world.active_devices) else 0,
+        collective=about.kernel.collective,
     )
 
 

@@ -46,14 +46,15 @@ def two_processes():
     """This process as the first of two whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    torch.distributed.init_process_group("simgpu:fake", store=FakeStore(), rank=0, world_size=2)
     yield
     torch.distributed.destroy_process_group()
 
 
-def test_sync_batch_norm_across_processes_says_what_it_lacks(simulated, two_processes):
+def test_sync_batch_norm_wants_its_rows_on_a_device(simulated, two_processes):
     net = nn.SyncBatchNorm(3).to(simulated[1])
     with pytest.raises(ValueError, match="expected input tensor to be on GPU or XPU or simgpu"):
         net(torch.ones(2, 3, 4))
-    with pytest.raises(NotImplementedError, match="batch_norm_stats' cannot run on a simulated"):
-        net(torch.ones(2, 3, 4, device=simulated[1]))
+    rows = torch.randn(2, 3, 4)
+    alone = nn.BatchNorm1d(3)(rows)  # the other process has the same rows: so has their mean
+    torch.testing.assert_close(net(rows.to(simulated[1])).cpu(), alone)

@@ -27,7 +27,7 @@ REFUSED: dict[str, str] = {
         "host_memory_stats_as_nested_dict list_gpu_processes "
         "reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool"
     ),
-    "nccl": "all_gather all_reduce init_rank reduce_scatter unique_id version",
+    "nccl": "all_gather all_reduce init_rank reduce_scatter unique_id",
     "gds": "GdsFile gds_deregister_buffer gds_register_buffer",
     "tunable": (
         "enable is_enabled tuning_enable tuning_is_enabled record_untuned_enable "

@@ -13,6 +13,7 @@ from simgpu._backend.torch_patches import (
     dlpack_export,
     generators,
     pickling,
+    process_groups,
     serialization,
     storage_methods,
     stream_types,
@@ -38,6 +39,7 @@ FILES: tuple[ModuleType, ...] = (
     tensor_methods,
     dlpack_export,
     pickling,
+    process_groups,
 )
 
 

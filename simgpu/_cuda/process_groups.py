@@ -1,0 +1,180 @@
+"""torch.distributed under `as_cuda`: the backend "nccl", and groups of cuda devices.
+
+A ProcessGroup of C++ has its backends by device, which is simgpu's there and cuda's for a program.
+What reads or writes one of them is translated here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from simgpu._cuda.renaming import CUDA, to_cuda
+from simgpu._distributed import communicators, factors, kernels, nccl
+from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Action, Patch, Patches, Row
+
+
+def _simulated(device: Any) -> torch.device:
+    """The key of a backend: a device with the index that it was given with, or without one."""
+    device = torch.device(device)
+    assert isinstance(device, torch.device)
+    if device.type != CUDA:
+        return device
+    return (
+        torch.device(DEVICE_TYPE)
+        if device.index is None
+        else torch.device(DEVICE_TYPE, device.index)
+    )
+
+
+def _register_backend(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def register(self: Any, device: Any, kind: Any, backend: Any = None) -> None:
+        if backend is not None:
+            communicators.keep_backend(self, backend)
+        stock(self, _simulated(device), kind, backend)
+
+    return register
+
+
+def _get_backend(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def get(self: Any, device: Any) -> Any:
+        return stock(self, _simulated(device))
+
+    return get
+
+
+def _bound_device_id(stock: property) -> property:
+    def get(self: Any) -> torch.device | None:
+        device = stock.__get__(self)
+        return None if device is None else to_cuda(device)
+
+    def set_(self: Any, device: torch.device | None) -> None:
+        stock.__set__(self, None if device is None else _simulated(device))
+
+    return property(get, set_)
+
+
+def _device_types(stock: property) -> property:
+    def get(self: Any) -> list[torch.device]:
+        return [torch.device(CUDA) if d.type == DEVICE_TYPE else d for d in stock.__get__(self)]
+
+    return property(get)
+
+
+def _coalescing(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours` for simulated devices, the stock method for all others."""
+
+    @functools.wraps(stock)
+    def call(self: Any, device: Any) -> Any:
+        simulated = _simulated(device).type == DEVICE_TYPE
+        return (ours if simulated else stock)(self, device)
+
+    return call
+
+
+def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A part of a group: of the same kind, though C++ makes a plain ProcessGroupGloo."""
+
+    @functools.wraps(stock)
+    def split(
+        self: Any, *args: Any, opts: Any = None, device_types: Any = None, **named: Any
+    ) -> Any:
+        if device_types is not None:
+            device_types = [_simulated(device) for device in device_types]
+        part = stock(self, *args, opts=None, device_types=device_types, **named)
+        if part is not None:
+            communicators.take_kind(part, self)
+        return part
+
+    return split
+
+
+def _name_once(patches: Patches) -> None:
+    """Take the devices' own name out of the tables of backends, where "cuda" stands too."""
+    for name, devices in distributed.Backend.backend_capability.items():
+        if DEVICE_TYPE in devices and CUDA in devices:
+            distributed.Backend.backend_capability[name] = [d for d in devices if d != DEVICE_TYPE]
+            patches.then(
+                functools.partial(distributed.Backend.backend_capability.__setitem__, name, devices)
+            )
+
+
+_GROUP = "torch._C._distributed_c10d.ProcessGroup"
+_MODULES = ("torch.distributed.distributed_c10d", "torch.distributed")
+_WHY_DEVICE = "a program says cuda, C++ knows the backend of simgpu"
+_WHY_NCCL = "a CPU build has no NCCL, and one with it would look for GPUs"
+
+PATCHES: tuple[Row, ...] = (
+    Action(
+        "torch.distributed's table of the devices that a backend can serve",
+        run=_name_once,
+        why="a group of gloo would have two backends for the same devices",
+    ),
+    *(
+        Patch(module, "is_nccl_available", value=lambda: True, needs="is_nccl_available", why=why)
+        for module, why in zip(_MODULES, (_WHY_NCCL,) * 2, strict=True)
+    ),
+    *(
+        Patch(module, "ProcessGroupNCCL", value=nccl.ProcessGroupNCCL, why=_WHY_NCCL)
+        for module in (*_MODULES, "torch._C._distributed_c10d")
+    ),
+    Patch(
+        "torch.distributed.distributed_c10d",
+        "_NCCL_AVAILABLE",
+        value=True,
+        needs="_NCCL_AVAILABLE",
+        why=_WHY_NCCL,
+    ),
+    *(
+        Patch(
+            module,
+            "default_pg_nccl_timeout",
+            value=timedelta(minutes=10),
+            needs="default_pg_nccl_timeout",
+            why="a build without NCCL has none, and warns",
+        )
+        for module in ("torch.distributed.constants", "torch.distributed.distributed_c10d")
+    ),
+    Patch("torch.cuda.nccl", "version", value=lambda: nccl.VERSION, why=_WHY_NCCL),
+    Patch(_GROUP, "_register_backend", wrap=_register_backend, why=_WHY_DEVICE),
+    Patch(_GROUP, "_get_backend", wrap=_get_backend, why=_WHY_DEVICE),
+    Patch(_GROUP, "bound_device_id", wrap=_bound_device_id, why=_WHY_DEVICE),
+    Patch(_GROUP, "_device_types", wrap=_device_types, why=_WHY_DEVICE),
+    Patch(
+        _GROUP,
+        "split_group",
+        wrap=_split_group,
+        needs="split_group",
+        why="gloo would warn of options that are not its own, and forget that it stands for NCCL",
+    ),
+    Patch(
+        _GROUP,
+        "_start_coalescing",
+        wrap=functools.partial(_coalescing, kernels.start_coalescing),
+        why="gloo cannot coalesce; here the calls are waited for together",
+    ),
+    Patch(
+        _GROUP,
+        "_end_coalescing",
+        wrap=functools.partial(_coalescing, kernels.end_coalescing),
+        why="gloo cannot coalesce; here the calls are waited for together",
+    ),
+    *(
+        Patch(
+            _GROUP,
+            name,
+            wrap=factors.noting,
+            needs=name,
+            why="an operator does not see the factor of PREMUL_SUM, which is noted here",
+        )
+        for name in factors.METHODS
+    ),
+)

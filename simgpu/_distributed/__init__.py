@@ -1,0 +1,20 @@
+"""torch.distributed on simulated devices: the kernels of the `c10d::` operators.
+
+kernels             the 20 operators: begin here; `reducing` and `moving` have most of them
+calls, agreement    what a rank asks of its group, and the error where ranks ask different things
+rules               what NCCL refuses: dtypes, reductions, tensors
+reductions          sums and their like over ranks, in the order of `simgpu.comm.reduction`
+works               what a caller waits for; its output is poisoned until it has waited
+typed_futures       futures as C++ means them, with a script in `scripted_futures`
+factors             what the dispatcher loses of ReduceOp.PREMUL_SUM
+communicators       the state of one process group on this rank
+issue               calls on their way to the group, through `launch`
+lanes, gloo         ranks that are processes: calls in order, carried by ProcessGroupGloo
+fake                the backend "fake", which has one rank
+nccl                the class that goes by the name of ProcessGroupNCCL
+
+PyTorch's C++ dispatches each collective as an operator by the device of its tensors, so everything
+above stays PyTorch's own: DistributedDataParallel's Reducer, functional collectives, DTensor, FSDP.
+
+May import: `_runtime`, `_native`, `comm`, `errors`, `_naming`, `torch`.
+"""

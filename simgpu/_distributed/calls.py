@@ -1,0 +1,71 @@
+"""`Call`: what one rank asks of its group: operator, tensors on the host, and the line that asked.
+
+Everything that is needed to carry it out stands in it, so that a transport (processes or threads)
+sees no tensor of a device.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from simgpu._distributed.reductions import Reduction
+
+Tensor = torch.Tensor
+
+_FOREIGN = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
+)
+
+
+@dataclass(eq=False)
+class Call:
+    """One rank's part of a collective, or of a send and its receive.
+
+    Attributes:
+        kind: the name that a program knows, such as "all_reduce".
+        says: what has to be the same on all ranks: operator, dtype, shapes, root, reduction.
+        ins: host tensors that are read: one, or one for each rank.
+        outs: host tensors that are written; those of `ins` where the operator works in place.
+        peer: the root, or the rank that is sent to or received from; within the group.
+        reduction: how the tensors of all ranks become one.
+        place: "file:line" of the program.
+        nbytes: how many bytes this rank takes part with.
+    """
+
+    kind: str
+    says: str
+    ins: list[Tensor]
+    outs: list[Tensor]
+    peer: int = 0
+    reduction: Reduction | None = None
+    place: str = ""
+    number: int = 0
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = max(_nbytes(self.ins), _nbytes(self.outs))
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def described(tensors: Iterable[Tensor]) -> str:
+    """Dtypes and shapes, such as "float32 (8, 2)"."""
+    return ", ".join(
+        f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors
+    )
+
+
+def place_of_caller() -> str:
+    """The innermost line that is neither of torch nor of simgpu, as "file:line"."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOREIGN):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

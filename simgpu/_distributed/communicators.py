@@ -1,0 +1,175 @@
+"""`Communicator`: what this rank knows of one process group: its members, its calls, its transport.
+
+It lives as long as the group's Python object, which torch.distributed keeps until
+`destroy_process_group`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d as c10d
+
+from simgpu._distributed import fake, gloo
+from simgpu._distributed.calls import Call
+from simgpu._distributed.works import Pending, Work
+from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime import instruments
+from simgpu._runtime.instruments import Instrument
+from simgpu.errors import UnsupportedError
+
+_get_backend: Callable[..., Any] = distributed.ProcessGroup._get_backend
+
+
+class Transport(Protocol):
+    """Carries out the calls of one group on this rank."""
+
+    def submit(self, pending: Pending, awaited: bool) -> None: ...
+    def algorithm(self, call: Call) -> str: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Communicator:
+    """One process group, on this rank."""
+
+    def __init__(self, group: Any) -> None:
+        backend = backend_of(group)
+        self.kind = _kinds.get(group) or _kind_of(backend)
+        """The rules that hold: "nccl" or "gloo"."""
+        self.name: str = group.group_name
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        members = c10d._world.pg_group_ranks.get(group)
+        self.ranks = list(members) if members else list(range(self.size))
+        """The global rank of each member."""
+        self.transport = self._carried_by(backend)
+        self.open: set[Work] = set()
+        self.coalesced: list[Pending] | None = None
+        """The calls since `_start_coalescing`; None outside."""
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._last: dict[str, Pending] = {}
+
+    def _carried_by(self, backend: Any) -> Transport:
+        if isinstance(backend, distributed.ProcessGroupGloo):
+            return gloo.Transport(backend, self.name, self.ranks)
+        if isinstance(backend, torch._C._distributed_c10d.FakeProcessGroup):
+            return fake.Transport()
+        raise UnsupportedError(
+            f"collectives of simulated devices go through gloo, and group {self.name!r} has "
+            f"{type(backend).__name__} for them: take nccl or gloo"
+        )
+
+    def submit(self, call: Call, asynchronous: bool) -> Pending:
+        """Begin a call; unless it is asynchronous, it has run when this returns."""
+        stream = _stream(call)
+        with self._lock:
+            call.number = self._numbers[stream] = self._numbers.get(stream, 0) + 1
+            pending = Pending(call, self._last.get(stream) if asynchronous else None)
+            if asynchronous:
+                pending.stage()
+                self._last[stream] = pending
+            if self.coalesced is not None:
+                self.coalesced.append(pending)
+        self.transport.submit(pending, awaited=not asynchronous)
+        if not asynchronous:
+            pending.await_(None)
+        return pending
+
+    def next_number(self, call: Call) -> int:
+        """Which call of its group this one will be, from 1; sends and receives count by peer."""
+        return self._numbers.get(_stream(call), 0) + 1
+
+    def land(self) -> None:
+        """Wait for all that has begun, and let the outputs be there."""
+        for pending in list(self._last.values()):
+            pending.await_(None)
+            pending.land()
+
+
+def _stream(call: Call) -> str:
+    """What calls that run one after the other have in common."""
+    return f"{call.kind} {call.peer}" if call.kind in ("send", "recv") else ""
+
+
+def _kind_of(backend: Any) -> str:
+    return "nccl" if backend.name() == "nccl" else "gloo"
+
+
+def backend_of(group: Any) -> Any:
+    """The backend that a group has for simulated devices, out of the wrapper of its debug mode."""
+    backend = _get_backend(group, torch.device(DEVICE_TYPE))
+    while hasattr(backend, "wrapped_pg"):
+        backend = backend.wrapped_pg
+    return backend
+
+
+_communicators: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def find(group: Any) -> Communicator:
+    """The communicator of a process group, which the dispatcher may have boxed."""
+    if isinstance(group, torch._C.ScriptObject):
+        group = distributed.ProcessGroup.unbox(group)
+    communicator = _communicators.get(group)
+    return communicator or _make(group)
+
+
+def _make(group: Any) -> Communicator:
+    with _lock:
+        communicator = _communicators.get(group)
+        if communicator is None:
+            _watch()
+            communicator = _communicators[group] = Communicator(group)
+            weakref.finalize(group, communicator.transport.close)
+        return communicator
+
+
+def abort(backend: Any) -> None:
+    """Let all later calls of the group with this backend fail."""
+    for group, communicator in list(_communicators.items()):
+        if backend_of(group) is backend:
+            communicator.transport.abort()
+
+
+_kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def take_kind(part: Any, whole: Any) -> None:
+    """Let the rules of a group hold in a part of it, whose backend C++ has made."""
+    _kinds[part] = find(whole).kind
+
+
+# The backends of each group: C++ holds the C++ half of them only.
+_backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def keep_backend(group: Any, backend: Any) -> None:
+    """Keep the Python half of a backend for as long as its group lives."""
+    _backends.setdefault(group, []).append(backend)
+
+
+class _Synchronization(Instrument):
+    """Lets outputs land where the program waits for a whole device."""
+
+    def host_synchronizes(self, awaited: Any) -> None:
+        if isinstance(awaited, torch.device):
+            for communicator in list(_communicators.values()):
+                communicator.land()
+
+
+_synchronization: Instrument | None = None
+
+
+def _watch() -> None:
+    global _synchronization
+    if _synchronization is None:
+        _synchronization = _Synchronization()
+        instruments.add(_synchronization)

@@ -1,0 +1,270 @@
+"""Ranks that are processes: calls are carried out with PyTorch's ProcessGroupGloo.
+
+Before any data moves, all ranks tell each other what they are about to do, in a record of a fixed
+size: gloo ends the process, or adds what does not belong together, where sizes differ. Reductions
+gather the parts of all ranks and combine them here, since gloo adds in an order of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from simgpu import comm
+from simgpu._distributed import agreement
+from simgpu._distributed.calls import Call
+from simgpu._distributed.lanes import Lane
+from simgpu._distributed.works import Pending
+from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
+
+Tensor = torch.Tensor
+
+_RECORD = 512  # bytes of what each rank says about a call
+_DIGEST = 16
+_SMALL = 2**15  # bytes up to which a reduction gathers whole tensors, in one exchange
+_HEADER, _REPLY, _DATA = 0, 1, 2  # tags of a send: what is sent, what is awaited, the data
+
+
+class Transport:
+    """Carries out the calls of one group on this rank, in order; sends and receives by peer."""
+
+    def __init__(self, backend: Any, group: str, ranks: Sequence[int]) -> None:
+        self._backend = backend
+        self._group = group
+        self._ranks = ranks
+        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._failure: BaseException | None = None
+
+    def submit(self, pending: Pending, awaited: bool) -> None:
+        """Begin a call, after those before it; within this call where `awaited` allows it."""
+        call = pending.call
+        key = (call.kind, call.peer) if call.kind in ("send", "recv") else ("", 0)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(f"group {self._group} {' '.join(map(str, key))}")
+        lane.submit(lambda: self._do(pending), awaited)
+
+    def _do(self, pending: Pending) -> None:
+        call = pending.call
+        error: BaseException | None = None
+        try:
+            if self._failure is not None:
+                raise RankLostError(f"{call.says} at {call.place}: {self._failure}")
+            with torch.no_grad():
+                self._perform(call)
+        except SimGPUError as raised:
+            error = raised
+        except RuntimeError as raised:
+            error = self._failure = self._failed(call, raised)
+        except BaseException as raised:
+            error = raised
+        pending.finish(error)
+
+    def _failed(self, call: Call, error: RuntimeError) -> BaseException:
+        what = f"call {call.number} of group {self._group!r}, {call.says} at {call.place}"
+        if "imed out" in str(error):
+            return CollectiveTimeoutError(
+                f"{what}: not all ranks came within the group's timeout ({error})"
+            )
+        return RankLostError(f"{what}: another rank has ended or left the group ({error})")
+
+    def _perform(self, call: Call) -> None:
+        if call.kind in ("send", "recv"):
+            self._meet_peer(call)
+        else:
+            self._agree(call)
+        if call.nbytes or call.kind in ("barrier", "all_to_all"):
+            getattr(self, f"_{call.kind}")(call)
+
+    def algorithm(self, call: Call) -> str:
+        """How a reduction of all ranks is carried out; "" for what only moves data."""
+        if call.reduction is None:
+            return ""
+        if call.kind == "reduce":
+            return "gather"
+        return "all_gather" if self._is_small(call) else "all_to_all"
+
+    def abort(self) -> None:
+        """Let all later calls fail."""
+        self._failure = RankLostError(f"group {self._group!r} was aborted")
+
+    def close(self) -> None:
+        """End the threads."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    # What the ranks say of a call before it begins.
+
+    def _agree(self, call: Call) -> None:
+        records = [torch.empty(_RECORD, dtype=torch.uint8) for _ in self._ranks]
+        self._wait(self._backend.allgather([records], [_record(call)]))
+        self._compare(call, records, self._ranks)
+
+    def _compare(self, call: Call, records: Sequence[Tensor], ranks: Sequence[int]) -> None:
+        first = records[0][:_DIGEST]
+        if not all(torch.equal(record[:_DIGEST], first) for record in records):
+            asked = [_read(record) for record in records]
+            agreement.check(self._group, call.number, ranks, asked)
+
+    def _meet_peer(self, call: Call) -> None:
+        """Exchange records with the other side of a send, each saying what the other one should."""
+        mine, theirs = _record(call), torch.empty(_RECORD, dtype=torch.uint8)
+        if call.kind == "send":
+            self._wait(self._backend.send([mine], call.peer, _HEADER))
+            self._wait(self._backend.recv([theirs], call.peer, _REPLY))
+        else:
+            self._wait(self._backend.recv([theirs], call.peer, _HEADER))
+            self._wait(self._backend.send([mine], call.peer, _REPLY))
+        here = self._backend.rank()
+        self._compare(call, [mine, theirs], [self._ranks[here], self._ranks[call.peer]])
+
+    # The kinds of calls.
+
+    def _send(self, call: Call) -> None:
+        self._wait(self._backend.send([_bytes(call.ins[0])], call.peer, _DATA))
+
+    def _recv(self, call: Call) -> None:
+        self._wait(self._backend.recv([_bytes(call.outs[0])], call.peer, _DATA))
+
+    def _barrier(self, call: Call) -> None:
+        """All ranks have come: they have told each other so."""
+
+    def _broadcast(self, call: Call) -> None:
+        options = c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = call.peer, 0
+        data = [_bytes(tensor) for tensor in call.outs or call.ins]
+        self._wait(self._backend.broadcast(data, options))
+
+    def _all_gather(self, call: Call) -> None:
+        outs = [_bytes(out) for out in call.outs]
+        sizes = {out.numel() for out in outs}
+        if len(sizes) == 1:
+            self._wait(self._backend.allgather([outs], [_bytes(call.ins[0])]))
+            return
+        outs[self._backend.rank()].copy_(_bytes(call.ins[0]))
+        for root, out in enumerate(outs):
+            options = c10d.BroadcastOptions()
+            options.rootRank, options.rootTensor = root, 0
+            if out.numel():
+                self._wait(self._backend.broadcast([out], options))
+
+    def _gather(self, call: Call) -> None:
+        options = c10d.GatherOptions()
+        options.rootRank = call.peer
+        outs = [[_bytes(out) for out in call.outs]] if call.outs else []
+        self._wait(self._backend.gather(outs, [_bytes(call.ins[0])], options))
+
+    def _scatter(self, call: Call) -> None:
+        options = c10d.ScatterOptions()
+        options.rootRank = call.peer
+        ins = [[_bytes(part) for part in call.ins]] if call.ins else []
+        self._wait(self._backend.scatter([_bytes(call.outs[0])], ins, options))
+
+    def _all_to_all(self, call: Call) -> None:
+        outs, ins = [_bytes(out) for out in call.outs], [_bytes(part) for part in call.ins]
+        self._agree_on_splits(call, [o.numel() for o in outs], [i.numel() for i in ins])
+        self._exchange(outs, ins)
+
+    def _agree_on_splits(self, call: Call, awaited: list[int], sent: list[int]) -> None:
+        mine = torch.tensor([sent, awaited])
+        tables = [torch.empty_like(mine) for _ in self._ranks]
+        self._wait(self._backend.allgather([tables], [mine]))
+        sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
+        if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
+            records = [torch.empty(_RECORD, dtype=torch.uint8) for _ in self._ranks]
+            self._wait(self._backend.allgather([records], [_record(call)]))
+            asked = [_read(record) for record in records]
+            agreement.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
+
+    def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
+        """Send `ins[r]` to each rank r, and receive `outs[r]` from it, all of them bytes."""
+        received = torch.empty(sum(out.numel() for out in outs), dtype=torch.uint8)
+        sizes_out, sizes_in = [o.numel() for o in outs], [i.numel() for i in ins]
+        sent = torch.cat(list(ins))
+        if not any(sizes_out) and not any(sizes_in):
+            return
+        self._wait(self._backend.alltoall_base(received, sent, sizes_out, sizes_in))
+        for out, part in zip(outs, torch.split(received, sizes_out), strict=True):
+            out.copy_(part)
+
+    # Reductions.
+
+    def _all_reduce(self, call: Call) -> None:
+        count = len(self._ranks)
+        assert call.reduction is not None, "a reduction says how"
+        mine = call.reduction.prepare(call.ins[0], count)
+        if self._is_small(call):
+            parts = [torch.empty_like(mine) for _ in range(count)]
+            self._wait(self._backend.allgather([[_bytes(p) for p in parts]], [_bytes(mine)]))
+            call.outs[0].copy_(call.reduction.combine(parts))
+            return
+        flat = mine.reshape(-1)
+        chunks = flat.tensor_split(count)
+        here = self._backend.rank()
+        parts = [torch.empty_like(chunks[here]) for _ in range(count)]
+        self._exchange([_bytes(part) for part in parts], [_bytes(chunk) for chunk in chunks])
+        total = call.reduction.combine(parts, segment=here)
+        self._gather_uneven(call.outs[0].view(-1), total, count)
+
+    def _is_small(self, call: Call) -> bool:
+        return call.kind == "all_reduce" and call.nbytes <= _SMALL and comm.is_ordered()
+
+    def _gather_uneven(self, out: Tensor, mine: Tensor, count: int) -> None:
+        """Gather into `out` the chunks of all ranks, of which some have one element more."""
+        width = -(-out.numel() // count)
+        padded = torch.empty(width, dtype=out.dtype)
+        padded[: mine.numel()] = mine
+        parts = [torch.empty_like(padded) for _ in range(count)]
+        self._wait(self._backend.allgather([[_bytes(p) for p in parts]], [_bytes(padded)]))
+        for chunk, part in zip(out.tensor_split(count), parts, strict=True):
+            chunk.copy_(part[: chunk.numel()])
+
+    def _reduce(self, call: Call) -> None:
+        count = len(self._ranks)
+        assert call.reduction is not None, "a reduction says how"
+        mine = call.reduction.prepare(call.ins[0], count)
+        options = c10d.GatherOptions()
+        options.rootRank = call.peer
+        parts = [torch.empty_like(mine) for _ in range(count)] if call.outs else []
+        outs = [[_bytes(part) for part in parts]] if parts else []
+        self._wait(self._backend.gather(outs, [_bytes(mine)], options))
+        if parts:
+            call.outs[0].copy_(call.reduction.combine(parts))
+
+    def _reduce_scatter(self, call: Call) -> None:
+        count = len(self._ranks)
+        assert call.reduction is not None, "a reduction says how"
+        mine = [call.reduction.prepare(part, count) for part in call.ins]
+        here = self._backend.rank()
+        parts = [torch.empty_like(mine[here]) for _ in range(count)]
+        self._exchange([_bytes(part) for part in parts], [_bytes(part) for part in mine])
+        call.outs[0].copy_(call.reduction.combine(parts, segment=here).view_as(call.outs[0]))
+
+    def _wait(self, work: Any) -> None:
+        work.wait()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, as bytes."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _record(call: Call) -> Tensor:
+    """What this rank says of a call: a digest of what has to agree, then a text of it."""
+    says = call.says.encode()
+    digest = hashlib.blake2b(says, digest_size=_DIGEST).digest()
+    room = _RECORD - _DIGEST - 1
+    place = call.place.encode()[-200:]
+    text = says[: room - len(place)] + b"\0" + place
+    return torch.frombuffer(bytearray((digest + text).ljust(_RECORD, b"\0")), dtype=torch.uint8)
+
+
+def _read(record: Tensor) -> tuple[str, str]:
+    """What a rank said, and the line that said it."""
+    text = bytes(record[_DIGEST:].tolist()).decode(errors="replace")
+    says, place, *_ = [*text.split("\0"), ""]
+    return says, place

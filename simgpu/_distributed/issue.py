@@ -1,0 +1,78 @@
+"""Hand calls to their group, through the one place that all device work passes (`launch`)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from simgpu._distributed.calls import Call, place_of_caller
+from simgpu._distributed.communicators import Communicator
+from simgpu._distributed.works import Pending, Work, completed
+from simgpu._runtime import world
+from simgpu._runtime.instruments import Collective
+from simgpu._runtime.launch import Kernel, launch
+
+Tensor = torch.Tensor
+
+
+class _CollectiveKernel(Kernel):
+    """A c10d operator for instruments to look at, with the calls that it makes of a group."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, run: Any, collective: Collective) -> None:
+        self.op = getattr(torch.ops.c10d, name).default
+        self.name = f"c10d.{name}"
+        self.run = run
+        self.changes_more = False
+        self.collective = collective
+
+
+def issue(
+    name: str,
+    group: Communicator,
+    calls: Sequence[Call],
+    tensors: Sequence[Tensor],
+    async_op: bool,
+    outputs: list[Tensor],
+) -> Any:
+    """Begin the calls of one operator, and return its Work, boxed for the dispatcher.
+
+    Args:
+        calls: what is asked of the group.
+        tensors: some of the operator's tensors, which say on which device it runs.
+        async_op: whether the caller waits by itself.
+        outputs: what the Work's future holds.
+    """
+    asynchronous = async_op or group.coalesced is not None
+    place = place_of_caller()
+    pending: list[Pending] = []
+
+    def run(*_: Any) -> list[Tensor]:
+        written = list(itertools.chain.from_iterable(call.outs for call in calls))
+        for call in calls:
+            call.place = place
+            pending.append(group.submit(call, asynchronous))
+        return written
+
+    index = tensors[0].get_device() if tensors else -1
+    about = Collective(
+        group=group.name,
+        number=group.next_number(calls[0]) if calls else 0,
+        ranks=tuple(group.ranks),
+        algorithm=group.transport.algorithm(calls[0]) if calls else "",
+        place=place,
+    )
+    kernel = _CollectiveKernel(name, run, about)
+    launch(kernel, index if index >= 0 else world.current_device(), (), {})
+    return in_one_work(group, pending if asynchronous else [], outputs)
+
+
+def in_one_work(group: Communicator, pending: list[Pending], outputs: list[Tensor]) -> Any:
+    """A Work for calls that are on their way; one that is done, if there are none."""
+    if not pending:
+        return completed(outputs).boxed()
+    return Work(pending, outputs, group.open).boxed()

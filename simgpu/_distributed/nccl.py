@@ -1,0 +1,104 @@
+"""`ProcessGroupNCCL` for simulated devices: a ProcessGroupGloo that goes by NCCL's name.
+
+PyTorch asks for an object of this class, hands it settings, and asks it what it can do. The
+collectives themselves go through the kernels, which use it as a ProcessGroupGloo.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+VERSION = (2, 27, 5)  # of NCCL, where a program asks
+
+
+class NCCLConfig:
+    """`ProcessGroupNCCL.NCCLConfig`: kept, and without effect."""
+
+    def __init__(self) -> None:
+        self.blocking = 0
+        self.cga_cluster_size = 4
+        self.min_ctas = 1
+        self.max_ctas = 32
+        self.net_name: str | None = None
+        self.split_share = 0
+        self.comm_name: str | None = None
+
+
+class Options(c10d.Backend.Options):
+    """`ProcessGroupNCCL.Options`."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__("nccl")
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = NCCLConfig()
+        self.split_from: Any = None
+        self.split_color = 0
+
+    def __deepcopy__(self, memo: Any) -> Options:
+        copy = Options(self.is_high_priority_stream)
+        copy._timeout = self._timeout
+        copy.global_ranks_in_group = self.global_ranks_in_group
+        copy.group_name = self.group_name
+        return copy
+
+
+class ProcessGroupNCCL(c10d.ProcessGroupGloo):
+    """What `init_process_group("nccl")` makes for simulated devices."""
+
+    Options: Any = Options
+    NCCLConfig = NCCLConfig
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        options: Any = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        self._given: Any = options or Options()
+        if options is None:
+            self._given._timeout = timeout or distributed_c10d.default_pg_timeout
+        super().__init__(store, rank, size, timeout=self._given._timeout)
+
+    def name(self) -> str:
+        return "nccl"
+
+    def _get_backend_name(self) -> str:
+        return "nccl"
+
+    @property
+    def options(self) -> Any:
+        return self._given
+
+    supports_coalescing = True
+    supports_splitting = True
+    supports_time_estimate = False
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Nothing to do for a rank that is in no part of a split."""
+
+    def _is_initialized(self) -> bool:
+        return True
+
+    def comm_split_count(self) -> int:
+        return 0
+
+    @staticmethod
+    def _group_start() -> None:
+        """Calls are grouped as it is."""
+
+    @staticmethod
+    def _group_end() -> None:
+        """Calls are grouped as it is."""
+
+    def abort(self) -> None:
+        """Let this group's later calls fail."""
+        from simgpu._distributed import communicators
+
+        communicators.abort(self)

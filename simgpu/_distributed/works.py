@@ -1,0 +1,160 @@
+"""What the caller of a collective waits for: `Pending` for one call, `Work` for C++ and Python.
+
+The output of an asynchronous call is poisoned until somebody waits: a program that reads it before,
+which on CUDA sees old values or half of the new ones, sees NaN here. It lands where `wait()` says
+that it is there, where its future completes, or where the device is synchronized.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from simgpu._distributed import typed_futures
+from simgpu._distributed.calls import Call
+from simgpu.errors import CollectiveTimeoutError
+
+Tensor = torch.Tensor
+
+
+def poison(tensor: Tensor) -> None:
+    """Fill a host tensor with what no sum is: NaN, or the least integer."""
+    dtype = tensor.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        tensor.fill_(float("nan"))
+    elif dtype is not torch.bool:
+        info = torch.iinfo(dtype)
+        tensor.fill_(info.min or info.max)
+
+
+class Pending:
+    """One call on its way, and where its results go.
+
+    `previous` is the asynchronous call before it in the same stream: who waits for this one has
+    waited for that one too, so that it lands first.
+    """
+
+    def __init__(self, call: Call, previous: Pending | None = None) -> None:
+        self.call = call
+        self.previous = previous
+        self.error: BaseException | None = None
+        self._landing: list[tuple[Tensor, Tensor]] = []
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._then: list[Callable[[], object]] = []
+
+    def stage(self) -> None:
+        """Let the call read and write copies, and poison what it will write."""
+        call = self.call
+        copies = {id(tensor): tensor.clone() for tensor in call.ins}
+        for tensor in call.outs:
+            copies.setdefault(id(tensor), torch.empty_like(tensor))
+        self._landing = [(tensor, copies[id(tensor)]) for tensor in call.outs]
+        call.ins = [copies[id(tensor)] for tensor in call.ins]
+        call.outs = [copies[id(tensor)] for tensor in call.outs]
+        for tensor, _ in self._landing:
+            poison(tensor)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Say that the call has run, or failed."""
+        self.error = error
+        with self._lock:
+            self._done.set()
+            then, self._then = self._then, []
+        for callback in then:
+            callback()
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the call has run: at once, or in the thread that ran it."""
+        with self._lock:
+            if not self._done.is_set():
+                self._then.append(callback)
+                return
+        callback()
+
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def await_(self, seconds: float | None) -> None:
+        """Wait until the call has run, and raise what it raised; nothing has landed then."""
+        if not self._done.wait(seconds):
+            raise CollectiveTimeoutError(
+                f"{self.call.says} at {self.call.place} has waited {seconds:g} s for other ranks"
+            )
+        if self.error is not None:
+            raise self.error
+
+    def land(self) -> None:
+        """Write the results where the program looks for them, and those of the calls before."""
+        waiting: list[Pending] = []
+        each: Pending | None = self
+        while each is not None:
+            waiting.append(each)
+            before, each.previous = each.previous, None
+            each = before
+        for pending in reversed(waiting):
+            pending._land_alone()
+
+    def _land_alone(self) -> None:
+        with self._lock:
+            landing, self._landing = self._landing, []
+        if self.error is None:
+            for tensor, result in landing:
+                tensor.copy_(result)
+
+
+class Work(distributed.Work):
+    """What an asynchronous collective returns.
+
+    C++ holds the C++ half of this object only, so `keep` has it until it is waited for.
+    """
+
+    def __init__(self, pending: Sequence[Pending], outputs: list[Tensor], keep: set[Any]) -> None:
+        super().__init__()
+        self._pending = pending
+        self._outputs = outputs
+        self._keep = keep
+        keep.add(self)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until all of it has run; then the outputs are there."""
+        seconds = timeout.total_seconds()
+        self._keep.discard(self)
+        for pending in self._pending:
+            pending.await_(seconds if seconds > 0 else None)
+            pending.land()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Any:
+        """A future of the outputs, of a type that C++ knows; they land before it completes."""
+        self._keep.discard(self)
+        for pending in self._pending:
+            pending.then(pending.land)
+        return typed_futures.after(self._pending, self._outputs)
+
+    def is_completed(self) -> bool:
+        return all(pending.done() for pending in self._pending)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return next((pending.error for pending in self._pending if pending.error), None)
+
+    def result(self) -> list[Tensor]:
+        return self._outputs
+
+
+def completed(outputs: list[Tensor]) -> Any:
+    """A Work of C++ that is done."""
+    future = typed_futures.completed(outputs)
+    make: Any = vars(torch._C._distributed_c10d)["_create_work_from_future"]
+    return make(future)

@@ -1,0 +1,1 @@
+"""torch.distributed on simulated devices: collectives, data parallelism, mistakes of ranks."""

@@ -1,0 +1,30 @@
+"""Ranks that are processes: the collectives, and the errors of ranks that differ."""
+
+import pytest
+import torch
+
+from tests.support import rank_cases, rank_processes
+
+pytestmark = pytest.mark.filterwarnings("ignore:barrier")
+
+
+def results(count, function, *arguments, **named):
+    found = rank_processes.run(count, function, *arguments, **named)
+    for result in found:
+        if isinstance(result, Exception):
+            raise result
+    return found
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(3, torch.float32), (2, torch.int32)])
+def test_collectives_are_what_they_are_defined_to_be(count, dtype):
+    results(count, rank_cases.every_collective, (3, 2), dtype, 1)
+
+
+def test_ranks_that_differ_are_all_told_so():
+    for told in results(2, rank_cases.every_mistake):
+        for name, text in told.items():
+            assert text.startswith("CollectiveMismatchError"), (name, text)
+            assert "rank 0" in text, text
+            assert "rank 1" in text, text
+            assert text.count("rank_cases.py:") == 2, text

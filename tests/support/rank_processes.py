@@ -1,0 +1,84 @@
+"""Worlds of ranks that are processes, forked from a server which has imported all they need.
+
+A world costs some milliseconds in place of an interpreter per rank. What ranks run must be a
+function of a module that imports no test tools, since every rank imports it.
+"""
+
+import functools
+import multiprocessing
+import pickle
+import tempfile
+import traceback
+from datetime import timedelta
+
+_PRELOADED = [
+    "tests.support.rank_server",
+    "simgpu._cuda.as_cuda",
+    "tests.support.rank_cases",
+    "tests.support.rank_processes",
+]
+
+
+@functools.cache
+def _context():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
+def run(count, function, *arguments, backend="nccl", timeout=60.0):
+    """What `function(rank, *arguments)` returned or raised on each rank, in order.
+
+    A rank that raised has an `Exception` in its place, one that ended by itself None.
+    """
+    context = _context()
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for rank in range(count):
+            receiver, sender = context.Pipe(duplex=False)
+            what = (function, rank, count, arguments, backend, timeout, f"{folder}/store", sender)
+            process = context.Process(target=_rank, args=what, daemon=True)
+            process.start()
+            sender.close()
+            started.append((process, receiver))
+        results = [_received(receiver) for _, receiver in started]
+        for process, _ in started:
+            process.join(30)
+            process.close()
+    return results
+
+
+def _received(receiver):
+    try:
+        return receiver.recv()
+    except EOFError:
+        return None
+
+
+def _rank(function, rank, count, arguments, backend, timeout, path, sender):
+    import torch
+    from torch import distributed
+
+    import simgpu
+
+    torch.set_num_threads(1)
+    try:
+        with simgpu.as_cuda(count):
+            torch.cuda.set_device(rank)
+            distributed.init_process_group(
+                backend,
+                rank=rank,
+                world_size=count,
+                store=distributed.FileStore(path, count),
+                timeout=timedelta(seconds=timeout),
+            )
+            try:
+                result = function(rank, *arguments)
+            except Exception as error:
+                result = error
+                error.add_note(traceback.format_exc())
+            distributed.destroy_process_group()
+        pickle.dumps(result)
+    except Exception as error:
+        result = RuntimeError(f"{type(error).__name__}: {error}")
+    sender.send(result)
