@@ -56,35 +56,37 @@ def test_on_and_on(batch):
 """
 
 
+class Suite:
+    """A suite in a folder. Commands run beside it, and so do campaigns: their sessions of pytest
+    are processes of their own. What pytest runs afterwards is a session in this process.
+    """
+
+    def __init__(self, pytester, capfd):
+        self.pytester, self.capfd, self.folder = pytester, capfd, pytester.path
+
+    def __call__(self, text):
+        self.pytester.makepyfile(conftest=CONFTEST, test_it=text)
+
+    def simgpu(self, *words):
+        """`python -m simgpu` with these words: its exit status, what it wrote, and to where."""
+        self.capfd.readouterr()
+        return SimpleNamespace(returncode=main(list(words)), stdout=self.capfd.readouterr().out)
+
+    def pytest(self, *words):
+        done = self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *words)
+        return SimpleNamespace(returncode=done.ret, stdout=done.stdout.str())
+
+
 @pytest.fixture
-def suite(tmp_path):
-    """Write a suite, and give a function that runs a Python command beside it."""
-
-    def make(text):
-        (tmp_path / "conftest.py").write_text(CONFTEST)
-        (tmp_path / "test_it.py").write_text(text)
-
-    def run(*words):
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-
-    make.run = run
-    make.folder = tmp_path
-    return make
+def suite(pytester, capfd):
+    return Suite(pytester, capfd)
 
 
 def test_a_failure_is_found_kept_and_run_again(suite):
     """The whole way: smallest example, command, regression test, database, report."""
     suite(BROKEN)
     words = ("fuzz", "--examples", "200", "--jobs", "1", "--database", "kept", "test_it.py")
-    done = suite.run("-m", "simgpu", *words)
+    done = suite.simgpu(*words)
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((suite.folder / "fuzz-report.json").read_text())
     assert len(report["failures"]) == 1, done.stdout + done.stderr
@@ -104,13 +106,13 @@ def test_a_failure_is_found_kept_and_run_again(suite):
     assert failure["command"] in done.stdout
 
     command = shlex.split(failure["command"])
-    assert command[0] == "python"
-    again = suite.run(*command[1:])
+    assert command[:3] == ["python", "-m", "simgpu"]
+    again = suite.simgpu(*command[3:])
     assert again.returncode == 1
     assert says in again.stdout
 
     (suite.folder / "test_regression.py").write_text(failure["test"])
-    regression = suite.run("-m", "pytest", "-p", "no:cacheprovider", "test_regression.py")
+    regression = suite.pytest("test_regression.py")
     assert regression.returncode == 1
     assert says in regression.stdout
     assert "1 failed" in regression.stdout
@@ -147,11 +149,11 @@ def test_an_interrupt_ends_with_the_report(suite):
 
 def test_a_suite_without_properties_is_told_so(suite):
     suite("def test_it(): pass")
-    words = ("-m", "simgpu", "fuzz", "--examples", "1", "--jobs", "1")
-    done = suite.run(*words, "test_it.py")
+    words = ("fuzz", "--examples", "1", "--jobs", "1")
+    done = suite.simgpu(*words, "test_it.py")
     assert done.returncode == 5
     assert done.stdout.endswith("no hypothesis property in test_it.py\n")
-    done = suite.run(*words, "-k", "that", "test_it.py")
+    done = suite.simgpu(*words, "-k", "that", "test_it.py")
     assert done.stdout.endswith("no hypothesis property in test_it.py fits -k 'that'\n")
 
 
@@ -170,12 +172,6 @@ class TestIn:
         assert case.batch < 5, f"{case.batch} rows"
 """
 
-# `python -m pytest` would put the folder on sys.path: pytest's own command does not.
-PYTEST = (
-    "-c", "import sys, pytest; sys.path.remove(''); sys.exit(pytest.main(sys.argv[1:]))",
-    "-p", "no:cacheprovider",
-)  # fmt: skip
-
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_the_pasted_test_works_as_the_suite_is_imported(suite, mode):
@@ -183,12 +179,12 @@ def test_the_pasted_test_works_as_the_suite_is_imported(suite, mode):
     suite(BY_PATH)
     (suite.folder / "pytest.ini").write_text(f"[pytest]\naddopts = --import-mode={mode}\n")
     words = ("--examples", "100", "--jobs", "1", "test_it.py")
-    done = suite.run("-m", "simgpu", "fuzz", *words)
+    done = suite.simgpu("fuzz", *words)
     (failure,) = json.loads((suite.folder / "fuzz-report.json").read_text())["failures"]
     assert failure["combination"] == [5, 2], done.stdout
     (suite.folder / "test_regression.py").write_text(failure["test"])
     for files in (["test_regression.py"], ["test_it.py", "test_regression.py"]):
-        regression = suite.run(*PYTEST, "-k", "test_a_class_", *files)
+        regression = suite.pytest("-k", "test_a_class_", *files)
         assert regression.returncode == 1
         assert "5 rows" in regression.stdout, regression.stdout
         assert "1 failed" in regression.stdout
