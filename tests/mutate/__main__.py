@@ -11,15 +11,15 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tqdm
 
-from tests.mutate import covering
+from tests.mutate import covering, known
 from tests.mutate.child import Verdict
 from tests.mutate.mutants import Mutant, chosen
 from tests.mutate.packages import PACKAGES, Package
-from tests.mutate.results import Equivalents, Kept, Result, rate, report
+from tests.mutate.results import KILLED, Equivalents, Kept, Result, rate, report
 from tests.mutate.servers import Servers
 
 T = TypeVar("T")
@@ -59,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="try the mutants of equivalent.toml, which have to survive",
     )
+    add("--known", action="store_true", help="try those of killed.jsonl, each with its one test")
+    add("--keep", type=int, metavar="N", help="write N of the kills found to killed.jsonl")
     add("--afresh", action="store_true", help="forget what earlier runs found out")
     return parser
 
@@ -150,6 +152,24 @@ class Campaign:
             )
         return Verdict(**answer)
 
+    def try_known(self, pool: ThreadPoolExecutor, folders: Sequence[str], options: Any) -> int:
+        """Whether each of the known mutants is killed by its test; half of them have to fit yet."""
+
+        def ask(mutant: Mutant, test: str) -> Verdict:
+            self.map.costs.setdefault(test, 1.0)
+            return self._ask("warm", mutant, [test], mutant.text)
+
+        with self.servers.one("warm") as server:
+            again = known.Again(ask, frozenset(server.ask("tests")))
+        fitting = again.fitting(chosen(folders, None, options.seed))
+        work = [functools.partial(again.run, it) for it in fitting[: options.sample]]
+        found = _progress(pool, work, "known mutants")
+        print("\n".join(known.report(found, len(again.known))))
+        if 2 * len(fitting) < len(again.known):
+            print("more than half of them are no more: keep others (--keep)")
+            return 1
+        return int(any(verdict.status not in KILLED for _, verdict in found))
+
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
@@ -159,8 +179,14 @@ def main(arguments: Sequence[str]) -> int:
     if options.tests:
         package = dataclasses.replace(package, tests=tuple(options.tests))
     folders = options.only or package.folders
-    mutants = chosen(folders, options.sample, options.seed)
     campaign = Campaign(package, options.jobs, options.budget)
+    if options.known:
+        try:
+            with ThreadPoolExecutor(options.jobs) as pool:
+                return campaign.try_known(pool, folders, options)
+        finally:
+            campaign.servers.close()
+    mutants = chosen(folders, options.sample, options.seed)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
             campaign.measure(pool)
@@ -177,6 +203,9 @@ def main(arguments: Sequence[str]) -> int:
         campaign.servers.close()
     results.sort(key=lambda result: (result.mutant.path, result.mutant.start, result.mutant.new))
     print("\n".join(report(results, len(mutants) - len(work))))
+    if options.keep:
+        warm = [it for it in results if not campaign.map.runs_at_import(it.mutant)]
+        print(f"{known.write(warm, options.keep)} kills are kept in {known.TABLE.name}")
     if len(results) < len(work):
         print(f"no time was left for {len(work) - len(results)} mutants")
     if options.equivalent:
