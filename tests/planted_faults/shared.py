@@ -4,11 +4,13 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.dataparallel import test_comm_errors as errors
+from tests.dataparallel import test_reference_cycles as cycles
 from tests.dataparallel import test_registered_dicts as registered
 from tests.dataparallel import test_state_dicts as state_dicts
 from tests.dataparallel import test_summation_orders as orders
 from tests.dataparallel import test_training_exact as exact
 from tests.dataparallel import test_training_rounded as rounded
+from tests.dataparallel import test_transforms as transforms
 from tests.dataparallel.against_torch import test_comm as comm
 from tests.dataparallel.against_torch import test_modules as modules
 from tests.dataparallel.against_torch import test_scatter_gather as functions
@@ -23,8 +25,24 @@ SHARED: dict[str, tuple[Callable[..., None], ...]] = {
         comm.test_broadcast_coalesced,
         comm.test_reduce_add_coalesced,
     ),
-    "one gradient is dropped": (comm.test_reduce_add, exact.test_gradients_may_be_accumulated),
+    "one gradient is dropped": (
+        comm.test_reduce_add,
+        exact.test_gradients_may_be_accumulated,
+        partial(exact.test_sparse_gradients_stay_sparse, optimizer="SGD"),
+        exact.test_a_gradient_penalty_is_differentiated_twice,
+        replicas.test_fault_06_a_gradient_is_there_if_one_replica_used_the_parameter,
+    ),
+    "an exception is lost": (modules.test_parallel_apply,),
+    "replicas hold on to themselves": (
+        cycles.test_memory_after_each_step_is_the_same,
+        calls.test_fault_19_nothing_is_left_for_the_collector,
+    ),
+    "a replica keeps the original's tensors": (
+        orders.test_replicas_are_the_module,
+        replicas.test_fault_01_names_order_and_values_are_the_originals,
+    ),
     "chunks are cut in reverse": (
+        transforms.test_parameters_that_no_transform_was_told_of,
         comm.test_scatter,
         comm.test_scatter_by_sizes,
         functions.test_scatter_kwargs,

@@ -4,13 +4,16 @@ Always on simulated devices: these tests judge the suite, not the hardware.
 """
 
 import functools
+import importlib
 import inspect
+import pkgutil
 
 import pytest
 import torch
 
 from simgpu._runtime import clock
 from simgpu._simulation.lost_devices import find_devices
+from tests import dataparallel
 from tests.planted_faults.faults import FAULTS
 from tests.support.plant import Edit, devices_wanted, run
 
@@ -102,3 +105,20 @@ def test_a_fault_that_no_longer_fits_says_so():
 
 def test_names_are_different():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def test_every_property_of_data_parallel_has_a_fault():
+    """No property of DataParallel stands there that nothing was seen to break."""
+    caught = {getattr(test, "func", test) for test in PROPERTIES}
+    modules = [
+        importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(dataparallel.__path__, f"{dataparallel.__name__}.")
+    ]
+    properties = {
+        test
+        for module in modules
+        for name, test in vars(module).items()
+        if name.startswith("test_") and hasattr(test, "hypothesis")
+    }
+    assert len(properties) > 100
+    assert sorted(test.__qualname__ for test in properties - caught) == []
