@@ -182,6 +182,22 @@ def test_parameters_that_no_transform_was_told_of(devices, data, inside, cached)
         same(*(torch.autograd.grad(out.square().sum(), net.first.weight) for out in found))
 
 
+@given(data=st.data(), batched=st.lists(st.booleans(), min_size=1, max_size=8))
+def test_sums_of_what_is_batched_and_what_is_not(devices, data, batched):
+    """The sum so far may have fewer dimensions than what is added to it: plain, plain, batched."""
+    targets = data.draw(strategies.device_lists(devices, min_size=len(batched)))
+    batched = (batched * len(targets))[: len(targets)]
+    x = values((3, 4), "float64", span=9)
+
+    def total(row):
+        parts = [row * (1 + k) if own else x[1] - k for k, own in enumerate(batched)]
+        return comm.reduce_add(
+            [p.to(to) for p, to in zip(parts, targets, strict=False)], targets[0]
+        )
+
+    same(torch.stack([total(row) for row in x]), vmap(total)(x))
+
+
 def weighed(parts):
     return [k * part for k, part in enumerate(parts, 1)]
 

@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.dataparallel import test_buckets as buckets
+from tests.dataparallel import test_transforms as transforms
 from tests.dataparallel.against_torch import test_unusual_sums_and_joins as unusual
 from tests.support.plant import fault
 
@@ -13,6 +14,14 @@ BUCKETS = "dataparallel._transfer.buckets"
 default = partial(partial, unusual.test_the_default_is_the_current_device)
 
 SUMS = [
+    fault(
+        "under a transform sums are taken in place",
+        "dataparallel._transfer.sums:sum_to",
+        "add = torch.add if transforms.active(inputs) else torch.Tensor.add_",
+        "add = torch.Tensor.add_",
+        transforms.test_sums_of_what_is_batched_and_what_is_not,
+        raises=RuntimeError,
+    ),
     fault(
         "a sum begins at the first part on its device and not at the last",
         f"{COMM}:reduce_add",
