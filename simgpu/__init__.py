@@ -20,7 +20,8 @@ the table, which a test compares with every import):
     _cuda           simgpu.as_cuda: devices that answer to "cuda", for the length of a block
     _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
-    _simulation     simgpu.faults, simgpu.sweep: failures on purpose
+    _simulation     simgpu.faults, simgpu.sweep: failures on purpose; simgpu.schedule: the order
+                    of threads
     _cli, __main__  the commands
 
 Beside it, for tests:
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from simgpu._profiling.trace import Trace, trace
     from simgpu._runtime.instruments import Record
     from simgpu._simulation.faults import faults
+    from simgpu._simulation.schedules.block import schedule
     from simgpu._simulation.sweep import sweep
     from simgpu._startup.without_block import disable, enable
 
@@ -66,6 +68,7 @@ __all__ = [
     "enable",
     "errors",
     "faults",
+    "schedule",
     "sweep",
     "trace",
 ]
@@ -78,6 +81,7 @@ _HOME = {
     "disable": "simgpu._startup.without_block",
     "enable": "simgpu._startup.without_block",
     "faults": "simgpu._simulation.faults",
+    "schedule": "simgpu._simulation.schedules.block",
     "sweep": "simgpu._simulation.sweep",
     "trace": "simgpu._profiling.trace",
 }

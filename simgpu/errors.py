@@ -96,6 +96,34 @@ class UnrepeatableStepError(SimGPUError, ValueError):
     """
 
 
+class ScheduleError(SimGPUError, RuntimeError):
+    """Something that a schedule of threads cannot do; the root of its other errors."""
+
+
+class DeadlockError(ScheduleError):
+    """No thread of a schedule can go on; the text says what each waits for, and where."""
+
+
+class LivelockError(ScheduleError):
+    """Threads of a schedule go on for ever, and no device has anything to do."""
+
+
+class ScheduleDivergedError(ScheduleError):
+    """A schedule that was to be replayed came to other choices than the first time.
+
+    Likely causes: a set or a dictionary ordered by address, the time or another process of the
+    host, random numbers without a seed, threads from before the schedule, a changed program.
+    """
+
+
+class UncontrolledWaitError(ScheduleError):
+    """A thread of a schedule waits for something that the schedule does not know of.
+
+    Likely cause: a lock that was made before the schedule, and is held by a thread that waits for
+    its turn. The way out: make it within the schedule.
+    """
+
+
 class BackendSlotTakenError(SimGPUError, RuntimeError):
     """Another package already uses PyTorch's one slot for outside devices (PrivateUse1)."""
 

@@ -2,16 +2,20 @@
 
 A pool that only grows: where no thread is idle a new one is started, so nested and concurrent calls
 never wait for each other. A thread that is soon done with a replica takes the next one of its call.
-The threads are daemons and know nothing of modules or devices.
+The threads are daemons and know nothing of modules or devices. Locks, queues, threads and time are
+looked up in Python's modules when they are needed: whoever replaces them there, to decide which
+thread runs when, decides so here.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from weakref import WeakKeyDictionary
 
 # Seconds, as long as Python lets a thread keep its global lock. Threads that issue many short
 # operations at the same time spend more on handing that lock to each other than on the operations.
@@ -33,6 +37,7 @@ class _Batch:
         self._count = self._left = len(jobs)
         self._threads_asked = 0
         self._free: list[_Worker] = []
+        self._pool = _pool()
         self._lock = threading.Lock()
         self._done = threading.Lock()
         self._done.acquire()
@@ -55,7 +60,7 @@ class _Batch:
         if not self._waiting or self._threads_asked >= self._count:
             return False
         try:
-            worker = _idle_or_new()
+            worker = self._pool.idle_or_new()
         except RuntimeError:  # the system has no more threads: this one does the work
             job = self.next_job()
             if job is None:
@@ -77,9 +82,13 @@ class _Batch:
             self._left -= 1
             if self._left == 0:
                 # Before the caller hears of it, so that its next call finds these threads.
-                _idle.extend(self._free)
+                self._pool.idle.extend(self._free)
                 self._done.release()
         return job
+
+    def not_needed(self, worker: _Worker) -> None:
+        """`worker` was asked, and has found no job left."""
+        self._pool.idle.append(worker)
 
     def wait(self) -> None:
         """Wait until all jobs have ended; once one takes long, begin all others."""
@@ -97,7 +106,7 @@ class _Batch:
 class _Worker(threading.Thread):
     def __init__(self, number: int) -> None:
         super().__init__(name=f"dataparallel-{number}", daemon=True)
-        self.inbox: SimpleQueue[_Batch] = SimpleQueue()
+        self.inbox: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
 
     def run(self) -> None:
         reusable = True
@@ -105,7 +114,7 @@ class _Worker(threading.Thread):
             batch = self.inbox.get()
             job = batch.next_job()
             if job is None:  # others were faster
-                _idle.append(self)
+                batch.not_needed(self)
             while job is not None:
                 reusable = False
                 try:
@@ -118,23 +127,35 @@ class _Worker(threading.Thread):
             del batch
 
 
-_idle: list[_Worker] = []
-_started = 0
-_started_lock = threading.Lock()
+class _Pool:
+    """The threads that are idle now."""
+
+    def __init__(self) -> None:
+        self.idle: list[_Worker] = []
+        self._numbers = itertools.count()
+
+    def idle_or_new(self) -> _Worker:
+        try:
+            return self.idle.pop()
+        except IndexError:
+            pass
+        worker = _Worker(next(self._numbers))
+        worker.start()
+        return worker
 
 
-def _idle_or_new() -> _Worker:
-    global _started
+# By the function that starts threads. Where another has been put in its place, what it starts may
+# be others than Python's and not for long: they are kept apart, and forgotten with the function.
+_pools: WeakKeyDictionary[Callable[..., None], _Pool] = WeakKeyDictionary()
+
+
+def _pool() -> _Pool:
+    """The pool for the threads that would be started now."""
+    start = threading.Thread.start
     try:
-        return _idle.pop()
-    except IndexError:
-        pass
-    with _started_lock:
-        number = _started
-        _started += 1
-    worker = _Worker(number)
-    worker.start()
-    return worker
+        return _pools[start]
+    except KeyError:
+        return _pools.setdefault(start, _Pool())
 
 
 def run_all(jobs: Sequence[Job]) -> None:
@@ -154,12 +175,6 @@ def run_all(jobs: Sequence[Job]) -> None:
         raise
 
 
-def _forget_threads() -> None:
-    """A forked child has none of its parent's threads, and may have copied a held lock."""
-    global _started_lock
-    _idle.clear()
-    _started_lock = threading.Lock()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+    # A child has none of its parent's threads.
+    os.register_at_fork(after_in_child=_pools.clear)

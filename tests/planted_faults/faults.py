@@ -32,6 +32,7 @@ from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_runtime import RUNTIME
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
+from tests.planted_faults.in_schedules import SCHEDULES
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
 from tests.planted_faults.in_structures import STRUCTURES
@@ -56,6 +57,7 @@ ONCE = [
     *STRUCTURES,
     *SIMULATOR,
     *FAILURES,
+    *SCHEDULES,
     *OPERATORS,
     *AUTOCAST,
     *STORAGE,

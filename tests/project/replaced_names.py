@@ -10,6 +10,7 @@ from simgpu._backend import install
 from simgpu._backend.torch_patches import apply_all, serialization
 from simgpu._cuda import as_cuda
 from simgpu._patches import Action
+from simgpu._simulation.schedules import replaced
 
 PAGE = Path(__file__).parents[2] / "docs" / "replaced_names.md"
 
@@ -23,6 +24,7 @@ named above them; `python -m tests.project.replaced_names` writes this page, and
 
 FOR_GOOD = "What is replaced in torch for good"
 FOR_A_WHILE = "What as_cuda replaces for a while"
+IN_A_SCHEDULE = "What schedule replaces in Python's library for a while"
 
 INTRODUCTIONS = {
     FOR_GOOD: (
@@ -38,15 +40,23 @@ INTRODUCTIONS = {
         "to the first. `torch.simgpu`, whose functions torch.cuda gets, is the package "
         "`simgpu/_backend/device_module`."
     ),
+    IN_A_SCHEDULE: (
+        "On entering `simgpu.schedule`, the rows below are put in place, and at the end of the "
+        "block they are undone. For threads that are not of the schedule they do what they did "
+        "before. Nothing of torch is among them."
+    ),
 }
 BY_PYTORCH = (
     "Registering the device type lets PyTorch itself add or change, depending on its release: "
 )
 
 
+FILES = {FOR_GOOD: apply_all.FILES, FOR_A_WHILE: as_cuda.FILES, IN_A_SCHEDULE: (replaced,)}
+
+
 def tables(section):
     """Title and rows of every file with a table, in the order in which the tables are applied."""
-    files = apply_all.FILES if section == FOR_GOOD else as_cuda.FILES
+    files = FILES[section]
     found = [(path(file), file.PATCHES) for file in files]
     if section == FOR_GOOD:
         found.append((f"{path(serialization)}, with `import torch`", serialization.LOADING))
@@ -88,7 +98,7 @@ def markdown(section):
 
 def page():
     """The whole page."""
-    sections = (markdown(section) for section in (FOR_GOOD, FOR_A_WHILE))
+    sections = (markdown(section) for section in FILES)
     return "\n".join([HEAD, *sections]).rstrip() + "\n"
 
 

@@ -5,8 +5,6 @@ import json
 
 import pytest
 
-from simgpu._backend.torch_patches import apply_all
-from simgpu._cuda import as_cuda
 from simgpu._patches import Action
 from tests.project import replaced_names
 
@@ -61,7 +59,7 @@ def test_the_page_shows_the_tables():
     assert replaced_names.PAGE.read_text(encoding="utf-8") == replaced_names.page()
 
 
-@pytest.mark.parametrize("files", [apply_all.FILES, as_cuda.FILES], ids=["for good", "as_cuda"])
+@pytest.mark.parametrize("files", replaced_names.FILES.values(), ids=replaced_names.FILES)
 def test_no_attribute_stands_in_two_tables(files):
     """So the order of the files does not decide what an attribute becomes."""
     homes = collections.defaultdict(set)

@@ -1,0 +1,222 @@
+"""The baton that the threads of a schedule hand to each other: one of them runs at a time.
+
+A task that comes to a point asks the strategy who goes on, gives that task the baton and waits for
+its own. A task that waits has a predicate, so nobody is woken: it can be chosen when the predicate
+is true, or, if it waits with a time-out, at any moment, which then is the moment of the time-out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from simgpu._simulation.schedules import reports
+from simgpu._simulation.schedules.strategies import Strategy
+from simgpu._simulation.schedules.tasks import Choice, Ended, Task, calling_task, outside
+from simgpu.errors import DeadlockError, LivelockError, ScheduleError
+
+TICK = 1e-6  # seconds that each step takes, so that loops which look at the clock come to an end
+QUANTUM = 1000  # steps after which others who can go on have their turn
+TURNS = 5 * QUANTUM  # steps without device work after which a time-out comes
+MAX_IDLE = 100_000  # steps without device work, or a thread that begins or ends: a livelock
+MAX_STEPS = 10_000_000
+PATIENCE = 5.0  # real seconds for a thread to end
+_STUBBORN = 100  # times that a thread may catch Ended and go on
+_LOOK_EVERY = 0.2  # real seconds
+join_thread = threading.Thread.join
+
+
+class Baton:
+    """Decides which of its threads runs; `Scheduler` starts and ends them.
+
+    Attributes:
+        now: seconds since the beginning, of the schedule's own clock.
+        trace: every choice so far.
+        steps, switches: points that were passed, and how often the baton changed hands.
+    """
+
+    def __init__(self, strategy: Strategy, max_steps: int = MAX_STEPS) -> None:
+        self.strategy, self.max_steps = strategy, max_steps
+        self.now = 0.0
+        self.trace: list[Choice] = []
+        self.steps = self.switches = self.progress_at = 0
+        self.tasks: list[Task] = []
+        self._alive: list[Task] = []
+        self._failure: BaseException | None = None
+        self.failed: BaseException | None = None
+        self.over = self._draining = False
+        self._leaving: threading.Thread | None = None
+        self._urgent: Task | None = None
+        self._running: Task | None = None
+        self.left_behind: list[str] = []
+        self.numbers = itertools.count()  # for what is told apart by its address elsewhere
+
+    def point(self, what: str, on: Any = None, yielding: bool = False) -> None:
+        """Another thread may go on here; nothing in a thread of no schedule."""
+        me = calling_task()
+        if me is None:
+            return
+        if self.over:
+            self._end_here(me)
+        me.what, me.on, me.yielding = what, on, yielding
+        chosen = self._next(me)
+        if chosen is not me:
+            self._hand_over(me, chosen)
+        me.yielding = False
+        self._raise_if_due(me)
+
+    def block(
+        self, until: Callable[[], bool], timeout: float | None = None, what: str = "wait",
+        on: Any = None,
+    ) -> bool:  # fmt: skip
+        """Go on when `until()` is true, or the time-out is chosen to come first: then False."""
+        me = calling_task()
+        if me is None:
+            raise ScheduleError("only a thread of the schedule can wait in it")
+        if self.over:
+            self._end_here(me)
+        me.what, me.on, me.until, me.expired = what, on, until, False
+        me.deadline = None if timeout is None else self.now + max(timeout, 0.0)
+        try:
+            chosen = self._next(me)
+            if chosen is not me:
+                self._hand_over(me, chosen)
+        finally:
+            me.until = me.deadline = None
+        self._raise_if_due(me)
+        return not me.expired
+
+    def _next(self, me: Task) -> Task:
+        """The task that goes on; `me` has the baton and stands at a point."""
+        try:
+            return self._chosen(me)
+        except BaseException as failure:
+            # Told in the thread that entered the schedule, wherever it stands.
+            self._failure = self.failed = failure
+            first = self.tasks[0]
+            first.until = None
+            return first
+
+    def _chosen(self, me: Task) -> Task:
+        self.steps += 1
+        self.now += TICK
+        if self._urgent is not None:
+            urgent, self._urgent = self._urgent, None
+            urgent.until = None
+            return urgent
+        while True:
+            ready: list[Task] = []
+            expiring: list[Task] = []
+            for task in self._alive:
+                if task.until is None or task.until():
+                    ready.append(task)
+                elif task.deadline is not None:
+                    expiring.append(task)
+            if self._draining:
+                return self._next_to_drain(ready, expiring)
+            if ready or expiring:
+                break
+            if not reports.others_make_progress(self._alive):
+                raise DeadlockError(reports.of_deadlock(self._alive))
+        self._check_steps()
+        self._be_fair(me, ready, expiring)
+        if len(ready) + len(expiring) == 1:
+            chosen = (ready or expiring)[0]
+        else:
+            options = self.strategy.order(me, ready, expiring, self.steps)
+            rank = self.strategy.rank(options, me, len(self.trace))
+            chosen = options[rank]
+            numbers = tuple(task.number for task in options)
+            self.trace.append(Choice(me.number, me.what, numbers, rank))
+            self.strategy.chose(self.trace)
+        me.run_length = me.run_length + 1 if chosen is me else 0
+        if chosen in expiring:
+            self._expire(chosen)
+        return chosen
+
+    def _be_fair(self, me: Task, ready: list[Task], expiring: list[Task]) -> None:
+        """Let the others have a turn, and time pass, where threads wait in loops."""
+        idle = self.steps - self.progress_at
+        if expiring and idle and idle % TURNS == 0:
+            ready.clear()
+        elif me.run_length > QUANTUM and len(ready) > 1 and me in ready:
+            ready.remove(me)
+
+    def _expire(self, task: Task) -> None:
+        assert task.deadline is not None
+        self.now = max(self.now, task.deadline)
+        task.expired, task.until, task.deadline = True, None, None
+        # For strategies that let time-outs come early: each time a little less so.
+        task.expiries += 1
+        task.hasty_after = self.steps + (16 << min(task.expiries, 12))
+
+    def _check_steps(self) -> None:
+        if self.steps - self.progress_at > MAX_IDLE or self.steps > self.max_steps:
+            idle = self.steps - self.progress_at
+            self.progress_at = self.steps
+            self.max_steps = max(self.max_steps, self.steps + MAX_IDLE)
+            raise LivelockError(reports.of_livelock(self._alive, self.steps, idle))
+
+    def _hand_over(self, me: Task, chosen: Task) -> None:
+        self.switches += 1
+        self._running = chosen
+        chosen.baton.release()
+        me.in_line = True
+        try:
+            if me.number:
+                me.baton.acquire()
+            else:  # the system may have told another thread of Ctrl-C: look now and then
+                while not me.baton.acquire(timeout=_LOOK_EVERY):
+                    pass
+        except BaseException as interrupt:  # raised by the handler of a signal
+            self._interrupt(interrupt)
+            # It may have come after the baton.
+            me.baton.acquire(timeout=-1 if self._running is not me else PATIENCE / 50)
+        me.in_line = False
+        if self._leaving is not None:
+            # Whatever a thread does at its very end is done before another goes on.
+            thread, self._leaving = self._leaving, None
+            if thread is not me.thread:
+                with outside(me):
+                    join_thread(thread, PATIENCE)
+
+    def _raise_if_due(self, me: Task) -> None:
+        if self.over:
+            self._end_here(me)
+        if me.interrupt is not None:
+            interrupt, me.interrupt, self._urgent = me.interrupt, None, None
+            raise interrupt
+        if me.number == 0 and self._failure is not None:
+            failure, self._failure = self._failure, None
+            me.ended_by += 1
+            if me.ended_by > _STUBBORN:
+                raise Ended  # a loop that catches every error, and asks again
+            raise failure
+
+    def interrupt(self) -> None:
+        """Let KeyboardInterrupt be raised in task 0, where it stands, at the next point of any."""
+        self._interrupt(KeyboardInterrupt())
+
+    def _interrupt(self, interrupt: BaseException) -> None:
+        first = self.tasks[0]
+        first.interrupt, self._urgent = interrupt, first
+
+    def _next_to_drain(self, ready: list[Task], expiring: list[Task]) -> Task:
+        able = ready + [task for task in expiring if not task.daemon]
+        if not able or self.steps - self.progress_at > MAX_IDLE:
+            return self.tasks[0]
+        if able[0] in expiring:
+            able.sort(key=lambda task: (task.deadline or 0.0, task.number))
+            self._expire(able[0])
+        return able[0]
+
+    def _end_here(self, me: Task) -> None:
+        """Raise Ended in a thread that the schedule is over for."""
+        me.ended_by += 1
+        if me.ended_by > _STUBBORN:  # it catches everything and goes on: let it stand here for good
+            self.tasks[0].baton.release()
+            while True:
+                me.baton.acquire()  # which nobody gives back any more
+        raise Ended

@@ -1,0 +1,66 @@
+"""The table of what `simgpu.schedule` replaces for the length of its block."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from simgpu._patches import Patch, Row
+from simgpu._simulation.schedules import locks, threads, waiting
+
+_LOCKS = "waiting for a lock is the schedule's decision"
+_WAITS = "waiting is the schedule's decision; what is built on these follows"
+_THREADS = "threads that a thread of the schedule starts belong to it"
+_NAMES = "the names of threads must not depend on how many there were before"
+_TIME = "time goes by where the schedule says so"
+_ADDRESSES = "the order in which a set is gone through must not depend on addresses"
+
+PATCHES: tuple[Row, ...] = (
+    Patch("threading", "Lock", locks.Lock, why=_LOCKS),
+    Patch("threading", "_allocate_lock", locks.Lock, why=_LOCKS),
+    Patch("_thread", "allocate_lock", locks.Lock, why=_LOCKS),
+    Patch("threading", "RLock", locks.RLock, why=_LOCKS),
+    Patch("concurrent.futures.thread", "_global_shutdown_lock", wrap=locks.around, why=_LOCKS),
+    Patch("threading.Condition", "__enter__", waiting.enter, why=_WAITS),
+    Patch("threading.Condition", "wait", waiting.wait, why=_WAITS),
+    Patch("queue", "SimpleQueue", waiting.SimpleQueue, why=_WAITS),
+    Patch("threading.Thread", "start", wrap=threads.new_start, why=_THREADS),
+    Patch("threading", "_counter", wrap=threads.new_counter, why=_NAMES),
+    Patch(
+        "concurrent.futures.thread.ThreadPoolExecutor",
+        "_counter",
+        wrap=threads.new_counter,
+        why=_NAMES,
+    ),
+    Patch("threading.Thread", "join", threads.join, why=_THREADS),
+    Patch("_thread", "interrupt_main", threads.interrupt_main, why=_THREADS),
+    Patch("time", "sleep", threads.sleep, why=_TIME),
+    *(
+        Patch("time", stock.__name__, threads.telling(stock), why=_TIME)
+        for stock in (
+            time.monotonic,
+            time.monotonic_ns,
+            time.perf_counter,
+            time.perf_counter_ns,
+        )
+    ),
+    Patch("time", "time", threads.telling(time.time, threads.EPOCH), why=_TIME),
+    Patch("time", "time_ns", threads.telling(time.time_ns, threads.EPOCH), why=_TIME),
+    Patch("threading", "_time", threads.telling(time.monotonic), why=_TIME),
+    Patch("queue", "time", threads.telling(time.monotonic), why=_TIME),
+    Patch(
+        "concurrent.futures.thread.ThreadPoolExecutor",
+        "__init__",
+        threads.new_pool,
+        why=_ADDRESSES,
+    ),
+    Patch("concurrent.futures.Future", "__hash__", threads.hash_of_future, why=_ADDRESSES),
+    Patch(
+        "concurrent.futures._base._AcquireFutures",
+        "__init__",
+        threads.acquire_futures,
+        why=_ADDRESSES,
+    ),
+)
+
+assert threading  # imported for the owners above

@@ -1,0 +1,110 @@
+"""What every thread of a schedule waits for, and at which line: the text of a deadlock."""
+
+from __future__ import annotations
+
+import linecache
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import _base, thread
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from simgpu._simulation.schedules.tasks import Task
+
+_LIBRARY = {threading.__file__, queue.__file__, _base.__file__, thread.__file__}
+_HERE = str(Path(__file__).parent)
+_sleep, _monotonic = time.sleep, time.monotonic  # of the host
+_LOOK_EVERY, _LOOKS, _LONGEST = 0.01, 3, 0.5  # seconds, times without a movement, seconds
+
+_WORDS = {
+    "lock": "waits for a lock",
+    "queue.get": "waits for an item of a queue",
+    "condition": "waits on a condition (an event, barrier, semaphore, queue or future)",
+    "sleep": "sleeps",
+    "start": "can go on",
+    "end": "has left the block of the schedule",
+}
+
+
+def of_deadlock(tasks: Sequence[Task]) -> str:
+    """The text of the error when no thread can go on."""
+    head = "deadlock: no thread can go on"
+    others = _outsiders(tasks)
+    if others:
+        head += (
+            f" ({len(others)} threads of the process are from before the schedule or from "
+            "elsewhere; none of them moves, and what they would do is not controlled)"
+        )
+    return "\n".join([head, *map(line_of, tasks)])
+
+
+def of_livelock(tasks: Sequence[Task], steps: int, idle: int) -> str:
+    """The text of the error when threads go on for ever."""
+    head = f"livelock: {steps} steps, the last {idle} of them without any device work"
+    return "\n".join([head, *map(line_of, tasks)])
+
+
+def line_of(task: Task) -> str:
+    """One task: its number and name, what it waits for, and where."""
+    words = _WORDS.get(task.what)
+    if task.what.startswith("join "):
+        words = f"waits for the end of thread {task.what[5:]}"
+    if words is None:
+        words = f"waits in {task.what}" if task.until else f"is about to run {task.what}"
+    if task.until is None and task.what in ("lock", "queue.get"):
+        words = "can go on"
+    holder = getattr(task.on, "held_by", None)
+    if holder is not None and task.until is not None:
+        words += f" that {holder!r} holds"
+    if task.deadline is not None:
+        words += f", until {task.deadline:.6f} s"
+    return f"  {task!r} {words}, at {place_of(task)}"
+
+
+def place_of(task: Task) -> str:
+    """file:line and the text of the line where a task stands, in the program."""
+    frame = sys._current_frames().get(task.ident)
+    place = frame
+    while place is not None and _is_library(place):
+        place = place.f_back
+    if place is None:
+        return "its beginning"
+    name, line = place.f_code.co_filename, place.f_lineno
+    return f"{name}:{line}: {linecache.getline(name, line).strip()}"
+
+
+def _is_library(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name in _LIBRARY or name.startswith(_HERE)
+
+
+def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
+    """The frames of threads that are not of the schedule."""
+    ours = {task.ident for task in tasks}
+    return {ident: f for ident, f in sys._current_frames().items() if ident not in ours}
+
+
+def others_make_progress(tasks: Sequence[Task]) -> bool:
+    """Whether a thread from elsewhere moves, and so may yet let one of ours go on.
+
+    True as well when one of ours can go on by now.
+    """
+    end = _monotonic() + _LONGEST
+    before = _positions(tasks)
+    still = 0
+    while before and still < _LOOKS and _monotonic() < end:
+        _sleep(_LOOK_EVERY)
+        if any(task.until is None or task.until() for task in tasks):
+            return True
+        now = _positions(tasks)
+        still = still + 1 if now == before else 0
+        before = now
+    return False
+
+
+def _positions(tasks: Sequence[Task]) -> dict[int, tuple[int, int]]:
+    return {ident: (id(f), f.f_lasti) for ident, f in _outsiders(tasks).items()}

@@ -1,0 +1,112 @@
+"""A thread of a schedule, and which thread of the process is which."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures._base import LOGGER
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+# By the identifier of the thread; a thread that is not in here is no business of any schedule.
+_tasks: dict[int, Task] = {}
+
+
+class Ended(SystemExit):
+    """Ends a thread that its schedule is over for; Python ends threads by it in silence."""
+
+
+class Choice(NamedTuple):
+    """One moment in which several threads could go on."""
+
+    task: int  # who had the baton
+    what: str  # where it stood
+    options: tuple[int, ...]  # who could go on, in the order of the strategy
+    rank: int  # which of these went on
+
+
+class Task:
+    """One thread of a schedule.
+
+    Attributes:
+        number: in the order in which they were started; 0 is the thread that entered the schedule.
+        until: what it waits for, or None if it can go on.
+        deadline: until when, in seconds of the schedule; None for ever.
+        in_line: whether it waits for the baton.
+        interrupt: what is to be raised in it at its next point.
+        expired: whether the time-out came first.
+        what: where it stands, in a word; `on` is what it waits for, if there is an object.
+        priority, hasty_after: for the strategies.
+    """
+
+    __slots__ = (
+        "baton", "daemon", "deadline", "done", "ended_by", "expired", "expiries", "hasty_after",
+        "ident", "in_line", "interrupt", "name", "number", "on", "priority", "run_length",
+        "scheduler", "thread", "until", "what", "yielding",
+    )  # fmt: skip
+
+    def __init__(self, scheduler: Any, number: int, name: str) -> None:
+        self.scheduler, self.number, self.name = scheduler, number, name
+        self.baton = _thread.allocate_lock()
+        self.baton.acquire()
+        self.ident = 0
+        self.thread: threading.Thread | None = None
+        self.daemon = False
+        self.until: Callable[[], bool] | None = None
+        self.deadline: float | None = None
+        self.expired = self.done = self.yielding = self.in_line = False
+        self.interrupt: BaseException | None = None
+        self.what, self.on = "start", None
+        self.run_length = self.expiries = self.hasty_after = self.ended_by = 0
+        self.priority = 0.0
+
+    def __repr__(self) -> str:
+        return f"thread {self.number} ({self.name})"
+
+
+def calling_task() -> Task | None:
+    """The task of the calling thread; None if it belongs to no schedule."""
+    return _tasks.get(_thread.get_ident())
+
+
+def register(task: Task) -> None:
+    """The calling thread is this task from now on."""
+    task.ident = _thread.get_ident()
+    _tasks[task.ident] = task
+
+
+def forget(task: Task) -> None:
+    """The thread of this task is no business of the schedule any more."""
+    if _tasks.get(task.ident) is task:
+        del _tasks[task.ident]
+
+
+def forget_all() -> None:
+    """In a forked child, whose one thread nobody hands a baton."""
+    _tasks.clear()
+
+
+@contextmanager
+def outside(task: Task) -> Iterator[None]:
+    """Within the block the calling thread waits for real, as a thread of no schedule."""
+    forget(task)
+    try:
+        yield
+    finally:
+        _tasks[task.ident] = task
+
+
+@contextmanager
+def no_words_of_ended() -> Iterator[None]:
+    """Within the block, pools do not log that their threads have ended by Ended."""
+
+    def says_something(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], Ended))
+
+    LOGGER.addFilter(says_something)
+    try:
+        yield
+    finally:
+        LOGGER.removeFilter(says_something)

@@ -1,0 +1,77 @@
+"""Faults planted in what decides which thread runs when."""
+
+from functools import partial
+
+from simgpu.errors import DeadlockError
+from tests.simulator.schedules import test_deadlocks as deadlocks
+from tests.simulator.schedules import test_schedule as schedule
+from tests.support.plant import fault
+
+ALONE = deadlocks.test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden
+
+SCHEDULES = [
+    fault(
+        "time-outs never come before what is waited for",
+        "simgpu._simulation.schedules.baton:Baton._chosen",
+        "elif task.deadline is not None:",
+        "elif task.deadline is not None and task.what == 'sleep':",
+        partial(schedule.test_a_time_out_comes_in_some_orders, strategy="random"),
+    ),
+    fault(
+        "threads see the host's time",
+        "simgpu._simulation.schedules.threads:sleep",
+        'me.scheduler.block(lambda: False, seconds, "sleep")',
+        'me.scheduler.block(lambda: False, seconds / 3600, "sleep")',
+        schedule.test_waiting_takes_no_time_and_everything_is_put_back,
+    ),
+    fault(
+        "the names of threads go on from the last schedule",
+        "simgpu._simulation.schedules.threads:new_counter",
+        "return stock() if calling_task() is None else next(numbers)",
+        "return stock()",
+        schedule.test_equal_seeds_give_equal_runs_and_so_does_the_token,
+    ),
+    fault(
+        "a replay takes whatever comes",
+        "simgpu._simulation.schedules.tokens:Replay.chose",
+        "number = len(trace) - 1",
+        "return",
+        schedule.test_a_replay_of_another_program_says_where_it_diverged,
+    ),
+    fault(
+        "deviations are counted by choices and not by who else could go on",
+        "simgpu._simulation.schedules.strategies:Nth.rank",
+        "self.left -= others",
+        "self.left -= 1",
+        schedule.test_seeds_of_deviate_are_the_order_by_default_and_each_deviation_from_it,
+    ),
+    fault(
+        "a program can hide a deadlock",
+        "simgpu._simulation.schedules.scheduler:Scheduler.running",
+        "if self.failed is not None:  # and the program has caught it",
+        "if False:",
+        partial(ALONE, name="event"),
+    ),
+    fault(
+        "a deadlock names lines of Python's library",
+        "simgpu._simulation.schedules.reports:_is_library",
+        "name in _LIBRARY or name.startswith(_HERE)",
+        "False",
+        deadlocks.test_a_deadlock_names_every_thread_and_its_line,
+    ),
+    fault(
+        "an interrupt does not reach a thread that waits",
+        "simgpu._simulation.schedules.threads:interrupt_main",
+        "me.scheduler.interrupt()",
+        "pass",
+        deadlocks.test_an_interrupt_reaches_the_thread_that_entered_wherever_it_waits,
+        raises=DeadlockError,
+    ),
+    fault(
+        "threads that outlive a schedule go on waiting",
+        "simgpu._simulation.schedules.scheduler:Scheduler._end_others",
+        "if task is not first and not task.done:",
+        "if False:",
+        schedule.test_threads_that_outlive_a_schedule_are_ended,
+    ),
+]

@@ -1,0 +1,1 @@
+"""Which thread runs when: schedules of a seed, deadlocks, replays, exploration."""

@@ -1,0 +1,123 @@
+"""Threads of a schedule that wait for each other, or go on for ever, are told with their lines."""
+
+import _thread
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.errors import DeadlockError, LivelockError
+
+
+def run(program):
+    with simgpu.schedule():
+        program()
+
+
+def cross(kind, count):
+    """Each thread takes its own lock, and then the next one's."""
+    locks = [getattr(threading, kind)() for _ in range(count)]
+
+    def take(i):
+        with locks[i]:
+            time.sleep(1)
+            with locks[(i + 1) % len(locks)]:
+                pass
+
+    threads = [threading.Thread(target=take, args=(i,)) for i in range(len(locks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@given(count=st.integers(2, 4), kind=st.sampled_from(["Lock", "RLock"]))
+def test_a_deadlock_names_every_thread_and_its_line(count, kind):
+    with pytest.raises(DeadlockError) as raised:
+        run(lambda: cross(kind, count))
+    first, main, *others = str(raised.value).splitlines()
+    assert first.startswith("deadlock: no thread can go on")
+    assert "waits for the end of thread 1, at " in main
+    assert main.endswith("thread.join()")
+    assert len(others) == count
+    for number, line in enumerate(others, 1):
+        assert f"thread {number} (Thread-{number} (take)) waits for a lock that thread " in line
+        assert "test_deadlocks.py:" in line
+        assert line.endswith("with locks[(i + 1) % len(locks)]:")
+
+
+WAITS = {
+    "event": lambda: threading.Event().wait(),
+    "barrier": lambda: threading.Barrier(2).wait(),
+    "semaphore": lambda: threading.Semaphore(0).acquire(),
+    "lock": lambda: [lock := threading.Lock(), lock.acquire(), lock.acquire()],
+    "pool": lambda: ThreadPoolExecutor(1).submit(threading.Event().wait).result(),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden(name):
+    """Nobody can catch the error in the block and go on as if nothing had been."""
+    before = threading.active_count()
+
+    def hide():
+        with contextlib.suppress(Exception):
+            WAITS[name]()
+
+    with pytest.raises(DeadlockError, match=r"thread 0 .*waits"):
+        run(hide)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("seconds", [0, 0.1])
+def test_threads_that_ask_again_and_again_are_a_livelock(seconds, monkeypatch):
+    monkeypatch.setattr("simgpu._simulation.schedules.baton.MAX_IDLE", 3000)
+
+    def ask():
+        while True:
+            time.sleep(seconds)
+
+    def program():
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+
+    with pytest.raises(LivelockError, match=r"3001 of them without .*\n.*thread 1"):
+        run(program)
+
+
+def test_a_loop_that_waits_lets_others_go_on():
+    with simgpu.schedule():
+        done, lock = [], threading.Lock()
+
+        def ask():
+            while not done:
+                with lock:
+                    pass
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        done.append(True)
+        for thread in threads:
+            thread.join()
+
+
+def start_and_wait(thread):
+    thread.start()
+    threading.Event().wait()
+
+
+@given(seed=st.integers(0, 20))
+def test_an_interrupt_reaches_the_thread_that_entered_wherever_it_waits(seed):
+    with simgpu.schedule(seed, "random"):
+        thread = threading.Thread(target=_thread.interrupt_main)
+        with pytest.raises(KeyboardInterrupt):
+            start_and_wait(thread)
+        thread.join()

@@ -1,0 +1,178 @@
+"""`simgpu.schedule`: equal seeds give equal runs, and so do tokens."""
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.errors import ScheduleDivergedError, ScheduleError
+from tests.support.thread_programs import Program, programs
+
+STRATEGIES = ("deviate", "random", "pct")
+
+
+def run(program, **how):
+    with simgpu.schedule(**how) as schedule:
+        result = program.run()
+    return result, schedule
+
+
+@given(threads=programs(), seed=st.integers(0, 40), strategy=st.sampled_from(STRATEGIES))
+def test_equal_seeds_give_equal_runs_and_so_does_the_token(simulated, threads, seed, strategy):
+    program = Program(threads, simulated[0])
+    result, schedule = run(program, seed=seed, strategy=strategy)
+    again, other = run(program, seed=seed, strategy=strategy)
+    assert again == result
+    assert other.digest() == schedule.digest()
+    repeated, replayed = run(program, replay=schedule.token)
+    assert repeated == result
+    assert replayed.digest() == schedule.digest()
+    assert replayed.token == schedule.token
+
+
+@given(threads=programs(), seed=st.integers(0, 40), strategy=st.sampled_from(STRATEGIES))
+def test_one_thread_at_a_time_has_a_lock(simulated, threads, seed, strategy):
+    (noted, *_), _ = run(Program(threads, simulated[0]), seed=seed, strategy=strategy)
+    for lock in ("lock", "rlock"):
+        inside = [(note[0], note[2]) for note in noted if note[1] == lock and note[2]]
+        for (first, begins), (then, ends) in zip(inside[::2], inside[1::2], strict=True):
+            assert (first, begins, ends) == (then, "in", "out")
+
+
+def test_seeds_of_deviate_are_the_order_by_default_and_each_deviation_from_it(simulated):
+    program = Program([["launch", "launch"], ["launch"]], simulated[0])
+    result, default = run(program)
+    assert not any(choice.rank for choice in default.trace)
+    deviations = sum(len(choice.options) - 1 for choice in default.trace)
+    found = set()
+    for seed in range(1, deviations + 1):
+        schedule = run(program, seed=seed)[1]
+        ranks = [(at, choice.rank) for at, choice in enumerate(schedule.trace) if choice.rank]
+        assert len(ranks) == 1
+        found.add(ranks[0])
+    assert len(found) == deviations
+    assert run(program, seed=deviations + 1)[0] == result
+
+
+@given(threads=programs(), seed=st.integers(0, 40), change=st.sampled_from(["more", "less"]))
+def test_a_replay_of_another_program_says_where_it_diverged(simulated, threads, seed, change):
+    program = Program(threads, simulated[0])
+    _, schedule = run(program, seed=seed, strategy="random")
+    other = Program([*threads, ["launch"]] if change == "more" else threads[1:], simulated[0])
+    if not schedule.trace:
+        return
+    with pytest.raises(ScheduleDivergedError, match=r"diverged .*choice"):
+        run(other, replay=schedule.token)
+
+
+@pytest.mark.parametrize("replay", ["", "S1", "S1f", "S1x", "S1fAQ", "schedule", "S1fé", "S1F//"])
+def test_what_is_no_token_is_refused(replay):
+    with pytest.raises(ValueError, match="is no token"), simgpu.schedule(replay=replay):
+        pass
+
+
+@pytest.mark.parametrize("how", [{"seed": -1}, {"seed": True}, {"seed": 1.0}, {"strategy": "dfs"}])
+def test_what_names_no_schedule_is_refused(how):
+    with pytest.raises(ValueError, match=next(iter(how))), simgpu.schedule(**how):
+        pass
+
+
+def test_there_is_one_schedule_at_a_time():
+    outer, inner = simgpu.schedule(), simgpu.schedule()
+    with pytest.raises(ScheduleError, match="in force already"), outer, inner:
+        pass
+
+
+def test_waiting_takes_no_time_and_everything_is_put_back():
+    stock = threading.Lock, threading.Thread.start, time.sleep, time.monotonic, gc.isenabled()
+    began = time.monotonic()
+    with simgpu.schedule():
+        begin = time.monotonic(), time.perf_counter_ns(), time.time()
+        time.sleep(3600)
+        end = time.monotonic(), time.perf_counter_ns(), time.time()
+    assert time.monotonic() - began < 3600
+    passed = [later - former for former, later in zip(begin, end, strict=True)]
+    assert [round(passed[0]), passed[1] // 10**9, round(passed[2])] == [3600] * 3
+    after = threading.Lock, threading.Thread.start, time.sleep, time.monotonic, gc.isenabled()
+    assert after == stock
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_time_out_comes_in_some_orders(strategy):
+    def come(seed):
+        with simgpu.schedule(seed, strategy):
+            event = threading.Event()
+            threading.Thread(target=event.set).start()
+            return event.wait(5)
+
+    assert {come(seed) for seed in range(30)} == {True, False}
+
+
+def test_threads_that_outlive_a_schedule_are_ended():
+    ended = []
+
+    def serve():
+        try:
+            threading.Event().wait()
+        finally:
+            ended.append(threading.current_thread().name)
+
+    before = threading.active_count()
+    with simgpu.schedule() as schedule:
+        for _ in range(2):
+            threading.Thread(target=serve).start()
+    assert ended == ["Thread-1 (serve)", "Thread-2 (serve)"]
+    assert threading.active_count() == before
+    assert [line.split(", at ")[1].split(": ")[1] for line in schedule.left_behind] == [
+        "threading.Event().wait()"
+    ] * 2
+
+
+def test_what_is_older_than_the_schedule_takes_part_in_it():
+    condition, event, semaphore = threading.Condition(), threading.Event(), threading.Semaphore(0)
+
+    def serve():
+        event.wait()
+        with condition:
+            condition.notify()
+        semaphore.release()
+
+    for seed in range(20):
+        event.clear()
+        with simgpu.schedule(seed, "random"):
+            thread = threading.Thread(target=serve)
+            with condition:
+                thread.start()
+                event.set()
+                condition.wait()
+            semaphore.acquire()
+            thread.join()
+
+
+def test_threads_without_devices_have_schedules_too():
+    def last(seed):
+        order = []
+        with simgpu.schedule(seed, "random"):
+            threads = [threading.Thread(target=order.append, args=(i,)) for i in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return tuple(order)
+
+    assert len({last(seed) for seed in range(200)}) == 6
+
+
+def test_hypothesis_runs_within_a_schedule(simulated):
+    with simgpu.schedule(3):
+
+        @given(st.integers())
+        def holds(number):
+            assert float(torch.full((), number % 7, device=simulated[0])) == number % 7
+
+        holds()
