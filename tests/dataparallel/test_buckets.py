@@ -1,10 +1,12 @@
 """Buckets: which tensors share one, how large it is, and where each tensor lies in it."""
 
+import inspect
+
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataparallel._transfer.buckets import Bucket, lay_out, subset
+from dataparallel._transfer.buckets import BUCKET_BYTES, Bucket, lay_out, subset
 from tests.support import strategies
 
 TENSORS = st.lists(
@@ -53,3 +55,8 @@ def check_offsets(buckets: list[Bucket]) -> None:
         for slot in bucket:
             assert slot.offset == offset
             offset += slot.elements()
+
+
+def test_buckets_have_the_size_that_pytorch_gives_them():
+    sizes = inspect.signature(torch.nn.parallel.comm.broadcast_coalesced).parameters
+    assert sizes["buffer_size"].default == BUCKET_BYTES

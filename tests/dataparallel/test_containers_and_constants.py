@@ -231,3 +231,30 @@ def test_each_replica_has_keyword_arguments_of_its_own(devices, data, tensor):
     assert list(kwargs) == ["factor"]
     _, each = dataparallel.scatter_kwargs((x.to(targets[0]),), {"row": None}, targets)
     assert len({id(own) for own in each}) == len(targets)
+
+
+class Maker:
+    """No tuple, though it has what a namedtuple has."""
+
+    _fields = ("x",)
+
+    def _make(self, values):
+        raise AssertionError("never asked")
+
+
+class Making(tuple):
+    """A tuple that can make others, without names."""
+
+    def _make(self, values):
+        raise AssertionError("never asked")
+
+
+@given(data=st.data(), constant=st.sampled_from((Record, Named, Maker())))
+def test_what_only_looks_like_a_container_is_a_constant(devices, data, constant):
+    """A class is none of its instances."""
+    targets = data.draw(strategies.device_lists(devices))
+    x = values((2 * len(targets), 3), "float32")
+    chunks = dataparallel.scatter({"x": x, "it": constant, "pair": Making((x, 1))}, targets)
+    assert all(chunk["it"] is constant for chunk in chunks)
+    assert {type(chunk["pair"]) for chunk in chunks} == {Making}
+    assert [plain(chunk["pair"][0]) for chunk in chunks] == [plain(chunk["x"]) for chunk in chunks]

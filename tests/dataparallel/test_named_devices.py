@@ -40,7 +40,7 @@ NAMING = {
 }
 
 
-@pytest.mark.parametrize("wrong", [True, False, 1.0, b"cpu"])
+@pytest.mark.parametrize("wrong", [True, False, 1.0, -1.0, b"cpu"])
 @pytest.mark.parametrize("name", NAMING)
 @pytest.mark.devices(2)
 def test_what_names_no_device_is_refused(devices, name, wrong):

@@ -84,3 +84,16 @@ def test_what_was_shuffled_stays_so(devices):
     assert whole.sorted_indices is not None
     back = dataparallel.gather(chunks[:1], devices[0])
     assert back.sorted_indices is not None
+
+
+@given(data=st.data(), lengths=LENGTHS, ordered=st.booleans())
+def test_a_default_device_changes_nothing(devices, data, lengths, ordered):
+    """Neither where the sizes of the steps are, which is the CPU, nor where the data go."""
+    targets = data.draw(strategies.device_lists(devices))
+    given_pack = packed(lengths, targets[0], ordered)
+    with torch.device(data.draw(st.sampled_from(devices))):
+        chunks = dataparallel.scatter(given_pack, targets)
+        whole = dataparallel.gather(chunks, targets[-1])
+    for chunk, target in zip(chunks, targets, strict=False):
+        check_indices(chunk, target)
+    check_indices(whole, targets[-1])

@@ -3,10 +3,12 @@
 from functools import partial
 
 from tests.dataparallel import test_containers_and_constants as containers
+from tests.dataparallel import test_device_lookup as lookup
 from tests.dataparallel import test_imbalance as imbalance
 from tests.dataparallel import test_named_devices as named
 from tests.dataparallel import test_packed_sequences as packed
 from tests.dataparallel import test_parallel_apply as apply
+from tests.dataparallel import test_thread_state as threads
 from tests.support.plant import fault
 
 CHOICE = "dataparallel._device_choice"
@@ -21,6 +23,57 @@ goes_both_ways = partial(partial, containers.test_all_that_belongs_to_a_containe
 agree = partial(partial, containers.test_constants_that_agree_are_one)
 
 DEVICE_NAMES = [
+    fault(
+        "an accelerator without devices is usable",
+        f"{DEVICES}:available_type",
+        "usable and module.device_count() > 0",
+        "usable",
+        lookup.test_an_accelerator_is_usable_with_streams_and_a_device,
+    ),
+    fault(
+        "a type alone is its first device",
+        f"{DEVICES}:resolve",
+        "device_module(device.type).current_device())",
+        "0)",
+        lookup.test_a_type_alone_is_its_current_device,
+    ),
+    fault(
+        "no device is made current",
+        f"{DEVICES}:on_device",
+        'if device.type == "cpu":',
+        "if device.type:",
+        lookup.test_a_device_is_current_within_its_context,
+    ),
+    fault(
+        "each copy has a new stream",
+        f"{DEVICES}:copy_stream",
+        "_copy_streams[device] = stream",
+        "pass",
+        lookup.test_copies_have_a_stream_of_their_own,
+    ),
+    fault(
+        "a mode stays in the thread",
+        "dataparallel._threads.caller_state:ThreadState.run",
+        "stack.callback(_pop_torch_function_stack)",
+        "pass",
+        threads.test_modes_leave_a_thread_with_the_call,
+    ),
+    fault(
+        "a class of records is taken for a record",
+        "dataparallel._structure.trees:children_of",
+        "dataclasses.is_dataclass(obj) and not isinstance(obj, type)",
+        "dataclasses.is_dataclass(obj)",
+        containers.test_what_only_looks_like_a_container_is_a_constant,
+        raises=Exception,
+    ),
+    fault(
+        "sizes of steps follow the default device",
+        "dataparallel._structure.packed_sequences:join",
+        "torch.tensor(batch_sizes, device=CPU)",
+        "torch.tensor(batch_sizes)",
+        packed.test_a_default_device_changes_nothing,
+        raises=Exception,
+    ),
     fault(
         "exactly 75 % of the memory is told",
         f"{CHOICE}:warn_of_imbalance",

@@ -1,0 +1,93 @@
+"""What a thread carries of its caller's state, and that it keeps nothing of it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.autograd import forward_ad
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dataparallel
+from dataparallel._threads.caller_state import thread_is_fresh
+
+
+class Calls(TorchDispatchMode):
+    """Count operators."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        type(self).count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """Count functions."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        type(self).count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def in_a_transform(check):
+    torch.func.grad(lambda x: (check(), x)[1])(torch.ones(()))
+
+
+def within(context):
+    def call(check):
+        with context():
+            check()
+
+    return call
+
+
+STATES = {
+    "a mode of functions": within(Functions),
+    "a mode of operators": within(Calls),
+    "a transform": in_a_transform,
+    "hooks of saved tensors": within(lambda: saved_tensors_hooks(lambda x: x, lambda x: x)),
+    "no such hooks": within(lambda: disable_saved_tensors_hooks("not here")),
+    "autocast on the CPU": within(lambda: torch.autocast("cpu", torch.bfloat16)),
+    "inference mode": within(torch.inference_mode),
+    "no forward gradients": within(lambda: forward_ad._set_fwd_grad_enabled(False)),
+    "one thread for backward": within(lambda: torch.autograd.set_multithreading_enabled(False)),
+    "functions of subclasses": within(torch._C.DisableTorchFunctionSubclass),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_thread_with_any_state_is_not_fresh(name):
+    """A caller that carries some cannot do a worker's work."""
+    seen = []
+    STATES[name](lambda: seen.append(thread_is_fresh([])))
+    assert (seen, thread_is_fresh([])) == ([False], True)
+
+
+def test_autocast_of_a_device_is_state_of_its_type(devices):
+    kind = devices[0].type
+    with torch.autocast(kind, torch.bfloat16):
+        assert not thread_is_fresh([kind])
+        assert thread_is_fresh([])
+    assert thread_is_fresh([kind])
+
+
+@given(data=st.data(), kind=st.sampled_from((Calls, Functions)))
+@pytest.mark.devices(3, at_least=True)
+def test_modes_leave_a_thread_with_the_call(devices, data, kind):
+    """The next call in the same thread, without the mode, is not seen by it."""
+    count = data.draw(st.integers(2, len(devices)))
+    modules = [nn.Tanh() for _ in range(count)]
+    inputs = [torch.ones(2, device=device) for device in devices[:count]]
+    kind.count = 0
+    with kind():
+        dataparallel.parallel_apply(modules, inputs, devices=devices[:count])
+    seen = kind.count
+    assert seen >= count
+    for _ in range(2):
+        dataparallel.parallel_apply(modules, inputs, devices=devices[:count])
+    assert kind.count == seen
