@@ -1,5 +1,7 @@
 """What a thread carries of its caller's state, and that it keeps nothing of it."""
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given
@@ -76,12 +78,25 @@ def test_autocast_of_a_device_is_state_of_its_type(devices):
     assert thread_is_fresh([kind])
 
 
-@given(data=st.data(), kind=st.sampled_from((Calls, Functions)))
+class Meets(nn.Module):
+    """Wait for the other replicas, so that each has a thread."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        self.barrier = barrier
+
+    def forward(self, x):
+        self.barrier.wait()
+        return torch.tanh(x)
+
+
+@pytest.mark.parametrize("kind", [Calls, Functions])
+@given(data=st.data())
 @pytest.mark.devices(3, at_least=True)
-def test_modes_leave_a_thread_with_the_call(devices, data, kind):
+def test_modes_leave_a_thread_with_the_call(devices, kind, data):
     """The next call in the same thread, without the mode, is not seen by it."""
     count = data.draw(st.integers(2, len(devices)))
-    modules = [nn.Tanh() for _ in range(count)]
+    modules = [Meets(threading.Barrier(count))] * count
     inputs = [torch.ones(2, device=device) for device in devices[:count]]
     kind.count = 0
     with kind():
