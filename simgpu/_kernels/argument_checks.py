@@ -90,6 +90,11 @@ CHECKS: dict[str, _Check] = {
     "nll_loss_backward": index_checks.nll_loss_backward,
     "segment_reduce": index_checks.segment_reduce,
     **{
+        f"{kind}_pad{dims}d_backward": expected_shapes.padding_backward
+        for kind in ("reflection", "replication")
+        for dims in (1, 2, 3)
+    },
+    **{
         f"_fused_{name}{in_place}": shape_checks.fused_optimizer
         for name in ("adagrad", "adam", "adamw", "sgd")
         for in_place in ("_", "")

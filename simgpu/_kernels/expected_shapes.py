@@ -84,6 +84,18 @@ def slow_conv_backward(arguments: dict[str, Any]) -> None:
         _refuse("_slow_conv2d_backward", arguments, "grad_output", "self")
 
 
+def padding_backward(arguments: dict[str, Any]) -> None:
+    """A gradient for each element of what was padded; the kernels look at some sizes only."""
+    input, padding = arguments["self"], arguments["padding"]
+    dims = len(padding) // 2
+    if input.dim() < dims:
+        return  # the kernel says so
+    padded = list(input.shape)
+    for dim in range(dims):
+        padded[-1 - dim] += padding[2 * dim] + padding[2 * dim + 1]
+    _expect("the backward pass of padding", arguments, grad_output=tuple(padded))
+
+
 def linear_combination(arguments: dict[str, Any]) -> None:
     """A coefficient for each of the tensors that are combined."""
     input, coefficients = arguments["input"], arguments["coefficients"]

@@ -195,6 +195,14 @@ OPERATORS = [
         texts.test_an_embedding_asks_for_integers_before_it_asks_for_a_device,
     ),
     fault(
+        "the gradient of a padding is as large as one side",
+        "simgpu._kernels.expected_shapes:padding_backward",
+        "padding[2 * dim] + padding[2 * dim + 1]",
+        "padding[2 * dim]",
+        shapes.test_what_the_forward_pass_makes_is_let_through,
+        raises=RuntimeError,
+    ),
+    fault(
         "distances of pairs are expected twice",
         "simgpu._kernels.expected_shapes:pdist_backward",
         "// 2,)",

@@ -26,6 +26,15 @@ ROWS = [
         ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)),
     ),
     ("_transform_bias_rescale_qkv", ((2, 3, 12), (12,), 2), ((1, 0),)),
+    *(
+        (
+            f"{kind}_pad{dims}d_backward",
+            ((2, 3, *[7] * dims), (2, 3, *[4] * dims), [1, 2] * dims),
+            tuple((0, dim) for dim in range(2 + dims)),
+        )
+        for kind in ("reflection", "replication")
+        for dims in (1, 2, 3)
+    ),
     ("_reshape_alias", ((2, 3), [3, 2], [2, 1]), ((0, 0), (0, 1))),
 ]
 ROW = st.sampled_from(ROWS)
