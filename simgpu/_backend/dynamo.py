@@ -66,7 +66,7 @@ def _codes(value: Any) -> Iterator[CodeType]:
         inner = value.co_consts
     elif isinstance(value, FunctionType):
         # Its `__module__` does not tell: `functools.wraps` copies that of a stock function.
-        ours = _is_ours(value.__globals__.get("__name__", ""))
+        ours = _is_ours(value.__globals__.get("__package__") or "")
         inner = (value.__code__ if ours else None, getattr(value, "__wrapped__", None))
     elif isinstance(value, type):
         inner = () if value in _seen_classes else vars(value).values()

@@ -85,5 +85,7 @@ def _install_in_order() -> None:
     pinned.install()
     apply_all()
     processes.install()
+    # torch.compile finds what `torch.get_device_module` returned by the last part of its name.
+    device_module.__name__ = f"torch.{DEVICE_TYPE}"
     # Last, since it marks the functions of all modules that have been imported by now.
     dynamo.skip_own_frames()

@@ -33,7 +33,9 @@ DeviceLike = torch.device | str | int | None
 class _PerThread(threading.local):
     """What each thread has of its own: a current device."""
 
-    current_device: int = 0
+    def __init__(self) -> None:
+        # An attribute of each thread's object: torch.compile guards on which of them it has.
+        self.current_device = 0
 
 
 class World:

@@ -1,6 +1,7 @@
 """torch.compile compiles a program, and never the Python code that the devices are made of."""
 
 import contextlib
+import threading
 import warnings
 from unittest import mock
 
@@ -57,6 +58,29 @@ def test_seeds_and_streams_break_a_graph_and_no_more(simulated, compiler):
 
     for device in simulated[:2]:
         assert program(torch.ones(3, device=device)).tolist() == [0.0] * 3
+
+
+def test_a_program_asks_the_device_module_for_the_current_device(simulated, compiler):
+    """In a thread that has set none yet."""
+    found = []
+
+    @torch.compile(backend="eager")
+    def by_type(x):
+        return x + torch.get_device_module(x.device.type).current_device()
+
+    @torch.compile(backend="eager")
+    def by_name(x):
+        with torch.simgpu.device(x.device):
+            return x + torch.simgpu.current_device()
+
+    def run():
+        for program in (by_type, by_name):
+            found.append(program(torch.zeros((), device=simulated[1])).item())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [0, 1]
 
 
 @pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
