@@ -66,7 +66,8 @@ def _find_places() -> _Places | None:
         return next((places for places in found if places is not None), None)
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
-        vars(torch.ops).pop(_PROBE, None)  # torch.library looks there last when a library dies
+        del library  # torch.library looks into its namespace once more when a library dies
+        vars(torch.ops).pop(_PROBE, None)
 
 
 def _look(library: torch.library.Library, name: str) -> _Places | None:
