@@ -28,6 +28,7 @@ class Patch:
         wrap: called with the attribute as it is, or None where there is none; returns the value.
         needs: an attribute of the owner that some releases of PyTorch lack, as they may lack the
             owner; without it nothing is done.
+        kept: whether this build of PyTorch keeps its own value; then nothing is done either.
         why: the reason, in one line.
     """
 
@@ -36,13 +37,14 @@ class Patch:
     value: Any = None
     wrap: Callable[[Any], Any] | None = None
     needs: str = ""
+    kept: bool = False
     why: str = ""
 
     def targets(self) -> Iterator[tuple[Any, str]]:
         """The owner and the name of every attribute that the row means in the installed PyTorch."""
-        owner = find_owner(self.owner)
+        owner = None if self.kept else find_owner(self.owner)
         if owner is None:
-            if not self.needs:
+            if not self.needs and not self.kept:
                 raise LookupError(f"{self.owner}, whose {self.name} is to be replaced, is missing")
         elif "*" in self.name:
             for name in fnmatch.filter(dir(owner), self.name):

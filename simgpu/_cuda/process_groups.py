@@ -107,6 +107,11 @@ def _name_once(patches: Patches) -> None:
             )
 
 
+def _has_nccl() -> bool:
+    """Whether this build of PyTorch has NCCL itself."""
+    return distributed.is_available() and distributed.is_nccl_available()
+
+
 _GROUP = "torch._C._distributed_c10d.ProcessGroup"
 _MODULES = ("torch.distributed.distributed_c10d", "torch.distributed")
 _WHY_DEVICE = "a program says cuda, C++ knows the backend of simgpu"
@@ -126,11 +131,17 @@ PATCHES: tuple[Row, ...] = (
         Patch(module, "ProcessGroupNCCL", value=nccl.ProcessGroupNCCL, why=_WHY_NCCL)
         for module in (*_MODULES, "torch._C._distributed_c10d")
     ),
+    *(
+        Patch(module, name, value=nccl.ProcessGroupNCCL, needs=name, why=_WHY_NCCL)
+        for module in (*_MODULES, "torch._C._distributed_c10d")
+        for name in ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+    ),
     Patch(
         "torch.distributed.distributed_c10d",
         "_NCCL_AVAILABLE",
         value=True,
         needs="_NCCL_AVAILABLE",
+        kept=_has_nccl(),
         why=_WHY_NCCL,
     ),
     *(

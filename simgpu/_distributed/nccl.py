@@ -59,11 +59,12 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
         rank: int,
         size: int,
         options: Any = None,
-        timeout: timedelta | None = None,
+        timeout: timedelta | torch.device | None = None,  # newer releases name a device here
     ) -> None:
         self._given: Any = options or Options()
         if options is None:
-            self._given._timeout = timeout or distributed_c10d.default_pg_timeout
+            given = timeout if isinstance(timeout, timedelta) else None
+            self._given._timeout = given or distributed_c10d.default_pg_timeout
         super().__init__(store, rank, size, timeout=self._given._timeout)
 
     def name(self) -> str:

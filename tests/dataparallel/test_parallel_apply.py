@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import re
 import threading
 
 import pytest
@@ -228,10 +229,11 @@ def test_the_first_failure_is_raised_again(devices, data):
         applied(broken, targets)
     first = min(failing)
     text = str(caught.value)
-    assert f"number {first} is broken" in text
+    # The first one told of: Python 3.10 has no notes, and the others' texts stand below.
+    assert re.search(r"number (\d+) is broken", text)[1] == str(first)
     # A single module runs in the caller's thread: its error is its own, as without replicas.
     if len(targets) > 1:
-        assert f"replica {first}" in text
+        assert re.search(r"replica (\d+)", text)[1] == str(first)
         assert f"on device {targets[first].index}.\n" in text
         assert "in broken" in text
 

@@ -81,7 +81,8 @@ def _nested(code: CodeType) -> list[CodeType]:
 
 def _own(code: CodeType) -> Sequence[object]:
     constants = [(type(it), repr(it)) for it in code.co_consts if not isinstance(it, CodeType)]
-    return code.co_code, constants, code.co_names, code.co_varnames, code.co_exceptiontable
+    handlers = getattr(code, "co_exceptiontable", b"")  # within co_code in Python 3.10
+    return code.co_code, constants, code.co_names, code.co_varnames, handlers
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -71,7 +71,7 @@ def test_the_shortest_example_of_all_workers_is_kept(workers):
 
 
 combinations = st.dictionaries(
-    st.tuples(st.integers(60, 70) | st.integers(0, 3), st.integers(1, 4)),
+    st.tuples(st.integers(63, 65) | st.integers(0, 3), st.integers(1, 4)),
     st.integers(1, 9),
     max_size=9,
 )
