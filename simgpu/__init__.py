@@ -18,6 +18,7 @@ the table, which a test compares with every import):
     _backend        registration with PyTorch; device_module is torch.simgpu; torch_patches are
                     the monkey patches of torch that stay
     _cuda           simgpu.as_cuda: devices that answer to "cuda", for the length of a block
+    _ranks          simgpu.ranks: worlds of torch.distributed in threads
     _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
     _simulation     simgpu.faults, simgpu.sweep: failures on purpose; simgpu.schedule: the order
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from simgpu._backend.devices import devices
     from simgpu._cuda.as_cuda import as_cuda
     from simgpu._profiling.trace import Trace, trace
+    from simgpu._ranks.run import ranks
     from simgpu._runtime.instruments import Record
     from simgpu._simulation.faults import faults
     from simgpu._simulation.schedules.block import schedule
@@ -68,6 +70,7 @@ __all__ = [
     "enable",
     "errors",
     "faults",
+    "ranks",
     "schedule",
     "sweep",
     "trace",
@@ -81,6 +84,7 @@ _HOME = {
     "disable": "simgpu._startup.without_block",
     "enable": "simgpu._startup.without_block",
     "faults": "simgpu._simulation.faults",
+    "ranks": "simgpu._ranks.run",
     "schedule": "simgpu._simulation.schedules.block",
     "sweep": "simgpu._simulation.sweep",
     "trace": "simgpu._profiling.trace",

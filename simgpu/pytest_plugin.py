@@ -25,6 +25,8 @@ from simgpu._pytest.marker import (
 )
 from simgpu._pytest.options import add_options, check, read_options
 from simgpu._pytest.pools import Scope, plural
+from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
+from simgpu._pytest.ranks import Run, lend_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DESCRIPTION)
     config.addinivalue_line("markers", every_oom.DESCRIPTION)
+    config.addinivalue_line("markers", RANKS_DESCRIPTION)
     options = read_options(config)
     check(options)
     # `auto` waits for the first test that needs it, because only torch can count the GPUs.
@@ -117,6 +120,18 @@ def session_devices(request: pytest.FixtureRequest) -> Iterator[list[torch.devic
     """
     with _lend(request, "session") as lent:
         yield lent
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Runs a function on each rank of a world: ``ranks(lambda rank: ...)``, a list of results.
+
+    As many as ``@pytest.mark.ranks(n)`` says, in threads of this process, as `simgpu.ranks` has
+    it; with its arguments ``backend`` and ``schedule``. There are `n` simulated devices by the name
+    of CUDA, unless the test has others already.
+    """
+    with lend_ranks(request.node) as run:
+        yield run
 
 
 @pytest.fixture(name=MARKED_DEVICES)

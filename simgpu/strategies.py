@@ -57,6 +57,7 @@ __all__ = [
     "ordinary_values",
     "tensors",
     "tried",
+    "world_sizes",
 ]
 
 T = TypeVar("T")
@@ -93,6 +94,16 @@ def _lists(draw: DrawFn, devices: Sequence[T], least: int, most: int, repeats: b
     else:
         indices = list(draw(_orders(len(devices))))[:count]
     return [devices[index] for index in indices]
+
+
+def world_sizes(min_value: int = 1, max_value: int = 8) -> SearchStrategy[int]:
+    """Numbers of ranks from `min_value` to `max_value`, for `simgpu.ranks`; shrinks to the fewest.
+
+    `python -m simgpu fuzz --devices 2..4` narrows the range where it can.
+    """
+    if not 1 <= min_value <= max_value:
+        raise ValueError(f"world sizes from {min_value} to {max_value}: there are none")
+    return st.integers(*within_limits(min_value, max_value))
 
 
 def device_lists(

@@ -37,7 +37,7 @@ def _register_backend(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def register(self: Any, device: Any, kind: Any, backend: Any = None) -> None:
         if backend is not None:
-            communicators.keep_backend(self, backend)
+            communicators.keep_backend(self, kind, backend)
         stock(self, _simulated(device), kind, backend)
 
     return register

@@ -18,20 +18,23 @@ def named(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def check(group: str, number: int, ranks: Sequence[int], asked: Sequence[tuple[str, str]]) -> None:
-    """Raise CollectiveMismatchError unless all ranks ask the same.
+def check(
+    group: str, number: int, ranks: Sequence[int], asked: Sequence[tuple[str, str, str]]
+) -> None:
+    """Raise CollectiveMismatchError unless all ranks ask the same, each on a device of its own.
 
     Args:
         group, number: the group's name, and which of its calls this is, from 1.
         ranks: the global rank of each member.
-        asked: for each member, what it asks and the line that asked.
+        asked: for each member what it asks, the line that asked, and its device ("" for any).
     """
     first = asked[0][0]
-    if all(says == first for says, _ in asked):
+    if all(says == first for says, _, _ in asked):
+        _check_devices(group, ranks, [device for _, _, device in asked])
         return
     kinds: dict[tuple[str, str], list[int]] = {}
-    for rank, each in zip(ranks, asked, strict=True):
-        kinds.setdefault(each, []).append(rank)
+    for rank, (says, place, _) in zip(ranks, asked, strict=True):
+        kinds.setdefault((says, place), []).append(rank)
     listed = "; ".join(
         f"{named(members)}: {says} at {place}" for (says, place), members in kinds.items()
     )
@@ -39,6 +42,18 @@ def check(group: str, number: int, ranks: Sequence[int], asked: Sequence[tuple[s
         f"call {number} of group {group!r} is not the same on all ranks: {listed}. All ranks of a "
         "group have to make the same calls in the same order"
     )
+
+
+def _check_devices(group: str, ranks: Sequence[int], devices: Sequence[str]) -> None:
+    taken: dict[str, int] = {}
+    for rank, device in zip(ranks, devices, strict=True):
+        if device and device in taken:
+            raise CollectiveMismatchError(
+                f"Duplicate GPU detected in group {group!r}: rank {rank} and rank {taken[device]} "
+                f"both on CUDA device {device.rpartition(':')[2]}. Each rank of a group of nccl "
+                "needs a device of its own: call torch.cuda.set_device(local_rank) first"
+            )
+        taken[device] = rank
 
 
 def check_splits(

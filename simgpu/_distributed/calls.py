@@ -35,6 +35,7 @@ class Call:
         peer: the root, or the rank that is sent to or received from; within the group.
         reduction: how the tensors of all ranks become one.
         place: "file:line" of the program.
+        device: which GPU of which machine it is, where no two ranks may be on one.
         nbytes: how many bytes this rank takes part with.
     """
 
@@ -45,6 +46,7 @@ class Call:
     peer: int = 0
     reduction: Reduction | None = None
     place: str = ""
+    device: str = ""
     number: int = 0
     nbytes: int = field(init=False)
 

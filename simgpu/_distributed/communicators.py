@@ -35,6 +35,16 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+class _Threads(threading.local):
+    """Of a thread that is a rank: which one, and what carries out the calls of its groups."""
+
+    rank: int | None = None
+    carrier: Callable[[str, int, list[int]], Transport] | None = None
+
+
+threads = _Threads()
+
+
 class Communicator:
     """One process group, on this rank."""
 
@@ -49,6 +59,8 @@ class Communicator:
         self.ranks = list(members) if members else list(range(self.size))
         """The global rank of each member."""
         self.transport = self._carried_by(backend)
+        self.owner = threads.carrier
+        """Whose it is, where ranks are threads of one process."""
         self.open: set[Work] = set()
         self.coalesced: list[Pending] | None = None
         """The calls since `_start_coalescing`; None outside."""
@@ -57,6 +69,8 @@ class Communicator:
         self._last: dict[str, Pending] = {}
 
     def _carried_by(self, backend: Any) -> Transport:
+        if threads.carrier is not None:
+            return threads.carrier(self.name, self.rank, self.ranks)
         if isinstance(backend, distributed.ProcessGroupGloo):
             return gloo.Transport(backend, self.name, self.ranks)
         if isinstance(backend, torch._C._distributed_c10d.FakeProcessGroup):
@@ -88,7 +102,8 @@ class Communicator:
 
     def land(self) -> None:
         """Wait for all that has begun, and let the outputs be there."""
-        for pending in list(self._last.values()):
+        while self._last:
+            _, pending = self._last.popitem()
             pending.await_(None)
             pending.land()
 
@@ -132,6 +147,13 @@ def _make(group: Any) -> Communicator:
         return communicator
 
 
+def forget() -> None:
+    """Forget the groups of a rank that is a thread, and which ends."""
+    for group, communicator in list(_communicators.items()):
+        if communicator.owner is threads.carrier:
+            del _communicators[group]
+
+
 def abort(backend: Any) -> None:
     """Let all later calls of the group with this backend fail."""
     for group, communicator in list(_communicators.items()):
@@ -151,9 +173,11 @@ def take_kind(part: Any, whole: Any) -> None:
 _backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
-def keep_backend(group: Any, backend: Any) -> None:
-    """Keep the Python half of a backend for as long as its group lives."""
+def keep_backend(group: Any, kind: Any, backend: Any) -> None:
+    """Keep the Python half of a backend for as long as its group lives, and the rules of NCCL."""
     _backends.setdefault(group, []).append(backend)
+    if kind == distributed.ProcessGroup.BackendType.NCCL:
+        _kinds[group] = "nccl"
 
 
 class _Synchronization(Instrument):
@@ -162,7 +186,8 @@ class _Synchronization(Instrument):
     def host_synchronizes(self, awaited: Any) -> None:
         if isinstance(awaited, torch.device):
             for communicator in list(_communicators.values()):
-                communicator.land()
+                if communicator.owner is threads.carrier:
+                    communicator.land()
 
 
 _synchronization: Instrument | None = None

@@ -106,7 +106,8 @@ class Transport:
 
     def _compare(self, call: Call, records: Sequence[Tensor], ranks: Sequence[int]) -> None:
         first = records[0][:_DIGEST]
-        if not all(torch.equal(record[:_DIGEST], first) for record in records):
+        same = all(torch.equal(record[:_DIGEST], first) for record in records)
+        if not same or call.number == 1:
             asked = [_read(record) for record in records]
             agreement.check(self._group, call.number, ranks, asked)
 
@@ -177,7 +178,7 @@ class Transport:
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
             records = [torch.empty(_RECORD, dtype=torch.uint8) for _ in self._ranks]
             self._wait(self._backend.allgather([records], [_record(call)]))
-            asked = [_read(record) for record in records]
+            asked = [_read(record)[:2] for record in records]
             agreement.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
@@ -258,13 +259,13 @@ def _record(call: Call) -> Tensor:
     says = call.says.encode()
     digest = hashlib.blake2b(says, digest_size=_DIGEST).digest()
     room = _RECORD - _DIGEST - 1
-    place = call.place.encode()[-200:]
-    text = says[: room - len(place)] + b"\0" + place
+    where = call.place.encode()[-200:] + b"\0" + call.device.encode()[-60:]
+    text = says[: room - len(where)] + b"\0" + where
     return torch.frombuffer(bytearray((digest + text).ljust(_RECORD, b"\0")), dtype=torch.uint8)
 
 
-def _read(record: Tensor) -> tuple[str, str]:
-    """What a rank said, and the line that said it."""
+def _read(record: Tensor) -> tuple[str, str, str]:
+    """What a rank said, the line that said it, and its device."""
     text = bytes(record[_DIGEST:].tolist()).decode(errors="replace")
-    says, place, *_ = [*text.split("\0"), ""]
-    return says, place
+    says, place, device, *_ = [*text.split("\0"), "", ""]
+    return says, place, device

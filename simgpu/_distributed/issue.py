@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,11 @@ from simgpu._runtime.instruments import Collective
 from simgpu._runtime.launch import Kernel, launch
 
 Tensor = torch.Tensor
+
+
+@functools.cache
+def _machine() -> str:
+    return socket.gethostname()
 
 
 class _CollectiveKernel(Kernel):
@@ -54,11 +61,14 @@ def issue(
     def run(*_: Any) -> list[Tensor]:
         written = list(itertools.chain.from_iterable(call.outs for call in calls))
         for call in calls:
-            call.place = place
+            call.place, call.device = place, device
             pending.append(group.submit(call, asynchronous))
         return written
 
     index = tensors[0].get_device() if tensors else -1
+    index = index if index >= 0 else world.current_device()
+    alone = group.kind == "nccl" and world.device_count() > 1
+    device = f"{_machine()}:{index}" if alone else ""
     about = Collective(
         group=group.name,
         number=group.next_number(calls[0]) if calls else 0,
@@ -67,7 +77,7 @@ def issue(
         place=place,
     )
     kernel = _CollectiveKernel(name, run, about)
-    launch(kernel, index if index >= 0 else world.current_device(), (), {})
+    launch(kernel, index, (), {})
     return in_one_work(group, pending if asynchronous else [], outputs)
 
 

@@ -103,11 +103,10 @@ KERNELS = (
 def register(key: str = "PrivateUse1") -> torch.library.Library:
     """Register all kernels under a dispatch key, for as long as the returned library lives."""
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    defined = {schema.name for schema in torch._C._jit_get_all_schemas()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own kernels look for a backend written in C++
         for kernel in KERNELS:
-            if f"c10d::{kernel.__name__}" in defined:
+            if hasattr(torch.ops.c10d, kernel.__name__):
                 library.impl(kernel.__name__, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
         library.impl("allreduce_", reducing.sparse_allreduce, f"Sparse{key}")  # type: ignore[no-untyped-call]
     return library

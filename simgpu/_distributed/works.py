@@ -47,6 +47,11 @@ class Pending:
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._then: list[Callable[[], object]] = []
+        self._waits: Callable[[Pending], None] | None = None
+
+    def waits_by(self, wait: Callable[[Pending], None]) -> None:
+        """Wait by calling `wait`, not for another thread: for ranks that run one at a time."""
+        self._waits = wait
 
     def stage(self) -> None:
         """Let the call read and write copies, and poison what it will write."""
@@ -80,9 +85,16 @@ class Pending:
     def done(self) -> bool:
         return self._done.is_set()
 
+    def await_before_future(self) -> None:
+        """Wait where C++, which would wait for the future, cannot let other ranks run."""
+        if self._waits is not None:
+            self.await_(None)
+
     def await_(self, seconds: float | None) -> None:
         """Wait until the call has run, and raise what it raised; nothing has landed then."""
-        if not self._done.wait(seconds):
+        if self._waits is not None:
+            self._waits(self)
+        elif not self._done.wait(seconds):
             raise CollectiveTimeoutError(
                 f"{self.call.says} at {self.call.place} has waited {seconds:g} s for other ranks"
             )
@@ -137,6 +149,7 @@ class Work(distributed.Work):
         """A future of the outputs, of a type that C++ knows; they land before it completes."""
         self._keep.discard(self)
         for pending in self._pending:
+            pending.await_before_future()
             pending.then(pending.land)
         return typed_futures.after(self._pending, self._outputs)
 

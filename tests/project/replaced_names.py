@@ -10,6 +10,7 @@ from simgpu._backend import install
 from simgpu._backend.torch_patches import apply_all, serialization
 from simgpu._cuda import as_cuda
 from simgpu._patches import Action
+from simgpu._ranks import isolation
 from simgpu._simulation.schedules import replaced
 
 PAGE = Path(__file__).parents[2] / "docs" / "replaced_names.md"
@@ -25,6 +26,7 @@ named above them; `python -m tests.project.replaced_names` writes this page, and
 FOR_GOOD = "What is replaced in torch for good"
 FOR_A_WHILE = "What as_cuda replaces for a while"
 IN_A_SCHEDULE = "What schedule replaces in Python's library for a while"
+FOR_A_WORLD = "What ranks replaces for the length of a world"
 
 INTRODUCTIONS = {
     FOR_GOOD: (
@@ -45,13 +47,23 @@ INTRODUCTIONS = {
         "block they are undone. For threads that are not of the schedule they do what they did "
         "before. Nothing of torch is among them."
     ),
+    FOR_A_WORLD: (
+        "For as long as `simgpu.ranks` runs, the rows below are in place "
+        "(`simgpu/_ranks/run.py`). What they say of ranks holds in the threads of the ranks; other "
+        "threads find what PyTorch has."
+    ),
 }
 BY_PYTORCH = (
     "Registering the device type lets PyTorch itself add or change, depending on its release: "
 )
 
 
-FILES = {FOR_GOOD: apply_all.FILES, FOR_A_WHILE: as_cuda.FILES, IN_A_SCHEDULE: (replaced,)}
+FILES = {
+    FOR_GOOD: apply_all.FILES,
+    FOR_A_WHILE: as_cuda.FILES,
+    IN_A_SCHEDULE: (replaced,),
+    FOR_A_WORLD: (isolation,),
+}
 
 
 def tables(section):

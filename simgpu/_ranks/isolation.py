@@ -1,0 +1,220 @@
+"""What each rank that is a thread has of its own, and what is replaced in torch for that.
+
+Process groups of Python and C++, random numbers, and the variables that torchrun sets. Everything
+else, such as the globals of modules, is shared by the ranks, as threads share it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+from simgpu._distributed import kernels
+from simgpu._patches import Action, Patch, Patches, Row
+
+_FakeProcessGroup: Any = c10d.FakeProcessGroup
+
+
+class _Groups(distributed_c10d._World):
+    """The process groups that one rank knows: PyTorch's own class keeps them in its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own: dict[str, Any] = {name: {} for name in _MAPS}
+        self._count = 0
+
+    @property
+    def group_count(self) -> int:
+        return self._count
+
+    @group_count.setter
+    def group_count(self, value: int) -> None:
+        self._count = value
+
+
+# Those that PyTorch's class keeps in variables of the module.
+_MAPS = tuple(
+    name
+    for name, value in vars(distributed_c10d._World).items()
+    if isinstance(value, property) and isinstance(vars(distributed_c10d).get(f"_{name}"), dict)
+)
+
+
+def _map(name: str) -> property:
+    return property(lambda self: self._own[name])
+
+
+for _name in _MAPS:
+    setattr(_Groups, _name, _map(_name))
+
+
+class _PerThread(threading.local):
+    groups: _Groups | None = None
+
+
+_per_thread = _PerThread()
+
+
+class _GroupsOfThread:
+    """`distributed_c10d._world`: that of the rank which asks, PyTorch's own for other threads."""
+
+    def __init__(self, stock: Any) -> None:
+        vars(self)["_stock"] = stock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_per_thread.groups or self._stock, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_per_thread.groups or self._stock, name, value)
+
+
+def begin_groups() -> None:
+    """Let the calling thread have groups of its own, none so far."""
+    _per_thread.groups = _Groups()
+
+
+def end_groups() -> None:
+    """Destroy all groups of the calling thread."""
+    try:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    finally:
+        _unregister_all: Callable[[], None] = vars(c10d)["_unregister_all_process_groups"]
+        _unregister_all()
+        _per_thread.groups = None
+
+
+class State:
+    """Random numbers and environment of one rank, kept while others run."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self._variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "0",
+        }
+        self.save()
+
+    def save(self) -> None:
+        """Note the generators, which another rank is about to use."""
+        self._torch = torch.get_rng_state()
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
+
+    def restore(self) -> None:
+        """Put all in place."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        os.environ.update(self._variables)
+
+
+class Surroundings(State):
+    """The same of the thread that starts a world: what it had is there again afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+        self._before = {name: os.environ.get(name) for name in self._variables}
+
+    def restore(self) -> None:
+        super().restore()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class _Named(type):
+    """A class of backends all of whose objects are C++'s FakeProcessGroup."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _FakeProcessGroup)
+
+
+def _stand_in(stock: Any) -> type:
+    """A class in the place of ProcessGroupNCCL or ProcessGroupGloo: there is nothing to connect."""
+
+    class ProcessGroup(metaclass=_Named):
+        Options = stock.Options
+        _Options = getattr(stock, "_Options", None)
+
+        def __new__(
+            cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None
+        ) -> Any:
+            return _FakeProcessGroup._create_internal(rank, size)
+
+    return ProcessGroup
+
+
+def _without_cache(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        self.cache_enabled = False
+
+    return __init__
+
+
+def _isolate(patches: Patches) -> None:
+    isolate: Callable[[bool], object] = vars(c10d)["_set_thread_isolation_mode"]
+    isolate(True)
+    patches.then(lambda: isolate(False))
+
+
+def _take_tensors_of_the_host(patches: Patches) -> None:
+    library: Any = kernels.register("CPU")
+    patches.then(library._destroy)
+
+
+_WHY_STAND_IN = "ranks of one process meet in memory, and connect to nobody"
+_C10D = "torch.distributed.distributed_c10d"
+_FAKE = "torch._C._distributed_c10d.FakeProcessGroup"
+
+PATCHES: tuple[Row, ...] = (
+    Patch(_C10D, "_world", wrap=_GroupsOfThread, why="each rank, a thread, has groups of its own"),
+    *(
+        Patch(module, name, wrap=_stand_in, needs=name, why=_WHY_STAND_IN)
+        for name in ("ProcessGroupGloo", "ProcessGroupNCCL")
+        for module in (_C10D, "torch.distributed")
+    ),
+    *(
+        Patch(_FAKE, name, value=value, why="as NCCL's class answers")
+        for name, value in (
+            ("_set_sequence_number_for_group", lambda self: None),
+            ("supports_coalescing", True),
+            ("supports_splitting", False),
+        )
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+        "__init__",
+        wrap=_without_cache,
+        why='its cache is shared by threads, in each of which "cuda" is another device',
+    ),
+    Action(
+        "the registry that C++ has of process groups",
+        run=_isolate,
+        why="groups of different ranks have the same names",
+    ),
+    Action(
+        "the CPU kernels of the c10d operators",
+        run=_take_tensors_of_the_host,
+        why="tensors of the host meet in memory, too",
+    ),
+)

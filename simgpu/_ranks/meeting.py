@@ -1,0 +1,243 @@
+"""Collectives of ranks that are threads: the last one to come does the work of all.
+
+A call that does not fit to those of the other ranks is an error at once, in all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from simgpu._distributed import agreement
+from simgpu._distributed.calls import Call
+from simgpu._distributed.works import Pending
+from simgpu._ranks.baton import Baton
+from simgpu.errors import CollectiveMismatchError, RankLostError
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class _Meeting:
+    """One call of a group: who has come, by rank within the group."""
+
+    here: dict[int, Pending] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+class Meetings:
+    """All calls of all groups of a world that are under way."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[Any, int], _Meeting] = {}
+        self.mail: dict[Any, deque[Pending]] = {}
+
+
+class Transport:
+    """Carries out the calls of one group on one rank of a world."""
+
+    def __init__(
+        self,
+        meetings: Meetings,
+        baton: Baton,
+        me: int,
+        group: str,
+        rank: int,
+        ranks: Sequence[int],
+    ) -> None:
+        self._meetings, self._baton, self._me = meetings, baton, me
+        self._group, self._rank, self._ranks = group, rank, ranks
+        self._key = (group, tuple(ranks))
+        self._aborted = False
+
+    def submit(self, pending: Pending, awaited: bool) -> None:
+        """Come to a call; the last one to come does it for all."""
+        pending.waits_by(self._wait)
+        self._baton.pause(self._me)
+        if self._aborted:
+            pending.finish(RankLostError(f"group {self._group!r} was aborted"))
+        elif pending.call.kind in ("send", "recv"):
+            self._meet_peer(pending)
+        else:
+            self._meet_all(pending)
+
+    def _wait(self, pending: Pending) -> None:
+        call = pending.call
+        what = f"{call.says} at {call.place} (call {call.number} of group {self._group!r})"
+        self._baton.wait(self._me, pending.done, what)
+
+    def _meet_all(self, pending: Pending) -> None:
+        key = (self._key, pending.call.number)
+        meeting = self._meetings.calls.setdefault(key, _Meeting())
+        meeting.here[self._rank] = pending
+        if meeting.error is None:
+            meeting.error = self._difference(meeting)
+        complete = len(meeting.here) == len(self._ranks)
+        if complete:
+            del self._meetings.calls[key]
+            if meeting.error is None:
+                meeting.error = _carried_out([meeting.here[r].call for r in sorted(meeting.here)])
+        if complete or meeting.error is not None:
+            for each in meeting.here.values():
+                if not each.done():
+                    each.finish(_copied(meeting.error))
+
+    def _difference(self, meeting: _Meeting) -> BaseException | None:
+        members = sorted(meeting.here)
+        calls = [meeting.here[member].call for member in members]
+        return _told(
+            agreement.check,
+            self._group,
+            calls[0].number,
+            [self._ranks[member] for member in members],
+            [(call.says, call.place, call.device) for call in calls],
+        ) or (self._split_difference(calls) if len(calls) == len(self._ranks) else None)
+
+    def _split_difference(self, calls: list[Call]) -> BaseException | None:
+        if calls[0].kind != "all_to_all":
+            return None
+        sent = [[_nbytes(part) for part in call.ins] for call in calls]
+        awaited = [[_nbytes(part) for part in call.outs] for call in calls]
+        asked = [(call.says, call.place) for call in calls]
+        number = calls[0].number
+        return _told(agreement.check_splits, self._group, number, self._ranks, sent, awaited, asked)
+
+    def _meet_peer(self, pending: Pending) -> None:
+        """Find the other side of a send, or wait for it in the order of the calls."""
+        call = pending.call
+        sends = call.kind == "send"
+        pair = (self._rank, call.peer) if sends else (call.peer, self._rank)
+        other = self._meetings.mail.setdefault((self._key, pair, not sends), deque())
+        if not other:
+            mine = self._meetings.mail.setdefault((self._key, pair, sends), deque())
+            mine.append(pending)
+            return
+        found = other.popleft()
+        error = _told(
+            agreement.check,
+            self._group,
+            call.number,
+            [self._ranks[self._rank], self._ranks[call.peer]],
+            [(each.says, each.place, "") for each in (call, found.call)],
+        )
+        if error is None:
+            source, target = (call, found.call) if sends else (found.call, call)
+            target.outs[0].copy_(source.ins[0])
+        found.finish(_copied(error))
+        pending.finish(_copied(error))
+
+    def algorithm(self, call: Call) -> str:
+        return "" if call.reduction is None else "in one place"
+
+    def abort(self) -> None:
+        """Let all later calls fail."""
+        self._aborted = True
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _told(check: Callable[..., None], *arguments: Any) -> BaseException | None:
+    """The error that a check raises, if it does."""
+    try:
+        check(*arguments)
+    except CollectiveMismatchError as error:
+        return error.with_traceback(None)
+    return None
+
+
+def _copied(error: BaseException | None) -> BaseException | None:
+    """The error for one rank: an error that several threads raise would have all their frames."""
+    return copy.copy(error)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+def _carried_out(calls: list[Call]) -> BaseException | None:
+    """Do the work of all ranks; returns what went wrong."""
+    try:
+        with torch.no_grad():
+            _KINDS[calls[0].kind](calls)
+    except Exception as error:
+        return error
+    return None
+
+
+def _barrier(calls: list[Call]) -> None:
+    """All have come."""
+
+
+def _broadcast(calls: list[Call]) -> None:
+    source = calls[calls[0].peer].ins[0]
+    for call in calls:
+        for out in call.outs:
+            out.copy_(source)
+
+
+def _all_gather(calls: list[Call]) -> None:
+    for call in calls:
+        for out, source in zip(call.outs, calls, strict=True):
+            out.view(-1).copy_(source.ins[0].reshape(-1))
+
+
+def _gather(calls: list[Call]) -> None:
+    for out, source in zip(calls[calls[0].peer].outs, calls, strict=True):
+        out.copy_(source.ins[0])
+
+
+def _scatter(calls: list[Call]) -> None:
+    for call, part in zip(calls, calls[calls[0].peer].ins, strict=True):
+        call.outs[0].copy_(part)
+
+
+def _all_to_all(calls: list[Call]) -> None:
+    for rank, call in enumerate(calls):
+        for out, source in zip(call.outs, calls, strict=True):
+            out.view(-1).copy_(source.ins[rank].reshape(-1))
+
+
+def _prepared(calls: list[Call], position: int = 0) -> list[Tensor]:
+    reductions = [call.reduction for call in calls]
+    return [
+        reduction.prepare(call.ins[position], len(calls))
+        for call, reduction in zip(calls, reductions, strict=True)
+        if reduction is not None
+    ]
+
+
+def _all_reduce(calls: list[Call]) -> None:
+    """And reduce, where the root alone has an output."""
+    reduction = calls[0].reduction
+    assert reduction is not None, "a reduction says how"
+    total = reduction.combine(_prepared(calls))
+    for call in calls:
+        for out in call.outs:
+            out.copy_(total)
+
+
+def _reduce_scatter(calls: list[Call]) -> None:
+    reduction = calls[0].reduction
+    assert reduction is not None, "a reduction says how"
+    for rank, call in enumerate(calls):
+        total = reduction.combine(_prepared(calls, rank), segment=rank)
+        call.outs[0].copy_(total.view_as(call.outs[0]))
+
+
+_KINDS: dict[str, Callable[[list[Call]], None]] = {
+    "barrier": _barrier,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "all_reduce": _all_reduce,
+    "reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+}

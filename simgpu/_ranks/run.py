@@ -1,0 +1,155 @@
+"""`simgpu.ranks`: run a function on every rank of a world, in threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import distributed
+
+from simgpu._cuda import as_cuda
+from simgpu._distributed import communicators
+from simgpu._distributed.communicators import threads
+from simgpu._patches import Patches
+from simgpu._ranks import isolation
+from simgpu._ranks.baton import Baton
+from simgpu._ranks.meeting import Meetings, Transport
+from simgpu._runtime import world
+
+T = TypeVar("T")
+
+_one_at_a_time = threading.Lock()
+
+
+def ranks(
+    count: int,
+    function: Callable[[int], T],
+    *,
+    backend: str | None = "nccl",
+    schedule: int | None = None,
+) -> list[T]:
+    """What `function(rank)` returns on each rank of a fresh world of torch.distributed.
+
+    The ranks are threads of this process, of which one runs at a time: it goes on until it has to
+    wait for others. Each has `cuda:rank` as its current device, process groups, random numbers and
+    torchrun's environment variables of its own; all else, such as globals, is shared by them. The
+    default group is there when `function` is called, and is destroyed afterwards.
+
+    Args:
+        count: how many ranks.
+        function: called with a rank, from 0.
+        backend: as in `torch.distributed.init_process_group`.
+        schedule: a seed that says in which order the ranks go on; by default one after the other.
+
+    Within `simgpu.as_cuda(n)` or `simgpu.devices(n)` the ranks have its devices; without one,
+    `count` fresh ones by the name of CUDA.
+
+    Raises:
+        the first error that a rank raised, with those of the others as notes.
+        DeadlockError: no rank can go on; the text says what each one waits for, and in which line.
+        CollectiveMismatchError: the ranks made different calls.
+        ValueError: there are fewer devices than ranks.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"the number of ranks must be an integer from 1 on, got {count!r}")
+    if threads.rank is not None:
+        raise RuntimeError(f"rank {threads.rank} of a world cannot start another world")
+    with contextlib.ExitStack() as ends:
+        if not world.device_count():
+            ends.enter_context(as_cuda.as_cuda(count))
+        if world.device_count() < count:
+            raise ValueError(
+                f"{count} ranks need {count} devices, one each, and there are "
+                f"{world.device_count()}: make more, or ask for fewer ranks"
+            )
+        ends.enter_context(_one_at_a_time)
+        patches = Patches()
+        ends.callback(patches.undo)
+        patches.apply(isolation.PATCHES)
+        surroundings = isolation.Surroundings()
+        ends.callback(surroundings.restore)
+        return _World(count, function, backend, schedule).results()
+
+
+class _World:
+    """One run of all ranks."""
+
+    def __init__(
+        self, count: int, function: Callable[[int], Any], backend: str | None, seed: int | None
+    ) -> None:
+        self._count, self._function, self._backend = count, function, backend
+        self._states = [isolation.State(rank, count) for rank in range(count)]
+        self._baton = Baton(
+            count,
+            seed,
+            leaves=lambda rank: self._states[rank].save(),
+            enters=lambda rank: self._states[rank].restore(),
+        )
+        self._meetings = Meetings()
+        self._store: Any = vars(distributed)["HashStore"]()
+        self._results: list[Any] = [None] * count
+
+    def results(self) -> list[Any]:
+        started = [
+            threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(self._count)
+        ]
+        for thread in started:
+            thread.start()
+        self._baton.run()
+        for thread in started:
+            thread.join()
+        self._raise()
+        return self._results
+
+    def _rank(self, rank: int) -> None:
+        self._baton.begin(rank)
+        threads.rank = rank
+        threads.carrier = functools.partial(Transport, self._meetings, self._baton, rank)
+        isolation.begin_groups()
+        try:
+            world.set_current_device(rank)
+            distributed.init_process_group(
+                self._backend, rank=rank, world_size=self._count, store=self._store
+            )
+            self._results[rank] = self._function(rank)
+        except BaseException as error:
+            self._baton.failures[rank] = error
+        finally:
+            self._end_groups(rank)
+            threads.rank = threads.carrier = None
+            self._baton.end(rank)
+
+    def _end_groups(self, rank: int) -> None:
+        try:
+            isolation.end_groups()
+            communicators.forget()
+        except BaseException as error:
+            self._baton.failures.setdefault(rank, error)
+
+    def _raise(self) -> None:
+        """Raise what the first rank raised by itself, and note what became of the others."""
+        failures = self._baton.failures
+        if not failures:
+            return
+        first = next(
+            (rank for rank, error in failures.items() if error is not self._baton.stopped),
+            next(iter(failures)),
+        )
+        error = failures[first]
+        stopped = self._baton.stopped
+        notes = [f"raised by rank {first} of {self._count}"]
+        notes += [
+            f"rank {rank} has raised {type(other).__name__}: {other}"
+            for rank, other in failures.items()
+            if other is not error and other is not stopped
+        ]
+        if stopped is not None and stopped is not error:
+            notes.append(str(stopped))
+        if hasattr(error, "add_note"):  # from Python 3.11 on
+            for note in notes:
+                error.add_note(note)
+        raise error

@@ -1,0 +1,141 @@
+"""Each collective against its definition, on exact numbers, whatever the world and its schedule."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from tests.support import rank_cases, rounding
+from tests.support.worlds import few, schedules
+
+# PyTorch has new names for two of them; those that programs have are tried here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(8) as devices:
+        yield devices
+
+
+@pytest.mark.parametrize("case", rank_cases.CASES, ids=lambda case: case.__name__)
+@few
+@given(
+    count=strategies.world_sizes(1, 5),
+    shape=st.lists(st.integers(1, 3), max_size=2).map(tuple),
+    dtype=st.sampled_from(rank_cases.DTYPES),
+    seed=st.integers(0, 99),
+    async_op=st.booleans(),
+    schedule=schedules,
+)
+def test_it_is_what_it_is_defined_to_be(case, count, shape, dtype, seed, async_op, schedule):
+    simgpu.ranks(count, lambda rank: case(shape, dtype, seed, async_op), schedule=schedule)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_tensors_without_elements_travel(shape):
+    simgpu.ranks(3, lambda rank: rank_cases.every_collective(rank, shape, torch.float32, 1))
+
+
+@few
+@given(
+    count=strategies.world_sizes(2, 6),
+    size=st.integers(1, 40),
+    model=st.sampled_from(["ordered", "ring", "tree", "random"]),
+    seed=st.integers(0, 99),
+)
+def test_rounded_sums_keep_their_bound_and_are_equal_on_all_ranks(count, size, model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.randn(count, size, generator=generator)
+
+    def add(rank):
+        x = parts[rank].cuda()
+        dist.all_reduce(x)
+        return x.cpu()
+
+    with simgpu.comm.reduction(model, seed=seed):
+        sums = simgpu.ranks(count, add)
+    for each in sums:
+        assert torch.equal(each, sums[0])
+    rounding.check_bound(sums[0], list(parts))
+    if model == "ordered":
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        assert torch.equal(sums[0], total)
+
+
+@few
+@given(
+    count=strategies.world_sizes(2, 4),
+    factors=st.lists(st.sampled_from([0.5, 2.0, -1.0]), min_size=4, max_size=4),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+)
+def test_each_rank_multiplies_by_its_own_factor(count, factors, dtype):
+    def scale(rank):
+        x = torch.full((2,), rank + 1.0, device="cuda", dtype=dtype)
+        op = torch._C._distributed_c10d._make_nccl_premul_sum(factors[rank])
+        dist.all_reduce(x, op)
+        return x.tolist()
+
+    wanted = sum((rank + 1) * factors[rank] for rank in range(count))
+    assert simgpu.ranks(count, scale) == [[wanted, wanted]] * count
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "op", "error", "text"),
+    [
+        ("nccl", torch.int32, "BOR", ValueError, "Cannot use ReduceOp.BOR with NCCL"),
+        ("nccl", torch.bool, "AVG", TypeError, "Cannot use ReduceOp.AVG with Bool"),
+        ("nccl", torch.int16, "SUM", TypeError, "not supported for NCCL process group: Short"),
+        ("nccl", torch.complex64, "MAX", ValueError, "does not support .*MAX on complex"),
+        ("gloo", torch.float32, "BXOR", RuntimeError, "BXOR with non-integral dtype"),
+    ],
+)
+def test_what_cannot_be_reduced_is_refused(backend, dtype, op, error, text):
+    def reduce(rank):
+        dist.all_reduce(torch.ones(2, dtype=dtype, device="cuda"), getattr(dist.ReduceOp, op))
+
+    with pytest.raises(error, match=text):
+        simgpu.ranks(2, reduce, backend=backend)
+
+
+def test_bits_and_truth_values():
+    def bits(rank):
+        x = torch.tensor([rank + 1], device="cuda")
+        dist.all_reduce(x, dist.ReduceOp.BOR)
+        any_, all_ = (torch.tensor([rank == 0, True], device="cuda") for _ in range(2))
+        dist.all_reduce(any_)
+        dist.all_reduce(all_, dist.ReduceOp.PRODUCT)
+        return x.item(), any_.tolist(), all_.tolist()
+
+    assert simgpu.ranks(3, bits, backend="gloo") == [(3, [True, True], [False, True])] * 3
+
+
+def test_tensors_with_gaps_are_refused():
+    with pytest.raises(ValueError, match="Tensors must be contiguous"):
+        simgpu.ranks(1, lambda rank: dist.all_reduce(torch.ones(2, 3, device="cuda").t()))
+
+
+def test_collectives_are_seen_and_take_no_memory_of_a_device():
+    def add(rank):
+        x = torch.ones(1000, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        dist.all_reduce(x)
+        return torch.cuda.max_memory_allocated() - before
+
+    with simgpu.trace() as trace:
+        assert simgpu.ranks(3, add) == [0, 0, 0]
+    seen = [record for record in trace if record.collective is not None]
+    assert {record.op for record in seen} == {"c10d.allreduce_"}
+    assert sorted((record.device.index, record.nbytes) for record in seen) == [
+        (rank, 4000) for rank in range(3)
+    ]
+    assert {(r.collective.group, r.collective.number, r.collective.ranks) for r in seen} == {
+        ("0", 1, (0, 1, 2))
+    }
+    assert all("test_collectives.py:" in record.collective.place for record in seen)

@@ -1,0 +1,360 @@
+"""DistributedDataParallel: gradients are those of the whole batch, whatever way they travel.
+
+Weights and inputs are small whole numbers and the loss is multiplied by the number of ranks, so
+that sums and means over ranks are exact: gradients are compared bit for bit.
+"""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+import dataparallel
+import simgpu
+from simgpu import strategies
+from tests.support.worlds import few, schedules
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(8) as devices:
+        yield devices
+
+
+class Two(nn.Module):
+    """Two layers of whole numbers; with `which`, one of two last layers is used."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.last, self.other = nn.Linear(4, 2), nn.Linear(4, 2)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            values = torch.randint(-2, 3, parameter.shape, generator=generator)
+            parameter.data = values.to(parameter.dtype)
+
+    def forward(self, x, which=0):
+        hidden = self.first(x).relu()
+        return (self.other if which else self.last)(hidden)
+
+
+class One(Two):
+    """The same without the layer that may be unused."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        del self.other
+
+
+def rows(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, (count, 3), generator=generator).float()
+
+
+def gradients(model):
+    return [None if p.grad is None else p.grad.cpu().clone() for p in model.parameters()]
+
+
+def of_whole_batch(model, x, **named):
+    """Gradients of the sum over the whole batch, on the CPU."""
+    alone = copy.deepcopy(model)
+    alone(x, **named).sum().backward()
+    return gradients(alone)
+
+
+def equal(found, wanted):
+    return all(
+        b is None or (a is not None and torch.equal(a, b))
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def parallel(model, rank, **options):
+    return DistributedDataParallel(copy.deepcopy(model).cuda(), device_ids=[rank], **options)
+
+
+def backward(model, x, size, **named):
+    (model(x.cuda(), **named).sum() * size).backward()
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "bucket_cap_mb": st.sampled_from([1e-6, 25]),
+        "gradient_as_bucket_view": st.booleans(),
+    }
+)
+KINDS = st.sampled_from(
+    [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"broadcast_buffers": False}]
+)
+
+
+@few
+@given(
+    count=strategies.world_sizes(),
+    each=st.integers(1, 3),
+    options=OPTIONS,
+    kind=KINDS,
+    seed=st.integers(0, 99),
+    schedule=schedules,
+)
+def test_gradients_are_those_of_the_whole_batch(count, each, options, kind, seed, schedule):
+    model, x = One(seed), rows(count * each, seed)
+    wanted = of_whole_batch(model, x)
+
+    def train(rank):
+        ddp = parallel(model, rank, **options, **kind)
+        for _ in range(2):
+            ddp.zero_grad()
+            backward(ddp, x[rank::count], count)
+        return gradients(ddp)
+
+    for found in simgpu.ranks(count, train, schedule=schedule):
+        assert equal(found, wanted)
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 5),
+    steps=st.integers(1, 3),
+    options=OPTIONS,
+    seed=st.integers(0, 99),
+    schedule=schedules,
+)
+def test_no_sync_accumulates(count, steps, options, seed, schedule):
+    model, x = One(seed), rows(count * (steps + 1), seed)
+    wanted = of_whole_batch(model, x)
+
+    def accumulate(rank):
+        ddp = parallel(model, rank, **options)
+        mine = x[rank::count]
+        with ddp.no_sync():
+            for row in mine[:-1]:
+                backward(ddp, row[None], count)
+        alone = gradients(ddp)
+        backward(ddp, mine[-1:], count)
+        return alone, gradients(ddp)
+
+    for rank, (alone, found) in enumerate(simgpu.ranks(count, accumulate, schedule=schedule)):
+        own = of_whole_batch(model, x[rank::count][:-1])
+        assert equal(alone, [gradient * count for gradient in own])
+        assert equal(found, wanted)
+
+
+@few
+@given(
+    count=strategies.world_sizes(2, 5),
+    which=st.lists(st.integers(0, 1), min_size=5, max_size=5),
+    options=OPTIONS,
+    seed=st.integers(0, 99),
+)
+def test_layers_that_some_ranks_do_not_use_are_summed_over_the_others(count, which, options, seed):
+    model, x = Two(seed), rows(count, seed)
+    alone = copy.deepcopy(model)
+    for rank in range(count):
+        alone(x[rank : rank + 1], which[rank]).sum().backward()
+
+    def train(rank):
+        ddp = parallel(model, rank, find_unused_parameters=True, **options)
+        backward(ddp, x[rank : rank + 1], count, which=which[rank])
+        return gradients(ddp)
+
+    for found in simgpu.ranks(count, train):
+        assert equal(found, gradients(alone))
+
+
+def own_hook(size, bucket):
+    flat = bucket.buffer().div_(size)
+    return dist.all_reduce(flat, async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+HOOKS = {
+    "all_reduce": lambda ddp, size: ddp.register_comm_hook(None, default_hooks.allreduce_hook),
+    "fp16": lambda ddp, size: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook),
+    "bf16": lambda ddp, size: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook),
+    "own": lambda ddp, size: ddp.register_comm_hook(size, own_hook),
+    "of C++": lambda ddp, size: ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
+    "of C++, fp16": lambda ddp, size: ddp._register_builtin_comm_hook(
+        dist.BuiltinCommHookType.FP16_COMPRESS
+    ),
+    "PowerSGD": lambda ddp, size: ddp.register_comm_hook(
+        powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2),
+        powerSGD_hook.powerSGD_hook,
+    ),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_communication_hook_changes_no_exact_gradient(hook, count):
+    model, x = One(1), rows(count * 2, 1)
+    wanted = of_whole_batch(model, x)
+
+    def train(rank):
+        ddp = parallel(model, rank, bucket_cap_mb=1e-6 if hook == "own" else 25)
+        HOOKS[hook](ddp, count)
+        backward(ddp, x[rank::count], count)
+        return gradients(ddp)
+
+    for found in simgpu.ranks(count, train):
+        assert equal(found, wanted)
+
+
+class Normalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@few
+@given(count=strategies.world_sizes(2, 5), steps=st.integers(1, 3), seed=st.integers(0, 99))
+def test_parameters_and_buffers_are_equal_on_all_ranks(count, steps, seed):
+    x = torch.randn(count * 4 * steps, 3, generator=torch.Generator().manual_seed(seed))
+
+    def train(rank):
+        torch.manual_seed(rank)  # DDP begins with those of rank 0
+        ddp = DistributedDataParallel(Normalized().cuda(), device_ids=[rank])
+        optimizer = torch.optim.Adam(ddp.parameters(), lr=0.1)
+        for step in range(steps):
+            optimizer.zero_grad()
+            ddp(x[step::steps][rank::count].cuda()).square().mean().backward()
+            optimizer.step()
+        ddp.eval()
+        return [t.cpu() for t in (*ddp.parameters(), *ddp.buffers())], ddp.module.layers[1]
+
+    found = [tensors for tensors, _ in simgpu.ranks(count, train)]
+    parameters = len(list(Normalized().parameters()))
+    for tensors in found:
+        for mine, first in zip(tensors[:parameters], found[0], strict=False):
+            assert torch.equal(mine, first)
+
+
+@few
+@given(count=strategies.world_sizes(2, 5), seed=st.integers(0, 99), broadcast=st.booleans())
+def test_buffers_are_those_of_rank_0_unless_told_otherwise(count, seed, broadcast):
+    x = torch.randn(count * 4, 3, generator=torch.Generator().manual_seed(seed))
+
+    def forward(rank):
+        torch.manual_seed(0)
+        ddp = DistributedDataParallel(
+            Normalized().cuda(), device_ids=[rank], broadcast_buffers=broadcast
+        )
+        ddp(x[rank::count].cuda())
+        ddp(x[rank::count].cuda())
+        ddp._sync_buffers() if broadcast else None
+        return ddp.module.layers[1].running_mean.cpu()
+
+    means = simgpu.ranks(count, forward)
+    assert all(torch.equal(mean, means[0]) for mean in means) == broadcast
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 5),
+    steps=st.lists(st.integers(1, 4), min_size=5, max_size=5),
+    seed=st.integers(0, 99),
+    schedule=schedules,
+)
+def test_ranks_with_fewer_inputs_join(count, steps, seed, schedule):
+    model = One(seed)
+
+    def train(rank):
+        ddp, done = parallel(model, rank), 0
+        with ddp.join():
+            for _ in range(steps[rank]):
+                ddp.zero_grad()
+                backward(ddp, rows(1, rank), count)
+                done += 1
+        return done, gradients(ddp)
+
+    found = simgpu.ranks(count, train, schedule=schedule)
+    assert [done for done, _ in found] == steps[:count]
+    longest = [rank for rank in range(count) if steps[rank] == max(steps[:count])]
+    wanted = of_whole_batch(model, torch.cat([rows(1, rank) for rank in longest]))
+    assert all(equal(found[rank][1], wanted) for rank in longest)
+
+
+@few
+@given(
+    count=strategies.world_sizes(),
+    samples=st.integers(1, 30),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_shards_cover_every_sample_once(count, samples, shuffle, drop_last, epoch):
+    def shard(rank):
+        sampler = DistributedSampler(range(samples), shuffle=shuffle, drop_last=drop_last)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    shards = simgpu.ranks(count, shard)
+    assert len({len(each) for each in shards}) == 1
+    drawn = [index for each in shards for index in each]
+    extra = len(drawn) - samples
+    if drop_last and extra < 0:
+        assert len(set(drawn)) == len(drawn) > samples - count
+    else:
+        assert set(drawn) == set(range(samples))
+        assert extra < count  # the last shards are filled up with samples from the front
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    each=st.integers(1, 3),
+    options=OPTIONS,
+    seed=st.integers(0, 99),
+)
+def test_it_is_data_parallel_in_other_words(count, each, options, seed):
+    """A mean over processes, times their number, is the sum over devices of one process."""
+    model, x = One(seed), rows(count * each, seed)
+    devices = [torch.device("cuda", index) for index in range(count)]
+    alone = dataparallel.DataParallel(copy.deepcopy(model).cuda(0), devices)
+    alone(x.cuda(0)).sum().backward()
+
+    def train(rank):
+        ddp = parallel(model, rank, **options)
+        backward(ddp, x.chunk(count)[rank], 1)
+        return [gradient * count for gradient in gradients(ddp)]
+
+    exact = count & (count - 1) == 0  # dividing by three is not
+    for found in simgpu.ranks(count, train):
+        if exact:
+            assert equal(found, gradients(alone))
+        else:
+            torch.testing.assert_close(found, gradients(alone))
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), affine=st.booleans(), seed=st.integers(0, 99))
+def test_sync_batch_norm_is_batch_norm_of_the_whole_batch(count, affine, seed):
+    x = torch.randn(count * 3, 2, 2, dtype=torch.float64, generator=torch.manual_seed(seed))
+    alone = nn.BatchNorm1d(2, affine=affine, dtype=torch.float64)
+    whole = x.clone().requires_grad_()
+    wanted = alone(whole)
+    (wanted**3).sum().backward()
+
+    def normalize(rank):
+        layer = nn.BatchNorm1d(2, affine=affine, dtype=torch.float64)
+        sync = nn.SyncBatchNorm.convert_sync_batchnorm(layer).cuda()
+        mine = x[rank::count].cuda().requires_grad_()
+        out = sync(mine)
+        (out**3).sum().backward()
+        return out.detach().cpu(), mine.grad.cpu(), sync.running_mean.cpu(), sync.running_var.cpu()
+
+    for rank, found in enumerate(simgpu.ranks(count, normalize)):
+        here = slice(rank, None, count)
+        ours = [wanted.detach()[here], whole.grad[here], alone.running_mean, alone.running_var]
+        torch.testing.assert_close(list(found), ours)

@@ -1,0 +1,228 @@
+"""`simgpu.ranks`: worlds of ranks in threads, what goes wrong in them, and what is left behind."""
+
+import gc
+import os
+import random
+import re
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from simgpu.errors import CollectiveMismatchError, DeadlockError, SimGPUError
+from tests.support import rank_cases
+from tests.support.worlds import few, schedules
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(8) as devices:
+        yield devices
+
+
+@few
+@given(count=strategies.world_sizes(), seed=schedules)
+def test_each_rank_knows_itself(count, seed):
+    def rank_of_torchrun(rank):
+        assert dist.get_rank() == rank == int(os.environ["RANK"]) == torch.cuda.current_device()
+        assert dist.get_world_size() == count == int(os.environ["WORLD_SIZE"])
+        dist.barrier(device_ids=[rank])
+        assert os.environ["LOCAL_RANK"] == str(rank)
+        return rank
+
+    assert simgpu.ranks(count, rank_of_torchrun, schedule=seed) == list(range(count))
+
+
+@few
+@given(count=strategies.world_sizes(2, 5), seed=st.integers(0, 99))
+def test_a_seed_gives_the_same_order_and_numbers(count, seed):
+    def once():
+        order = []
+
+        def draw(rank):
+            numbers = [torch.rand(1).item(), random.random()]
+            for _ in range(3):
+                order.append(rank)
+                dist.barrier(device_ids=[rank])
+                numbers += [torch.rand(1).item(), random.random()]
+            return numbers
+
+        torch.manual_seed(seed)
+        random.seed(seed)
+        return simgpu.ranks(count, draw, schedule=seed), order
+
+    (numbers, order), again = once(), once()
+    assert (numbers, order) == again
+    assert all(each == numbers[0] for each in numbers)  # each rank's are its own, of one seed
+
+
+def test_seeds_give_different_orders():
+    def order_of(seed):
+        order = []
+
+        def meet(rank):
+            for _ in range(3):
+                order.append(rank)
+                dist.barrier(device_ids=[rank])
+
+        simgpu.ranks(3, meet, schedule=seed)
+        return tuple(order)
+
+    assert len({order_of(seed) for seed in range(8)}) > 4
+
+
+@few
+@given(count=strategies.world_sizes(2, 5), data=st.data(), seed=schedules)
+def test_a_rank_that_leaves_early_is_a_deadlock(count, data, seed):
+    left = data.draw(st.integers(0, count - 1))
+
+    def leave(rank):
+        dist.barrier(device_ids=[rank])
+        if rank != left:
+            dist.all_reduce(torch.ones(3, device="cuda"))
+
+    with pytest.raises(DeadlockError) as raised:
+        simgpu.ranks(count, leave, schedule=seed)
+    text = str(raised.value)
+    assert f"rank {left} has ended" in text
+    for rank in set(range(count)) - {left}:
+        waits = rf"rank {rank} waits for all_reduce float32 \(3,\) SUM at .*test_ranks.py:\d+"
+        assert re.search(waits, text), text
+
+
+def test_a_circle_of_receives_is_a_deadlock():
+    def receive(rank):
+        dist.recv(torch.ones(1, device="cuda"), (rank + 1) % 3)
+
+    with pytest.raises(DeadlockError, match="rank 2 waits for send and recv of float32"):
+        simgpu.ranks(3, receive)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_ranks_that_differ_are_all_told_so(seed):
+    for told in simgpu.ranks(2, rank_cases.every_mistake, schedule=seed):
+        for name, text in told.items():
+            assert text.startswith("CollectiveMismatchError"), (name, text)
+            assert "rank 0" in text, text
+            assert "rank 1" in text, text
+            assert text.count("rank_cases.py:") == 2, text
+
+
+@few
+@given(count=strategies.world_sizes(2, 5), data=st.data(), seed=schedules)
+def test_the_first_failure_is_raised_with_what_became_of_the_others(count, data, seed):
+    failing = data.draw(st.integers(0, count - 1))
+
+    def fail(rank):
+        dist.barrier(device_ids=[rank])
+        if rank == failing:
+            raise KeyError("of one rank")
+        dist.all_reduce(torch.ones(3, device="cuda"))
+
+    with pytest.raises(KeyError, match="of one rank") as raised:
+        simgpu.ranks(count, fail, schedule=seed)
+    if hasattr(raised.value, "__notes__"):
+        told, why = raised.value.__notes__
+        assert told == f"raised by rank {failing} of {count}"
+        assert f"rank {failing} has raised KeyError" in why
+        assert f"rank {(failing + 1) % count} waits for all_reduce" in why
+
+
+def test_two_ranks_on_one_device_are_refused():
+    def forget(rank):
+        torch.cuda.set_device(0)
+        dist.all_reduce(torch.ones(1, device="cuda"))
+
+    with pytest.raises(CollectiveMismatchError, match=r"Duplicate GPU .* rank 1 and rank 0 both"):
+        simgpu.ranks(2, forget)
+
+
+@few
+@given(seed=schedules)
+def test_a_read_before_the_wait_sees_no_number(seed):
+    def read(rank):
+        x = torch.full((2,), rank + 1.0, device="cuda")
+        work = dist.all_reduce(x, async_op=True)
+        early = x.tolist()
+        work.wait()
+        return early, x.tolist()
+
+    for early, late in simgpu.ranks(3, read, schedule=seed):
+        assert all(number != number for number in early)
+        assert late == [6.0, 6.0]
+
+
+def test_outputs_are_there_after_a_synchronization():
+    def synchronize(rank):
+        x = torch.ones(2, device="cuda")
+        dist.all_reduce(x, async_op=True)
+        torch.cuda.synchronize()
+        return x.tolist()
+
+    assert simgpu.ranks(2, synchronize) == [[2.0, 2.0]] * 2
+
+
+def test_a_wait_for_the_last_call_is_one_for_those_before():
+    def wait_once(rank):
+        first, last = torch.ones(2, device="cuda"), torch.ones(2, device="cuda")
+        dist.all_reduce(first, async_op=True)
+        dist.all_reduce(last, async_op=True).wait()
+        return first.tolist()
+
+    assert simgpu.ranks(2, wait_once) == [[2.0, 2.0]] * 2
+
+
+def test_too_few_devices_and_worlds_within_worlds_are_refused():
+    with pytest.raises(ValueError, match="9 ranks need 9 devices"):
+        simgpu.ranks(9, lambda rank: None)
+    with pytest.raises(ValueError, match="from 1 on, got 0"):
+        simgpu.ranks(0, lambda rank: None)
+    with pytest.raises(RuntimeError, match="rank 0 of a world cannot start another"):
+        simgpu.ranks(1, lambda rank: simgpu.ranks(1, lambda rank: None))
+
+
+def left_behind():
+    """What a world might leave: threads, groups, environment, memory of devices, generators."""
+    gc.collect()
+    return (
+        threading.active_count(),
+        dist.is_initialized(),
+        [os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")],
+        [torch.cuda.memory_allocated(index) for index in range(torch.cuda.device_count())],
+        random.getstate(),
+        torch.get_rng_state().tolist(),
+        dist.ProcessGroupGloo,
+        vars(dist.distributed_c10d)["_world"],
+    )
+
+
+@few
+@given(count=strategies.world_sizes(), seed=schedules, fails=st.booleans())
+def test_nothing_is_left_behind(count, seed, fails):
+    before = left_behind()
+
+    def use(rank):
+        x = torch.rand(100, device="cuda") + random.random() + torch.rand(1).item()
+        work = dist.all_reduce(x, async_op=True)
+        if not fails or rank:
+            work.wait()
+        dist.new_group([0])
+        if fails and not rank:
+            raise SimGPUError("on purpose")
+
+    if fails:
+        with pytest.raises(SimGPUError):
+            simgpu.ranks(count, use, schedule=seed)
+    else:
+        simgpu.ranks(count, use, schedule=seed)
+    assert left_behind() == before
+
+
+@pytest.mark.ranks(3)
+def test_the_fixture_has_as_many_ranks_as_its_marker_says(ranks):
+    assert ranks(lambda rank: dist.get_world_size(), backend="cpu:gloo,cuda:nccl") == [3, 3, 3]
