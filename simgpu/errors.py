@@ -101,7 +101,10 @@ class ScheduleError(SimGPUError, RuntimeError):
 
 
 class DeadlockError(ScheduleError):
-    """No thread of a schedule can go on; the text says what each waits for, and where."""
+    """No thread of a schedule, or rank of `simgpu.ranks`, can go on.
+
+    The text says what each waits for, and where.
+    """
 
 
 class LivelockError(ScheduleError):
@@ -161,7 +164,3 @@ class CollectiveTimeoutError(SimGPUError, _BackendError):
 
 class RankLostError(SimGPUError, _BackendError):
     """Another rank of the group has ended, or its group was aborted or destroyed."""
-
-
-class DeadlockError(SimGPUError, RuntimeError):
-    """No rank can go on: each waits for something that no other one will do."""

@@ -106,7 +106,7 @@ def register(key: str = "PrivateUse1") -> torch.library.Library:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own kernels look for a backend written in C++
         for kernel in KERNELS:
-            if hasattr(torch.ops.c10d, kernel.__name__):
+            if torch._C._jit_get_schemas_for_operator(f"c10d::{kernel.__name__}"):
                 library.impl(kernel.__name__, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
         library.impl("allreduce_", reducing.sparse_allreduce, f"Sparse{key}")  # type: ignore[no-untyped-call]
     return library
