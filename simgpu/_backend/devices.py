@@ -29,6 +29,8 @@ def devices(
         model: which GPU each device says that it is, such as "A100" or "H100 SXM"; a list gives
             one per device. Name, compute capability, multiprocessors and memory follow it, and so
             do random numbers. Without one, 16 GiB and the multiprocessors of an H100.
+        rng: "cuda" draws the numbers of CUDA's generator; "host" those of the CPU's kernels, in a
+            stream of its own for each device.
 
     The block has the devices, ``simgpu:0`` to ``simgpu:{count - 1}``, as a list. Current device,
     streams, memory ledgers and random streams begin anew with every block; the random streams are
@@ -44,11 +46,11 @@ def devices(
     return DeviceBlock(
         f"simgpu.devices({arguments})",
         f"simgpu.enable({arguments})",
-        lambda ends: start(count, memory, model, ends, rng),
+        lambda ends: start(count, memory, model, rng, ends),
     )
 
 
-def describe_arguments(count: int, memory: Memory, model: Names, rng: str = "cuda") -> str:
+def describe_arguments(count: int, memory: Memory, model: Names, rng: str) -> str:
     """The arguments as a program writes them."""
     told = {"memory": memory, "model": model, "rng": None if rng == "cuda" else rng}
     named = [f"{name}={value!r}" for name, value in told.items() if value is not None]
@@ -56,7 +58,7 @@ def describe_arguments(count: int, memory: Memory, model: Names, rng: str = "cud
 
 
 def start(
-    count: int, memory: Memory, model: Names, ends: ExitStack, rng: str = "cuda"
+    count: int, memory: Memory, model: Names, rng: str, ends: ExitStack
 ) -> list[torch.device]:
     """Make fresh devices, which last until `ends` is closed."""
     sizes = None if memory is None else capacities(count, memory)

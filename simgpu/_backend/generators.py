@@ -10,7 +10,7 @@ by default are in `simgpu._runtime.random`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,11 @@ from simgpu._random.stream import Stream
 from simgpu._runtime import world
 from simgpu._runtime.random import user_generators
 from simgpu.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from simgpu._runtime.device import Device
 
 _Stock: Any = torch._C.Generator
 
@@ -30,13 +35,13 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
     the same numbers, whatever devices they are of.
     """
 
-    host: Any
     _device: torch.device
+    _host: Any
 
-    def __new__(cls, device: torch.device, host: Any = None) -> DeviceGenerator:
-        self: DeviceGenerator = _Stock.__new__(cls)
+    def __new__(cls, device: torch.device, host: Any = None) -> Self:
+        self: Self = _Stock.__new__(cls)
         self._device = device
-        self.host = _fresh() if host is None else host
+        self._host = _fresh() if host is None else host
         user_generators[self._cdata] = self
         label_generator(self, device)
         return self
@@ -45,10 +50,18 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
         """Nothing: a generator is complete after __new__."""
 
     @property
+    def host(self) -> Any:
+        """What kernels draw from for it."""
+        return self._host
+
+    def _draw_from(self, host: Any) -> None:
+        self._host = host
+
+    @property
     def device(self) -> torch.device:
         return self._device
 
-    def manual_seed(self, seed: int) -> DeviceGenerator:
+    def manual_seed(self, seed: int) -> Self:
         """Restart the stream from `seed`."""
         self.host.manual_seed(seed)
         return self
@@ -65,29 +78,42 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
         """Where the stream is: a CPU uint8 tensor for `set_state`."""
         return self.host.get_state()  # type: ignore[no-any-return]
 
-    def set_state(self, new_state: torch.Tensor) -> None:
+    def set_state(self, new_state: torch.Tensor) -> Self:
         """Put the stream where `get_state` said it was."""
         self.host.set_state(new_state)
+        return self
 
     def clone_state(self) -> DeviceGenerator:
         """A generator of the same device that will draw the same numbers."""
         return DeviceGenerator(self._device, self.host.clone_state())
 
     def graphsafe_get_state(self) -> DeviceGenerator:
-        """A generator that shares this one's stream."""
+        """A generator that shares this one's stream, also when this one draws from another."""
         return DeviceGenerator(self._device, self.host)
 
-    def graphsafe_set_state(self, state: DeviceGenerator) -> None:
-        """Share the stream of `state` from now on."""
-        self.host = state.host
+    def graphsafe_set_state(self, state: torch.Generator) -> Self:
+        """Share the stream of `state` from now on: what is drawn from one moves both on.
+
+        As on CUDA, `state` may be of another device of that type. Raises TypeError or RuntimeError
+        for what is no generator of one.
+        """
+        if not isinstance(state, _Stock):
+            raise TypeError(f"expected a Generator, but got {type(state).__name__}")
+        if not isinstance(state, DeviceGenerator):
+            raise RuntimeError(
+                f"Expected a {self._device.type} generator, and got one of {state.device}"
+            )
+        self._draw_from(state.host)
+        return self
 
     def get_offset(self) -> int:
         """How far the stream's numbers have been drawn: a multiple of 4."""
         return self._stream().get_offset()
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> Self:
         """Go on from `offset`, a multiple of 4."""
         self._stream().set_offset(offset)
+        return self
 
     def _stream(self) -> Stream:
         if not isinstance(self.host, Stream):
@@ -99,6 +125,27 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (str(self._device), self.get_state())
+
+
+class DefaultGenerator(DeviceGenerator):
+    """The generator that a device draws from unless told otherwise: they always have one stream."""
+
+    _of: Device
+
+    def __new__(cls, device: Device) -> Self:
+        self = super().__new__(cls, device.torch_device, device.generator)
+        self._of = device
+        return self
+
+    def __init__(self, device: Device) -> None:
+        """Nothing: a generator is complete after __new__."""
+
+    @property
+    def host(self) -> Any:
+        return self._of.generator
+
+    def _draw_from(self, host: Any) -> None:
+        self._of.generator = host
 
 
 def _fresh() -> Any:
@@ -118,8 +165,6 @@ def make(device: torch.device) -> DeviceGenerator:
     return DeviceGenerator(world.device(world.resolve(device)).torch_device)
 
 
-def default_generators() -> tuple[DeviceGenerator, ...]:
+def default_generators() -> tuple[DefaultGenerator, ...]:
     """The generators that the devices draw from unless told otherwise, by index."""
-    return tuple(
-        DeviceGenerator(device.torch_device, device.generator) for device in world.active_devices
-    )
+    return tuple(map(DefaultGenerator, world.active_devices))

@@ -62,6 +62,7 @@ def _devices() -> Iterator[str]:
     from simgpu._backend.devices import devices
     from simgpu._models.gpus import models
     from simgpu._native import status
+    from simgpu._runtime.rngs import RNGS
     from simgpu.errors import SimGPUError
 
     try:
@@ -71,6 +72,7 @@ def _devices() -> Iterator[str]:
             total = torch.ones(2, device=made[1]).sum().item()
             yield _line("devices", f"can be made: {made[0]}, {made[1]}; 1 + 1 = {total:.0f}")
             yield _line("models", ", ".join(models()))
+            yield _line("random numbers", f"rng={' or '.join(RNGS)}")
             active = status.active_tricks()
     except SimGPUError as error:
         yield _line("devices", f"cannot be made: {error}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from simgpu._cli.argument_types import device_count, output_file
 from simgpu._cli.run_script import Program, ScriptOptions, make_devices, prepare, run_script
+from simgpu._runtime.rngs import RNGS
 
 
 def add_arguments(commands: Any) -> None:
@@ -34,6 +35,11 @@ def add_arguments(commands: Any) -> None:
         metavar="NAME[,NAME...]",
         help="which GPU each device says that it is, such as A100 or 'H100 SXM'; with commas one "
         "per device (`info` lists them)",
+    )
+    run.add_argument(
+        "--rng",
+        choices=RNGS,
+        help="what draws random numbers there: CUDA's generator (default) or the host's",
     )
     run.add_argument(
         "--as",
@@ -98,6 +104,7 @@ def start(options: argparse.Namespace) -> int:
         devices=options.devices,
         memory=options.memory,
         model=options.model,
+        rng=options.rng,
         as_cuda=options.name == "cuda",
         force=options.force,
         replace_data_parallel=options.replace_data_parallel,

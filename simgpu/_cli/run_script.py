@@ -36,6 +36,8 @@ class ScriptOptions:
     """What each device has; with commas one size per device."""
     model: str | None
     """Which GPU each device is; with commas one per device."""
+    rng: str | None
+    """What draws random numbers on the devices."""
     as_cuda: bool
     force: bool
     """Also where real CUDA is."""
@@ -62,6 +64,8 @@ def make_devices(options: ScriptOptions) -> str | None:
         os.environ[variables.MEMORY] = options.memory
     if options.model is not None:
         os.environ[variables.MODEL] = options.model
+    if options.rng is not None:
+        os.environ[variables.RNG] = options.rng
     if options.as_cuda:
         os.environ[variables.AS_CUDA] = "force" if options.force else "1"
     try:

@@ -39,7 +39,12 @@ from simgpu.errors import RealCudaError
 
 
 def as_cuda(
-    count: int, *, memory: devices.Memory = None, model: Names = None, force: bool = False
+    count: int,
+    *,
+    memory: devices.Memory = None,
+    model: Names = None,
+    rng: str = "cuda",
+    force: bool = False,
 ) -> DeviceBlock:
     """Have `count` fresh simulated GPUs that go by the name of CUDA, within the block.
 
@@ -48,7 +53,7 @@ def as_cuda(
     that outlive the block are simulated ones again.
 
     Args:
-        count, memory, model: as in `simgpu.devices`.
+        count, memory, model, rng: as in `simgpu.devices`.
         force: also on a machine with real CUDA, whose GPUs are then out of reach.
 
     The block has the devices, ``cuda:0`` to ``cuda:{count - 1}``, as a list.
@@ -58,21 +63,21 @@ def as_cuda(
         TypeError, ValueError, DevicesActiveError, BackendSlotTakenError, DeviceBlockError: as in
             `simgpu.devices`.
     """
-    arguments = devices.describe_arguments(count, memory, model)
+    arguments = devices.describe_arguments(count, memory, model, rng)
     forced = ", force=True" if force else ""
     return DeviceBlock(
         f"simgpu.as_cuda({arguments}{forced})",
         f"simgpu.enable({arguments}, as_cuda=True{forced})",
-        lambda ends: start(count, memory, model, force, ends),
+        lambda ends: start(count, memory, model, rng, force, ends),
     )
 
 
 def start(
-    count: int, memory: devices.Memory, model: Names, force: bool, ends: ExitStack
+    count: int, memory: devices.Memory, model: Names, rng: str, force: bool, ends: ExitStack
 ) -> list[torch.device]:
     """Make fresh devices that go by the name of CUDA until `ends` is closed."""
     _check_no_cuda(force)
-    simulated = devices.start(count, memory, model, ends)
+    simulated = devices.start(count, memory, model, rng, ends)
     ends.callback(_install().undo)
     return [torch.device("cuda", device.index) for device in simulated]
 

@@ -13,6 +13,7 @@ PROCESS_DEVICES = (
     "SIMGPU_DEVICE_COUNT",
     "SIMGPU_DEVICE_MEMORY",
     "SIMGPU_MODEL",
+    "SIMGPU_RNG",
     "SIMGPU_AS_CUDA",
 )
 DEFAULT_DATABASE = ".hypothesis/examples"

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Any
 
 import pytest
 
 from simgpu import _naming
 from simgpu._pytest.options import DeviceOptions, check, options_in, process_count
-from simgpu._pytest.short_option import early_model
+from simgpu._pytest.short_option import SHORT
+from simgpu._runtime.rngs import RNGS
 from simgpu._startup import variables
 
 
@@ -25,8 +27,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     process_count()
     options = options_in(early_config.known_args_namespace)
     if options.as_cuda:
-        if options.model is None:
-            options = dataclasses.replace(options, model=early_model(early_config, args))
+        for short in SHORT:
+            if getattr(options, short.field) is None:
+                told: Any = {short.field: short.early(early_config, args)}
+                options = dataclasses.replace(options, **told)
         _start(early_config, options)
 
 
@@ -52,6 +56,8 @@ def _start(config: pytest.Config, options: DeviceOptions) -> None:
         os.environ[variables.MEMORY] = options.memory
     if options.model is not None:
         os.environ[variables.MODEL] = options.model
+    if options.rng is not None:
+        os.environ[variables.RNG] = options.rng
 
 
 def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
@@ -62,7 +68,10 @@ def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
     if world.device_count() == options.count_or_default and "cuda" in _naming.names:
         return  # a plugin imported torch before, under the variables of a parent
     devices = as_cuda(
-        options.count_or_default, memory=options.memory_by_device, model=options.model_by_device
+        options.count_or_default,
+        memory=options.memory_by_device,
+        model=options.model_by_device,
+        rng=options.rng or RNGS[0],
     )
     try:
         devices.__enter__()

@@ -47,18 +47,19 @@ def choose_pool(options: DeviceOptions) -> Pool:
 
 def simulated_pool(options: DeviceOptions) -> SimulatedPool:
     """Return the pool of a session on simulated devices."""
-    memory, model = options.memory_by_device, options.model_by_device
-    if options.as_cuda:
-        return SimulatedPool(options.count_or_default, memory, model, "as cuda")
-    if options.process_count:
+    memory, model, rng = options.memory_by_device, options.model_by_device, options.rng
+    count, source = options.count_or_default, "as cuda" if options.as_cuda else None
+    if options.process_count and not options.as_cuda:
         memory, model = variables.device_memory(), variables.device_model()
-        return SimulatedPool(options.process_count, memory, model, f"by {variables.COUNT}")
-    return SimulatedPool(options.count_or_default, memory, model)
+        rng = variables.device_rng()
+        count, source = options.process_count, f"by {variables.COUNT}"
+    return SimulatedPool(count, memory, model, source, rng)
 
 
 def _only_simulated(options: DeviceOptions) -> bool:
     """Whether something that simulated devices alone have was asked for."""
-    return options.kind == "auto" and bool(options.process_count or options.memory or options.model)
+    told = options.process_count or options.memory or options.model or options.rng
+    return options.kind == "auto" and bool(told)
 
 
 def group_size(options: DeviceOptions, gpus: int) -> int:

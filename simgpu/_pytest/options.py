@@ -11,6 +11,7 @@ import pytest
 from simgpu._models.gpus import models_of
 from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker
 from simgpu._runtime.capacities import capacities
+from simgpu._runtime.rngs import RNGS, check_rng
 from simgpu._startup import variables
 
 DEFAULT_COUNT = 8
@@ -38,6 +39,8 @@ class DeviceOptions:
     """What each simulated device has; with commas one size per device."""
     model: str | None = None
     """Which GPU each simulated device says that it is; with commas one per device."""
+    rng: str | None = None
+    """What draws random numbers on simulated devices."""
     process_count: int | None = None
     """SIMGPU_DEVICE_COUNT: simulated devices that the process has for as long as it lasts."""
 
@@ -87,6 +90,11 @@ def add_options(parser: pytest.Parser) -> None:
         "device; also --model, where the suite has no option of that name",
     )
     add(
+        "--device-rng",
+        choices=RNGS,
+        help="what draws random numbers: CUDA's generator (default) or the host's; also --rng",
+    )
+    add(
         "--oversubscribe",
         action="store_true",
         help="N slots that all name cuda:0, so that one real GPU runs multi-device tests",
@@ -132,6 +140,7 @@ def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> D
         faults=namespace.simgpu_faults,
         memory=namespace.simgpu_device_memory,
         model=namespace.simgpu_device_model,
+        rng=namespace.simgpu_device_rng,
         process_count=process_count(),
     )
 
@@ -160,6 +169,7 @@ def check(options: DeviceOptions) -> None:
     for name, value, variable, read in (
         ("--device-memory", options.memory, variables.MEMORY, capacities),
         ("--device-model", options.model, variables.MODEL, models_of),
+        ("--device-rng", options.rng, variables.RNG, lambda _, rng: check_rng(rng)),
     ):
         if value is None:
             continue
@@ -174,7 +184,16 @@ def check(options: DeviceOptions) -> None:
         except ValueError as error:
             raise pytest.UsageError(f"{name} {value}: {error}") from None
     if process and simulated:
-        try:
-            models_of(process, variables.device_model())
-        except ValueError as error:
-            raise pytest.UsageError(f"{variables.MODEL}: {error}") from None
+        _check_variables(process)
+
+
+def _check_variables(process: int) -> None:
+    """Raise for what the process's own devices cannot be: they are made when torch is imported."""
+    try:
+        models_of(process, variables.device_model())
+    except ValueError as error:
+        raise pytest.UsageError(f"{variables.MODEL}: {error}") from None
+    try:
+        variables.device_rng()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None

@@ -1,39 +1,87 @@
-"""`--model`, which is `--device-model` in a suite that has no option of that name.
+"""`--model` and `--rng`: `--device-model` and `--device-rng` in a suite without such options.
 
 The plugin is loaded in every session, and suites of models often have a `--model` of their own: so
-it is added when the suite's conftests have had their turn.
+they are added when the suite's conftests have had their turn.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from simgpu._models.gpus import find
-
-SHORT = "--model"
-
-# Whether --as-cuda has made devices by a `--model` that was not known yet to be ours.
-_TAKEN_EARLY = pytest.StashKey[bool]()
+from simgpu._runtime.rngs import RNGS, check_rng
 
 
-def early_model(config: pytest.Config, args: Sequence[str]) -> str | None:
-    """Return what `--model` says on a command line, if it may be ours: it names GPUs.
+@dataclass(frozen=True)
+class ShortOption:
+    """One of them: `name`, short for `long`, which is `field` of `DeviceOptions`."""
 
-    For --as-cuda, whose devices are made before any conftest can say whose option it is.
-    """
-    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    reader.add_argument(SHORT)
-    try:
-        told: str | None = reader.parse_known_args(list(args))[0].model
-        for name in (told or "").split(","):
-            find(name)
-    except (argparse.ArgumentError, ValueError):
-        return None
-    config.stash[_TAKEN_EARLY] = True
-    return told
+    field: str
+    value: str
+    """One that it may have."""
+    check: Callable[[str], object]
+    """Raises ValueError for a value that cannot be ours."""
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"--{self.field}"
+
+    @property
+    def long(self) -> str:
+        return f"--device-{self.field}"
+
+    def early(self, config: pytest.Config, args: Sequence[str]) -> str | None:
+        """Return what the option says on a command line, if it may be ours.
+
+        For --as-cuda, whose devices are made before any conftest can say whose option it is.
+        """
+        reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        reader.add_argument(self.name, dest="told")
+        try:
+            told: str | None = reader.parse_known_args(list(args))[0].told
+            if told is not None:
+                self.check(told)
+        except (argparse.ArgumentError, ValueError):
+            return None
+        if told is not None:
+            config.stash.setdefault(_TAKEN_EARLY, set()).add(self)
+        return told
+
+    def add_where_free(self, config: pytest.Config, parser: pytest.Parser) -> None:
+        """Add the option, unless the suite has one of that name."""
+        _, unknown = parser.parse_known_and_unknown_args([f"{self.name}={self.value}"])
+        if unknown:
+            parser.getgroup("simgpu").addoption(
+                self.name,
+                dest=f"simgpu_device_{self.field}",
+                metavar="NAME[,NAME...]" if self.choices is None else None,
+                choices=self.choices,
+                help=self.long,
+            )
+        elif self in config.stash.get(_TAKEN_EARLY, ()):
+            raise pytest.UsageError(
+                f"{self.name} is an option of this suite: say {self.long} for the devices of "
+                "--as-cuda"
+            )
+
+
+def _find_each(names: str) -> None:
+    for name in names.split(","):
+        find(name)
+
+
+# Those by which --as-cuda has made devices before it was known that they are ours.
+_TAKEN_EARLY = pytest.StashKey[set[ShortOption]]()
+
+SHORT = (
+    ShortOption("model", "A100", _find_each),
+    ShortOption("rng", RNGS[0], check_rng, RNGS),
+)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -41,18 +89,6 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, object, object]:
     done = yield
-    _add_where_free(early_config, parser)
+    for short in SHORT:
+        short.add_where_free(early_config, parser)
     return done
-
-
-def _add_where_free(config: pytest.Config, parser: pytest.Parser) -> None:
-    """Add the option, unless the suite has one of that name."""
-    _, unknown = parser.parse_known_and_unknown_args([f"{SHORT}=A100"])
-    if unknown:
-        parser.getgroup("simgpu").addoption(
-            SHORT, dest="simgpu_device_model", metavar="NAME[,NAME...]", help="--device-model"
-        )
-    elif config.stash.get(_TAKEN_EARLY, False):
-        raise pytest.UsageError(
-            f"{SHORT} is an option of this suite: say --device-model for the devices of --as-cuda"
-        )

@@ -14,6 +14,7 @@ import pytest
 
 from simgpu._models.gpus import models_of
 from simgpu._pytest.pools import SCOPES, Scope, fixture_name, plural
+from simgpu._runtime.rngs import RNGS
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,7 @@ class SimulatedPool:
     """Up to `count` simulated GPUs for a test.
 
     Args:
-        memory, model: of each, as `simgpu.devices` takes it; None for its default.
+        memory, model, rng: of each, as `simgpu.devices` takes it; None for its default.
         source: what made them for the whole process, for the header: "as cuda".
     """
 
@@ -35,8 +36,10 @@ class SimulatedPool:
         memory: str | list[str] | None = None,
         model: str | list[str] | None = None,
         source: str | None = None,
+        rng: str | None = None,
     ) -> None:
         self.count, self.memory, self.model, self.source = count, memory, model, source
+        self.rng = rng or RNGS[0]
         self._scopes: list[Scope] = []  # of the fixtures that hold devices now
 
     def describe(self) -> str:
@@ -46,6 +49,8 @@ class SimulatedPool:
         if self.model:
             models = dict.fromkeys(model.name for model in models_of(self.count, self.model))
             words += f", model {', '.join(models)}"
+        if self.rng != RNGS[0]:
+            words += f", rng {self.rng}"
         return f"{words} (simgpu{f', {self.source}' if self.source else ''})"
 
     @contextlib.contextmanager
@@ -83,7 +88,7 @@ class SimulatedPool:
         memory, model = (
             told[:count] if isinstance(told, list) else told for told in (self.memory, self.model)
         )
-        with simgpu.devices(count, memory=memory, model=model) as devices:
+        with simgpu.devices(count, memory=memory, model=model, rng=self.rng) as devices:
             made = world.current_world()
             assert made is not None
             made.way_out = (

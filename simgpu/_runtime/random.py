@@ -59,10 +59,6 @@ class Generator(torch.Generator):
         return seed
 
 
-RNGS = "cuda", "host"
-"""What draws on simulated devices: CUDA's generator, or the CPU's with its kernels."""
-
-
 def make_generator(rng: str, index: int) -> Generator | Stream:
     """The generator of device `index`, seeded as PyTorch is.
 

@@ -23,7 +23,7 @@ from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
 from simgpu._runtime import clock
 from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
-from simgpu._runtime.random import RNGS
+from simgpu._runtime.rngs import check_rng
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
 # What callers name a device by; None is the current one.
@@ -81,7 +81,7 @@ def enter(
     """Make `count` fresh devices; raises if there are some already.
 
     Each has an entry of `memory` in bytes, by default what its model has. `rng` is what draws
-    there: one of `random.RNGS`.
+    there: one of `rngs.RNGS`.
     """
     global _world, _per_thread
     check_fork()
@@ -89,8 +89,7 @@ def enter(
         raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
     if not 1 <= count <= MAX_DEVICES:
         raise ValueError(f"device count must be from 1 to {MAX_DEVICES}, got {count}")
-    if rng not in RNGS:
-        raise ValueError(f"rng must be one of {', '.join(map(repr, RNGS))}, got {rng!r}")
+    check_rng(rng)
     if _world is not None:
         raise DevicesActiveError(
             f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "

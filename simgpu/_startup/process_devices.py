@@ -16,8 +16,8 @@ def start_process_devices() -> None:
 
     Does nothing where they have been made already, as `import torch` does by itself wherever
     simgpu is installed. SIMGPU_DEVICE_MEMORY says what each has, as in `simgpu.devices`, with
-    commas between the sizes of several, and SIMGPU_MODEL which GPU each is, likewise. With
-    SIMGPU_AS_CUDA, they go by the name of CUDA.
+    commas between the sizes of several, and SIMGPU_MODEL which GPU each is, likewise; SIMGPU_RNG
+    says what draws their random numbers. With SIMGPU_AS_CUDA, they go by the name of CUDA.
 
     Raises ValueError where a variable makes no sense.
     """
@@ -28,8 +28,9 @@ def start_process_devices() -> None:
     sizes = None if memory is None else capacities(count, memory)
     model = variables.device_model()
     models = None if model is None else models_of(count, model)
+    rng = variables.device_rng()
     install.install()
-    world.enter(count, sizes, models)
+    world.enter(count, sizes, models, rng)
     if os.environ.get(variables.AS_CUDA):
         from simgpu._cuda import as_cuda
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+from simgpu._runtime.rngs import RNGS, check_rng
+
 COUNT = "SIMGPU_DEVICE_COUNT"
 MEMORY = "SIMGPU_DEVICE_MEMORY"
 MODEL = "SIMGPU_MODEL"
+RNG = "SIMGPU_RNG"
 AS_CUDA = "SIMGPU_AS_CUDA"
 
-NAMES = (COUNT, MEMORY, MODEL, AS_CUDA)
+NAMES = (COUNT, MEMORY, MODEL, RNG, AS_CUDA)
 
 
 def device_count() -> int | None:
@@ -33,6 +36,17 @@ def device_memory() -> str | list[str] | None:
 def device_model() -> str | list[str] | None:
     """Return which GPU each device is, or a list with one entry per device; None if not told."""
     return by_device(os.environ.get(MODEL))
+
+
+def device_rng() -> str:
+    """Return what draws random numbers on the devices: CUDA's generator, if not told.
+
+    Raises ValueError where there is no such thing.
+    """
+    try:
+        return check_rng(os.environ.get(RNG) or RNGS[0])
+    except ValueError as error:
+        raise ValueError(f"{RNG}: {error}") from None
 
 
 def by_device(text: str | None) -> str | list[str] | None:

@@ -22,6 +22,7 @@ def enable(
     *,
     memory: devices.Memory = None,
     model: Names = None,
+    rng: str = "cuda",
     as_cuda: bool = False,
     force: bool = False,
 ) -> list[torch.device]:
@@ -31,7 +32,7 @@ def enable(
     `with simgpu.devices(n)` ends its devices even where an error is raised.
 
     Args:
-        count, memory, model: as in `simgpu.devices`.
+        count, memory, model, rng: as in `simgpu.devices`.
         as_cuda: the devices go by the name of CUDA, as in `simgpu.as_cuda`.
         force: as in `simgpu.as_cuda`.
 
@@ -50,13 +51,13 @@ def enable(
             raise DevicesActiveError(
                 f"{_enabled[0]} has made devices already: call simgpu.disable() first"
             )
-        call = f"simgpu.enable({devices.describe_arguments(count, memory, model)}"
+        call = f"simgpu.enable({devices.describe_arguments(count, memory, model, rng)}"
         call += (", as_cuda=True" if as_cuda else "") + (", force=True" if force else "") + ")"
         with contextlib.ExitStack() as ends:
             if as_cuda:
-                made = cuda.start(count, memory, model, force, ends)
+                made = cuda.start(count, memory, model, rng, force, ends)
             else:
-                made = devices.start(count, memory, model, ends)
+                made = devices.start(count, memory, model, rng, ends)
             _enabled = call, ends.pop_all()
         return made
 

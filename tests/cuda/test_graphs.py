@@ -401,3 +401,36 @@ def test_a_planted_fault_is_caught(cuda, name):
     edit, test = FAULTS[name]
     with edit.planted(), pytest.raises((AssertionError, pytest.fail.Exception)):
         run(test, cuda=cuda)
+
+
+@given(seed=st.integers(0, 9), turns=st.lists(st.integers(0, 1), min_size=1, max_size=4))
+def test_a_graph_draws_from_the_streams_that_it_was_captured_with(cuda, seed, turns):
+    """A generator that goes from stream to stream in a capture does so in each replay."""
+
+    def streams(generator):
+        torch.rand(1, device="cuda")
+        generator.manual_seed(seed)
+        return generator, (generator.graphsafe_get_state(), generator.clone_state())
+
+    def drawn(generator, states):
+        found = []
+        for turn in turns:
+            generator.graphsafe_set_state(states[turn])
+            found.append(torch.rand(5, device="cuda", generator=generator))
+        generator.graphsafe_set_state(states[0])
+        return found
+
+    plain, captured = map(
+        streams, (torch.Generator(device="cuda"), torch.cuda.default_generators[0])
+    )
+    graph = torch.cuda.CUDAGraph()
+    for state in captured[1]:
+        graph.register_generator_state(state)
+    with torch.cuda.graph(graph):
+        made = drawn(*captured)
+    for _ in range(2):
+        expected = drawn(*plain)
+        graph.replay()
+        assert same(values(made), values(expected))
+        offsets = [[state.get_offset() for state in states] for _, states in (plain, captured)]
+        assert offsets[0] == offsets[1]

@@ -215,13 +215,14 @@ def test_data_parallel_warns_of_unlike_gpus(library, names, warns):
 
 
 def test_the_variable_and_the_command_name_models(python):
-    """SIMGPU_MODEL in a child of `simgpu run --model`, which sets it."""
-    asks = "import torch; print([torch.cuda.get_device_name(i) for i in range(2)])"
+    """SIMGPU_MODEL and SIMGPU_RNG in a child of `simgpu run --model --rng`, which sets them."""
+    asks = "import torch; print([torch.cuda.get_device_name(i) for i in range(2)], end=' '); "
+    asks += "print(torch.cuda.get_rng_state().numel() > 16)"
     code = f"import subprocess, sys; {asks}; subprocess.run([sys.executable, '-c', {asks!r}])"
-    told = ("--devices", "2", "--model", "RTX 4080 Super,t4")
+    told = ("--devices", "2", "--model", "RTX 4080 Super,t4", "--rng", "host")
     done = python("-u", "-m", "simgpu", "run", *told, "-c", code)
     names = ["NVIDIA GeForce RTX 4080 SUPER", "Tesla T4"]
-    assert done.stdout.splitlines() == [str(names), str(names)], done.stderr
+    assert done.stdout.splitlines() == [f"{names} True"] * 2, done.stderr
 
 
 def test_a_wrong_model_on_the_command_line_is_told():

@@ -1,4 +1,4 @@
-"""pytest --model and --device-model: devices that say they are a GPU, and suites with their own."""
+"""pytest --model and --rng: devices that are a GPU by name, what draws; suites with their own."""
 
 import pytest
 
@@ -8,33 +8,43 @@ import torch
 def test_names(devices):
     module = torch.get_device_module(devices[0])
     assert [module.get_device_name(d) for d in devices] == ["NVIDIA A100-SXM4-40GB", "Tesla T4"]
+
+def test_generator(devices):
+    assert torch.get_device_module(devices[0]).get_rng_state(devices[0]).numel() > 16
 """
 NO_CACHE = ("-p", "no:cacheprovider", "--device-count", "2")
 
 
 @pytest.mark.parametrize(
     "options",
-    [("--model", "a100,t4", "--as-cuda"), ("--model=a100,t4",), ("--device-model=A100,Tesla T4",)],
+    [
+        ("--model", "a100,t4", "--rng", "host", "--as-cuda"),
+        ("--model=a100,t4", "--rng=host"),
+        ("--device-model=A100,Tesla T4", "--device-rng", "host"),
+    ],
     ids=["cuda", "short", "long"],
 )
 def test_each_device_is_its_model(pytester, options):
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess(*NO_CACHE, *options)
-    result.assert_outcomes(passed=1)
-    line = "*devices: 2 simulated GPUs, model NVIDIA A100-SXM4-40GB, Tesla T4 (simgpu*"
+    result.assert_outcomes(passed=2)
+    line = "*devices: 2 simulated GPUs, model NVIDIA A100-SXM4-40GB, Tesla T4, rng host (simgpu*"
     result.stdout.fnmatch_lines(line)
 
 
 def test_a_suite_keeps_its_own_option(pytester):
     pytester.makeconftest(
-        "def pytest_addoption(parser): parser.addoption('--model', default='theirs')"
+        "def pytest_addoption(parser):\n"
+        "    for name in ('--model', '--rng'): parser.addoption(name, default='theirs')"
     )
     pytester.makepyfile(
-        "def test_it(request, devices): assert request.config.option.model == 'bert'"
+        "def test_it(request, devices):\n"
+        "    assert (request.config.option.model, request.config.option.rng) == ('bert', 'host')"
     )
-    pytester.runpytest_inprocess(*NO_CACHE, "--model", "bert").assert_outcomes(passed=1)
-    result = pytester.runpytest_subprocess(*NO_CACHE, "--model", "T4", "--as-cuda")
-    result.stderr.fnmatch_lines(["*--model is an option of this suite: say --device-model*"])
+    own = ("--model", "bert", "--rng", "host")
+    pytester.runpytest_inprocess(*NO_CACHE, *own).assert_outcomes(passed=1)
+    result = pytester.runpytest_subprocess(*NO_CACHE, *own, "--as-cuda")
+    result.stderr.fnmatch_lines(["*--rng is an option of this suite: say --device-rng*"])
 
 
 @pytest.mark.parametrize(
@@ -42,6 +52,7 @@ def test_a_suite_keeps_its_own_option(pytester):
     [
         (("--model", "A1000000"), "--device-model A1000000: *is no GPU that is known here*"),
         (("--model", "T4", "--devices", "cuda"), "--device-model is of simulated devices*"),
+        (("--rng", "mine"), "--rng*: invalid choice: 'mine'*"),
         (("--model", "T4,L4,A100"), "*has 3 entries for 2 devices*"),
     ],
 )

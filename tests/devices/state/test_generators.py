@@ -123,3 +123,34 @@ def test_a_generator_shares_its_stream_and_is_pickled_with_its_place(devices, sl
     assert plain(draw(device, generator)) == plain(
         draw(device, torch.Generator(device=device).manual_seed(seed))
     )
+
+
+@given(slot=slots, seed=st.integers(0, 1000), turns=st.lists(st.booleans(), max_size=4))
+def test_the_generator_of_a_device_draws_from_the_stream_that_it_is_given(
+    devices, slot, seed, turns
+):
+    """Both move it on; and the device's own stream stands still meanwhile."""
+    device, draw = place(slot, devices), DRAWS["rand"]
+    default = torch.get_device_module(device).default_generators[device.index]
+    own, before = default.graphsafe_get_state(), default.get_state()
+    given, twin = (torch.Generator(device=device).manual_seed(seed) for _ in range(2))
+    try:
+        assert default.graphsafe_set_state(given) is default
+        for by_default in turns:
+            drawn = plain(draw(device, None if by_default else given))
+            assert drawn == plain(draw(device, twin))
+        assert torch.equal(default.get_state(), twin.get_state())
+        assert torch.equal(own.get_state(), before)
+    finally:
+        default.graphsafe_set_state(own)
+    draw(device, None)
+    assert torch.equal(given.get_state(), twin.get_state())
+    assert not torch.equal(own.get_state(), before)
+
+
+@pytest.mark.parametrize("state", [torch.Generator(), torch.zeros(16, dtype=torch.uint8), None])
+def test_only_a_generator_of_a_device_has_a_stream_to_share(devices, state):
+    generator = torch.Generator(device=devices[0])
+    with pytest.raises((TypeError, RuntimeError), match=r"(?i)expected a .*generator"):
+        generator.graphsafe_set_state(state)
+    assert generator.set_state(generator.get_state()) is generator

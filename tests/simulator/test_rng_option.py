@@ -1,0 +1,62 @@
+"""rng="host": devices that draw by the CPU's generator and kernels, each in a stream of its own."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu._cli.describe import description
+from simgpu._startup import process_devices, variables
+
+
+def enabled(count, **arguments):
+    class Enabled:
+        def __enter__(self):
+            simgpu.enable(count, **arguments)
+
+        def __exit__(self, *_):
+            simgpu.disable()
+
+    return Enabled()
+
+
+MAKERS = {"devices": simgpu.devices, "as_cuda": simgpu.as_cuda, "enable": enabled}
+
+
+@pytest.mark.parametrize("how", sorted(MAKERS))
+@given(rng=st.sampled_from([None, "cuda", "host"]), count=st.integers(1, 3), seed=st.integers(0, 9))
+def test_what_draws_is_what_was_asked_for(how, rng, count, seed):
+    """CUDA's generator gives all devices the same numbers, and the host's gives each its own."""
+    with MAKERS[how](count, **({} if rng is None else {"rng": rng})):
+        torch.manual_seed(seed)
+        drawn = {tuple(torch.rand(5, device=f"simgpu:{index}").tolist()) for index in range(count)}
+        assert len(drawn) == (count if rng == "host" else 1)
+        assert (torch.simgpu.get_rng_state(0).numel() == 16) == (rng != "host")
+
+
+@pytest.mark.parametrize("how", sorted(MAKERS))
+@pytest.mark.parametrize("rng", ["mine", "CUDA", "", None, 1])
+def test_anything_else_is_refused(how, rng):
+    with pytest.raises(ValueError, match=f"rng must be one of 'cuda', 'host', got {rng!r}"):
+        MAKERS[how](2, rng=rng).__enter__()
+    assert torch.simgpu.device_count() == 0
+
+
+def test_the_hint_names_it():
+    block = simgpu.as_cuda(2, rng="host")
+    assert "simgpu.as_cuda(2, rng='host')" in repr(block)
+    with block:
+        pass
+
+
+def test_a_wrong_variable_is_refused(monkeypatch):
+    monkeypatch.setenv(variables.COUNT, "2")
+    monkeypatch.setenv(variables.RNG, "mine")
+    with pytest.raises(ValueError, match="SIMGPU_RNG: rng must be one of 'cuda', 'host'"):
+        process_devices.start_process_devices()
+    assert torch.simgpu.device_count() == 0
+
+
+def test_info_names_both():
+    assert "random numbers: rng=cuda or host" in " ".join(description())
