@@ -21,8 +21,6 @@ from simgpu._runtime.random import user_generators
 from simgpu.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from simgpu._runtime.device import Device
 
 _Stock: Any = torch._C.Generator
@@ -38,8 +36,8 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
     _device: torch.device
     _host: Any
 
-    def __new__(cls, device: torch.device, host: Any = None) -> Self:
-        self: Self = _Stock.__new__(cls)
+    def __new__(cls, device: torch.device, host: Any = None) -> Any:
+        self = _Stock.__new__(cls)
         self._device = device
         self._host = _fresh() if host is None else host
         user_generators[self._cdata] = self
@@ -61,7 +59,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
     def device(self) -> torch.device:
         return self._device
 
-    def manual_seed(self, seed: int) -> Self:
+    def manual_seed(self, seed: int) -> DeviceGenerator:
         """Restart the stream from `seed`."""
         self.host.manual_seed(seed)
         return self
@@ -78,7 +76,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
         """Where the stream is: a CPU uint8 tensor for `set_state`."""
         return self.host.get_state()  # type: ignore[no-any-return]
 
-    def set_state(self, new_state: torch.Tensor) -> Self:
+    def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
         """Put the stream where `get_state` said it was."""
         self.host.set_state(new_state)
         return self
@@ -91,7 +89,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
         """A generator that shares this one's stream, also when this one draws from another."""
         return DeviceGenerator(self._device, self.host)
 
-    def graphsafe_set_state(self, state: torch.Generator) -> Self:
+    def graphsafe_set_state(self, state: torch.Generator) -> DeviceGenerator:
         """Share the stream of `state` from now on: what is drawn from one moves both on.
 
         As on CUDA, `state` may be of another device of that type. Raises TypeError or RuntimeError
@@ -110,7 +108,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
         """How far the stream's numbers have been drawn: a multiple of 4."""
         return self._stream().get_offset()
 
-    def set_offset(self, offset: int) -> Self:
+    def set_offset(self, offset: int) -> DeviceGenerator:
         """Go on from `offset`, a multiple of 4."""
         self._stream().set_offset(offset)
         return self
@@ -132,7 +130,7 @@ class DefaultGenerator(DeviceGenerator):
 
     _of: Device
 
-    def __new__(cls, device: Device) -> Self:
+    def __new__(cls, device: Device) -> Any:
         self = super().__new__(cls, device.torch_device, device.generator)
         self._of = device
         return self

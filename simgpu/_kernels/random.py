@@ -7,7 +7,7 @@ Where that is CUDA's, `simgpu._random` computes what a GPU would; where devices 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,13 @@ from simgpu._random.composed import SAMPLERS, by_host
 from simgpu._random.fill import Source
 from simgpu._random.stream import Stream
 from simgpu._runtime import world
+from simgpu._runtime.instruments import hooks
 from simgpu._runtime.launch import Kernel, launch
 from simgpu._runtime.random import check_generator
 
 _CPU = torch.device("cpu")
 _EMPTY = Kernel(overload("empty.memory_format"))
+_NO_OPTIONS: dict[str, Any] = {}
 _ANY_INCREMENT = 4  # for operators of other libraries
 
 
@@ -34,9 +36,9 @@ class Draw:
     """An operator that draws: its kernel for CUDA's generator, and for the CPU's."""
 
     def __init__(self, kernel: Kernel) -> None:
-        sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
+        self.sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
         self._host = kernel
-        self._cuda = Kernel(kernel.op, _quietly(sampler))
+        self._cuda = Kernel(kernel.op, _quietly(self.sampler))
         self._exact = kernel.name.startswith("randperm")
 
     def choose(
@@ -60,6 +62,7 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
     would have to find its way here.
     """
     draw = Draw(Kernel(overload(name)))
+    both = Kernel(overload(name), _made_and_filled)
 
     def run(
         *args: Any,
@@ -78,13 +81,36 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
         index = world.current_device() if index is None else index
         make_sure_of_room(index, size, dtype)
         chosen, source = draw.choose(index, generator)
-        like = {"dtype": dtype, "layout": layout, "device": _CPU}
-        # As on CUDA, memory comes first: without it nothing is drawn.
-        tensor = adopt(launch(_EMPTY, index, (size,), like), index)
-        launch(chosen, index, (relabel(tensor), *filled_by), {"generator": source})
-        return tensor
+        like: dict[str, Any] = {"device": _CPU}
+        if dtype is not None:
+            like["dtype"] = dtype
+        if layout is not None:
+            like["layout"] = layout
+        if hooks.launches or hooks.before_allocate:
+            # As on CUDA, memory comes first: without it nothing is drawn.
+            tensor = adopt(launch(_EMPTY, index, (size,), like), index)
+            launch(chosen, index, (relabel(tensor), *filled_by), {"generator": source})
+            return tensor
+        # Nobody looks and there is room: both at once.
+        fill = draw.sampler if isinstance(source, Source) else chosen.run
+        return adopt(launch(both, index, (size, like, fill, filled_by, source), _NO_OPTIONS), index)
 
     return run
+
+
+def _made_and_filled(
+    keys: torch._C.DispatchKeySet,
+    size: Sequence[int],
+    like: dict[str, Any],
+    fill: Callable[..., Any],
+    filled_by: Sequence[Any],
+    source: Any,
+) -> torch.Tensor:
+    """A new tensor on the host, with numbers in it."""
+    tensor: torch.Tensor = _EMPTY.run(keys, size, **like)
+    with torch._C.DisableTorchFunction():
+        fill(keys, tensor, *filled_by, generator=source)
+    return tensor
 
 
 def _quietly(fill: Callable[..., Any]) -> Callable[..., Any]:

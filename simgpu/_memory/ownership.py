@@ -66,9 +66,15 @@ def to_device(host: torch.Tensor, index: int) -> torch.Tensor:
 
 def make_sure_of_room(index: int, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
     """Raise if device `index` has no room for a tensor, before the host makes one."""
-    device = world.device(index)
+    try:
+        device = active_devices[index]
+    except IndexError:
+        device = world.device(index)  # raises, and says what there is
     nbytes = math.prod(shape) * (torch.get_default_dtype() if dtype is None else dtype).itemsize
-    if nbytes > device.limit - device.allocated:
+    # What has died and is not counted yet only makes room.
+    if nbytes > device.limit - device.taken + device.freed and nbytes > (
+        device.limit - device.allocated
+    ):
         raise_out_of_memory(device, nbytes)
 
 

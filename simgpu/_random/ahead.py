@@ -18,7 +18,7 @@ from simgpu._random.arithmetic import Floats, unit_float
 from simgpu._random.philox import Array, Words, Words32
 
 MOST_THREADS = 2048
-_BLOCKS = 8192  # words of how many threads and places are computed at once, at most
+_BLOCKS = 16384  # words of how many threads and places are computed at once, at most
 _GROWTH = 4
 
 
@@ -86,12 +86,14 @@ class Ahead:
     def uniform(self, seed: int, place: int, threads: int) -> Floats:
         """What `uniform_()` makes of each thread's first word: in [0, 1), 0 where 1 is drawn."""
         with self._lock:
-            return self._of(1, threads).row(seed, place)
+            rows = self._rows.get((1, threads)) or self._of(1, threads)
+            return rows.row(seed, place)
 
     def _of(self, lanes: int, threads: int) -> _Rows:
         rows = self._rows.get((lanes, threads))
         if rows is None:
-            width = max(64, 1 << (threads - 1).bit_length())
+            step = max(64, 1 << threads.bit_length() >> 3)  # sizes that are nearly alike share
+            width = -(-threads // step) * step
             rows = self._rows.get((lanes, width)) or _Rows(width, lanes)
             self._rows[lanes, threads] = self._rows[lanes, width] = rows
         return rows

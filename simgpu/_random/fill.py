@@ -8,7 +8,6 @@ each number belongs to, and how far the generator moves on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,12 +31,13 @@ _NUMPY = {
 }
 
 
-@dataclass(frozen=True)
 class Source:
     """Where a kernel's numbers come from: a stream, and how many threads its GPU holds at once."""
 
-    stream: Stream
-    resident: int
+    __slots__ = ("resident", "stream")
+
+    def __init__(self, stream: Stream, resident: int) -> None:
+        self.stream, self.resident = stream, resident
 
 
 class Kind(Protocol):

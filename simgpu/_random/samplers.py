@@ -66,15 +66,16 @@ def uniform_(
 def _copied_from_ahead(tensor: Tensor, source: Source) -> bool:
     """Fill a small tensor of floats with numbers in [0, 1) that were computed ahead."""
     numel = tensor.numel()
-    if not (
-        0 < numel <= MOST_THREADS
-        and numel <= source.resident
-        and tensor.dtype is torch.float32
-        and tensor.is_contiguous()
+    if (
+        not 0 < numel <= MOST_THREADS
+        or tensor.dtype is not torch.float32
+        or numel > source.resident
+        or not tensor.is_contiguous()
     ):
         return False
     stream = source.stream
-    drawn = stream.ahead.uniform(*stream.take(STEP), numel)
+    seed, place = stream.take(STEP)
+    drawn = stream.ahead.uniform(seed, place, numel)
     array = tensor.numpy()
     if array.ndim != 1:
         array = array.reshape(-1)
