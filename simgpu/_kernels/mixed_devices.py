@@ -20,6 +20,7 @@ Tensor = torch.Tensor
 # One kernel here, another operator's kernel on CUDA: that one is named, with its arguments.
 _COMPOSED_ON_CUDA: dict[str, tuple[str, dict[str, str]]] = {
     "_stack": ("cat", {}),
+    "convolution": ("cudnn_convolution", {}),
     "embedding": ("index_select", {"weight": "self", "indices": "index"}),
     "stack": ("cat", {}),
 }

@@ -59,19 +59,27 @@ class Figures:
     """Reserved by PyTorch and in no tensor."""
     allowed: int | None = None
     """What `set_per_process_memory_fraction` allows."""
+    processes: tuple[tuple[int, int], ...] = ()
+    """Other processes, or this one where the driver only knows numbers, and what they have."""
+    private: int = 0
+    """Of `allocated`, what is in private pools, as those of graphs."""
 
 
 def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
-    """The words of `torch.OutOfMemoryError` of one release, from 2.0 on."""
+    """The words of `torch.OutOfMemoryError` of one release."""
     if figures.asked >= _MOST:
         return f"{name} out of memory. Tried to allocate more than 1EB memory."
-    # 2.0 and 2.1 had this slip of the pen.
+    if version < (2, 1):
+        return _text_of_1(figures, version, name)
+    # 2.1 had this slip of the pen.
     capacity = "capacity" if version >= (2, 2) else "capacty"
     said = (
         f"{name} out of memory. Tried to allocate {_size(figures.asked)}. GPU "
         f"{figures.device} has a total {capacity} of {_size(figures.total)} of which "
         f"{_size(figures.free)} is free. "
     )
+    for process, in_use in figures.processes:
+        said += f"Process {process} has {_size(in_use)} memory in use. "
     if figures.in_use is not None:
         said += (
             f"Including non-PyTorch memory, this process has {_size(figures.in_use)} "
@@ -79,8 +87,11 @@ def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
         )
     if figures.allowed is not None:
         said += f"{_size(figures.allowed)} allowed; "
+    pools = ""
+    if figures.private:
+        pools = f"with {_size(figures.private)} allocated in private pools (e.g., {name} Graphs), "
     said += (
-        f"Of the allocated memory {_size(figures.allocated)} is allocated by PyTorch, and "
+        f"Of the allocated memory {_size(figures.allocated)} is allocated by PyTorch, {pools}and "
         f"{_size(figures.unallocated)} is reserved by PyTorch but unallocated. "
     )
     for first, variable, link in _ADVICE:
@@ -92,6 +103,22 @@ def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
             )
     return (
         f"{said}If reserved but unallocated memory is large try setting max_split_size_mb to avoid "
+        "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+    )
+
+
+def _text_of_1(figures: Figures, version: tuple[int, int], name: str) -> str:
+    """The words before 2.1, with an advice since there is a setting to be advised."""
+    said = (
+        f"{name} out of memory. Tried to allocate {_size(figures.asked)} (GPU {figures.device}; "
+        f"{_size(figures.total)} total capacity; {_size(figures.allocated)} already allocated; "
+        f"{_size(figures.free)} free; {_size(figures.allocated + figures.unallocated)} reserved in "
+        "total by PyTorch)"
+    )
+    if version < (1, 10):
+        return said
+    return (
+        f"{said} If reserved memory is >> allocated memory try setting max_split_size_mb to avoid "
         "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
     )
 

@@ -24,7 +24,6 @@ GPUS = {
     "P100": ["P100"],
     "K80": ["K80"],
     "RTX 3060": ["RTX 3060"],
-    "T4": ["T4", "RTX 2070 SUPER"],
     "": [None, "T4", "A100", "H100"],
 }
 
@@ -63,7 +62,8 @@ def printed(item, tensor):
     return tensor.view(item["shape"])[rows][:, [0, 1, 2, -3, -2, -1]]
 
 
-CASES = [(item, model) for item in ITEMS for model in models(item)]
+# What takes seconds to draw is replayed once, in tests/recordings/published.
+CASES = [(item, model) for item in ITEMS if item["id"] != "R21" for model in models(item)]
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,12 @@ def _numbers(seen):
         return sum(map(_numbers, seen.values()))
     if isinstance(seen, list):
         return sum(map(_numbers, seen))
-    return int(isinstance(seen, int | float))
+    return int(isinstance(seen, int | float) and not isinstance(seen, bool))
 
 
 def row_of_published(name, recording, outcomes):
     cases = recording["cases"]
-    models = list(dict.fromkeys(case.get("model", "any") for case in cases))
+    models = list(dict.fromkeys(str(case.get("model", "any")) for case in cases))
     versions = {v for case in cases for v in re.findall(r"torch (\d+\.\d+)", case["source"])}
     verdicts = Counter(outcome.verdict for outcome in outcomes)
     return Row(

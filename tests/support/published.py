@@ -48,13 +48,44 @@ LIBRARIES = (
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def oom_text(release, **printed):
+def oom_text(release, *, device=0, name="CUDA", processes=(), reserved=None, **printed):
     """The text of `torch.OutOfMemoryError` of a release, from amounts as they are printed."""
-    amounts = {}
-    for name, amount in printed.items():
-        number, unit = (None, "bytes") if amount is None else amount.split()
-        amounts[name] = None if number is None else round(float(number) * _UNITS[unit])
-    return text(Figures(device=0, **amounts), release)
+    amounts = {what: _bytes(amount) for what, amount in printed.items()}
+    if reserved is not None:  # older releases print it in the place of what is unallocated
+        amounts["unallocated"] = _bytes(reserved) - amounts["allocated"]
+    processes = tuple((number, _bytes(amount)) for number, amount in processes)
+    return text(Figures(device=device, processes=processes, **amounts), release, name)
+
+
+def _bytes(amount):
+    if amount is None:
+        return None
+    number, unit = amount.split()
+    return round(float(number) * _UNITS[unit])
+
+
+def said(call, words=None):
+    """What a call raises or else warns of: all of it, or the part that fits the pattern."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            call()
+            found = str(caught[0].message) if caught else ""
+        except Exception as error:  # whatever it is: its words are compared
+            found = str(error)
+    if words is None:
+        return found
+    match = re.search(words, found)
+    return match and match[0]
+
+
+def refused(call):
+    """The argument and the kernel that a device mismatch names, in the words of any release."""
+    words = said(call)
+    old = re.search(r"for argument (\w+) in method (\w+)", words)
+    new = re.search(r"but got (\w+) is on .* in method (\w+)", words)
+    found = old or new
+    return list(found.groups()) if found else words
 
 
 @dataclass(frozen=True)
@@ -93,7 +124,7 @@ def numbers(seen):
     """How many numbers were printed."""
     if isinstance(seen, list):
         return sum(map(numbers, seen))
-    return int(isinstance(seen, int | float))
+    return int(isinstance(seen, int | float) and not isinstance(seen, bool))
 
 
 def same(got, printed, digits=None):
@@ -112,6 +143,7 @@ def same(got, printed, digits=None):
 def run(code, library=LIBRARIES[0]):
     """Run a program, and return what it saw."""
     names = {"torch": torch, "nn": nn, "warnings": warnings, "oom_text": oom_text}
+    names |= {"said": said, "refused": refused}
     names |= vars(library)
     exec(code, names)
     return names["seen"]
