@@ -7,6 +7,7 @@
 import copy
 import functools
 import json
+import warnings
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ import simgpu
 from simgpu.__main__ import main
 from tests.hardware import report
 from tests.support import published
-from tests.support.comparison import compare, files
+from tests.support.comparison import compare, files, row_of_published, table
 from tests.support.recording import RecordingError
 
 FILES = sorted(published.PUBLISHED.glob("*.json"))
@@ -92,6 +93,77 @@ def test_numbers_are_compared_to_the_digits_that_were_printed(number, digits):
     assert not published.same([number + 2 * 10.0**-digits], [printed], digits)
     assert not published.same([number, number], [printed], digits)
     assert published.same(number, printed) == (number == printed)
+
+
+@given(
+    printed=st.integers(0, 1),
+    reason=st.sampled_from([None, "known", "ours"]),
+    by_library=st.booleans(),
+)
+def test_a_difference_needs_a_reason_and_a_reason_a_difference(printed, reason, by_library):
+    """The program sees 1, or what the library is, of which there are two."""
+    code = "seen = int(DataParallel.__module__[:5] == 'torch')" if by_library else "seen = 1"
+    case = {"source": "none", "devices": 1, "code": code, "seen": printed}
+    if reason is not None:
+        case[reason] = "it is so"
+    differ = [printed == 0, printed == 1] if by_library else [printed == 0]
+    excused = {None: [False, False], "known": [True, True], "ours": [False, True]}[reason]
+    with simgpu.as_cuda(1):
+        found = published.outcome(case)
+    assert found.is_wrong == (differ != excused[: len(differ)])
+    assert found.verdict == ("wrong" if found.is_wrong else "differs" if reason == "known" else
+                             "agreed")  # fmt: skip
+
+
+@given(
+    verdicts=st.lists(st.sampled_from(["agreed", "differs", "not compared", "wrong"]), min_size=1),
+    seen=st.sampled_from(
+        [(1, 1), (2.5, 1), (True, 0), ("1", 0), (None, 0), ([1, [2, False]], 2), ([], 0)]
+    ),
+)
+def test_the_report_counts_what_became_of_the_cases(verdicts, seen):
+    seen, numbers = seen
+    case = {"source": "torch 2.13", "devices": 1, "code": "", "seen": seen}
+    outcomes = [published.Outcome(case, verdict, verdict) for verdict in verdicts]
+    row = row_of_published("name", {"cases": [case] * len(verdicts)}, outcomes)
+    wrong = verdicts.count("wrong")
+    assert (row.cases, row.agreed) == (len(verdicts), verdicts.count("agreed"))
+    assert row.not_compared == verdicts.count("not compared")
+    assert len(row.wrong) == wrong
+    assert sum(row.reasons.values()) == len(verdicts) - wrong
+    assert row.numbers == len(verdicts) * numbers
+    last = table([row, row]).splitlines()[4]
+    assert last.split(" | ")[3] == str(2 * len(verdicts))
+    assert "| 2.13 |" in table([row])
+
+
+def test_words_are_those_that_a_call_says():
+    assert published.said(lambda: int("a")).startswith("invalid literal")
+    assert published.said(lambda: int("a"), "lit[a-z]+ for") == "literal for"
+    assert published.said(lambda: int("a"), "other") is None
+    assert published.said(lambda: warnings.warn("this", stacklevel=1)) == "this"
+    assert published.said(lambda: None) == ""
+
+
+@pytest.mark.parametrize("words", [
+    "found at least two devices, cpu and cuda:0! (when checking argument for argument a in method "
+    "b)",
+    "but got a is on cpu, different from other tensors on cuda:0 (when checking argument in method "
+    "b)",
+])  # fmt: skip
+def test_a_refused_argument_is_read_from_the_words_of_any_release(words):
+    def refuse():
+        raise RuntimeError(words)
+
+    assert published.refused(refuse) == ["a", "b"]
+    assert published.refused(lambda: int("a")).startswith("invalid literal")
+
+
+@pytest.mark.parametrize(
+    "case", published.load(published.PUBLISHED / "out_of_memory.json")["cases"]
+)
+def test_words_of_full_devices(case):
+    assert published.run(case["code"]) == case["seen"]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tests.planted_faults.in_memory import MEMORY
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
 from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
+from tests.planted_faults.in_replays import REPLAYS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_runtime import RUNTIME
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
@@ -56,6 +57,7 @@ ONCE = [
     *PLANS,
     *STRUCTURES,
     *SIMULATOR,
+    *REPLAYS,
     *FAILURES,
     *SCHEDULES,
     *OPERATORS,

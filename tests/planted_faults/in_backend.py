@@ -31,6 +31,13 @@ BACKEND = [
         STATE,
     ),
     fault(
+        "a device draws from its old stream when its generator is given another",
+        f"{GENERATOR}:DefaultGenerator._draw_from",
+        "self._of.generator = host",
+        "self._host = host",
+        generators.test_the_generator_of_a_device_draws_from_the_stream_that_it_is_given,
+    ),
+    fault(
         "a pickled generator begins anew",
         f"{GENERATOR}:_rebuilt",
         "generator.set_state(state)",
