@@ -8,6 +8,7 @@ and raises RuntimeError.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -82,6 +83,36 @@ def slow_conv_backward(arguments: dict[str, Any]) -> None:
     grad, input = arguments["grad_output"], arguments["self"]
     if grad.dim() != input.dim() or grad.shape[:1] != input.shape[:1]:
         _refuse("_slow_conv2d_backward", arguments, "grad_output", "self")
+
+
+def avg_pool_backward(arguments: dict[str, Any]) -> None:
+    """As many images and channels in the gradient as in the input; the kernel looks at neither."""
+    grad, input = arguments["grad_output"], arguments["self"]
+    dims = len(arguments["kernel_size"])
+    if grad.dim() != input.dim() or grad.shape[:-dims] != input.shape[:-dims]:
+        _refuse(f"avg_pool{dims}d's backward pass", arguments, "grad_output", "self")
+
+
+def layer_norm_backward(arguments: dict[str, Any]) -> None:
+    """A gradient for each element, a mean and a deviation for each group of them, its weights."""
+    input, normalized = arguments["input"], tuple(arguments["normalized_shape"])
+    groups = input.dim() - len(normalized)
+    if groups < 0 or tuple(input.shape[groups:]) != normalized:
+        return  # the kernel says so
+    _expect("native_layer_norm_backward", arguments, grad_out=tuple(input.shape))
+    count = math.prod(input.shape[:groups])
+    for name in ("mean", "rstd"):
+        if arguments[name].numel() != count:
+            _refuse("native_layer_norm_backward", arguments, "input", name)
+    _expect("native_layer_norm_backward", arguments, weight=normalized, bias=normalized)
+
+
+def multi_margin_backward(arguments: dict[str, Any]) -> None:
+    """A gradient for each row, or one for all where they were added up."""
+    input, grad = arguments["self"], arguments["grad_output"]
+    rows = input.shape[:-1] if arguments.get("reduction", 1) == 0 else ()
+    if input.dim() not in (1, 2) or grad.numel() != math.prod(rows):
+        _refuse("multi_margin_loss_backward", arguments, "grad_output", "self")
 
 
 def padding_backward(arguments: dict[str, Any]) -> None:
