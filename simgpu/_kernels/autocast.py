@@ -204,10 +204,11 @@ def install() -> list[torch.library.Library]:
     """
     anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
     anything.fallback(torch.library.fallthrough_kernel, _KEY)  # type: ignore[no-untyped-call]
+    cudas = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
     kernels = (
         (name, _kernel(name, policy))
         for name, policy in POLICIES.items()
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+        if f"aten::{name}" in cudas
     )
     library = register_kernels(_KEY, kernels, with_keyset=True)
     return [anything, library]

@@ -3,6 +3,7 @@
 They are those of aten/src/ATen/autocast_mode.h in PyTorch, cuDNN's own operators left out. A test
 compares them with what the installed PyTorch registers for CUDA and with the header it ships, so
 an operator that moves from one list to another shows there; this is the file to change then.
+Those with names of dimensions are in older releases only, linalg_matrix_sqrth in newer ones.
 """
 
 from __future__ import annotations
@@ -47,11 +48,14 @@ _FLOAT32 = """
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
     upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+    linalg_matrix_sqrth
 """
 
 _FLOAT32_DTYPE = """
     sum sum.dim_IntList prod prod.dim_int cumsum cumprod softmax.int log_softmax.int
     linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
+    sum.dim_DimnameList prod.dim_Dimname cumsum.dimname cumprod.dimname
+    softmax.Dimname log_softmax.Dimname
 """
 
 _WIDEST = """
@@ -62,6 +66,7 @@ _WIDEST = """
 OVERLOAD_WITH_DTYPE = {
     "norm.Scalar": "norm.ScalarOpt_dtype",
     "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+    "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
 }
 
 # Worded as PyTorch words it (aten/src/ATen/autocast_mode.cpp, binary_cross_entropy_banned).

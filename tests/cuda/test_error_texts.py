@@ -98,7 +98,7 @@ IN_CPP = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 @pytest.mark.parametrize("name", IN_CPP)
 def test_what_cpp_says(cuda, name):
     call, kind = IN_CPP[name]

@@ -130,9 +130,22 @@ CALLS: dict[str, Arguments] = {
     "scatter_add": lambda t, i: (t(3, 4), 1, i(4, 3, 4), t(3, 4)),
 }
 
+# In PyTorch 2.15 and later, or before 2.13, where dimensions had names.
+OF_SOME_RELEASES = {
+    "linalg_matrix_sqrth",
+    "sum.dim_DimnameList",
+    "prod.dim_Dimname",
+    "cumsum.dimname",
+    "cumprod.dimname",
+    "softmax.Dimname",
+    "log_softmax.Dimname",
+    "norm.names_ScalarOpt_dim",
+}
+
 # Cast on the way to a kernel that the CPU lacks, so there is nothing to compare a single call
 # with: recurrent modules and attention show them instead.
 ONLY_ON_DEVICES = {
+    *OF_SOME_RELEASES,
     "_thnn_fused_lstm_cell",
     "_thnn_fused_gru_cell",
     "_scaled_dot_product_flash_attention",

@@ -18,7 +18,7 @@ from simgpu.errors import UnsupportedError
 REFUSED: dict[str, str] = {
     "": (
         "GreenContext clock_rate current_blas_handle current_solver_handle memory_usage "
-        "power_draw temperature utilization"
+        "power_draw temperature utilization export_dot export_graph_data"
     ),
     "green_contexts": "GreenContext",
     "memory": (
@@ -60,7 +60,9 @@ def refusal(name: str, stock: Any) -> Callable[..., Any]:
 
 
 # Names of CUDA itself, which `torch.simgpu` does not have.
-_CUDAS_OWN = frozenset({"CUDAPluggableAllocator", "GreenContext"})
+_CUDAS_OWN = frozenset(
+    {"CUDAPluggableAllocator", "GreenContext", "export_dot", "export_graph_data"}
+)
 
 _found: dict[str, Callable[..., Any]] = {}
 

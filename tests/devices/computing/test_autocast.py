@@ -20,6 +20,15 @@ LOWER = st.sampled_from(HALVES)
 CASTABLE = (torch.float32, *HALVES)
 
 
+# CUDA's lists in the installed PyTorch: some releases have operators that others lack.
+CUDAS = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
+HERE = {name for name in POLICIES if f"aten::{name}" in CUDAS}
+# PyTorch 2.15 says of some operators that they will go.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:at..(frobenius|nuclear)_norm is deprecated", "ignore:torch.chain_matmul is deprecated"
+)
+
+
 def operator(name):
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -91,7 +100,7 @@ def there(arguments, device, gradients=False):
     return copies
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
+@pytest.mark.parametrize("name", sorted(HERE & set(CALLS)))
 @strategies.fewer_examples
 @given(data=st.data(), lower=LOWER)
 def test_operators_run_in_the_dtype_of_their_policy(devices, name, data, lower):
@@ -115,7 +124,7 @@ def test_operators_run_in_the_dtype_of_their_policy(devices, name, data, lower):
         torch.testing.assert_close(x.grad.cpu(), y.grad, **bound)
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
+@pytest.mark.parametrize("name", sorted(HERE & set(CALLS)))
 @strategies.fewer_examples
 @given(data=st.data(), lower=LOWER)
 def test_autocast_leaves_the_cpu_alone(devices, name, data, lower):
@@ -204,4 +213,5 @@ def test_a_dtype_that_is_no_half_turns_autocast_off(devices):
 
 def test_every_operator_of_a_policy_is_called():
     called = {*CALLS, *ONLY_ON_DEVICES, "binary_cross_entropy"}
-    assert called == set(POLICIES)
+    assert called >= HERE
+    assert called <= set(POLICIES)

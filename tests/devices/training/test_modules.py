@@ -36,7 +36,7 @@ def test_moving_a_module_keeps_its_parameters(devices, data):
         assert [plain(p) for p in parameters] == before
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 @given(data=st.data())
 def test_a_scripted_module_moves(devices, data):
     """C++ computes with its parameters, wherever it was compiled and wherever it goes."""
