@@ -103,6 +103,19 @@ def test_what_cannot_be_reduced_is_refused(backend, dtype, op, error, text):
         simgpu.ranks(2, reduce, backend=backend)
 
 
+@few
+@given(numbers=st.lists(st.integers(-9, 9), min_size=2, max_size=5))
+def test_a_mean_of_integers_is_cut_towards_zero(numbers):
+    def mean(rank):
+        x = torch.tensor([numbers[rank], -abs(numbers[rank]) - 1], device="cuda")
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        return x.tolist()
+
+    sums = sum(numbers), sum(-abs(number) - 1 for number in numbers)
+    wanted = [int(total / len(numbers)) for total in sums]
+    assert simgpu.ranks(len(numbers), mean) == [wanted] * len(numbers)
+
+
 def test_bits_and_truth_values():
     def bits(rank):
         x = torch.tensor([rank + 1], device="cuda")

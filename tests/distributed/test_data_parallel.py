@@ -340,7 +340,7 @@ def test_it_is_data_parallel_in_other_words(count, each, options, seed):
 @few
 @given(count=strategies.world_sizes(1, 4), affine=st.booleans(), seed=st.integers(0, 99))
 def test_sync_batch_norm_is_batch_norm_of_the_whole_batch(count, affine, seed):
-    x = torch.randn(count * 3, 2, 2, dtype=torch.float64, generator=torch.manual_seed(seed))
+    x = torch.randn(count * 3 + 1, 2, 2, dtype=torch.float64, generator=torch.manual_seed(seed))
     alone = nn.BatchNorm1d(2, affine=affine, dtype=torch.float64)
     whole = x.clone().requires_grad_()
     wanted = alone(whole)

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated",
     "ignore:every replica returned a 0-dimensional tensor",
     "ignore:Was asked to gather along dimension 0",
+    "ignore:.*is deprecated:FutureWarning",
     "ignore:Using -1 to represent CPU tensor:FutureWarning",
     "ignore:Sparse CSR tensor support",
     "ignore:The PyTorch API of nested",

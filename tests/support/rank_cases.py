@@ -66,7 +66,8 @@ def all_reduce(shape, dtype, seed, async_op):
 def mean(shape, dtype, seed, async_op):
     size = dist.get_world_size()
     factor = size if dtype.is_floating_point else 1  # an integer mean is cut towards zero
-    parts = [part * factor for part in brought(shape, dtype, seed)]
+    sign = -1 if dtype.is_signed else 1
+    parts = [part * factor * sign for part in brought(shape, dtype, seed)]
     mine = parts[dist.get_rank()].to(device())
     done(dist.all_reduce(mine, dist.ReduceOp.AVG, async_op=async_op))
     total = functools.reduce(operator.add, [part.double() for part in parts])

@@ -1,0 +1,220 @@
+"""Sharded models: FSDP2, tensor parallel, DTensor and pipelines compute what one device does.
+
+What they need of PyTorch takes seconds to import: tests import it, and their collection does not.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import simgpu
+from simgpu import strategies
+from tests.support.worlds import few, schedules
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*DTensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(4) as devices:
+        yield devices
+
+
+def whole_numbers(shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=generator).float()
+
+
+def network(seed, width=4):
+    net = nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 4))
+    for number, parameter in enumerate(net.parameters()):
+        parameter.data = whole_numbers(parameter.shape, seed + number)
+    return net
+
+
+def of_whole_batch(net, x):
+    alone = copy.deepcopy(net)
+    alone(x).sum().backward()
+    return [parameter.grad for parameter in alone.parameters()]
+
+
+def full(tensors):
+    return [tensor.full_tensor().cpu() for tensor in tensors]
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    width=st.integers(1, 5),
+    layers=st.booleans(),
+    seed=st.integers(0, 99),
+    schedule=schedules,
+)
+def test_fully_sharded_gradients_are_those_of_the_whole_batch(count, width, layers, seed, schedule):
+    from torch.distributed.fsdp import fully_shard
+
+    net, x = network(seed, width), whole_numbers((count * 2, 3), seed)
+
+    def train(rank):
+        mine = copy.deepcopy(net).cuda()
+        for layer in (mine[0], mine[2]) if layers else ():
+            fully_shard(layer)
+        fully_shard(mine)
+        for _ in range(2):
+            mine.zero_grad()
+            (mine(x[rank::count].cuda()).sum() * count).backward()
+        return full(parameter.grad for parameter in mine.parameters())
+
+    wanted = of_whole_batch(net, x)
+    for found in simgpu.ranks(count, train, schedule=schedule):
+        if count & (count - 1) == 0:  # a mean over three ranks is rounded
+            assert all(map(torch.equal, found, wanted))
+        else:
+            torch.testing.assert_close(found, wanted)
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), seed=st.integers(0, 99), sequence=st.booleans())
+def test_tensor_parallel_computes_what_one_device_does(count, seed, sequence):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    net, x = network(seed, 4), whole_numbers((2, 4, 3), seed)
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    if sequence:
+        net = nn.Sequential(nn.LayerNorm(3), *net)
+        plan = {
+            "0": SequenceParallel(),
+            "1": ColwiseParallel(input_layouts=Shard(1)),
+            "3": RowwiseParallel(),
+        }
+
+    def train(rank):
+        mesh = init_device_mesh("cuda", (count,))
+        mine = parallelize_module(copy.deepcopy(net).cuda(), mesh, plan)
+        out = mine(x.cuda())
+        out.sum().backward()
+        gradients = [parameter.grad for parameter in mine.parameters()]
+        return out.detach().cpu(), [
+            (g.full_tensor() if hasattr(g, "full_tensor") else g).cpu() for g in gradients
+        ]
+
+    wanted = of_whole_batch(net, x)
+    for out, found in simgpu.ranks(count, train):
+        torch.testing.assert_close(out, net(x).detach())
+        torch.testing.assert_close(found, wanted)
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    rows=st.integers(1, 7),
+    dims=st.tuples(*[st.sampled_from([0, 1, None])] * 2),
+    seed=st.integers(0, 99),
+)
+def test_distributed_tensors_keep_their_values(count, rows, dims, seed):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    whole = whole_numbers((rows, 4), seed)
+    before, after = (Replicate() if dim is None else Shard(dim) for dim in dims)
+
+    def move(rank):
+        mesh = init_device_mesh("cuda", (count,))
+        there = distribute_tensor(whole.cuda(), mesh, [before]).redistribute(mesh, [after])
+        return full([there, there @ there.t(), there.sum(0)])
+
+    for found in simgpu.ranks(count, move):
+        assert all(map(torch.equal, found, [whole, whole @ whole.t(), whole.sum(0)]))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B"])
+def test_a_pipeline_has_the_gradients_of_the_whole_model(count, kind):
+    from torch.distributed import pipelining
+
+    net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(count)]).double()
+    x, y = torch.randn(6, 3).double(), torch.randn(6, 3).double()
+
+    def train(rank):
+        part = copy.deepcopy(net[rank]).cuda()
+        stage = pipelining.PipelineStage(part, rank, count, torch.device("cuda", rank))
+        schedule = getattr(pipelining, kind)(
+            stage, n_microbatches=3, loss_fn=nn.functional.mse_loss
+        )
+        if rank == 0:
+            schedule.step(x.cuda())
+        else:
+            schedule.step(target=y.cuda()) if rank == count - 1 else schedule.step()
+        return [parameter.grad.cpu() for parameter in stage.submod.parameters()]
+
+    alone = copy.deepcopy(net)
+    nn.functional.mse_loss(alone(x), y).backward()
+    for layer, found in zip(alone, simgpu.ranks(count, train), strict=True):
+        torch.testing.assert_close(found, [parameter.grad for parameter in layer.parameters()])
+
+
+@few
+@given(
+    saved=strategies.world_sizes(1, 4), loaded=strategies.world_sizes(1, 4), seed=st.integers(0, 99)
+)
+def test_a_checkpoint_is_loaded_by_other_numbers_of_ranks(saved, loaded, seed, tmp_path_factory):
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    net = network(seed)
+
+    def save(rank):
+        mine = fully_shard(copy.deepcopy(net).cuda())
+        checkpoint.save(state_dict.get_model_state_dict(mine), checkpoint_id=folder)
+
+    def load(rank):
+        mine = fully_shard(network(seed + 1).cuda())
+        state = state_dict.get_model_state_dict(mine)
+        checkpoint.load(state, checkpoint_id=folder)
+        state_dict.set_model_state_dict(mine, state)
+        return full(mine.parameters())
+
+    simgpu.ranks(saved, save)
+    for found in simgpu.ranks(loaded, load):
+        assert all(map(torch.equal, found, net.parameters()))
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), seed=st.integers(0, 99))
+def test_a_sharded_optimizer_steps_as_a_whole_one(count, seed):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    net, x = network(seed), whole_numbers((count * 2, 3), seed)
+    make = functools.partial(torch.optim.Adam, lr=0.1)
+
+    def train(rank):
+        ddp = nn.parallel.DistributedDataParallel(copy.deepcopy(net).cuda(), device_ids=[rank])
+        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.1)
+        (ddp(x[rank::count].cuda()).sum() * count).backward()
+        optimizer.step()
+        return [parameter.detach().cpu() for parameter in ddp.parameters()]
+
+    alone = copy.deepcopy(net)
+    optimizer = make(alone.parameters())
+    alone(x).sum().backward()
+    optimizer.step()
+    for found in simgpu.ranks(count, train):
+        torch.testing.assert_close(found, [p.detach() for p in alone.parameters()])

@@ -1,0 +1,247 @@
+"""Faults planted in torch.distributed on simulated devices, and in programs that use it."""
+
+from functools import partial
+
+import torch
+
+from tests.distributed import test_collectives as collectives
+from tests.distributed import test_data_parallel as data_parallel
+from tests.distributed import test_ranks as ranks
+from tests.support import rank_cases
+from tests.support.plant import Edit, fault
+
+
+def case(name):
+    """The property of one collective."""
+    return partial(collectives.test_it_is_what_it_is_defined_to_be, case=getattr(rank_cases, name))
+
+
+MISTAKES = partial(ranks.test_ranks_that_differ_are_all_told_so, seed=None)
+REFUSED = partial(
+    collectives.test_what_cannot_be_reduced_is_refused,
+    backend="nccl",
+    dtype=torch.int32,
+    op="BOR",
+    error=ValueError,
+    text="Cannot use ReduceOp.BOR with NCCL",
+)
+DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
+
+DISTRIBUTED = [
+    fault(
+        "the output of an asynchronous call is not poisoned",
+        "simgpu._distributed.works:poison",
+        'tensor.fill_(float("nan"))',
+        "pass",
+        ranks.test_a_read_before_the_wait_sees_no_number,
+    ),
+    fault(
+        "a wait leaves the output as it was",
+        "simgpu._distributed.works:Work.wait",
+        "pending.land()",
+        "pass",
+        case("all_gather"),
+    ),
+    fault(
+        "a future completes before its output is there",
+        "simgpu._distributed.works:Work.get_future",
+        "pending.then(pending.land)",
+        "pass",
+        data_parallel.test_gradients_are_those_of_the_whole_batch,
+    ),
+    fault(
+        "calls before the one that is waited for do not land",
+        "simgpu._distributed.works:Pending.land",
+        "each = before",
+        "each = None",
+        ranks.test_a_wait_for_the_last_call_is_one_for_those_before,
+    ),
+    fault(
+        "nothing lands where a device is synchronized",
+        "simgpu._distributed.communicators:_Synchronization.host_synchronizes",
+        "communicator.land()",
+        "pass",
+        ranks.test_outputs_are_there_after_a_synchronization,
+    ),
+    fault(
+        "a mean divides by one rank too many",
+        "simgpu._distributed.reductions:Reduction.prepare",
+        "factor = 1.0 / count",
+        "factor = 1.0 / (count + 1)",
+        case("mean"),
+    ),
+    fault(
+        "a mean of integers is rounded down",
+        "simgpu._distributed.reductions:Reduction.combine",
+        'rounding_mode="trunc"',
+        'rounding_mode="floor"',
+        collectives.test_a_mean_of_integers_is_cut_towards_zero,
+    ),
+    fault(
+        "the first rank's bucket is reduced twice",
+        "simgpu.comm:_in_turn",
+        "for tensor in tensors[1:]:",
+        "for tensor in tensors:",
+        case("all_reduce"),
+    ),
+    fault(
+        "the factor of a rank is lost",
+        "simgpu._distributed.factors:current",
+        "return _per_thread.factor",
+        "return 1.0",
+        collectives.test_each_rank_multiplies_by_its_own_factor,
+    ),
+    fault(
+        "a broadcast is from the first rank",
+        "simgpu._ranks.meeting:_broadcast",
+        "calls[calls[0].peer]",
+        "calls[0]",
+        case("broadcast"),
+    ),
+    fault(
+        "a root gathers in reverse",
+        "simgpu._ranks.meeting:_gather",
+        "calls, strict=True",
+        "calls[::-1], strict=True",
+        case("gather_and_scatter"),
+    ),
+    fault(
+        "every rank gets the first part",
+        "simgpu._ranks.meeting:_all_to_all",
+        "source.ins[rank]",
+        "source.ins[0]",
+        case("all_to_all"),
+    ),
+    fault(
+        "the parts of a reduction go to the first rank's",
+        "simgpu._ranks.meeting:_reduce_scatter",
+        "_prepared(calls, rank)",
+        "_prepared(calls, 0)",
+        case("reduce_scatter"),
+    ),
+    fault(
+        "a call is done before the last rank has come",
+        "simgpu._ranks.meeting:Transport._meet_all",
+        "len(meeting.here) == len(self._ranks)",
+        "len(meeting.here) >= len(self._ranks) - 1",
+        ranks.test_a_rank_that_leaves_early_is_a_deadlock,
+    ),
+    fault(
+        "calls in other orders are carried out",
+        "simgpu._distributed.agreement:check",
+        "if all(says == first for says, _, _ in asked):",
+        "if True:",
+        MISTAKES,
+        raises=Exception,
+    ),
+    fault(
+        "splits that do not fit are carried out",
+        "simgpu._ranks.meeting:Transport._split_difference",
+        'if calls[0].kind != "all_to_all":',
+        "if True:",
+        MISTAKES,
+        raises=Exception,
+    ),
+    fault(
+        "two ranks may have one device",
+        "simgpu._distributed.agreement:_check_devices",
+        "if device and device in taken:",
+        "if False:",
+        ranks.test_two_ranks_on_one_device_are_refused,
+    ),
+    fault(
+        "a deadlock does not say who has ended",
+        "simgpu._ranks.baton:Baton._why_nobody_can",
+        'else f"rank {rank} has ended"',
+        'else "somebody has ended"',
+        ranks.test_a_rank_that_leaves_early_is_a_deadlock,
+    ),
+    fault(
+        "the order is the same for all seeds",
+        "simgpu._ranks.baton:Baton._choose",
+        "if self._numbers is not None:",
+        "if False:",
+        ranks.test_seeds_give_different_orders,
+        Edit("simgpu._ranks.baton:Baton.pause", "self._numbers is not None", "False"),
+    ),
+    fault(
+        "ranks draw from one generator of torch",
+        "simgpu._ranks.isolation:State.restore",
+        "torch.set_rng_state(self._torch)",
+        "pass",
+        ranks.test_a_seed_gives_the_same_order_and_numbers,
+    ),
+    fault(
+        "ranks draw from one generator of Python",
+        "simgpu._ranks.isolation:State.restore",
+        "random.setstate(self._python)",
+        "pass",
+        ranks.test_a_seed_gives_the_same_order_and_numbers,
+    ),
+    fault(
+        "a rank does not know itself after others have run",
+        "simgpu._ranks.isolation:State.restore",
+        "os.environ.update(self._variables)",
+        "pass",
+        ranks.test_each_rank_knows_itself,
+        raises=Exception,
+    ),
+    fault(
+        "a failure does not say what became of the others",
+        "simgpu._ranks.run:_World._raise",
+        "if stopped is not None and stopped is not error:",
+        "if False:",
+        ranks.test_the_first_failure_is_raised_with_what_became_of_the_others,
+        raises=Exception,
+    ),
+    fault(
+        "a collective is seen as any other kernel",
+        "simgpu._runtime.launch:_record",
+        "collective=about.kernel.collective,",
+        "collective=None,",
+        collectives.test_collectives_are_seen_and_take_no_memory_of_a_device,
+    ),
+    fault(
+        "tensors with gaps travel",
+        "simgpu._distributed.rules:_check_tensor",
+        "if not tensor.is_contiguous():",
+        "if False:",
+        collectives.test_tensors_with_gaps_are_refused,
+    ),
+    fault(
+        "NCCL reduces bits",
+        "simgpu._distributed.rules:check_reduction",
+        'if name in BITWISE and backend == "nccl":',
+        "if False:",
+        REFUSED,
+    ),
+    fault(
+        "a batch norm over ranks takes all ranks for equally large",
+        "simgpu._kernels.sync_batch_norm:batch_norm_gather_stats_with_counts",
+        "weight = counts.to(mean.dtype).view(-1, 1)",
+        "weight = torch.ones_like(counts).to(mean.dtype).view(-1, 1)",
+        data_parallel.test_sync_batch_norm_is_batch_norm_of_the_whole_batch,
+    ),
+    # In programs, and in what they call of PyTorch.
+    fault(
+        "shards overlap",
+        "torch.utils.data.distributed:DistributedSampler.__iter__",
+        "indices[self.rank : self.total_size : self.num_replicas]",
+        "indices[: self.num_samples]",
+        data_parallel.test_shards_cover_every_sample_once,
+    ),
+    fault(
+        "buffers are not synchronized",
+        f"{DDP}._sync_buffers",
+        "self._sync_module_buffers(authoritative_rank)",
+        "pass",
+        data_parallel.test_buffers_are_those_of_rank_0_unless_told_otherwise,
+    ),
+    fault(
+        "gradients are reduced in each step of an accumulation",
+        f"{DDP}.no_sync",
+        "self.require_backward_grad_sync = False",
+        "pass",
+        data_parallel.test_no_sync_accumulates,
+    ),
+]
