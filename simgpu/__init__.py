@@ -21,8 +21,8 @@ the table, which a test compares with every import):
     _ranks          simgpu.ranks: worlds of torch.distributed in threads
     _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
-    _simulation     simgpu.faults, simgpu.sweep: failures on purpose; simgpu.schedule: the order
-                    of threads
+    _simulation     simgpu.faults, simgpu.sweep: failures on purpose; simgpu.schedule and
+                    simgpu.schedules: the order of threads
     _cli, __main__  the commands
 
 Beside it, for tests:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from simgpu._runtime.instruments import Record
     from simgpu._simulation.faults import faults
     from simgpu._simulation.schedules.block import schedule
+    from simgpu._simulation.schedules.explore import schedules
     from simgpu._simulation.sweep import sweep
     from simgpu._startup.without_block import disable, enable
 
@@ -72,6 +73,7 @@ __all__ = [
     "faults",
     "ranks",
     "schedule",
+    "schedules",
     "sweep",
     "trace",
 ]
@@ -86,6 +88,7 @@ _HOME = {
     "faults": "simgpu._simulation.faults",
     "ranks": "simgpu._ranks.run",
     "schedule": "simgpu._simulation.schedules.block",
+    "schedules": "simgpu._simulation.schedules.explore",
     "sweep": "simgpu._simulation.sweep",
     "trace": "simgpu._profiling.trace",
 }

@@ -4,7 +4,9 @@ from functools import partial
 
 from simgpu.errors import DeadlockError
 from tests.simulator.schedules import test_deadlocks as deadlocks
+from tests.simulator.schedules import test_exploring as exploring
 from tests.simulator.schedules import test_schedule as schedule
+from tests.support.ordering_faults import lost_update
 from tests.support.plant import fault
 
 ALONE = deadlocks.test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden
@@ -73,5 +75,28 @@ SCHEDULES = [
         "if task is not first and not task.done:",
         "if False:",
         schedule.test_threads_that_outlive_a_schedule_are_ended,
+    ),
+    fault(
+        "the results of schedules are not compared",
+        "simgpu._simulation.schedules.explore:_explored",
+        "if not same(outcome, results[0]):",
+        "if False:",
+        partial(
+            exploring.test_what_is_wrong_in_some_orders_is_found_and_repeated, program=lost_update
+        ),
+    ),
+    fault(
+        "single deviations are tried from one choice on",
+        "simgpu._simulation.schedules.orders:_ranks",
+        "for number in range(start, len(trace))",
+        "for number in range(start + 1, len(trace))",
+        exploring.test_every_deviation_is_tried_once,
+    ),
+    fault(
+        "what a schedule changes is not put back",
+        "simgpu._simulation.state:State.restore",
+        "tensor.copy_(self._values[name])",
+        "pass",
+        exploring.test_what_is_right_in_every_order_has_no_problems,
     ),
 ]

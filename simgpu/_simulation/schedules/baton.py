@@ -49,7 +49,7 @@ class Baton:
         self.over = self._draining = False
         self._leaving: threading.Thread | None = None
         self._urgent: Task | None = None
-        self._running: Task | None = None
+        self.running_task: Task | None = None
         self.left_behind: list[str] = []
         self.numbers = itertools.count()  # for what is told apart by its address elsewhere
 
@@ -161,7 +161,7 @@ class Baton:
 
     def _hand_over(self, me: Task, chosen: Task) -> None:
         self.switches += 1
-        self._running = chosen
+        self.running_task = chosen
         chosen.baton.release()
         me.in_line = True
         try:
@@ -173,7 +173,7 @@ class Baton:
         except BaseException as interrupt:  # raised by the handler of a signal
             self._interrupt(interrupt)
             # It may have come after the baton.
-            me.baton.acquire(timeout=-1 if self._running is not me else PATIENCE / 50)
+            me.baton.acquire(timeout=-1 if self.running_task is not me else PATIENCE / 50)
         me.in_line = False
         if self._leaving is not None:
             # Whatever a thread does at its very end is done before another goes on.
@@ -212,8 +212,21 @@ class Baton:
             self._expire(able[0])
         return able[0]
 
+    def alive(self) -> list[Task]:
+        """The tasks that have not ended."""
+        return list(self._alive)
+
+    def give_up(self, stuck: Task, error: BaseException) -> None:
+        """End the schedule because of `error`, from outside, where `stuck` keeps the baton."""
+        self.failed, self.over = error, True
+        for task in self.alive():
+            if task is not stuck:
+                task.give_baton()
+
     def _end_here(self, me: Task) -> None:
         """Raise Ended in a thread that the schedule is over for."""
+        if me.number == 0:
+            raise self.failed or Ended
         me.ended_by += 1
         if me.ended_by > _STUBBORN:  # it catches everything and goes on: let it stand here for good
             self.tasks[0].baton.release()

@@ -6,7 +6,7 @@ import gc
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from simgpu._patches import Patches
 from simgpu._runtime import clock, instruments
@@ -14,14 +14,13 @@ from simgpu._runtime.instruments import Instrument, Launch
 from simgpu._runtime.world import active_devices
 from simgpu._simulation.schedules import replaced
 from simgpu._simulation.schedules.baton import MAX_STEPS
+from simgpu._simulation.schedules.orders import Name
 from simgpu._simulation.schedules.scheduler import Scheduler, current
 from simgpu._simulation.schedules.strategies import Strategy, strategy_of
 from simgpu._simulation.schedules.tasks import Choice, calling_task
 from simgpu._simulation.schedules.threads import ScheduleClock
 from simgpu._simulation.schedules.tokens import Replay, token_of
 from simgpu.errors import ScheduleError
-
-Name = Literal["deviate", "random", "pct"]
 
 
 class Schedule(Instrument):
@@ -136,7 +135,19 @@ def controlled(
         stack.callback(patches.undo)
         patches.apply(replaced.PATCHES)
         stack.enter_context(scheduler.running())  # the last one: threads end before all else does
-        yield controls
+        try:
+            yield controls
+        except Exception as error:
+            note(error, f"simgpu.schedule(replay={controls.token!r}) repeats this schedule")
+            raise
+
+
+def note(error: BaseException, text: str) -> None:
+    """Let the traceback of `error` end with this text (from Python 3.11 on), once."""
+    add: Any = getattr(error, "add_note", None)
+    told = any("simgpu.schedule(" in former for former in getattr(error, "__notes__", ()))
+    if add is not None and not told:
+        add(text)
 
 
 @contextmanager

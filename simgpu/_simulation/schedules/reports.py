@@ -17,6 +17,7 @@ from simgpu._simulation.schedules.tasks import Task
 
 _LIBRARY = {threading.__file__, queue.__file__, _base.__file__, thread.__file__}
 _HERE = str(Path(__file__).parent)
+_WATCHDOG = str(Path(__file__).with_name("watchdog.py"))
 _sleep, _monotonic = time.sleep, time.monotonic  # of the host
 _LOOK_EVERY, _LOOKS, _LONGEST = 0.01, 3, 0.5  # seconds, times without a movement, seconds
 
@@ -46,6 +47,17 @@ def of_livelock(tasks: Sequence[Task], steps: int, idle: int) -> str:
     """The text of the error when threads go on for ever."""
     head = f"livelock: {steps} steps, the last {idle} of them without any device work"
     return "\n".join([head, *map(line_of, tasks)])
+
+
+def of_uncontrolled_wait(tasks: Sequence[Task], stuck: Task) -> str:
+    """The text of the error when one waits for what the schedule does not know of."""
+    others = [task for task in tasks if task is not stuck]
+    head = (
+        f"{stuck!r} waits for something that the schedule does not know of, and keeps the others "
+        "from going on: most likely a lock or a queue.SimpleQueue from before the schedule. Make "
+        f"it within the schedule. It waits at {place_of(stuck)}"
+    )
+    return "\n".join([head, *map(line_of, others)])
 
 
 def line_of(task: Task) -> str:
@@ -85,7 +97,11 @@ def _is_library(frame: FrameType) -> bool:
 def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
     """The frames of threads that are not of the schedule."""
     ours = {task.ident for task in tasks}
-    return {ident: f for ident, f in sys._current_frames().items() if ident not in ours}
+    return {
+        ident: frame
+        for ident, frame in sys._current_frames().items()
+        if ident not in ours and frame.f_code.co_filename != _WATCHDOG
+    }
 
 
 def others_make_progress(tasks: Sequence[Task]) -> bool:

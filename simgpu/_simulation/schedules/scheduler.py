@@ -21,6 +21,7 @@ from simgpu._simulation.schedules.tasks import (
     outside,
     register,
 )
+from simgpu._simulation.schedules.watchdog import watched
 from simgpu.errors import ScheduleError
 
 _current: Scheduler | None = None
@@ -114,8 +115,8 @@ class Scheduler(Baton):
         chosen = self.tasks[0] if self.over else self._next(task)
         forget(task)
         self.switches += 1
-        self._running = chosen
-        chosen.baton.release()
+        self.running_task = chosen
+        chosen.give_baton()
 
     @contextmanager
     def running(self) -> Iterator[Scheduler]:
@@ -131,13 +132,13 @@ class Scheduler(Baton):
         first.thread = threading.current_thread()
         self.tasks.append(first)
         self._alive.append(first)
-        self._running = first
+        self.running_task = first
         self.strategy.began(first)
         register(first)
         _current = self
         try:
             try:
-                with interrupts_wait(first, self.interrupt):
+                with interrupts_wait(first, self.interrupt), watched(self):
                     yield self
             except BaseException as error:
                 if self.failed is None or not isinstance(error, (Ended, Exception)):
@@ -170,7 +171,7 @@ class Scheduler(Baton):
         for task in list(self._alive):
             if task is not first and not task.done:
                 task.until = None
-                task.baton.release()
+                task.give_baton()
                 first.baton.acquire(timeout=PATIENCE)
                 if task.thread is not None and task.done:
                     with outside(first):

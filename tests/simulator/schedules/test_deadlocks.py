@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu.errors import DeadlockError, LivelockError
+from simgpu.errors import DeadlockError, LivelockError, UncontrolledWaitError
 
 
 def run(program):
@@ -121,3 +121,29 @@ def test_an_interrupt_reaches_the_thread_that_entered_wherever_it_waits(seed):
         with pytest.raises(KeyboardInterrupt):
             start_and_wait(thread)
         thread.join()
+
+
+OLDER = threading.Lock()
+
+
+def share_older():
+    def take():
+        with OLDER:
+            time.sleep(1)
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_lock_from_before_the_schedule_is_told_or_taken_along(monkeypatch):
+    monkeypatch.setattr("simgpu._simulation.schedules.watchdog.EVERY", 0.02)
+    before = threading.active_count()
+    with pytest.raises(UncontrolledWaitError, match=r"thread 2 .* before the schedule"):
+        run(share_older)
+    assert threading.active_count() == before
+    assert simgpu.schedules(share_older, 10).problems == []
+    assert isinstance(OLDER, type(_thread.allocate_lock()))
+    assert not OLDER.locked()

@@ -1,0 +1,78 @@
+"""`simgpu.schedules`: finds what is wrong in some orders, and names the fewest deviations."""
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.errors import DeadlockError
+from tests.support.ordering_faults import PROGRAMS, in_threads, lost_update
+
+STRATEGIES = ("deviate", "random", "pct")
+
+
+def outcome(step, **how):
+    try:
+        with simgpu.schedule(**how) as schedule:
+            result = step()
+    except (AssertionError, DeadlockError) as error:
+        return type(error), len(schedule.trace)
+    return str(result), schedule.digest()
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_what_is_wrong_in_some_orders_is_found_and_repeated(simulated, program):
+    step = partial(program, simulated)
+    report = simgpu.schedules(step, 150)
+    assert len(report.problems) == 1
+    (token,) = report.tokens
+    assert len(token) < 100
+    assert token in str(report)
+    failed = outcome(step, replay=token)
+    assert failed != outcome(step)
+    assert outcome(step, replay=token) == failed
+
+
+@given(strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 3), n=st.integers(1, 30))
+def test_what_is_right_in_every_order_has_no_problems(simulated, strategy, seed, n):
+    total, lock = torch.zeros(1, device=simulated[0]), threading.Lock()
+
+    def add():
+        with lock:
+            total.copy_(total.clone() + 1)
+
+    report = simgpu.schedules(
+        lambda: in_threads(add, add), n, strategy=strategy, seed=seed, state=[total]
+    )
+    assert report.problems == []
+    assert report.count == n or strategy == "deviate"
+    assert f"{report.count} schedules tried" in str(report)
+    assert float(total) == 0  # all of it is put back
+
+
+def test_every_deviation_is_tried_once(simulated):
+    report = simgpu.schedules(partial(lost_update, simulated), 10**4, compare=False)
+    tokens = [run.token for run in report.runs]
+    assert len(tokens) == len(set(tokens))
+    first = report.runs[0].trace
+    singles = sum(len(choice.options) - 1 for choice in first)
+    ones = [run for run in report.runs if sum(choice.rank > 0 for choice in run.trace) == 1]
+    assert len([run for run in ones if run.token[2].lower() == "f"]) == singles
+
+
+@pytest.mark.parametrize("strategy", ["random", "pct"])
+def test_a_failed_schedule_is_made_as_short_as_can_be(simulated, strategy):
+    """Without any one of its deviations the program does not fail in this way."""
+    report = simgpu.schedules(partial(PROGRAMS[3], simulated), 150, strategy=strategy)
+    assert isinstance(report.runs[-1].error, DeadlockError)
+    assert sum(choice.rank > 0 for choice in report.runs[-1].trace) <= 2
+
+
+@pytest.mark.parametrize("how", [{"n": 0}, {"n": True}, {"strategy": "dfs"}])
+def test_what_names_no_schedules_is_refused(how):
+    with pytest.raises(ValueError, match=next(iter(how))):
+        simgpu.schedules(lambda: None, **how)

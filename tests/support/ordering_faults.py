@@ -1,0 +1,210 @@
+"""Programs of threads that are wrong in some orders only: what exploring schedules has to find."""
+
+import queue
+import threading
+
+import torch
+
+
+def in_threads(*functions):
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def lost_update(devices):
+    """Two threads read a sum, add to it, and write it back."""
+    total = torch.zeros(1, device=devices[0])
+
+    def add():
+        total.copy_(total.clone() + 1)
+
+    in_threads(add, add)
+    return total.cpu()
+
+
+def order_of_completion(devices):
+    """Results are kept in the order in which they come."""
+    results = []
+
+    def compute(number):
+        results.append((torch.full((1,), number, device=devices[number]) + 1).cpu())
+
+    in_threads(*(lambda number=number: compute(number) for number in range(3)))
+    return list(results)
+
+
+def last_writer(devices):
+    """The last thread to be done decides."""
+    best = torch.zeros(1, device=devices[0])
+    in_threads(*(lambda i=i: best.fill_(i) for i in (1, 2)))
+    return best.cpu()
+
+
+def lock_cycle(devices):
+    """Two locks, taken in different orders."""
+    one, other = threading.Lock(), threading.Lock()
+
+    def take(first, then):
+        with first, then:
+            torch.ones(1, device=devices[0])
+
+    in_threads(lambda: take(one, other), lambda: take(other, one))
+
+
+def missed_notice(devices):
+    """A thread looks whether it has to wait before it takes the lock under which it waits."""
+    condition, ready = threading.Condition(), []
+
+    def wait():
+        if not ready:
+            with condition:
+                condition.wait()
+
+    def tell():
+        with condition:
+            ready.append(True)
+            condition.notify_all()
+
+    in_threads(wait, tell)
+
+
+def made_twice(devices):
+    """A cache that is filled by whoever finds it empty, without a lock."""
+    cache = {}
+
+    def get():
+        if "weight" not in cache:
+            made = torch.ones(1, device=devices[0])
+            cache.setdefault("made", []).append(made)
+            cache["weight"] = made
+        return cache["weight"]
+
+    in_threads(get, get)
+    assert len(cache["made"]) == 1
+
+
+def stale_cache(devices):
+    """A copy is kept until the version changes, and the version is written before the weight."""
+    weight, kept, version = torch.zeros(1, device=devices[0]), {}, [0]
+
+    def train():
+        version[0] = 1
+        weight.add_(1)
+
+    def read():
+        if kept.get("version") != version[0]:
+            kept["version"], kept["copy"] = version[0], weight.to(devices[1])
+
+    in_threads(train, read)
+    read()
+    return kept["copy"].cpu()
+
+
+def time_out_for_an_answer(devices):
+    """None stands for "nothing came in time", and is taken for an answer."""
+    answers = queue.Queue()
+
+    def ask():
+        answers.put((torch.ones(1, device=devices[0]) + 1).cpu())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        answer = answers.get(timeout=5)
+    except queue.Empty:
+        answer = torch.zeros(1)
+    thread.join()
+    return answer
+
+
+def no_barrier(devices):
+    """Each thread writes its part, and reads all parts without waiting for the others."""
+    parts = torch.zeros(2, device=devices[0])
+    sums = [0.0] * 2
+
+    def work(number):
+        parts[number].fill_(number + 1)
+        sums[number] = float(parts.sum())
+
+    in_threads(lambda: work(0), lambda: work(1))
+    return sums
+
+
+def not_joined(devices):
+    """What a thread computes is read before it has ended, unless it is quick."""
+    result = torch.zeros(1, device=devices[0])
+    thread = threading.Thread(target=lambda: result.add_(1))
+    thread.start()
+    return result.cpu()
+
+
+def closed_too_early(devices):
+    """A queue is given up for empty while its producer is still at work."""
+    jobs, done, results = queue.Queue(), [], []
+
+    def produce():
+        for number in range(2):
+            jobs.put(torch.full((1,), number, device=devices[1]).cpu())
+        done.append(True)
+
+    def consume():
+        while not done or not jobs.empty():
+            try:
+                results.append(jobs.get(timeout=1))
+            except queue.Empty:
+                break
+
+    in_threads(produce, consume)
+    assert len(results) == 2
+
+
+def semaphore_released_twice(devices):
+    """A slot that is given back twice lets two into a place for one."""
+    slots, inside, most = threading.Semaphore(1), [], []
+
+    def use():
+        slots.acquire()
+        inside.append(1)
+        torch.ones(1, device=devices[0])
+        most.append(len(inside))
+        inside.pop()
+        slots.release()
+        if len(most) == 1:
+            slots.release()
+
+    in_threads(use, use, use)
+    assert max(most) == 1
+
+
+def wrong_current_device(devices):
+    """The place where a thread's device is noted is shared by all threads."""
+    current, wrong = [None], []
+
+    def work(device):
+        current[0] = device
+        tensor = torch.ones(1, device=device)
+        if current[0] is not tensor.device and current[0] != tensor.device:
+            wrong.append(device)
+
+    in_threads(*(lambda device=device: work(device) for device in devices[:2]))
+    assert not wrong
+
+
+PROGRAMS = (
+    lost_update,
+    order_of_completion,
+    last_writer,
+    lock_cycle,
+    missed_notice,
+    made_twice,
+    stale_cache,
+    time_out_for_an_answer,
+    no_barrier,
+    not_joined,
+    closed_too_early,
+    semaphore_released_twice,
+    wrong_current_device,
+)
