@@ -1,0 +1,200 @@
+"""The rules of a schedule one by one: what is a point, who is next, what a token compares."""
+
+import gc
+import queue
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu._simulation.schedules.strategies import PCT, RULES
+from simgpu._simulation.schedules.tasks import Choice, Task
+from simgpu._simulation.schedules.tokens import Replay, checksum, token_of
+from simgpu.errors import ScheduleDivergedError
+
+
+def together(*functions):
+    """Run them in threads of the schedule; the result is a list that each may append to."""
+    found = []
+    threads = [threading.Thread(target=each, args=(found.append,)) for each in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+CHOICES = st.lists(
+    st.builds(
+        lambda options, rank: Choice(options[0], "lock", tuple(options), rank % len(options)),
+        st.permutations(range(4)).flatmap(lambda it: st.integers(2, 4).map(lambda n: it[:n])),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+def replayed(token, trace):
+    replay = Replay(token)
+    for length in range(1, len(trace) + 1):
+        replay.chose(trace[:length])
+    replay.ended(trace)
+    return replay
+
+
+@given(trace=CHOICES, rule=st.sampled_from(sorted(RULES)))
+def test_a_token_holds_its_choices(trace, rule):
+    token = token_of(rule, trace)
+    replay = replayed(token, trace)
+    assert replay.rule == rule
+    ranks = [replay.rank(choice.options, None, at) for at, choice in enumerate(trace)]
+    assert ranks == [choice.rank for choice in trace]
+
+
+@given(trace=CHOICES, data=st.data())
+def test_a_replay_notices_every_difference(trace, data):
+    """A choice more or less, another one anywhere, the last one too, and fewer than were there."""
+    token = token_of("f", trace)
+    with pytest.raises(ScheduleDivergedError, match=f"had ended after {len(trace)} choices"):
+        replayed(token, [*trace, trace[-1]])
+    with pytest.raises(ScheduleDivergedError, match="ended after"):
+        replayed(token, trace[:-1])
+    at = data.draw(st.integers(0, len(trace) - 1) | st.just(len(trace) - 1))
+    other = [*trace]
+    other[at] = trace[at]._replace(what="queue.get")
+    # A byte is compared after some choices, and always after the last one.
+    assume(checksum(other) & 255 != checksum(trace) & 255)
+    with pytest.raises(ScheduleDivergedError, match="was another"):
+        replayed(token, other)
+    if trace[at].rank:
+        other[at] = trace[at]._replace(options=trace[at].options[: trace[at].rank])
+        with pytest.raises(ScheduleDivergedError, match=r"was (to be taken|another)") as told:
+            replayed(token, other)
+        assert "to be taken" in str(told.value)
+
+
+@given(depth=st.integers(1, 5), seed=st.integers(0, 100))
+def test_priorities_fall_at_depth_minus_one_moments(depth, seed):
+    strategy = PCT(seed, depth, length=20)
+    tasks = [Task(None, number, "") for number in range(2)]
+    for task in tasks:
+        strategy.began(task)
+    changes = 0
+    for number in range(40):
+        before = [task.priority for task in tasks]
+        me = max(tasks, key=lambda task: task.priority)
+        best = strategy.rank(tasks, me, number)
+        assert tasks[best].priority == max(task.priority for task in tasks)
+        changes += before != [task.priority for task in tasks]
+    assert changes <= depth - 1
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 2.0, 3.0), (3.0, 1.0, 2.0), (2.0, 3.0, 1.0)])
+def test_time_outs_come_in_the_order_of_time(seconds):
+    with simgpu.schedule():
+        begun = time.monotonic()
+
+        def waits(duration):
+            def wait(note):
+                threading.Event().wait(duration)
+                note((duration, round(time.monotonic() - begun, 1)))
+
+            return wait
+
+        assert together(*map(waits, seconds)) == [(each, each) for each in sorted(seconds)]
+
+
+def test_what_was_timed_out_takes_no_word_from_others():
+    condition = threading.Condition()
+
+    def impatient(note):
+        with condition:
+            note(condition.wait(1))
+
+    def patient(note):
+        time.sleep(2)
+        with condition:
+            note(condition.wait())
+
+    def notifies(note):
+        time.sleep(3)
+        with condition:
+            condition.notify()
+
+    with simgpu.schedule():
+        assert together(impatient, patient, notifies) == [False, True]
+
+
+def test_a_queue_that_stays_empty_times_out():
+    with simgpu.schedule():
+        for kind in (queue.SimpleQueue, queue.Queue):
+            with pytest.raises(queue.Empty):
+                kind().get(timeout=1)
+            with pytest.raises(queue.Empty):
+                kind().get(block=False)
+
+
+def test_a_thread_that_spins_at_a_lock_lets_others_go_on():
+    with simgpu.schedule():
+        lock, over = threading.Lock(), []
+
+        def spins(note):
+            while not over:
+                with lock:
+                    pass
+            note("spun")
+
+        def ends(note):
+            with lock:
+                over.append(True)
+            note("ended")
+
+        assert together(spins, ends) == ["ended", "spun"]
+
+
+def test_trying_a_lock_is_a_point():
+    with simgpu.schedule() as schedule:
+        lock = threading.Lock()
+        assert together(*[lambda note: note(lock.acquire(blocking=False))] * 2) == [True, False]
+    assert "lock" in {choice.what for choice in schedule.trace}
+
+
+def test_a_lock_that_is_free_has_no_owner():
+    with simgpu.schedule():
+        lock = threading.RLock()
+        with lock:
+            with lock:
+                assert lock.held_by is not None
+            assert lock.held_by is not None
+        assert lock.held_by is None
+
+
+def test_kernels_and_copies_are_points(simulated):
+    def kernel(note):
+        torch.ones(1, device=simulated[0]).add_(1)
+
+    def copy(note):
+        torch.ones(1).to(simulated[1])
+
+    for work, expected in ((kernel, "aten::add_"), (copy, "copy")):
+        with simgpu.schedule() as schedule:
+            together(work, work)
+        points = {choice.what for choice in schedule.trace}
+        assert any(expected.split("::")[-1] in point for point in points), points
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was(enabled):
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with simgpu.schedule():
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
