@@ -63,7 +63,9 @@ class Stream:
         return self._offset
 
     def set_offset(self, offset: int) -> None:
-        """Go on from `offset`; raises RuntimeError unless it is a multiple of 4."""
+        """Go on from `offset`; raises TypeError or RuntimeError unless it is a multiple of 4."""
+        if not isinstance(offset, int) or isinstance(offset, bool):
+            raise TypeError(f"offset must be an int, got {offset!r}")
         if not 0 <= offset < _WORD:
             raise RuntimeError(f"offset must be from 0 to {_WORD - 1}, got {offset}")
         if offset % 4:

@@ -4,6 +4,8 @@ from functools import partial
 
 import torch
 
+from tests.simulator import test_caching_allocator as caching
+from tests.simulator import test_cuda_corners as corners
 from tests.simulator import test_cuda_random as draws
 from tests.simulator import test_cuda_samplers as samplers
 from tests.support.plant import fault
@@ -173,5 +175,75 @@ RANDOM_NUMBERS = [
         "upper - lower, lower)",
         "upper - lower, 0)",
         samplers.test_rrelu,
+    ),
+    fault(
+        "a number of 1 that was computed ahead stays 1",
+        "simgpu._random.ahead:_Rows._made_of",
+        "numbers[numbers == 1] = 0",
+        "pass",
+        corners.test_a_draw_of_one,
+    ),
+    fault(
+        "the logarithm of 1 is 0",
+        "simgpu._random.floats:Exponential.transform",
+        "np.copyto(values, -half, where=ones)",
+        "pass",
+        corners.test_a_draw_of_one,
+    ),
+    fault(
+        "words ahead go past 32 bits of the place",
+        "simgpu._random.ahead:_Rows._foresee",
+        "(place >> 32) != (place + self.step * self.count) >> 32",
+        "False",
+        corners.test_offsets_go_on_past_32_bits,
+    ),
+    fault(
+        "a limit that rounding passes stays where it is",
+        "simgpu._random.integers:_least",
+        "if rounded < low:",
+        "if False:",
+        partial(corners.test_limits_are_moved_where_they_are_rounded, dtype=torch.bfloat16),
+    ),
+    fault(
+        "the larger half comes first",
+        "simgpu._random.layout:launches",
+        "(0, size // 2), (size // 2, size - size // 2)",
+        "(0, size - size // 2), (size - size // 2, size // 2)",
+        corners.test_each_half_is_the_smaller_one_first,
+    ),
+    fault(
+        "what 32 bits cannot reach is not reserved as a whole",
+        "simgpu._random.fill:fill",
+        "source.stream.take(launch_of(numel, kind.unroll, source.resident).increment)",
+        "pass",
+        corners.test_what_is_too_far_apart_is_reserved_before_it_is_halved,
+    ),
+    fault(
+        "what has no chance is drawn at the end",
+        "simgpu._random.multinomial:_buckets",
+        "np.maximum.accumulate(np.where(possible, np.arange(len(sums)), 0))",
+        "np.arange(len(sums))",
+        corners.test_what_has_no_chance_is_never_drawn,
+    ),
+    fault(
+        "a mean is scaled by the deviation",
+        "simgpu._random.composed:normal",
+        "result.mul_(std).add_(mean)",
+        "result.add_(mean).mul_(std)",
+        corners.test_normal_with_tensors,
+    ),
+    fault(
+        "parts of complex numbers have the whole variance",
+        "simgpu._random.samplers:normal_",
+        "std = std / math.sqrt(2)",
+        "pass",
+        corners.test_parts_of_complex_numbers_have_half_of_the_variance,
+    ),
+    fault(
+        "a cache stays where the block would fit, but not its segment",
+        "simgpu._runtime.caching_allocator:CachingAllocator._new_segment",
+        "self.reserved + whole > limit and",
+        "self.reserved + size > limit and",
+        caching.test_what_counts_is_the_segment_and_not_the_block,
     ),
 ]

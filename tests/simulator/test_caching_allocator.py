@@ -206,6 +206,19 @@ def test_a_cache_is_given_back_before_the_device_is_full():
         assert stats["num_alloc_retries"] == 2  # for 16 and for 20
         assert stats["reserved_bytes.all.current"] <= 40 * MIB
         assert stats["num_ooms"] == 0
+        torch.simgpu.reset_accumulated_memory_stats(0)
+        assert torch.simgpu.memory_stats(0)["num_alloc_retries"] == 0
+
+
+def test_what_counts_is_the_segment_and_not_the_block():
+    """A few bytes need a segment of 2 MiB, for which a cache of 20 MiB goes."""
+    with simgpu.devices(1, memory="21MiB"):
+        torch.empty(3 * MIB, dtype=torch.uint8, device="simgpu:0")
+        kept = torch.empty(5, device="simgpu:0")
+        stats = torch.simgpu.memory_stats(0)
+        assert stats["num_alloc_retries"] == 1
+        assert stats["reserved_bytes.all.current"] == 2 * MIB
+        del kept
 
 
 def test_what_is_full_says_what_is_kept():

@@ -53,6 +53,6 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-    """Put all devices' random streams into the given states, in the order of the devices."""
-    for state, new_state in zip(world.active_devices, new_states, strict=True):
-        state.generator.set_state(new_state)
+    """Put the devices' random streams into the given states, in the order of the devices."""
+    for index, new_state in enumerate(new_states):
+        set_rng_state(new_state, index)

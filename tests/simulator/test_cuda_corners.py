@@ -1,0 +1,209 @@
+"""Rare numbers and odd arguments: a draw of exactly 1, offsets past 32 bits, rounded limits.
+
+What the properties of test_cuda_random and test_cuda_samplers meet once in a million examples.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simgpu._random import fill, geometry, integers
+from simgpu._random.dropout import parameters
+from simgpu._random.layout import in_memory_order, launches
+from simgpu._random.multinomial import _buckets
+from simgpu._random.stream import Stream
+from simgpu._runtime import world
+from tests.support import cuda_draws
+
+GPU = 1, 256  # holds 256 threads
+# The first word of this thread is so large that it makes the float 1: one in 2**25 does.
+SEED, THREAD = 5929, 1307
+EPS = torch.finfo(torch.float32).eps
+
+
+def start(device, gpu, seed, offset):
+    world.device(device.index).resident_threads = geometry.resident_threads(*gpu)
+    return torch.simgpu.default_generators[0].manual_seed(seed).set_offset(offset)
+
+
+def of_one(simulated, draw, numel=2048):
+    """What becomes of the 1, by the model of the generic device: all threads at once."""
+    start(simulated[0], (132, 2048), SEED, 0)
+    return draw(torch.empty(numel, device=simulated[0])).tolist()[THREAD]
+
+
+def test_a_draw_of_one(simulated):
+    word = cuda_draws.Thread(SEED, THREAD, 0).four()[0]
+    assert cuda_draws.unit_float(word) == 1
+    for numel in (2048, 3000):  # computed ahead, and not
+        assert of_one(simulated, lambda x: x.uniform_(), numel) == 0
+        assert of_one(simulated, lambda x: x.uniform_(-3, 5), numel) == -3
+    # The logarithm of 1 is taken for half of the smallest step below 0.
+    assert of_one(simulated, lambda x: x.exponential_(2)) == EPS / 4
+    # The tangent stays away from its pole.
+    assert of_one(simulated, lambda x: x.cauchy_()) == pytest.approx(1 / (math.pi * EPS), rel=0.3)
+    assert of_one(simulated, lambda x: x.bernoulli_(1.0)) == 0
+    assert of_one(simulated, lambda x: torch.bernoulli(torch.ones_like(x))) == 1
+
+
+@given(before=st.integers(1, 12), step=st.integers(1, 3), numel=st.integers(1, 40))
+def test_offsets_go_on_past_32_bits(simulated, before, step, numel):
+    """Also while words are computed ahead."""
+    generator = start(simulated[0], GPU, 7, 4 * (2**32 - before))
+    for number in range(20):
+        offset = generator.get_offset()
+        drawn = torch.rand(numel, device=simulated[0]).tolist()
+        units = cuda_draws.grid_stride(numel, 4, GPU, 7, offset, cuda_draws.four_floats)
+        assert drawn == units, number
+        generator.set_offset(offset + 4 * step)
+
+
+def moved(dtype, limit, towards):
+    """A limit of `random_` that rounding would carry past itself, in steps of C++.
+
+    From `update_from` and `update_to` of ATen/native/DistributionTemplates.h.
+    """
+    inner = limit + towards
+    rounded = int(torch.tensor(inner).to(dtype))
+    if (rounded - limit) * towards >= (0 if towards > 0 else 1):
+        return limit
+    exponent, rest = 0, abs(inner) >> 1
+    while rest:
+        exponent, rest = exponent + 1, rest >> 1
+    return rounded + towards * (1 << (exponent - integers.DIGITS[dtype] + 1))
+
+
+@pytest.mark.parametrize("dtype", sorted(integers.DIGITS, key=str))
+@given(data=st.data(), bits=st.integers(4, 62))
+def test_limits_are_moved_where_they_are_rounded(dtype, data, bits):
+    most = 60_000 if dtype is torch.float16 else 2**bits
+    low = data.draw(st.integers(-most, most - 2))
+    high = data.draw(st.integers(low + 1, most))
+    kind = integers.from_to(dtype, low, high)
+    ends = moved(dtype, low, 1), moved(dtype, high, -1)
+    assert (kind.base, kind.span) == (ends[0], (ends[1] - ends[0]) % 2**64)
+
+
+@given(numel=st.integers(1, 2**36), itemsize=st.sampled_from([1, 2, 4, 8]))
+def test_each_half_is_the_smaller_one_first(numel, itemsize):
+    def halves(count):
+        if count <= 2**31 - 1 and (count - 1) * itemsize + 1 <= 2**31 - 1:
+            return [count]
+        return [*halves(count // 2), *halves(count - count // 2)]
+
+    found = launches(in_memory_order([numel], [1]), itemsize)
+    assert [part.numel for part in found] == halves(numel)
+
+
+def test_what_is_too_far_apart_is_reserved_before_it_is_halved():
+    """Memory of 2 GiB, of which two bytes are touched."""
+    far = torch.empty(2**31, dtype=torch.uint8)[:: 2**31 - 1]
+    stream = Stream(3, 8)
+    fill.fill(far, fill.Source(stream, 256), integers.Remainder(256, 0, False))
+    words = [cuda_draws.Thread(3, 0, offset).four()[0] for offset in (12, 16)]
+    assert far.tolist() == [word % 256 for word in words]
+    assert stream.get_offset() == 8 + 12
+
+
+@settings(max_examples=15)
+@given(
+    rows=st.integers(1, 5),
+    width=st.integers(1, 60),
+    seed=st.integers(0, 99),
+    broadcast=st.booleans(),
+)
+def test_normal_with_tensors(simulated, rows, width, seed, broadcast):
+    """Standard normal numbers, times the deviation, and then plus the mean."""
+    mean = torch.linspace(-5, 5, width if broadcast else rows * width)
+    std = torch.linspace(0, 3, rows * width).view(rows, width)
+    mean = mean if broadcast else mean.view(rows, width)
+    start(simulated[0], GPU, seed, 0)
+    plain = torch.randn(rows, width, device=simulated[0])
+    for call, expected in (
+        (lambda m, s: torch.normal(m, s), lambda: plain.mul(std.to(plain.device)) + mean.to(
+            plain.device)),
+        (lambda m, s: torch.normal(0.0, s), lambda: plain.mul(std.to(plain.device))),
+    ):  # fmt: skip
+        start(simulated[0], GPU, seed, 0)
+        drawn = call(mean.to(simulated[0]), std.to(simulated[0]))
+        assert torch.equal(drawn, expected())
+    start(simulated[0], GPU, seed, 0)
+    scaled = torch.empty(mean.shape, device=simulated[0]).normal_(0, 0.5)
+    start(simulated[0], GPU, seed, 0)
+    drawn = torch.normal(mean.to(simulated[0]), 0.5)
+    assert torch.equal(drawn, scaled + mean.to(simulated[0]))
+
+
+@given(numel=st.integers(1, 700), seed=st.integers(0, 99))
+def test_parts_of_complex_numbers_have_half_of_the_variance(simulated, numel, seed):
+    start(simulated[0], GPU, seed, 0)
+    plain = torch.randn(2 * numel, device=simulated[0]).cpu()
+    start(simulated[0], GPU, seed, 0)
+    drawn = torch.view_as_real(torch.randn(numel, dtype=torch.complex64, device=simulated[0]).cpu())
+    torch.testing.assert_close(drawn.reshape(-1), plain / math.sqrt(2))
+
+
+def test_slopes_are_noted_where_they_were_used(simulated):
+    """As 1 elsewhere; at 0 too a slope is used."""
+    x = torch.tensor([-1.0, 0.0, 1.0, 2.0], device=simulated[0])
+    noise = torch.empty_like(x)
+    torch.ops.aten.rrelu_with_noise(x, noise, 0.1, 0.4, True)
+    slopes = noise.tolist()
+    assert all(0.1 < slope < 0.4 for slope in slopes[:2])
+    assert slopes[2:] == [1, 1]
+
+
+@given(data=st.data())
+def test_what_has_no_chance_is_never_drawn(data):
+    weights = data.draw(st.lists(st.sampled_from([0.0, 0.1, 0.7]), min_size=1, max_size=9))
+    weights[data.draw(st.integers(0, len(weights) - 1))] = 0.3
+    chances = np.array(weights, np.float32)
+    chances /= chances.sum()
+    sums = chances.cumsum(dtype=np.float32) * np.float32(0.999)  # as by rounding, below 1
+    drawn = np.array([2.0**-33, 0.25, 0.5, 1.0], np.float32)
+    found = _buckets(sums, chances > 0, drawn)
+    assert all(chances[category] > 0 for category in found.tolist())
+
+
+MOVES = {
+    "poisson": (lambda x: torch.poisson(x), 20),
+    "binomial": (lambda x: torch.binomial(x, x / 4), 44),
+    "gamma": (lambda x: torch._standard_gamma(x), 12),
+    "dirichlet": (lambda x: torch._sample_dirichlet(x), 12),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_others_move_the_generator_on_as_on_cuda(simulated, name):
+    draw, increment = MOVES[name]
+    generator = start(simulated[0], GPU, 0, 8)
+    draw(torch.tensor([1.0, 2.0, 3.0], device=simulated[0]))
+    assert generator.get_offset() == 8 + increment
+
+
+@given(p=st.floats(0.001, 0.999))
+def test_dropout_has_the_parameters_of_floats(p):
+    keep = np.float32(1.0 - p)
+    assert parameters(p, torch.float32) == (float(keep), float(np.float32(1) / keep))
+    assert parameters(p, torch.float64) == (1.0 - p, 1.0 / (1.0 - p))
+
+
+@pytest.mark.parametrize("offset", [4.0, "4", None, True])
+def test_an_offset_is_a_whole_number(offset):
+    with pytest.raises(TypeError, match="offset must be an int, got"):
+        Stream().set_offset(offset)
+
+
+def test_fewer_states_than_devices_are_of_the_first(simulated):
+    torch.simgpu.manual_seed_all(1)
+    states = torch.simgpu.get_rng_state_all()
+    torch.rand(3, device=simulated[0]), torch.rand(3, device=simulated[1])
+    torch.simgpu.set_rng_state_all(states[:1])
+    offsets = [generator.get_offset() for generator in torch.simgpu.default_generators[:2]]
+    assert offsets == [0, 4]
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.simgpu.set_rng_state_all(states + states[:1])
