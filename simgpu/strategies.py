@@ -99,11 +99,11 @@ def _lists(draw: DrawFn, devices: Sequence[T], least: int, most: int, repeats: b
 def world_sizes(min_value: int = 1, max_value: int = 8) -> SearchStrategy[int]:
     """Numbers of ranks from `min_value` to `max_value`, for `simgpu.ranks`; shrinks to the fewest.
 
-    `python -m simgpu fuzz --devices 2..4` narrows the range where it can.
+    `python -m simgpu fuzz --ranks 2..4` narrows the range where it can.
     """
     if not 1 <= min_value <= max_value:
         raise ValueError(f"world sizes from {min_value} to {max_value}: there are none")
-    return st.integers(*within_limits(min_value, max_value))
+    return st.integers(*within_limits(min_value, max_value, "ranks"))
 
 
 def device_lists(

@@ -64,6 +64,13 @@ def add_devices_and_database(command: argparse.ArgumentParser) -> None:
         help="the fewest and the most simulated devices, or one number (default: 1..8)",
     )
     command.add_argument(
+        "--ranks",
+        type=device_range,
+        default=(1, 8),
+        metavar="1..8",
+        help="the fewest and the most ranks of a world of simgpu.ranks (default: 1..8)",
+    )
+    command.add_argument(
         "--database",
         default=DEFAULT_DATABASE,
         metavar="WHERE",

@@ -84,6 +84,7 @@ def start(options: argparse.Namespace) -> int:
         CampaignOptions(
             paths=tuple(paths),
             devices=options.devices,
+            ranks=options.ranks,
             database=options.database,
             report=options.report,
             jobs=options.jobs or os.cpu_count() or 1,

@@ -32,4 +32,6 @@ def add_arguments(commands: Any) -> None:
 
 
 def start(options: argparse.Namespace) -> int:
-    return sessions.replay(options.property, options.blob, options.devices, options.database)
+    return sessions.replay(
+        options.property, options.blob, options.devices, options.database, options.ranks
+    )

@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 _RECORD = 512  # bytes of what each rank says about a call
 _DIGEST = 16
-_SMALL = 2**15  # bytes up to which a reduction gathers whole tensors, in one exchange
+_SMALL = 2**22  # bytes of all ranks up to which a sum gathers whole tensors, in one exchange
 _HEADER, _REPLY, _DATA = 0, 1, 2  # tags of a send: what is sent, what is awaited, the data
 
 
@@ -46,7 +46,8 @@ class Transport:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(f"group {self._group} {' '.join(map(str, key))}")
-        lane.submit(lambda: self._do(pending), awaited)
+        # A group of one waits for nobody.
+        lane.submit(lambda: self._do(pending), awaited or len(self._ranks) == 1)
 
     def _do(self, pending: Pending) -> None:
         call = pending.call
@@ -100,6 +101,8 @@ class Transport:
     # What the ranks say of a call before it begins.
 
     def _agree(self, call: Call) -> None:
+        if len(self._ranks) == 1:
+            return
         records = [torch.empty(_RECORD, dtype=torch.uint8) for _ in self._ranks]
         self._wait(self._backend.allgather([records], [_record(call)]))
         self._compare(call, records, self._ranks)
@@ -199,8 +202,9 @@ class Transport:
         assert call.reduction is not None, "a reduction says how"
         mine = call.reduction.prepare(call.ins[0], count)
         if self._is_small(call):
-            parts = [torch.empty_like(mine) for _ in range(count)]
-            self._wait(self._backend.allgather([[_bytes(p) for p in parts]], [_bytes(mine)]))
+            parts = [mine] if count == 1 else [torch.empty_like(mine) for _ in range(count)]
+            if count > 1:
+                self._wait(self._backend.allgather([[_bytes(p) for p in parts]], [_bytes(mine)]))
             call.outs[0].copy_(call.reduction.combine(parts))
             return
         flat = mine.reshape(-1)
@@ -212,7 +216,8 @@ class Transport:
         self._gather_uneven(call.outs[0].view(-1), total, count)
 
     def _is_small(self, call: Call) -> bool:
-        return call.kind == "all_reduce" and call.nbytes <= _SMALL and comm.is_ordered()
+        few = len(self._ranks) * call.nbytes <= _SMALL
+        return call.kind == "all_reduce" and few and comm.is_ordered()
 
     def _gather_uneven(self, out: Tensor, mine: Tensor, count: int) -> None:
         """Gather into `out` the chunks of all ranks, of which some have one element more."""

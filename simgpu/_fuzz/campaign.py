@@ -38,6 +38,7 @@ class CampaignOptions:
     minutes: float | None = None
     examples: int | None = None
     """For each property; if None, the time decides."""
+    ranks: tuple[int, int] = (1, 8)
     keyword: str | None = None
 
 
@@ -77,7 +78,12 @@ class Campaign:
         self.progress = Progress(self.minutes, options.examples)
         database = absolute_database(options.database)
         self.settings = SessionSettings(
-            str(folder), options.devices, database, options.jobs, options.examples
+            str(folder),
+            options.devices,
+            database,
+            options.jobs,
+            options.examples,
+            ranks=options.ranks,
         )
 
     def run(self) -> int:
@@ -131,6 +137,7 @@ class Campaign:
             "seconds": round(self.seconds, 1),
             "jobs": self.options.jobs,
             "devices": list(self.options.devices),
+            "ranks": list(self.options.ranks),
             "database": self.options.database,
             "tests": list(self.options.paths),
             "keyword": self.options.keyword,

@@ -28,7 +28,10 @@ def replay_command(failure: Failure, run: dict[str, Any]) -> str:
     low, high = run["devices"]
     words = ["python", "-m", "simgpu", "replay", failure.property]
     words += [failure.blob] if failure.blob else ["--database", run["database"]]
-    return shlex.join([*words, "--devices", f"{low}..{high}"])
+    words += ["--devices", f"{low}..{high}"]
+    if run.get("ranks", [1, 8]) != [1, 8]:
+        words += ["--ranks", "{}..{}".format(*run["ranks"])]
+    return shlex.join(words)
 
 
 def ranges(numbers: Iterable[int]) -> str:

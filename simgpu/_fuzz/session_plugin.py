@@ -29,6 +29,7 @@ _RECORDER = pytest.StashKey[ExampleRecorder]()
 def pytest_configure(config: pytest.Config) -> None:
     session = SessionSettings.from_environment()
     example_log.limit_devices(session.devices)
+    example_log.limit_devices(session.ranks, "ranks")
     _load_profile(session)
     config.stash[_SETTINGS] = session
     config.stash[_RECORDER] = ExampleRecorder(session)

@@ -34,6 +34,8 @@ class SessionSettings:
     """For each property; None where the time decides."""
     minutes: float | None = None
     """For all properties together; None where the number of examples decides."""
+    ranks: tuple[int, int] = (1, 8)
+    """The fewest and the most ranks of a world."""
     blob: str | None = None
     """The code of the one example to run again."""
 
@@ -41,7 +43,7 @@ class SessionSettings:
     def from_environment(cls) -> SessionSettings:
         """Read the settings in a process that a campaign has started."""
         settings = json.loads(os.environ[VARIABLE])
-        return cls(**settings | {"devices": tuple(settings["devices"])})
+        return cls(**settings | {name: tuple(settings[name]) for name in ("devices", "ranks")})
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process that reads the settings and makes its own devices."""

@@ -19,7 +19,13 @@ def pytest_command(settings: SessionSettings, arguments: Sequence[str]) -> list[
     return [*words, *arguments]
 
 
-def replay(name: str, blob: str | None, devices: tuple[int, int], database: str) -> int:
+def replay(
+    name: str,
+    blob: str | None,
+    devices: tuple[int, int],
+    database: str,
+    ranks: tuple[int, int] = (1, 8),
+) -> int:
     """Run one example of the property `name` again, with pytest's own output.
 
     Args:
@@ -30,7 +36,7 @@ def replay(name: str, blob: str | None, devices: tuple[int, int], database: str)
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = SessionSettings(
-            folder, devices, absolute_database(database), examples=1, blob=blob
+            folder, devices, absolute_database(database), examples=1, blob=blob, ranks=ranks
         )
         command = pytest_command(settings, [name])
         return subprocess.run(command, env=settings.environment(), check=False).returncode

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,12 +29,13 @@ class Timeline(Instrument):
 
     def __init__(self) -> None:
         # Compact, and appending is atomic: records come from any thread.
-        self._seen: list[tuple[str, int, int, int, int, float, float, int, int]] = []
+        self._seen: list[tuple[Any, ...]] = []
 
     def after_launch(self, launch: Launch, record: Record) -> None:
         source, target = index_of(record.source), index_of(record.target)
         row = (record.op, index_of(record.device), record.stream, source, target)
-        self._seen.append((*row, record.begin, record.end, record.nbytes, record.allocated))
+        sizes = record.nbytes, record.allocated
+        self._seen.append((*row, record.begin, record.end, *sizes, record.collective))
 
     def as_json(self, names: list[str]) -> dict[str, Any]:
         """The whole file, with times in microseconds since the first launch."""
@@ -41,24 +43,30 @@ class Timeline(Instrument):
         rows: set[tuple[int, int]] = set()
         start = min((seen[5] for seen in self._seen), default=0.0)
         for number, seen in enumerate(self._seen):
-            op, device, stream, source, target, begin, end, nbytes, allocated = seen
+            op, device, stream, source, target, begin, end, nbytes, allocated, collective = seen
             at = (begin - start) * 1e6
             took = max((end - begin) * 1e6, 0.001)
             what = {"name": op, "ph": "X", "ts": at, "dur": took}
             row = (device + 1, stream)
             if source == target:
                 rows.add(row)
-                kernel = {"cat": "kernel", **_on(row), "args": {"bytes": nbytes}}
+                about = {} if collective is None else dataclasses.asdict(collective)
+                kind = "kernel" if collective is None else "collective"
+                kernel = {"cat": kind, **_on(row), "args": {"bytes": nbytes, **about}}
                 events.append({**what, **kernel})
             else:
                 other = ((target if device == source else source) + 1, 0)
                 rows |= {row, other}
-                ends = (row, other) if device == source else (other, row)
+                from_, to = (row, other) if device == source else (other, row)
                 between = {"from": _named(source, names), "to": _named(target, names)}
-                events += _copy(what, *ends, {"bytes": nbytes, **between}, number)
+                events += _copy(what, from_, to, {"bytes": nbytes, **between}, number)
             counter = {"name": "memory", "ph": "C", "ts": at + took, "pid": device + 1}
             events.append({**counter, "args": {"bytes": allocated}})
-        return {"traceEvents": _titles(rows, names) + events, "displayTimeUnit": "ms"}
+        return {
+            "traceEvents": _titles(rows, names) + events,
+            "displayTimeUnit": "ms",
+            "otherData": {"start": start},
+        }
 
 
 def _copy(

@@ -14,8 +14,16 @@ class Totals(Instrument):
 
     def __init__(self) -> None:
         self._rows: dict[int, list[int]] = {}  # kernels, bytes in, bytes out, bytes written
+        # Calls and bytes of torch.distributed, by operator, group and its ranks.
+        self._collectives: dict[tuple[str, str, int], list[int]] = {}
 
     def after_launch(self, launch: Launch, record: Record) -> None:
+        if record.collective is not None:
+            about = record.op, record.collective.group, len(record.collective.ranks)
+            counts = self._collectives.setdefault(about, [0, 0])
+            counts[0] += 1
+            counts[1] += record.nbytes
+            return
         source, target = index_of(record.source), index_of(record.target)
         if source == target:
             row = self._row(source)
@@ -47,6 +55,12 @@ class Totals(Instrument):
             cells = "".join(f"{amount:>13}" for amount in amounts)
             shares = f"{_share(written, index):>8}{_share(given, index):>8}"
             lines.append(f"{name:<10}{kernels:>9}{cells}{shares}")
+        if self._collectives:
+            lines.append(f"{'collective':<40}{'calls':>9}{'bytes':>13}  group")
+        for (op, group, ranks), (calls, nbytes) in sorted(self._collectives.items()):
+            name = op.removeprefix("c10d.").strip("_")
+            where = f"{group} of {ranks} rank{'s' * (ranks > 1)}"
+            lines.append(f"{name:<40}{calls:>9}{format_bytes(nbytes):>13}  {where}")
         return "\n".join(lines) + "\n"
 
 

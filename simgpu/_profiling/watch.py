@@ -7,10 +7,10 @@ sizes, never how long a GPU would take or what it would do at once.
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import TextIO
 
 from simgpu._naming import DEVICE_TYPE, visible_text
+from simgpu._profiling import timelines
 from simgpu._profiling.chrome_trace import Timeline
 from simgpu._profiling.module_inputs import Inputs
 from simgpu._profiling.summary import Totals
@@ -44,7 +44,6 @@ class watch(contextlib.AbstractContextManager[None]):
 
     def _write(self) -> None:
         if self._path is not None:
-            with open(self._path, "w", encoding="utf-8") as file:
-                json.dump(self._timeline.as_json(self._names), file)
+            timelines.write(self._path, self._timeline.as_json(self._names))
         if self._table is not None:
             self._table.write(self._totals.as_text(self._names, self._inputs))

@@ -1,6 +1,6 @@
 """`strategies.tried`: where an example says what it is about, to a fuzzing run if there is one.
 
-Also the device counts that such a run is limited to, which the strategies ask for.
+Also the numbers of devices and ranks that such a run is limited to, which the strategies ask for.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ Listener = Callable[[int | None, int | None, float | None], None]
 
 _listener: Listener | None = None
 
-# The device counts that a fuzzing run is about; None outside of one.
-_device_range: tuple[int, int] | None = None
+# The numbers of devices and of ranks that a fuzzing run is about; empty outside of one.
+_ranges: dict[str, tuple[int, int]] = {}
 
 
 def tried(
@@ -38,15 +38,17 @@ def set_listener(listener: Listener | None) -> None:
     _listener = listener
 
 
-def limit_devices(limits: tuple[int, int] | None) -> None:
-    """Let the strategies of device counts and lists stay within `limits`, where they can."""
-    global _device_range
-    _device_range = limits
+def limit_devices(limits: tuple[int, int] | None, of: str = "devices") -> None:
+    """Let strategies of numbers of devices (or of "ranks") stay within `limits`, if they can."""
+    if limits is None:
+        _ranges.pop(of, None)
+    else:
+        _ranges[of] = limits
 
 
-def within_limits(least: int, most: int) -> tuple[int, int]:
+def within_limits(least: int, most: int, of: str = "devices") -> tuple[int, int]:
     """Return the part of least..most that a fuzzing run is about; all of it where there is none."""
-    if _device_range is None:
+    if of not in _ranges:
         return least, most
-    low, high = max(least, _device_range[0]), min(most, _device_range[1])
+    low, high = max(least, _ranges[of][0]), min(most, _ranges[of][1])
     return (low, high) if low <= high else (least, most)

@@ -86,7 +86,7 @@ TOOLS = [
     fault(
         "the fewest devices of a fuzzing run are forgotten",
         "simgpu._testing.example_log:within_limits",
-        "max(least, _device_range[0])",
+        "max(least, _ranges[of][0])",
         "least",
         drawn.test_a_fuzzing_run_may_narrow_the_device_counts,
     ),

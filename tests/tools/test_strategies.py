@@ -280,8 +280,20 @@ def test_a_fuzzing_run_may_narrow_the_device_counts():
         example_log.limit_devices(device_range("4"))
         assert not reaches(strategies.device_counts(), lambda n: n != 4, 40)
         assert not reaches(strategies.device_lists("abcdef"), lambda some: len(some) != 4, 40)
+        assert smallest(strategies.world_sizes()) == 1  # which are not numbers of devices
     finally:
         example_log.limit_devices(None)
+
+
+def test_a_fuzzing_run_may_narrow_the_numbers_of_ranks():
+    example_log.limit_devices(device_range("3..5"), "ranks")
+    try:
+        assert smallest(strategies.world_sizes()) == 3
+        assert not reaches(strategies.world_sizes(), lambda n: not 3 <= n <= 5, 40)
+        assert smallest(strategies.world_sizes(6, 8)) == 6
+        assert smallest(strategies.device_counts()) == 1
+    finally:
+        example_log.limit_devices(None, "ranks")
 
 
 @pytest.mark.parametrize(
