@@ -64,11 +64,17 @@ def add_arguments(commands: Any) -> None:
     fuzz.set_defaults(start=start)
 
 
-def start(options: argparse.Namespace) -> int:
-    """Check what the arguments name, and fuzz."""
+def missing_packages() -> bool:
+    """Whether a package is missing that fuzzing and replaying need; says which."""
     missing = [package for name, package in NEEDED.items() if not importlib.util.find_spec(name)]
     if missing:
         print(f"fuzzing needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    return bool(missing)
+
+
+def start(options: argparse.Namespace) -> int:
+    """Check what the arguments name, and fuzz."""
+    if missing_packages():
         return 4
     paths = options.paths or ["tests"]
     absent = [path for path in paths if not os.path.exists(path.partition("::")[0])]

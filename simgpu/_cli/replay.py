@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from simgpu._cli.argument_types import add_devices_and_database
+from simgpu._cli.fuzz import missing_packages
 from simgpu._fuzz import sessions
 
 
@@ -32,6 +33,8 @@ def add_arguments(commands: Any) -> None:
 
 
 def start(options: argparse.Namespace) -> int:
+    if missing_packages():
+        return 4
     return sessions.replay(
         options.property, options.blob, options.devices, options.database, options.ranks
     )

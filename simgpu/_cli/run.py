@@ -22,19 +22,22 @@ def add_arguments(commands: Any) -> None:
         description="Run a Python program, written for CUDA or not, on simulated GPUs.",
     )
     run.add_argument(
-        "--devices", type=device_count, default=1, metavar="N", help="1 to 64 (default: 1)"
+        "--devices",
+        type=device_count,
+        metavar="N",
+        help="1 to 64 (default: SIMGPU_DEVICE_COUNT, or 1)",
     )
     run.add_argument(
         "--memory",
         metavar="SIZE[,SIZE...]",
         help="what each device has, such as 2GiB or 512MiB; with commas one size per device "
-        "(default: what the model has, or 16GiB)",
+        "(default: SIMGPU_DEVICE_MEMORY, what the model has, or 16GiB)",
     )
     run.add_argument(
         "--model",
         metavar="NAME[,NAME...]",
         help="which GPU each device says that it is, such as A100 or 'H100 SXM'; with commas one "
-        "per device (`info` lists them)",
+        "per device (`info` lists them; default: SIMGPU_MODEL, or none)",
     )
     run.add_argument(
         "--rng",

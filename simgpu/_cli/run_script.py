@@ -31,7 +31,8 @@ class ScriptOptions:
     """What the command line of `simgpu run` says."""
 
     program: Program
-    devices: int
+    devices: int | None
+    """How many there are; SIMGPU_DEVICE_COUNT, or 1, where it is None."""
     memory: str | None
     """What each device has; with commas one size per device."""
     model: str | None
@@ -52,28 +53,35 @@ def make_devices(options: ScriptOptions) -> str | None:
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     from simgpu._startup import variables
 
-    variables.clear()
+    inherited = variables.clear()
     import torch  # noqa: F401  # makes no devices, without the variables
 
     from simgpu._startup import process_devices
     from simgpu.errors import RealCudaError
 
     # As in a child process that the script starts: its workers have the devices too.
-    os.environ[variables.COUNT] = str(options.devices)
-    if options.memory is not None:
-        os.environ[variables.MEMORY] = options.memory
-    if options.model is not None:
-        os.environ[variables.MODEL] = options.model
-    if options.rng is not None:
-        os.environ[variables.RNG] = options.rng
+    os.environ[variables.COUNT] = inherited.get(variables.COUNT) or "1"
+    told = {
+        variables.COUNT: None if options.devices is None else str(options.devices),
+        variables.MEMORY: options.memory,
+        variables.MODEL: options.model,
+        variables.RNG: options.rng,
+    }
+    for name, value in told.items():
+        if value is not None or inherited.get(name):
+            os.environ[name] = inherited[name] if value is None else value
     if options.as_cuda:
         os.environ[variables.AS_CUDA] = "force" if options.force else "1"
     try:
         process_devices.start_process_devices()
     except ValueError as error:
-        told = {"--memory": options.memory, "--model": options.model}
-        said = " ".join(f"{name} {value}" for name, value in told.items() if value is not None)
-        return f"{said}: {error}"
+        given = {
+            "--memory": options.memory,
+            "--model": options.model,
+            **{name: inherited.get(name) for name, value in told.items() if value is None},
+        }
+        said = " ".join(f"{name} {value}" for name, value in given.items() if value)
+        return str(error) if str(error).startswith(variables.NAMES) else f"{said}: {error}"
     except RealCudaError as error:
         return str(error)
     return None

@@ -338,7 +338,9 @@ def test_real_cuda_is_not_hidden_unless_told_to(monkeypatch):
 
 
 COVERED = """
+import warnings
 import torch, simgpu
+warnings.filterwarnings("ignore", "Warning only once")  # of the line after the next
 library = torch.library.Library("aten", "IMPL")
 library.impl("empty.memory_format", lambda *args, **kwargs: torch.empty(0), "CUDA")
 with simgpu.as_cuda(2):

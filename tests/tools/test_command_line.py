@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from simgpu.__main__ import main, parser
+from simgpu._cli import fuzz
 
 SAYS = """
 import sys, torch
@@ -136,6 +137,27 @@ def test_the_prog_is_what_was_typed(monkeypatch):
     assert parser().prog == "simgpu"
     monkeypatch.setattr(sys, "argv", ["/x/simgpu/__main__.py", "run"])
     assert parser().prog == "python -m simgpu"
+
+
+def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
+    code = (
+        "import torch; n = torch.cuda.device_count();"
+        "print(n, [torch.cuda.mem_get_info(k)[1] >> 20 for k in range(n)])"
+    )
+    told = {"SIMGPU_DEVICE_COUNT": "4", "SIMGPU_DEVICE_MEMORY": "1MiB,3MiB"}
+    done = python("-m", "simgpu", "run", "--devices", "2", "-c", code, **told)
+    assert done.stdout == "2 [1, 3]\n", done.stderr
+    wrong = python("-m", "simgpu", "run", "-c", code, SIMGPU_DEVICE_MEMORY="much")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "SIMGPU_DEVICE_MEMORY much: memory='much' must be" in wrong.stderr.splitlines()[-1]
+
+
+def test_replay_says_which_packages_are_missing(monkeypatch, capsys):
+    monkeypatch.setitem(fuzz.NEEDED, "no_such_module", "no-such-package")
+    assert main(["replay", "tests/test_it.py::test_it"]) == 4
+    assert capsys.readouterr().out == (
+        "fuzzing needs no-such-package: pip install no-such-package\n"
+    )
 
 
 def test_info_says_what_a_bug_report_needs(python):
