@@ -52,6 +52,8 @@ class Communicator:
         backend = backend_of(group)
         self.kind = _kinds.get(group) or _kind_of(backend)
         """The rules that hold: "nccl" or "gloo"."""
+        self.takes_host = torch.device("cpu") in group._device_types
+        """Whether it has a backend for tensors of the CPU, too; that is gloo."""
         self.name: str = group.group_name
         self.rank: int = group.rank()
         self.size: int = group.size()

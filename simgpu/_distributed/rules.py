@@ -36,9 +36,21 @@ _CPP_NAMES = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt3
 
 def host_aliases(tensors: Sequence[Tensor], group: Communicator) -> list[Tensor]:
     """The host aliases of tensors that may travel in a group; raises for those that may not."""
+    if all(tensor.is_cpu for tensor in tensors):
+        return _of_the_host(tensors, group)
     for tensor in tensors:
         _check_tensor(tensor, group.kind)
     return [host_alias(tensor) for tensor in tensors]
+
+
+def _of_the_host(tensors: Sequence[Tensor], group: Communicator) -> list[Tensor]:
+    """Of ranks that are threads: those of processes hand tensors of the CPU to gloo itself."""
+    if tensors and not group.takes_host:
+        raise RuntimeError("No backend type associated with device type cpu")
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or not tensor.is_contiguous():
+            raise ValueError("Tensors must be contiguous")
+    return list(tensors)
 
 
 def _check_tensor(tensor: Tensor, backend: str) -> None:

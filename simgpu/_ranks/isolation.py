@@ -125,14 +125,19 @@ class State:
 
 
 class Surroundings(State):
-    """The same of the thread that starts a world: what it had is there again afterwards."""
+    """The same of the thread that starts a world: what it had is there again afterwards.
+
+    So is the hook for errors, which each `init_process_group` wraps, to print the rank.
+    """
 
     def __init__(self) -> None:
         super().__init__(0, 1)
         self._before = {name: os.environ.get(name) for name in self._variables}
+        self._excepthook = sys.excepthook
 
     def restore(self) -> None:
         super().restore()
+        sys.excepthook = self._excepthook
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import re
+import sys
 import threading
 
 import pytest
@@ -17,6 +18,8 @@ from simgpu import strategies
 from simgpu.errors import CollectiveMismatchError, DeadlockError, SimGPUError
 from tests.support import rank_cases
 from tests.support.worlds import few, schedules
+
+BACKENDS = ("nccl", "gloo", "cpu:gloo,cuda:nccl")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -198,6 +201,7 @@ def left_behind():
         torch.get_rng_state().tolist(),
         dist.ProcessGroupGloo,
         vars(dist.distributed_c10d)["_world"],
+        sys.excepthook,
     )
 
 
@@ -221,6 +225,29 @@ def test_nothing_is_left_behind(count, seed, fails):
     else:
         simgpu.ranks(count, use, schedule=seed)
     assert left_behind() == before
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), seed=schedules, backend=st.sampled_from(BACKENDS))
+def test_tensors_of_the_cpu_travel_where_the_group_has_gloo(count, seed, backend):
+    def sums(rank):
+        host, device = (torch.full((2,), rank + 1.0, device=where) for where in ("cpu", "cuda"))
+        parts = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
+        dist.all_reduce(device)
+        dist.all_reduce(host)
+        dist.all_gather(parts, torch.tensor([rank]))
+        assert host.is_cpu
+        assert host.tolist() == device.tolist() == [count * (count + 1) / 2] * 2
+        return [part.item() for part in parts]
+
+    if backend == "nccl":
+        with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+            simgpu.ranks(count, sums, backend=backend, schedule=seed)
+    else:
+        assert (
+            simgpu.ranks(count, sums, backend=backend, schedule=seed)
+            == [list(range(count))] * count
+        )
 
 
 @pytest.mark.ranks(3)
