@@ -5,7 +5,6 @@ calls, agreement    what a rank asks of its group, and the error where ranks ask
 rules               what NCCL refuses: dtypes, reductions, tensors
 reductions          sums and their like over ranks, in the order of `simgpu.comm.reduction`
 works               what a caller waits for; its output is poisoned until it has waited
-typed_futures       futures as C++ means them, with a script in `scripted_futures`
 factors             what the dispatcher loses of ReduceOp.PREMUL_SUM
 communicators       the state of one process group on this rank
 issue               calls on their way to the group, through `launch`

@@ -46,8 +46,11 @@ class Transport:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(f"group {self._group} {' '.join(map(str, key))}")
-        # A group of one waits for nobody.
-        lane.submit(lambda: self._do(pending), awaited or len(self._ranks) == 1)
+        pending.waits_by(lambda waited: lane.help(waited.done))
+        awaited = awaited or len(self._ranks) == 1  # who waits for nobody
+        lane.submit(lambda: self._do(pending), awaited)
+        if awaited:
+            lane.help(pending.done)
 
     def _do(self, pending: Pending) -> None:
         call = pending.call

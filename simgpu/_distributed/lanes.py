@@ -1,12 +1,14 @@
-"""`Lane`: a thread that does one job after the other, as a stream of NCCL does.
+"""`Lane`: jobs that are done one after the other, as a stream of NCCL does them.
 
-A job that nobody is ahead of and that its caller waits for is done in the caller's own thread.
+A thread does them, or whoever waits for one of them: the one who waits does those before it, too,
+which saves two changes of thread.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 
 Job = Callable[[], None]
@@ -17,42 +19,39 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: deque[Job] = deque()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for the thread; False ends it
         self._turn = threading.Lock()  # held by whoever does a job
-        self._count = threading.Lock()
-        self._open = 0
+        self._start = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Job, awaited: bool) -> None:
-        """Do `job` after all earlier ones; within this call if it is `awaited` and none is open."""
-        with self._count:
-            self._open += 1
-            alone = self._open == 1 and awaited
-            if alone:
-                self._turn.acquire()
-            elif self._thread is None:
+        """Take a job; its caller does it by `help` where it is `awaited`, the thread otherwise."""
+        self._jobs.append(job)
+        if awaited:
+            return
+        with self._start:
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
-        if not alone:
-            self._jobs.put(job)
-            return
-        try:
-            job()
-        finally:
-            self._turn.release()
-            self._finished()
+        self._calls.put(True)
 
-    def _finished(self) -> None:
-        with self._count:
-            self._open -= 1
+    def help(self, done: Callable[[], bool]) -> None:
+        """Do jobs in the calling thread until `done()`, which one of them makes true."""
+        while not done():
+            with self._turn:
+                if not done():
+                    self._do_next()
+
+    def _do_next(self) -> None:
+        if self._jobs:
+            self._jobs.popleft()()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while self._calls.get():
             with self._turn:
-                job()
-            del job  # it may hold tensors
-            self._finished()
+                self._do_next()
 
     def close(self) -> None:
-        """Let the thread end after the jobs that it has."""
-        self._jobs.put(None)
+        """Let the thread end."""
+        self._calls.put(False)

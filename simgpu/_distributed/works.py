@@ -2,7 +2,7 @@
 
 The output of an asynchronous call is poisoned until somebody waits: a program that reads it before,
 which on CUDA sees old values or half of the new ones, sees NaN here. It lands where `wait()` says
-that it is there, where its future completes, or where the device is synchronized.
+that it is there, where its future is asked for, or where the device is synchronized.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import distributed
 
-from simgpu._distributed import typed_futures
 from simgpu._distributed.calls import Call
 from simgpu.errors import CollectiveTimeoutError
 
@@ -46,11 +45,10 @@ class Pending:
         self._landing: list[tuple[Tensor, Tensor]] = []
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._then: list[Callable[[], object]] = []
         self._waits: Callable[[Pending], None] | None = None
 
     def waits_by(self, wait: Callable[[Pending], None]) -> None:
-        """Wait by calling `wait`, not for another thread: for ranks that run one at a time."""
+        """Wait by calling `wait`: it does the call, or lets other ranks run."""
         self._waits = wait
 
     def stage(self) -> None:
@@ -68,31 +66,14 @@ class Pending:
     def finish(self, error: BaseException | None = None) -> None:
         """Say that the call has run, or failed."""
         self.error = error
-        with self._lock:
-            self._done.set()
-            then, self._then = self._then, []
-        for callback in then:
-            callback()
-
-    def then(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the call has run: at once, or in the thread that ran it."""
-        with self._lock:
-            if not self._done.is_set():
-                self._then.append(callback)
-                return
-        callback()
+        self._done.set()
 
     def done(self) -> bool:
         return self._done.is_set()
 
-    def await_before_future(self) -> None:
-        """Wait where C++, which would wait for the future, cannot let other ranks run."""
-        if self._waits is not None:
-            self.await_(None)
-
     def await_(self, seconds: float | None) -> None:
         """Wait until the call has run, and raise what it raised; nothing has landed then."""
-        if self._waits is not None:
+        if self._waits is not None and seconds is None:
             self._waits(self)
         elif not self._done.wait(seconds):
             raise CollectiveTimeoutError(
@@ -146,12 +127,13 @@ class Work(distributed.Work):
         self.wait()
 
     def get_future(self) -> Any:
-        """A future of the outputs, of a type that C++ knows; they land before it completes."""
-        self._keep.discard(self)
-        for pending in self._pending:
-            pending.await_before_future()
-            pending.then(pending.land)
-        return typed_futures.after(self._pending, self._outputs)
+        """A completed future of the outputs.
+
+        DistributedDataParallel's Reducer wants a list of tensors of C++, which no future has that
+        Python completes later. So this waits.
+        """
+        self.wait()
+        return _future(self._outputs)
 
     def is_completed(self) -> bool:
         return all(pending.done() for pending in self._pending)
@@ -168,6 +150,10 @@ class Work(distributed.Work):
 
 def completed(outputs: list[Tensor]) -> Any:
     """A Work of C++ that is done."""
-    future = typed_futures.completed(outputs)
     make: Any = vars(torch._C._distributed_c10d)["_create_work_from_future"]
-    return make(future)
+    return make(_future(outputs))
+
+
+def _future(tensors: list[Tensor]) -> Any:
+    tensors = tensors or [torch.empty(0, device="cpu")]  # C++ could not tell of what the list is
+    return torch._C.fork(lambda: tensors)

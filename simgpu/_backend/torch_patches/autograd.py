@@ -8,8 +8,7 @@ Where the guard's type is a Python property (`simgpu._native.constant_answers` s
 also asks for it while the engine unwinds from an error that a hook raised. That error is then still
 pending in the interpreter, so calling any Python function fails, in a place where C++ cannot
 handle a failure and ends the process. `guard.device_type` stores a pending error first, and
-`_in_this_thread` raises it afterwards. A collective that failed in a thread of PyTorch's comes out
-of the engine as a text, and is raised as what it was (`late_errors`).
+`_in_this_thread` raises it afterwards.
 
 A backward pass that failed leaves the work that it had not done in the calling thread's queue, and
 with it the graph and its tensors: on CUDA that queue belongs to a thread of PyTorch's, which goes
@@ -29,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu._backend.guard import put_aside
 from simgpu._patches import Patch, Row
-from simgpu._runtime import late_errors, world
+from simgpu._runtime import world
 
 
 class _PerThread(threading.local):
@@ -56,12 +55,6 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             raise
         error = put_aside.errors[0]
         _drop_unfinished_work()
-    except RuntimeError as raised:
-        _drop_unfinished_work()
-        remembered = late_errors.original(raised)
-        if remembered is None:
-            raise
-        error = remembered
     except BaseException:
         _drop_unfinished_work()
         raise
