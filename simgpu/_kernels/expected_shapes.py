@@ -111,7 +111,7 @@ def multi_margin_backward(arguments: dict[str, Any]) -> None:
     """A gradient for each row, or one for all where they were added up."""
     input, grad = arguments["self"], arguments["grad_output"]
     rows = input.shape[:-1] if arguments.get("reduction", 1) == 0 else ()
-    if input.dim() not in (1, 2) or grad.numel() != math.prod(rows):
+    if input.dim() > 2 or grad.numel() != math.prod(rows):
         _refuse("multi_margin_loss_backward", arguments, "grad_output", "self")
 
 

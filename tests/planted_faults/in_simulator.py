@@ -165,9 +165,9 @@ SIMULATOR = [
     ),
     fault(
         "a new thread is not on the first device",
-        "simgpu._runtime.world:current_device",
-        "_per_thread.current_device",
-        "vars(_per_thread).get('current_device', len(active_devices) - 1)",
+        "simgpu._runtime.world:_PerThread.__init__",
+        "self.current_device = 0",
+        "self.current_device = len(active_devices) - 1",
         threads.test_the_current_device_is_the_threads_own,
     ),
     fault(
