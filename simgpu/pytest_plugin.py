@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simgpu._pytest import every_oom, skips
+from simgpu._pytest import every_oom, schedules, skips
 from simgpu._pytest.choose import session_pool
 from simgpu._pytest.header import header_line
 from simgpu._pytest.marker import (
@@ -48,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", DESCRIPTION)
     config.addinivalue_line("markers", every_oom.DESCRIPTION)
+    config.addinivalue_line("markers", schedules.DESCRIPTION)
     config.addinivalue_line("markers", RANKS_DESCRIPTION)
     options = read_options(config)
     check(options)
@@ -66,7 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     give_devices_if_marked(item)
-    every_oom.repeat_if_wanted(item, read_options(item.config).faults == "oom")
+    options = read_options(item.config)
+    every_oom.repeat_if_wanted(item, options.faults == "oom")
+    schedules.repeat_if_wanted(item, options.schedules, options.schedule)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -47,6 +47,11 @@ def add_arguments(commands: Any) -> None:
         help="only properties whose names it fits, as in pytest",
     )
     fuzz.add_argument(
+        "--schedules",
+        action="store_true",
+        help="let each example draw the order of its threads too (simgpu.schedule)",
+    )
+    fuzz.add_argument(
         "--report",
         default=Path("fuzz-report.html"),
         metavar="FILE",
@@ -97,5 +102,6 @@ def start(options: argparse.Namespace) -> int:
             minutes=options.minutes,
             examples=options.examples,
             keyword=options.keyword,
+            schedules=options.schedules,
         )
     )

@@ -9,6 +9,8 @@ from simgpu._cli.argument_types import add_devices_and_database
 from simgpu._cli.fuzz import missing_packages
 from simgpu._fuzz import sessions
 
+PREFIX = "S1"  # of the tokens of schedules
+
 
 def add_arguments(commands: Any) -> None:
     replay = commands.add_parser(
@@ -20,13 +22,20 @@ def add_arguments(commands: Any) -> None:
     replay.add_argument(
         "property",
         metavar="PROPERTY",
-        help="the property's node id, such as tests/test_it.py::test_it",
+        help="the property's node id, such as tests/test_it.py::test_it; or nothing but the token "
+        "of a schedule, if a test has failed under it in this folder",
     )
     replay.add_argument(
         "blob",
         nargs="?",
         metavar="CODE",
-        help="the example, as the report has it (default: what the database has)",
+        help="the example, as the report has it (default: what the database has), or the token "
+        "of a schedule",
+    )
+    replay.add_argument(
+        "--schedules",
+        action="store_true",
+        help="the example is of a campaign with --schedules",
     )
     add_devices_and_database(replay)
     replay.set_defaults(start=start)
@@ -35,6 +44,24 @@ def add_arguments(commands: Any) -> None:
 def start(options: argparse.Namespace) -> int:
     if missing_packages():
         return 4
-    return sessions.replay(
-        options.property, options.blob, options.devices, options.database, options.ranks
-    )
+    token = options.blob or options.property
+    if not token.startswith(PREFIX):
+        return sessions.replay(
+            options.property,
+            options.blob,
+            options.devices,
+            options.database,
+            options.ranks,
+            options.schedules,
+        )
+    from simgpu._pytest import schedules
+
+    name = options.property if options.blob else schedules.test_of(token)
+    if name is None:
+        print(
+            f"no test is known here for the schedule {token}: say it too (simgpu replay "
+            "tests/test_it.py::test_it TOKEN), or repeat a program of your own within "
+            "simgpu.schedule(replay=TOKEN)"
+        )
+        return 4
+    return sessions.replay_schedule(name, token, options.devices)

@@ -40,6 +40,8 @@ class CampaignOptions:
     """For each property; if None, the time decides."""
     ranks: tuple[int, int] = (1, 8)
     keyword: str | None = None
+    schedules: bool = False
+    """Whether each example draws the order of its threads too."""
 
 
 def run_campaign(options: CampaignOptions) -> int:
@@ -110,6 +112,8 @@ class Campaign:
         arguments = ["-q", *self.options.paths]
         if settings.jobs > 1:
             arguments += ["-n", str(settings.jobs), "--dist", "worksteal"]
+        if self.options.schedules:
+            arguments += ["--schedules", "1"]
         if self.options.keyword:
             arguments += ["-k", self.options.keyword]
         with self.log.open("w") as log:
@@ -141,6 +145,7 @@ class Campaign:
             "database": self.options.database,
             "tests": list(self.options.paths),
             "keyword": self.options.keyword,
+            "schedules": self.options.schedules,
             "torch": importlib.metadata.version("torch"),
             "hypothesis": importlib.metadata.version("hypothesis"),
         }

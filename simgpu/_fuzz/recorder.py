@@ -51,6 +51,10 @@ class ExampleRecorder:
             worst = self.tally.worst.get(self._property, 0.0)
             self.tally.worst[self._property] = max(error, worst)
 
+    def on_schedule(self, switches: int) -> None:
+        """Take how often threads changed in the schedule of an example."""
+        self.tally.switches[switches] += 1
+
     def counted(self, item: pytest.Function, test: Callable[..., Any]) -> Callable[..., None]:
         """Return `test`, the body of the property `item`, so that its examples are counted."""
 

@@ -28,6 +28,7 @@ def replay_command(failure: Failure, run: dict[str, Any]) -> str:
     low, high = run["devices"]
     words = ["python", "-m", "simgpu", "replay", failure.property]
     words += [failure.blob] if failure.blob else ["--database", run["database"]]
+    words += ["--schedules"] if run.get("schedules") else []
     words += ["--devices", f"{low}..{high}"]
     if run.get("ranks", [1, 8]) != [1, 8]:
         words += ["--ranks", "{}..{}".format(*run["ranks"])]
@@ -89,6 +90,9 @@ def as_html(tally: Tally, run: dict[str, Any]) -> str:
         widest=WIDEST,
         failures=as_json(tally, run)["failures"],
         total=tally.examples.total(),
+        scheduled=tally.switches.total(),
+        switched=tally.switches.total() - tally.switches[0],
+        most_switches=max(tally.switches, default=0),
         examples=tally.examples.most_common(),
         properties=tally.properties,
         finished=len(tally.finished),

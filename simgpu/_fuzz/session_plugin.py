@@ -99,7 +99,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     original_test = handle.inner_test
     recorder.begin(item.nodeid, _deadline(item.config))
     handle.inner_test = recorder.counted(item, original_test)
-    example_log.set_listener(recorder.on_example)
+    example_log.set_listener(recorder.on_example, recorder.on_schedule)
     error: BaseException | None = None
     try:
         yield

@@ -19,18 +19,27 @@ def pytest_command(settings: SessionSettings, arguments: Sequence[str]) -> list[
     return [*words, *arguments]
 
 
+def replay_schedule(name: str, token: str, devices: tuple[int, int]) -> int:
+    """Run the test `name` under the schedule of `token`; returns pytest's exit status."""
+    words = [sys.executable, "-m", "pytest", "--devices", "simgpu", "-p", "no:cacheprovider"]
+    words += ["--device-count", str(devices[1]), "--schedule", token, name]
+    return subprocess.run(words, check=False).returncode
+
+
 def replay(
     name: str,
     blob: str | None,
     devices: tuple[int, int],
     database: str,
     ranks: tuple[int, int] = (1, 8),
+    schedules: bool = False,
 ) -> int:
     """Run one example of the property `name` again, with pytest's own output.
 
     Args:
         name: the property's node id, such as tests/test_x.py::test_x.
         blob: the example's code; without one, hypothesis takes the example from `database`.
+        schedules: whether the example has drawn the order of its threads too.
 
     Returns pytest's exit status.
     """
@@ -38,5 +47,5 @@ def replay(
         settings = SessionSettings(
             folder, devices, absolute_database(database), examples=1, blob=blob, ranks=ranks
         )
-        command = pytest_command(settings, [name])
+        command = pytest_command(settings, [name, *(["--schedules", "1"] if schedules else [])])
         return subprocess.run(command, env=settings.environment(), check=False).returncode

@@ -64,6 +64,8 @@ class Tally:
         """The slowest example of each property, slowest first."""
         self.failures: dict[str, Failure] = {}
         """The smallest failing example of each kind, by the key of the kind."""
+        self.switches: Counter[int] = Counter()
+        """Examples by how often threads changed in the schedule that they drew (`--schedules`)."""
         self.properties = 0
         """How many properties there are; 0 until they are collected."""
         self.finished: set[str] = set()
@@ -89,6 +91,7 @@ class Tally:
         self.examples += other.examples
         self.combinations += other.combinations
         self.failed += other.failed
+        self.switches += other.switches
         self.properties = max(self.properties, other.properties)
         self.finished |= other.finished
         for name, error in other.worst.items():
@@ -110,6 +113,7 @@ class Tally:
                 {"batch": b, "devices": n, "examples": count, "failed": self.failed[b, n]}
                 for (b, n), count in sorted(self.combinations.items())
             ],
+            "switches": {str(count): n for count, n in sorted(self.switches.items())},
             "worst_errors": dict(sorted(self.worst.items(), key=lambda item: -item[1])),
             "slowest": [asdict(example) for example in self.slowest],
             "failures": {key: asdict(failure) for key, failure in self.failures.items()},
@@ -125,6 +129,7 @@ class Tally:
             combination = entry["batch"], entry["devices"]
             tally.combinations[combination] = entry["examples"]
             tally.failed[combination] = entry["failed"]
+        tally.switches.update({int(count): n for count, n in plain["switches"].items()})
         tally.worst = dict(plain["worst_errors"])
         tally.slowest = [SlowExample(**example) for example in plain["slowest"]]
         for key, failure in plain["failures"].items():

@@ -1,7 +1,8 @@
 """The parts of the pytest plugin: its options, pools of devices, groups of GPUs, `--as-cuda`,
-`--faults`.
+`--faults`, `--schedules`.
 
 torch is imported when a test first needs it, not before.
 
-May import: `simgpu`, `_startup`, `_runtime`, `_models`, `errors`, `_naming`, `torch`, `pytest`.
+May import: `simgpu`, `_simulation/schedules`, `_startup`, `_runtime`, `_models`, `_testing`,
+`errors`, `_naming`, `torch`, `hypothesis`, `pytest`.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,10 @@ class DeviceOptions:
     as_cuda: bool = False
     faults: str | None = None
     """"oom": each test also with every allocation failing."""
+    schedules: int | None = None
+    """Under how many schedules each test runs."""
+    schedule: str | None = None
+    """The token of the one schedule that the tests run under."""
     memory: str | None = None
     """What each simulated device has; with commas one size per device."""
     model: str | None = None
@@ -111,11 +116,29 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="let simulated devices go by the name of CUDA, for suites written for CUDA",
     )
+    _add_exploring(add)
+
+
+def _add_exploring(add: Callable[..., None]) -> None:
+    """The options that run a test more than once."""
     add(
         "--faults",
         choices=("oom",),
         help="run each test once more for each allocation of simulated memory in it, which fails "
         "that time (on one test: @pytest.mark.every_oom)",
+    )
+
+    add(
+        "--schedules",
+        type=int,
+        metavar="N",
+        help="run each test under N schedules of its threads, and a property of hypothesis under "
+        "one that it draws with its examples (on one test: @pytest.mark.schedules(N))",
+    )
+    add(
+        "--schedule",
+        metavar="TOKEN",
+        help="run the tests under the schedule of this token, which a failure has printed",
     )
 
 
@@ -138,6 +161,8 @@ def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> D
         worker=worker,
         as_cuda=namespace.simgpu_as_cuda,
         faults=namespace.simgpu_faults,
+        schedules=namespace.simgpu_schedules,
+        schedule=namespace.simgpu_schedule,
         memory=namespace.simgpu_device_memory,
         model=namespace.simgpu_device_model,
         rng=namespace.simgpu_device_rng,
@@ -158,6 +183,8 @@ def check(options: DeviceOptions) -> None:
     count, per_worker, process = options.count, options.per_worker, options.process_count
     if count is not None and not 1 <= count <= MAX_COUNT:
         raise pytest.UsageError(f"--device-count must be from 1 to {MAX_COUNT}, not {count}")
+    if options.schedules is not None and options.schedules < 1:
+        raise pytest.UsageError(f"--schedules must be 1 or more, not {options.schedules}")
     if per_worker is not None and per_worker < 1:
         raise pytest.UsageError(f"--gpus-per-worker must be 1 or more, not {per_worker}")
     simulated = options.kind != "cuda" and not options.oversubscribe

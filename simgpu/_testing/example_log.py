@@ -10,6 +10,7 @@ from collections.abc import Callable
 Listener = Callable[[int | None, int | None, float | None], None]
 
 _listener: Listener | None = None
+_schedule_listener: Callable[[int], None] | None = None
 
 # The numbers of devices and of ranks that a fuzzing run is about; empty outside of one.
 _ranges: dict[str, tuple[int, int]] = {}
@@ -32,10 +33,16 @@ def tried(
         _listener(batch, devices, error)
 
 
-def set_listener(listener: Listener | None) -> None:
-    """Let `tried` call `listener` with its arguments; None ends that."""
-    global _listener
-    _listener = listener
+def scheduled(switches: int) -> None:
+    """Tell it how often the baton changed hands in the schedule that an example has drawn."""
+    if _schedule_listener is not None:
+        _schedule_listener(switches)
+
+
+def set_listener(listener: Listener | None, schedules: Callable[[int], None] | None = None) -> None:
+    """Let `tried` call `listener` with its arguments, and `scheduled` the other; None ends that."""
+    global _listener, _schedule_listener
+    _listener, _schedule_listener = listener, schedules
 
 
 def limit_devices(limits: tuple[int, int] | None, of: str = "devices") -> None:

@@ -3,11 +3,12 @@
 from functools import partial
 
 from simgpu.errors import DeadlockError
+from tests.simulator.schedules import test_data_parallel as parallel
 from tests.simulator.schedules import test_deadlocks as deadlocks
 from tests.simulator.schedules import test_exploring as exploring
 from tests.simulator.schedules import test_schedule as schedule
 from tests.support.ordering_faults import lost_update
-from tests.support.plant import fault
+from tests.support.plant import Edit, fault
 
 ALONE = deadlocks.test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden
 
@@ -98,5 +99,52 @@ SCHEDULES = [
         "tensor.copy_(self._values[name])",
         "pass",
         exploring.test_what_is_right_in_every_order_has_no_problems,
+    ),
+    fault(
+        "outputs are joined in the order in which replicas are done",
+        "dataparallel.parallel_apply:_Call.run",
+        "self.output = self.module(*self.arguments, **self.kwargs)",
+        "self.output = self.module(*self.arguments, **self.kwargs)\n"
+        "            import time; self.kwargs = time.monotonic()",
+        partial(parallel.test_training_is_the_same_in_every_order, cached=True),
+        Edit(
+            "dataparallel.parallel_apply:parallel_apply",
+            "return [call.output for call in calls]",
+            "return [call.output for call in sorted(calls, key=lambda call: call.kwargs)]",
+        ),
+    ),
+    fault(
+        "a call returns before the last replica is done",
+        "dataparallel._threads.worker_pool:_Batch.one_done",
+        "if self._left == 0:",
+        "if self._left == 1:",
+        partial(parallel.test_training_is_the_same_in_every_order, cached=True),
+    ),
+    fault(
+        "replicas that wait for others keep these from beginning",
+        "dataparallel._threads.worker_pool:_Batch.wait",
+        "while not self._done.acquire(timeout=self._patience()):",
+        "while not self._done.acquire():",
+        parallel.test_replicas_may_wait_for_each_other_and_be_parallel_themselves,
+    ),
+    fault(
+        "after an interrupt, replicas that have not begun never do",
+        "dataparallel._threads.worker_pool:run_all",
+        "while batch.start_next():",
+        "while False:",
+        parallel.test_an_interrupt_leaves_no_thread_waiting,
+    ),
+    fault(
+        "hooks are called in the caller's thread",
+        "dataparallel.parallel_apply:_Call.run",
+        "self.output = self.module(*self.arguments, **self.kwargs)",
+        "self.output = self.module.forward(*self.arguments, **self.kwargs)",
+        parallel.test_hooks_are_called_in_the_thread_of_their_replica_on_its_device,
+        Edit(
+            "dataparallel.parallel_apply:parallel_apply",
+            "return [call.output for call in calls]",
+            "return [[hook(call.module, (), call.output) for hook in"
+            " call.module._forward_hooks.values()][-1] for call in calls]",
+        ),
     ),
 ]

@@ -20,6 +20,7 @@ from simgpu.errors import DeadlockError, LivelockError, ScheduleError
 TICK = 1e-6  # seconds that each step takes, so that loops which look at the clock come to an end
 QUANTUM = 1000  # steps after which others who can go on have their turn
 TURNS = 5 * QUANTUM  # steps without device work after which a time-out comes
+PATIENT = 10.0  # seconds from which on a time-out is for emergencies: it comes if nobody can go on
 MAX_IDLE = 100_000  # steps without device work, or a thread that begins or ends: a livelock
 MAX_STEPS = 10_000_000
 PATIENCE = 5.0  # real seconds for a thread to end
@@ -79,6 +80,7 @@ class Baton:
             self._end_here(me)
         me.what, me.on, me.until, me.expired = what, on, until, False
         me.deadline = None if timeout is None else self.now + max(timeout, 0.0)
+        me.patient = timeout is not None and timeout >= PATIENT
         try:
             chosen = self._next(me)
             if chosen is not me:
@@ -109,11 +111,14 @@ class Baton:
         while True:
             ready: list[Task] = []
             expiring: list[Task] = []
+            patient: list[Task] = []
             for task in self._alive:
                 if task.until is None or task.until():
                     ready.append(task)
                 elif task.deadline is not None:
-                    expiring.append(task)
+                    (patient if task.patient else expiring).append(task)
+            if not expiring and patient and (not ready or self._is_time_to_pass()):
+                expiring = [min(patient, key=lambda task: (task.deadline, task.number))]
             if self._draining:
                 return self._next_to_drain(ready, expiring)
             if ready or expiring:
@@ -138,11 +143,14 @@ class Baton:
 
     def _be_fair(self, me: Task, ready: list[Task], expiring: list[Task]) -> None:
         """Let the others have a turn, and time pass, where threads wait in loops."""
-        idle = self.steps - self.progress_at
-        if expiring and idle and idle % TURNS == 0:
+        if expiring and self._is_time_to_pass():
             ready.clear()
         elif me.run_length > QUANTUM and len(ready) > 1 and me in ready:
             ready.remove(me)
+
+    def _is_time_to_pass(self) -> bool:
+        idle = self.steps - self.progress_at
+        return idle > 0 and idle % TURNS == 0
 
     def _expire(self, task: Task) -> None:
         assert task.deadline is not None

@@ -134,16 +134,24 @@ def _explored(
     return ScheduleReport(runs)
 
 
-def attempted(step: Callable[[], Any], number: int, strategy: Strategy) -> tuple[Any, ScheduleRun]:
-    """Run `step` in one schedule; an error is kept, with the frames that it came through."""
-    result, error, control = None, None, None
+def attempted(
+    step: Callable[[], Any],
+    number: int,
+    strategy: Strategy,
+    failures: tuple[type[BaseException], ...] = (Exception,),
+) -> tuple[Any, ScheduleRun]:
+    """Run `step` in one schedule; a failure is kept, with the frames that it came through."""
+    result: Any = None
+    error: BaseException | None = None
+    control: Schedule | None = None
     try:
         with controlled(strategy) as control:
             result = step()
-    except Exception as raised:
+    except failures as raised:
         if control is None:
             raise
         error = raised
+    assert control is not None
     return result, _as_run(number, control, error)
 
 

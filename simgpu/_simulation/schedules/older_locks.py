@@ -8,15 +8,18 @@ and free at the same time.
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from simgpu._simulation.schedules.locks import PYTHONS, around
 
 _DEPTH = 5
-_FOREIGN = ("torch", "simgpu", "threading", "queue", "_thread", "concurrent", "builtins")
+_INSTALLED = ("site-packages", "dist-packages", str(Path(threading.__file__).parent))
 
 
 @contextmanager
@@ -74,7 +77,9 @@ def _is_of_the_program(thing: Any) -> bool:
     """Whether to look into the attributes of an object: one of a class of the program's own."""
     if isinstance(thing, (type, ModuleType)) or not isinstance(getattr(thing, "__dict__", 0), dict):
         return False
-    return not (type(thing).__module__ or "").startswith(_FOREIGN)
+    module = sys.modules.get(type(thing).__module__)
+    file = getattr(module, "__file__", None)
+    return file is not None and not any(folder in file for folder in _INSTALLED)
 
 
 def _visit_cell(cell: CellType, undo: list[Callable[[], None]], seen: set[int], depth: int) -> None:

@@ -37,6 +37,7 @@ class Task:
         deadline: until when, in seconds of the schedule; None for ever.
         in_line: whether it waits for the baton.
         interrupt: what is to be raised in it at its next point.
+        patient: whether its time-out comes only where nobody else can go on.
         expired: whether the time-out came first.
         what: where it stands, in a word; `on` is what it waits for, if there is an object.
         priority, hasty_after: for the strategies.
@@ -44,8 +45,8 @@ class Task:
 
     __slots__ = (
         "baton", "daemon", "deadline", "done", "ended_by", "expired", "expiries", "hasty_after",
-        "ident", "in_line", "interrupt", "name", "number", "on", "priority", "run_length",
-        "scheduler", "thread", "until", "what", "yielding",
+        "ident", "in_line", "interrupt", "name", "number", "on", "patient", "priority",
+        "run_length", "scheduler", "thread", "until", "what", "yielding",
     )  # fmt: skip
 
     def __init__(self, scheduler: Any, number: int, name: str) -> None:
@@ -57,7 +58,7 @@ class Task:
         self.daemon = False
         self.until: Callable[[], bool] | None = None
         self.deadline: float | None = None
-        self.expired = self.done = self.yielding = self.in_line = False
+        self.expired = self.done = self.yielding = self.in_line = self.patient = False
         self.interrupt: BaseException | None = None
         self.what, self.on = "start", None
         self.run_length = self.expiries = self.hasty_after = self.ended_by = 0

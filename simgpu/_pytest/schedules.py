@@ -1,0 +1,129 @@
+"""`@pytest.mark.schedules(n)` and `pytest --schedules N`: a test runs under many schedules.
+
+A test function runs once in each of n schedules (`simgpu.schedule`), up to the first that fails. A
+property of hypothesis draws its schedule with its examples, one number per choice, so that a
+failure shrinks to the fewest switches; each example runs under as many as give n in all.
+`--schedule TOKEN` runs the tests under that one schedule.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DESCRIPTION = (
+    "schedules(n=20): the test runs under n schedules of its threads (simgpu.schedule), up to the "
+    "first in which it fails."
+)
+DEFAULT = 20
+# Where `simgpu replay TOKEN` finds which test a token is of.
+FOLDER = Path(".simgpu") / "schedules"
+
+
+def repeat_if_wanted(item: pytest.Item, everywhere: int | None, token: str | None) -> None:
+    """Let a test function run under schedules, if its marker or the session asks for it."""
+    if not isinstance(item, pytest.Function):
+        return
+    marker = item.get_closest_marker("schedules")
+    n = everywhere or (None if marker is None else _count(*marker.args, **marker.kwargs))
+    if n is None and token is None:
+        return
+    given = getattr(item.obj, "hypothesis", None)
+    if given is None:
+        item.obj = _under_schedules(item.obj, n or 1, token, item.nodeid)
+    elif not hasattr(given.inner_test, "schedules"):  # one function, many parametrized items
+        given.inner_test = _under_drawn_schedules(given.inner_test, n or 1, token)
+        given.inner_test.schedules = True
+
+
+def _count(n: int = DEFAULT) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise pytest.UsageError(f"@pytest.mark.schedules({n!r}): a number from 1 on is expected")
+    return n
+
+
+def _under_schedules(
+    test: Callable[..., Any], n: int, token: str | None, name: str
+) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        from simgpu._simulation.schedules.block import schedule
+        from simgpu._simulation.schedules.explore import attempted, shortened, tried
+        from simgpu._simulation.schedules.older_locks import adopted
+
+        step = functools.partial(test, *args, **kwargs)
+        with adopted(step):
+            if token is not None:
+                with schedule(replay=token):
+                    step()
+                return
+            once = functools.partial(_once, attempted, step)
+            *_, last = tried(once, n, "deviate", 0)
+            if last.error is None:
+                return
+            failed = shortened(once, last)
+            assert failed.error is not None
+            _remember(failed.token, name)
+            if hasattr(failed.error, "add_note"):
+                failed.error.add_note(f"simgpu replay {failed.token}    # schedule {failed.number}")
+            raise failed.error
+
+    return run
+
+
+def _once(attempted: Callable[..., Any], step: Callable[[], Any], number: int, how: Any) -> Any:
+    return attempted(step, number, how, (Exception, pytest.fail.Exception))[1]
+
+
+def _under_drawn_schedules(
+    test: Callable[..., Any], n: int, token: str | None
+) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        from hypothesis import settings
+        from hypothesis.control import current_build_context
+
+        from simgpu._simulation.schedules.block import controlled
+        from simgpu._simulation.schedules.older_locks import adopted
+        from simgpu._simulation.schedules.strategies import Drawn
+        from simgpu._simulation.schedules.tokens import Replay
+        from simgpu._testing import example_log
+
+        data = current_build_context().data
+
+        def draw(count: int) -> int:
+            return int(data.draw_integer(0, count - 1))
+
+        step = functools.partial(test, *args, **kwargs)
+        examples = settings.default.max_examples if settings.default else n
+        with adopted(step):
+            for _ in range(1 if token else -(-n // max(examples, 1))):  # n in all, at the least
+                with controlled(Replay(token) if token else Drawn(draw)) as control:
+                    step()
+                example_log.scheduled(control.switches)
+
+    return run
+
+
+def _remember(token: str, name: str) -> None:
+    """Keep which test a token is of, for `simgpu replay TOKEN`; nothing where that cannot be."""
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        (FOLDER.parent / ".gitignore").write_text("*\n")
+        (FOLDER / f"{token}.json").write_text(json.dumps({"test": name}))
+    except OSError:
+        return
+
+
+def test_of(token: str) -> str | None:
+    """Which test the token of a failed schedule is of, if that is known in this folder."""
+    try:
+        return str(json.loads((FOLDER / f"{os.path.basename(token)}.json").read_text())["test"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,89 @@
+"""`@pytest.mark.schedules`, `--schedules` and `--schedule`: tests under many orders of threads."""
+
+import re
+
+import pytest
+
+from simgpu import __main__ as command_line
+
+SUITE = """
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def sum_of_two(device):
+    total = torch.zeros(1, device=device)
+
+    def add():
+        total.copy_(total.clone() + 1)
+
+    threads = [threading.Thread(target=add) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return float(total)
+
+
+@pytest.mark.schedules(30)
+def test_marked(devices):
+    assert sum_of_two(devices[0]) == 2
+
+
+def test_alone(devices):
+    assert sum_of_two(devices[0]) in (1, 2)
+
+
+@settings(database=None, derandomize=True, max_examples=20)
+@given(number=st.integers(0, 3))
+def test_property(module_devices, number):
+    assert sum_of_two(module_devices[0]) == 2
+"""
+TOKEN = r"simgpu replay (S1\S+)"
+
+
+def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch):
+    pytester.makepyfile(test_it=SUITE)
+    arguments = ("-p", "no:cacheprovider", "--device-count", "1")
+    result = pytester.runpytest(*arguments, "-k", "marked or alone")
+    result.assert_outcomes(passed=1, failed=1)
+    (token,) = set(re.findall(TOKEN, result.stdout.str()))
+    assert len(token) < 100
+    name = "test_it.py::test_marked"
+    for _ in range(2):
+        again = pytester.runpytest(*arguments, "--schedule", token, name)
+        again.assert_outcomes(failed=1)
+        again.stdout.fnmatch_lines(["*assert 1.0 == 2*"])
+    started = []
+    monkeypatch.setattr("simgpu._fuzz.sessions.replay_schedule", lambda *a: started.append(a) or 1)
+    assert command_line.main(["replay", token]) == 1
+    assert command_line.main(["replay", name, token]) == 1
+    assert started[0] == started[1]
+    assert started[0][:2] == (name, token)
+
+
+def test_a_property_draws_its_schedule_and_shrinks_it(pytester):
+    """The fewest numbers that are not 0: one deviation, or two."""
+    pytester.makepyfile(test_it=SUITE)
+    arguments = ("-p", "no:cacheprovider", "--device-count", "1", "--schedules", "20")
+    result = pytester.runpytest(*arguments, "-k", "property or alone")
+    result.assert_outcomes(passed=1, failed=1)
+    assert "number=0," in result.stdout.str()
+    (token,) = set(re.findall(r"replay='(S1\S+)'\)", result.stdout.str()))
+    assert len(token) < 30
+
+
+@pytest.mark.parametrize("arguments", [["--schedules", "0"], ["--schedules", "many"]])
+def test_what_is_no_number_of_schedules_is_refused(pytester, arguments):
+    result = pytester.runpytest(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_token_of_no_known_test_says_what_to_do(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command_line.main(["replay", "S1fAAA"]) == 4
+    assert "no test is known here" in capsys.readouterr().out
