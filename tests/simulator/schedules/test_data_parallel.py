@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+import dataparallel
 import simgpu
-from dataparallel import DataParallel, parallel_apply
+from dataparallel import DataParallel
 
 N = 20  # schedules of each
 
@@ -65,7 +66,7 @@ def test_the_failure_of_the_lowest_index_is_raised(simulated):
 
     def step():
         with pytest.raises(ValueError, match=r"Caught ValueError in replica 1(.|\n)*failure 1"):
-            parallel_apply(modules, inputs)
+            dataparallel.parallel_apply(modules, inputs)
 
     explored(step)
 
@@ -103,7 +104,7 @@ def test_replicas_may_wait_for_each_other_and_be_parallel_themselves(simulated):
     def step():
         barrier = threading.Barrier(2)
         inputs = [(torch.arange(4.0).to(simulated[0]) + i, barrier) for i in range(2)]
-        return parallel_apply(modules, inputs, devices=[0, 0])
+        return dataparallel.parallel_apply(modules, inputs, devices=[0, 0])
 
     explored(step, state=[], compare=False)
     with simgpu.schedule(3, "random"):
@@ -149,7 +150,7 @@ def test_an_interrupt_leaves_no_thread_waiting(simulated):
         barrier = threading.Barrier(3)
         threading.Thread(target=_thread.interrupt_main).start()
         with contextlib.suppress(KeyboardInterrupt):
-            parallel_apply(modules, [(x, barrier) for x in inputs])
+            dataparallel.parallel_apply(modules, [(x, barrier) for x in inputs])
         return barrier
 
     waiting = set()
