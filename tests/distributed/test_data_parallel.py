@@ -337,6 +337,15 @@ def test_it_is_data_parallel_in_other_words(count, each, options, seed):
             torch.testing.assert_close(found, gradients(alone))
 
 
+def test_mixed_precision_of_its_own_is_refused():
+    def make(rank):
+        precision = nn.parallel.distributed._MixedPrecision(param_dtype=torch.float16)
+        parallel(One(0), rank, mixed_precision=precision)
+
+    with pytest.raises(simgpu.errors.UnsupportedError, match=r"Use torch\.autocast"):
+        simgpu.ranks(1, make)
+
+
 @few
 @given(count=strategies.world_sizes(1, 4), affine=st.booleans(), seed=st.integers(0, 99))
 def test_sync_batch_norm_is_batch_norm_of_the_whole_batch(count, affine, seed):
