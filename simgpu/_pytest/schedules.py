@@ -97,15 +97,31 @@ def _under_drawn_schedules(
 
         data = current_build_context().data
 
+        stopped: list[BaseException] = []
+
         def draw(count: int) -> int:
-            return int(data.draw_integer(0, count - 1))
+            # An explicit example (@example) has no numbers to give, and one that is over no more.
+            if stopped or data.frozen or getattr(data, "max_choices", None) == 0:
+                return 0
+            try:
+                return int(data.draw_integer(0, count - 1))
+            except BaseException as stop:  # told when the test has ended, and not in its middle
+                stopped.append(stop)
+                return 0
 
         step = functools.partial(test, *args, **kwargs)
         examples = settings.default.max_examples if settings.default else n
         with adopted(step):
             for _ in range(1 if token else -(-n // max(examples, 1))):  # n in all, at the least
-                with controlled(Replay(token) if token else Drawn(draw)) as control:
-                    step()
+                try:
+                    with controlled(Replay(token) if token else Drawn(draw)) as control:
+                        step()
+                except BaseException:
+                    if stopped:
+                        raise stopped[0] from None
+                    raise
+                if stopped:
+                    raise stopped[0]
                 example_log.scheduled(control.switches)
 
     return run
