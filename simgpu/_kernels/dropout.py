@@ -1,9 +1,10 @@
 """Kernels of dropout, which draw from the device's own generator.
 
 The host's kernel takes no generator and would consume the default CPU one. With CUDA's generator
-the mask is that of a GPU (`simgpu._random.dropout`). The host's backward kernel
-gives the same numbers as the one here, which is twice as fast: PyTorch has no vector code that
-reads booleans, but has some that reads the same bytes as integers.
+the mask is that of a GPU (`simgpu._random.dropout`). The backward kernels of the host
+and of CUDA give the same numbers as the one here (the scale is a float, and the product is rounded
+once), which is twice as fast: PyTorch has no vector code that reads booleans, but has some that
+reads the same bytes as integers.
 """
 
 from __future__ import annotations

@@ -98,12 +98,15 @@ class Geometric(Unit):
     def __init__(self, double: bool, p: float) -> None:
         super().__init__(double)
         p = self.dtype(p)
-        # A GPU has no fast log1p of floats and takes the logarithm of the rounded sum.
-        self.below = np.log1p(-p) if double else np.log(np.float32(1) - p)
+        # A GPU has no fast log1p of floats and takes the logarithm of the rounded sum: 0 or
+        # -inf at the ends, of which nothing on a GPU would warn.
+        with np.errstate(divide="ignore"):
+            self.below = np.log1p(-p) if double else np.log(np.float32(1) - p)
 
     def transform(self, values: Array) -> None:
         np.log(values, out=values)
-        np.divide(values, self.below, out=values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            np.divide(values, self.below, out=values)
         np.ceil(values, out=values)
 
 

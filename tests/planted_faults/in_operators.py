@@ -3,6 +3,8 @@
 import warnings
 from functools import partial
 
+import torch
+
 from tests.devices.computing import test_mixing_devices as rules
 from tests.devices.messages import test_mismatches as texts
 from tests.devices.state import test_random_threads as random
@@ -172,6 +174,13 @@ OPERATORS = [
         "grad_input = grad_output * kept",
         "grad_input = grad_output * kept * scale",
         dropout.test_dropout_and_its_gradient_are_products_with_the_mask,
+    ),
+    fault(
+        "the scale of a gradient is rounded to its dtype first",
+        "simgpu._kernels.dropout:_host_backward",
+        "grad_input.mul_(scale)",
+        "grad_input.mul_(torch.tensor(scale, dtype=grad_input.dtype))",
+        partial(dropout.test_gradients_of_half_precision_are_rounded_once, dtype=torch.float16),
     ),
     fault(
         "seed_all is about the current device",

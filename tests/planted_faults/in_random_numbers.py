@@ -107,6 +107,13 @@ RANDOM_NUMBERS = [
         partial(samplers.test_normal, dtype=torch.float32),
     ),
     fault(
+        "tosses until a success are counted from the last failure",
+        "simgpu._random.floats:Geometric.transform",
+        "np.ceil(",
+        "np.floor(",
+        partial(samplers.test_geometric, dtype=torch.int16),
+    ),
+    fault(
         "a permuted tensor is filled by its indices",
         "simgpu._random.fill:_elements",
         "part.sizes[::-1], part.strides[::-1]",

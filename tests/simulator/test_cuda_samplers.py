@@ -104,31 +104,58 @@ def test_normal_doubles(simulated, numel, gpu, seed):
     assert (drawn - expected).abs().max().item() < 1e-13
 
 
-@pytest.mark.parametrize("name", ["exponential_", "cauchy_", "log_normal_", "geometric_"])
-@given(numel=sizes, gpu=gpus, seed=seeds, double=st.booleans())
-def test_other_distributions(simulated, name, numel, gpu, seed, double):
-    """Within the rounding of the logarithms and tangents that they are made of."""
+@pytest.mark.parametrize("name", ["exponential_", "cauchy_", "log_normal_"])
+@given(numel=sizes, gpu=gpus, seed=seeds, dtype=st.sampled_from(REAL))
+def test_other_distributions(simulated, name, numel, gpu, seed, dtype):
+    """Within the rounding of the logarithms and tangents that they are made of, and the dtype's."""
     device = simulated[0]
     start(device, gpu, seed, 4)
-    dtype = torch.float64 if double else torch.float32
-    arguments = {"geometric_": (0.3,), "exponential_": (2.0,)}.get(name, ())
-    drawn = getattr(torch.empty(numel, dtype=dtype, device=device), name)(*arguments)
+    double = dtype is torch.float64
     assume(not (double and name == "log_normal_"))
+    drawn = getattr(torch.empty(numel, dtype=dtype, device=device), name)()
     unroll = 2 if double else 4
     numbers = cuda_draws.two_doubles if double else cuda_draws.four_floats
     if name == "log_normal_":
         numbers = cuda_draws.four_normals
     units = cuda_draws.grid_stride(numel, unroll, gpu, seed, 4, numbers)
+    eps, most = torch.finfo(dtype).eps, torch.finfo(dtype).max
     for number, unit in zip(drawn.tolist(), units, strict=True):
-        if name == "exponential_":
-            assert number == pytest.approx(-math.log(unit) / 2, rel=1e-5, abs=1e-6)
-        elif name == "geometric_":
-            tosses = math.log(unit) / math.log1p(-0.3)
-            assert number == math.ceil(tosses) or abs(tosses - round(tosses)) < 1e-4
-        elif name == "log_normal_":
-            assert number == pytest.approx(math.exp(1 + 2 * unit), rel=1e-4)
+        if name == "cauchy_":  # an error of x * eps in the tangent x is one of eps / 6 in the angle
+            assert math.atan(number) / math.pi + 0.5 == pytest.approx(unit, abs=1e-6 + eps / 6)
         else:
-            assert math.atan(number) / math.pi + 0.5 == pytest.approx(unit, abs=1e-6)
+            exact = -math.log(unit) if name == "exponential_" else math.exp(1 + 2 * unit)
+            error = 1e-4 if name == "log_normal_" else 1e-5
+            assert min(number, most) == pytest.approx(min(exact, most), rel=error + eps, abs=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in WHOLE if dtype is not torch.bool] + REAL)
+@given(data=st.data(), numel=sizes, gpu=gpus, seed=seeds, offset=offsets)
+def test_geometric(simulated, dtype, data, numel, gpu, seed, offset):
+    """Whole numbers of any dtype that has room for them, as bits but beside a whole quotient."""
+    p = data.draw(st.sampled_from([0.3, 0.9] if dtype.itemsize == 1 else [0.3, 0.9, 0.01]))
+    device = simulated[0]
+    start(device, gpu, seed, offset)
+    drawn = torch.empty(numel, dtype=dtype, device=device).geometric_(p).tolist()
+    double = dtype is torch.float64
+    unroll, numbers = (2, cuda_draws.two_doubles) if double else (4, cuda_draws.four_floats)
+    units = cuda_draws.grid_stride(numel, unroll, gpu, seed, offset, numbers)
+    quotients = [math.log(unit) / math.log1p(-p) for unit in units]
+    errors = [(1e-13 if double else 2e-7 / p) * max(number, 1) for number in quotients]
+    pairs = list(zip(quotients, errors, strict=True))
+    least, most = (
+        rounded([math.ceil(number + side * error) for number, error in pairs], dtype).tolist()
+        for side in (-1, 1)
+    )
+    assert all(map(lambda *found: found[0] in found[1:], drawn, least, most))
+    assert moved() == offset + cuda_draws.policy(numel, unroll, gpu)[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("p", [1e-12, 1 - 1e-12])
+def test_chances_that_are_0_or_1_as_a_float(simulated, dtype, p):
+    """Nobody is warned of the logarithm of 0, nor of a quotient by it."""
+    drawn = torch.empty(9, dtype=dtype, device=simulated[0]).geometric_(p)
+    assert set(drawn.double().abs().tolist()) == {0.0} if p > 0.5 else bool((drawn < 0).all())
 
 
 @pytest.mark.parametrize("dtype", WHOLE + REAL)

@@ -1,5 +1,6 @@
 """Dropout on a simulated device: CUDA's products, bit for bit, with a mask drawn there."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +29,22 @@ def test_dropout_and_its_gradient_are_products_with_the_mask(simulated, data, dt
     expected = expected.to(dtype)
     torch.testing.assert_close(kept.cpu(), expected, rtol=0, atol=0, equal_nan=True)
     (got,) = torch.autograd.grad(kept, leaf, grad.to(device))
-    expected = torch.ops.aten.native_dropout_backward(grad, mask.cpu(), scale)
+    expected = (grad.to(wide) * mask.cpu() * torch.tensor(scale, dtype=wide)).to(dtype)
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
     # A mask need not be made of booleans.
     by_number = torch.ops.aten.native_dropout_backward(grad.to(device), mask.to(dtype), scale)
     torch.testing.assert_close(by_number, got, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@given(p=st.floats(0, 1, exclude_max=True))
+def test_gradients_of_half_precision_are_rounded_once(simulated, dtype, p):
+    """All of them: the scale is a float, as CUDA's kernel has it."""
+    grad = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    scale = 1 / (1 - p)
+    kept = torch.ones(2**16, dtype=torch.bool)
+    got = torch.ops.aten.native_dropout_backward(
+        grad.to(simulated[0]), kept.to(simulated[0]), scale
+    )
+    expected = (grad.float() * torch.tensor(scale)).to(dtype)
+    torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
