@@ -45,10 +45,10 @@ def changes_more_than_results(op: torch._ops.OpOverload) -> bool:
 class Charge:
     """Bytes that are held for results to come, until they are there or will never be."""
 
-    __slots__ = ("_device", "_sizes")
+    __slots__ = ("_device", "_op", "_sizes")
 
-    def __init__(self, device: Device, sizes: Iterable[int]) -> None:
-        self._device, self._sizes = device, list[int]()
+    def __init__(self, op: torch._ops.OpOverload, device: Device, sizes: Iterable[int]) -> None:
+        self._op, self._device, self._sizes = op, device, list[int]()
         try:
             for nbytes in sizes:
                 if not device.hold(nbytes):
@@ -62,15 +62,16 @@ class Charge:
         """Give the bytes back: the kernel's new `results`, if any, are entered next.
 
         Instruments are not asked about them again, unless their sizes are others than expected.
+        That is noted on the memory itself: it is forgotten with it where the launch fails now.
         """
         self._device.release(sum(self._sizes))
         expected = self._sizes
-        self._sizes, announced = [], []
-        for nbytes in _sizes_of(results):
+        self._sizes = []
+        for storage in _new_storages(self._op, results) if expected else ():
+            nbytes = rounded(storage.nbytes())
             if nbytes in expected:
                 expected.remove(nbytes)
-                announced.append(nbytes)
-        self._device.announce(announced)
+                storage._simgpu_asked = hooks.before_allocate  # type: ignore[attr-defined]
 
 
 def charge(
@@ -83,7 +84,7 @@ def charge(
     if not hooks.before_allocate and _has_ample_room(device, args):
         return None
     sizes = _result_sizes(op, args, kwargs)
-    return Charge(device, sizes) if sizes else None
+    return Charge(op, device, sizes) if sizes else None
 
 
 def _has_ample_room(device: Device, args: Iterable[Any]) -> bool:
@@ -109,21 +110,18 @@ def _result_sizes(
             results = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
     except Exception:  # no meta kernel, or sizes that depend on values
         return []
+    return [rounded(storage.nbytes()) for storage in _new_storages(op, results)]
+
+
+def _new_storages(op: torch._ops.OpOverload, results: Any) -> list[torch.UntypedStorage]:
+    """Whose memory the device takes: of the results that are no arguments, and are dense."""
     found = results if isinstance(results, (tuple, list)) else (results,)
-    fresh = [
-        result
-        for result, declared in zip(found, op._schema.returns, strict=True)
-        if declared.alias_info is None and isinstance(result, torch.Tensor)
-    ]
-    return _sizes_of(fresh)
-
-
-def _sizes_of(results: Any) -> list[int]:
-    """What each of the tensors takes in the ledger; those without memory of their own not."""
     return [
-        rounded(tensor.untyped_storage().nbytes())
-        for tensor in (results if isinstance(results, (tuple, list)) else (results,))
-        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+        result.untyped_storage()
+        for result, declared in zip(found, op._schema.returns, strict=False)
+        if declared.alias_info is None
+        and isinstance(result, torch.Tensor)
+        and result.layout is torch.strided
     ]
 
 

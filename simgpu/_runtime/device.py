@@ -25,17 +25,6 @@ from simgpu._runtime.random import make_generator
 LOG_LENGTH = 2**17
 
 
-class _PerThread(threading.local):
-    """What each thread has of its own: sizes that instruments were asked about beforehand."""
-
-    def __init__(self) -> None:
-        self.announced: list[int] = []
-        self.asked = hooks.before_allocate  # by those instruments; others are still to be asked
-
-
-_per_thread = _PerThread()
-
-
 class Allocation(functools.partial[None]):
     """Bytes of a device that are taken for as long as this object lives; made by `Device.allocate`.
 
@@ -139,7 +128,7 @@ class Device:
         """
         nbytes = (nbytes + 511) & -512  # of a block; and a number object that is no other's
         if hooks.before_allocate:
-            self._ask(nbytes)
+            self._ask(nbytes, storage)
         if self._pending_frees:
             self.collect_frees()
         allocated = self.taken - self.freed + nbytes
@@ -155,11 +144,10 @@ class Device:
         self._note(nbytes)
         return allocation
 
-    def _ask(self, nbytes: int) -> None:
-        """Ask the instruments, unless `hold` has done so."""
-        asked = _per_thread.asked is hooks.before_allocate
-        if asked and nbytes in _per_thread.announced:
-            _per_thread.announced.remove(nbytes)
+    def _ask(self, nbytes: int, storage: torch.UntypedStorage | None) -> None:
+        """Ask the instruments, unless `hold` has done so for this very storage."""
+        if getattr(storage, "_simgpu_asked", None) is hooks.before_allocate:
+            storage._simgpu_asked = None  # type: ignore[union-attr]
             return
         for before in hooks.before_allocate:
             before(self.torch_device, nbytes)
@@ -178,10 +166,6 @@ class Device:
     def release(self, nbytes: int) -> None:
         """Give back what `hold` took."""
         self.taken -= nbytes
-
-    def announce(self, sizes: list[int]) -> None:
-        """This thread allocates these next, about which `hold` has asked the instruments."""
-        _per_thread.announced, _per_thread.asked = sizes, hooks.before_allocate
 
     def _allocated_watched(self, nbytes: int, storage: torch.UntypedStorage | None) -> Allocation:
         """What has been entered, told to the instruments with its address and exact size."""

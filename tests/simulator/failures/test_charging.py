@@ -139,6 +139,35 @@ def test_what_was_charged_before_there_were_instruments_is_not_told_of_others(na
         assert asked == taken
 
 
+class Failing(Asking):
+    """Fails a launch when all is computed, once."""
+
+    fails = True
+
+    def computed(self, launch, result):
+        if self.fails:
+            self.fails = False
+            raise ValueError("for a test")
+
+
+@given(name=st.sampled_from(sorted(CALLS)), shape=st.tuples(st.integers(2, 5), st.integers(1, 9)))
+def test_what_a_failed_launch_asked_for_is_asked_for_again(simulated, name, shape):
+    """Whoever takes as many bytes next: here another device."""
+    _, call = CALLS[name](torch.rand(shape, device=simulated[0]))
+    asked, taken = [], []
+    instrument = Failing(asked, taken)
+    instruments.add(instrument)
+    try:
+        with pytest.raises(ValueError, match="for a test"):
+            call()
+        sizes, asked[:], taken[:] = list(asked), [], []
+        kept = [torch.empty(size, dtype=torch.uint8, device=simulated[1]) for size in sizes]
+    finally:
+        instruments.remove(instrument)
+    assert len(kept) == len(sizes)
+    assert asked == taken == sizes
+
+
 def test_binomial_is_the_known_exception(simulated):
     """PyTorch cannot tell its results beforehand: docs/simulation.md says so."""
     x = torch.ones(3, device=simulated[0])
