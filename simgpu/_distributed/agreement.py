@@ -49,9 +49,9 @@ def _check_devices(group: str, ranks: Sequence[int], devices: Sequence[str]) -> 
     for rank, device in zip(ranks, devices, strict=True):
         if device and device in taken:
             raise CollectiveMismatchError(
-                f"Duplicate GPU detected in group {group!r}: rank {rank} and rank {taken[device]} "
-                f"both on CUDA device {device.rpartition(':')[2]}. Each rank of a group of nccl "
-                "needs a device of its own: call torch.cuda.set_device(local_rank) first"
+                f"Duplicate GPU detected : rank {rank} and rank {taken[device]} both on CUDA "
+                f"device {device.rpartition(':')[2]} (group {group!r}). Each rank of a group of "
+                "nccl needs a device of its own: call torch.cuda.set_device(local_rank) first"
             )
         taken[device] = rank
 

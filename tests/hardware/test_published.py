@@ -56,7 +56,7 @@ EXACT = [
     case
     for path in FILES
     for case in published.load(path)["cases"]
-    if not {"known", "ours", "random"} & set(case)
+    if not {"known", "ours", "random", "unreplayed"} & set(case)
 ]
 
 
@@ -113,6 +113,12 @@ def test_a_difference_needs_a_reason_and_a_reason_a_difference(printed, reason, 
     assert found.is_wrong == (differ != excused[: len(differ)])
     assert found.verdict == ("wrong" if found.is_wrong else "differs" if reason == "known" else
                              "agreed")  # fmt: skip
+
+
+def test_a_program_that_is_not_replayed_says_why():
+    case = {"source": "none", "devices": 1, "code": "1 / 0", "seen": 1, "unreplayed": "too large"}
+    found = published.outcome(case)
+    assert (found.verdict, found.why) == ("not compared", "too large")
 
 
 @given(

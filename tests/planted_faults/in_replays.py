@@ -20,6 +20,13 @@ def full(source):
 
 REPLAYS = [
     fault(
+        "a program that cannot be replayed is run",
+        f"{REPLAY}:outcome",
+        'if "unreplayed" in case:',
+        "if False:",
+        replays.test_a_program_that_is_not_replayed_says_why,
+    ),
+    fault(
         "numbers are compared to one digit",
         f"{REPLAY}:same",
         "0.5001 * 10**-digits",

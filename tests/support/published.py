@@ -7,6 +7,7 @@ numbers were printed; others are exact. `remark` says what is not as in the sour
 simulated devices do something else: without a difference it is as wrong as one without a reason.
 `ours` says why the package dataparallel does something else than `torch.nn.parallel`, which did it.
 `random` marks programs that draw: they are compared where the devices draw as CUDA does.
+`unreplayed` says why a program is not run at all.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 import dataparallel
 import simgpu
@@ -37,6 +38,7 @@ _CASE = {
     "known",
     "ours",
     "random",
+    "unreplayed",
 }
 _NEEDED = {"source", "code", "seen", "devices"}
 
@@ -143,7 +145,7 @@ def same(got, printed, digits=None):
 def run(code, library=LIBRARIES[0]):
     """Run a program, and return what it saw."""
     names = {"torch": torch, "nn": nn, "warnings": warnings, "oom_text": oom_text}
-    names |= {"said": said, "refused": refused}
+    names |= {"said": said, "refused": refused, "ranks": simgpu.ranks, "dist": distributed}
     names |= vars(library)
     exec(code, names)
     return names["seen"]
@@ -158,6 +160,8 @@ def outcome(case):
     """Run one case on the devices that there are, with both libraries where it names one."""
     if case.get("random") and not draws_as_cuda():
         return Outcome(case, "not compared", "the devices draw with the host's generator")
+    if "unreplayed" in case:
+        return Outcome(case, "not compared", case["unreplayed"])
     names_library = re.search(r"\bDataParallel\b|\bcomm\b", case["code"])
     libraries = LIBRARIES if names_library else LIBRARIES[:1]
     found = [_seen(case["code"], library) for library in libraries]
