@@ -145,7 +145,7 @@ def _make(group: Any) -> Communicator:
         if communicator is None:
             _watch()
             communicator = _communicators[group] = Communicator(group)
-            weakref.finalize(group, communicator.transport.close)
+            weakref.finalize(group, _close, communicator.transport)
         return communicator
 
 
@@ -154,6 +154,7 @@ def forget() -> None:
     for group, communicator in list(_communicators.items()):
         if communicator.owner is threads.carrier:
             del _communicators[group]
+    _stop_watching()
 
 
 def abort(backend: Any) -> None:
@@ -200,3 +201,17 @@ def _watch() -> None:
     if _synchronization is None:
         _synchronization = _Synchronization()
         instruments.add(_synchronization)
+
+
+def _stop_watching() -> None:
+    """Without groups a launch costs what it costs without torch.distributed."""
+    global _synchronization
+    if _synchronization is not None and not _communicators:
+        instruments.remove(_synchronization)
+        _synchronization = None
+
+
+def _close(transport: Transport) -> None:
+    """A group is gone."""
+    transport.close()
+    _stop_watching()

@@ -52,10 +52,10 @@ def _snapshot(address: int) -> tuple[int, ...]:
     return struct.unpack(f"<{_SEARCHED}q", ctypes.string_at(address, WORD * _SEARCHED))
 
 
-def _filled(before: tuple[int, ...], after: tuple[int, ...]) -> list[int]:
-    """Where two neighbouring words, empty before, hold addresses now: functor and function."""
-    changed = {at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
-    return [at for at in changed if at + 1 in changed and before[at] == before[at + 1] == 0]
+def _changed(before: tuple[int, ...], after: tuple[int, ...]) -> list[int]:
+    """Where a word has changed, with an address behind it: maybe functor and function."""
+    words_of = enumerate(zip(before, after[:-1], strict=False))
+    return [at for at, (old, new) in words_of if old != new and after[at + 1]]
 
 
 def _find_places() -> _Places | None:
@@ -80,7 +80,7 @@ def _look(library: torch.library.Library, name: str) -> _Places | None:
         library.impl(name, lambda x: x, key)  # type: ignore[no-untyped-call]
         shots.append(_snapshot(address))
     # What lies behind the operator may change as well: the places have to fit each other.
-    pairs = product(_filled(shots[0], shots[1]), _filled(shots[1], shots[2]))
+    pairs = product(_changed(shots[0], shots[1]), _changed(shots[1], shots[2]))
     fitting = [places for cpu, cuda in pairs if (places := _places_of(shots, cpu, cuda))]
     return fitting[0] if len(fitting) == 1 else None
 
@@ -93,10 +93,12 @@ def _places_of(shots: list[tuple[int, ...]], cpu: int, cuda: int) -> _Places | N
     device = cpu + entries * (number(torch._C.DispatchKey.PrivateUse1) - host)
     if rest or entries <= _COPIED or not 0 < device < _SEARCHED - _COPIED:
         return None
-    # Devices have a kernel for all operators, of Python as well: only the functor is another one.
+    # Devices have a kernel for all operators, of Python as well, and so has CUDA while it is
+    # simulated: only the functor is another one.
     python = shots[1][cpu + 1]
     same = shots[2][cuda + 1] == shots[3][device + 1] == python
-    return _Places(cpu, device, python) if same and shots[2][device] != shots[3][device] else None
+    fits = same and shots[2][device] != shots[3][device] and can_read(python & -WORD, WORD)
+    return _Places(cpu, device, python) if fits else None
 
 
 # The operators whose kernel of C++ runs on devices' tensors.

@@ -131,8 +131,8 @@ BACKEND = [
     fault(
         "random states are put back in reverse",
         "simgpu._backend.device_module.random:set_rng_state_all",
-        "zip(world.active_devices, new_states, strict=True)",
-        "zip(world.active_devices, new_states[::-1], strict=True)",
+        "in enumerate(new_states):",
+        "in enumerate(new_states[::-1]):",
         RANDOM,
     ),
     fault(
@@ -144,9 +144,9 @@ BACKEND = [
     ),
     fault(
         "default generators are copies",
-        f"{GENERATOR}:default_generators",
-        "DeviceGenerator(device.torch_device, device.generator)",
-        "DeviceGenerator(device.torch_device, device.generator.clone_state())",
+        f"{GENERATOR}:DefaultGenerator.host",
+        "return self._of.generator",
+        "return self._of.generator.clone_state()",
         current.test_default_generators_are_those_that_devices_draw_from,
     ),
     fault(

@@ -253,6 +253,11 @@ def test_tables_of_another_layout_keep_their_kernels_of_python(simulated, monkey
     assert dispatch_tables.written == []
 
 
+def test_tables_are_found_while_cuda_is_simulated(cuda):
+    """Each operator has a kernel for CUDA then, of Python too."""
+    assert dispatch_tables._find_places() is not None
+
+
 @given(st.integers(0, 6), st.integers(0, 2**32))
 def test_tables_are_found_where_memory_around_them_changes(refused, seed):
     """What lies behind an operator belongs to others, and may not be readable at all."""

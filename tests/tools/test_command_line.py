@@ -99,17 +99,30 @@ def test_mistakes_are_seen_before_anything_runs(capsys, tmp_path, words, says):
     [
         (["--memory", "lots", "-c", "1"], "--memory lots: memory='lots' must be a number of bytes"),
         (["--memory", "1,2,3", "--devices", "2", "-c", "1"], "has 3 entries for 2 devices"),
-        (["-m", "json.no"], "no such module: json.no"),
-        (["-m", "concurrent"], "the package concurrent has no module __main__"),
     ],
 )
-def test_mistakes_that_only_torch_or_an_import_can_see(capsys, words, says):
+def test_mistakes_that_only_torch_can_see(capsys, words, says):
     with mock.patch.dict(os.environ), pytest.raises(SystemExit) as stop:
         sys.exit(main(["run", *words]))
     seen = capsys.readouterr()
     assert stop.value.code == 2
     assert says in seen.err
     assert "Traceback" not in seen.err
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("json.no", "no such module: json.no"),
+        ("concurrent", "the package concurrent has no module __main__"),
+    ],
+)
+def test_mistakes_that_only_an_import_can_see(python, module, says):
+    """The process has devices by then."""
+    done = python("-m", "simgpu", "run", "-m", module)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def commands():
