@@ -83,12 +83,8 @@ def launch_copy(
     result = launch(kernel, index, args, kwargs, (source, target))
     if blocking and (source is None or target is None):
         streams.wait_for_sleep(index)
-    if (
-        target is None
-        and blocking
-        and hooks.host_synchronizes
-        and index < len(world.active_devices)
-    ):
+    there = index < len(world.active_devices)  # what has outlived its device has no streams
+    if target is None and blocking and there and hooks.host_synchronizes:
         stream = streams.current_stream(index)
         for waits in hooks.host_synchronizes:
             waits(stream)

@@ -79,8 +79,8 @@ RUNTIME = [
     fault(
         "the host waits for copies between devices",
         f"{LAUNCH}:launch_copy",
-        "if target is None and blocking and hooks",
-        "if blocking and hooks",
+        "if target is None and blocking and there",
+        "if blocking and there",
         recorded(name="to another device"),
     ),
     fault(

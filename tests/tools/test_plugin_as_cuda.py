@@ -137,6 +137,7 @@ OPTIONS = {
     "simgpu_as_cuda": True, "simgpu_devices": "simgpu", "simgpu_oversubscribe": False,
     "simgpu_device_count": None, "simgpu_gpus_per_worker": None, "simgpu_device_memory": None,
     "simgpu_device_model": None, "simgpu_device_rng": None, "simgpu_faults": None,
+    "simgpu_schedules": None, "simgpu_schedule": None,
 }  # fmt: skip
 
 
