@@ -6,13 +6,13 @@ import gc
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from simgpu._runtime.world import active_devices
+from simgpu._simulation.collector import no_garbage_collection
 from simgpu._simulation.faults import Faults, faults, injecting
 from simgpu._simulation.lost_devices import find_devices
 from simgpu._simulation.report import Point, Report
@@ -68,7 +68,8 @@ def sweep(
     objects = find_state(step) if state is None else list(state)
     step()  # the first one makes what stays: caches, worker threads
     before = State(objects)
-    with _no_garbage_collection():
+    gc.collect()
+    with no_garbage_collection():
         reference, count = _reference(step, before, kind)
         kept_at_rest, threads = _bytes(), threading.active_count()
         points = []
@@ -88,19 +89,6 @@ def sweep(
                 point.problems.append("the next step fails, or gives other bits")
             points.append(point)
     return Report(kind, points)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """What dies by counting references alone dies within; cycles stay."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _reference(step: Callable[[], Any], before: State, kind: Kind) -> tuple[Any, int]:

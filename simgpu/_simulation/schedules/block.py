@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from simgpu._patches import Patches
 from simgpu._runtime import clock, instruments
 from simgpu._runtime.instruments import Instrument, Launch
 from simgpu._runtime.world import active_devices
+from simgpu._simulation.collector import no_garbage_collection
 from simgpu._simulation.schedules import replaced
 from simgpu._simulation.schedules.baton import MAX_STEPS
 from simgpu._simulation.schedules.orders import Name
@@ -126,7 +126,7 @@ def controlled(
     scheduler = Scheduler(strategy, max_steps)
     controls = Schedule(scheduler)
     with ExitStack() as stack:
-        stack.enter_context(_no_garbage_collection())
+        stack.enter_context(no_garbage_collection())
         stack.enter_context(clock.use(ScheduleClock()))
         if launches:
             instruments.add(controls)
@@ -148,15 +148,3 @@ def note(error: BaseException, text: str) -> None:
     told = any("simgpu.schedule(" in former for former in getattr(error, "__notes__", ()))
     if add is not None and not told:
         add(text)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """The collector runs when the whole process has made so many objects: never the same."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
