@@ -2,12 +2,12 @@
 
 The threads started in a schedule hold a baton (`scheduler`): one of them runs at a time, and it may
 lose the baton where it launches work, or touches a lock, a queue or another thread. `strategies`
-say who gets it, `primitives` are what takes the place of Python's locks and queues, `block` is the
-public context manager, `explore` runs a program under many schedules.
+say who gets it; `locks`, `waiting` and `threads` are what takes the place of Python's locks, queues
+and threads; `block` is the public context manager, `explore` runs a program under many schedules.
 
 For others who want threads that run one at a time, such as the ranks of a process group:
 
-    scheduler = Scheduler(Random(seed))      # or Order(), Deviations(...): who comes next
+    scheduler = Scheduler(Random(seed))      # or Strategy(), Deviations(...): who comes next
     with scheduler.running():                # the calling thread is task 0, and holds the baton
         tasks = [scheduler.spawn(rank, r) for r in range(n)]    # each in a thread of its own
         ...                                  # in any of them:
