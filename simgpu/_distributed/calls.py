@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from simgpu._distributed.reductions import Reduction
+from simgpu._runtime.instruments import Collective
 
 Tensor = torch.Tensor
 
@@ -36,6 +37,7 @@ class Call:
         reduction: how the tensors of all ranks become one.
         place: "file:line" of the program.
         device: which GPU of which machine it is, where no two ranks may be on one.
+        collective: what instruments are told of it.
         nbytes: how many bytes this rank takes part with.
     """
 
@@ -48,6 +50,7 @@ class Call:
     place: str = ""
     device: str = ""
     number: int = 0
+    collective: Collective | None = None
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:

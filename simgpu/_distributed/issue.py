@@ -12,12 +12,13 @@ import torch
 
 from simgpu._distributed.calls import Call, place_of_caller
 from simgpu._distributed.communicators import Communicator
-from simgpu._distributed.works import Pending, Work, completed
+from simgpu._distributed.works import Pending, Work, awaited, completed
 from simgpu._runtime import world
 from simgpu._runtime.instruments import Collective
 from simgpu._runtime.launch import Kernel, launch
 
 Tensor = torch.Tensor
+_BETWEEN_TWO = ("send", "recv_")
 
 
 @functools.cache
@@ -75,9 +76,17 @@ def issue(
         ranks=tuple(group.ranks),
         algorithm=group.transport.algorithm(calls[0]) if calls else "",
         place=place,
+        rank=group.ranks[group.rank],
+        peer=group.ranks[calls[0].peer] if name in _BETWEEN_TWO and calls else None,
+        sends=name == "send",
+        nbytes=sum(call.nbytes for call in calls),
     )
+    for call in calls:
+        call.collective = about
     kernel = _CollectiveKernel(name, run, about)
     launch(kernel, index, (), {})
+    if not asynchronous:
+        awaited([about])
     return in_one_work(group, pending if asynchronous else [], outputs)
 
 

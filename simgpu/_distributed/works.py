@@ -16,6 +16,8 @@ import torch
 from torch import distributed
 
 from simgpu._distributed.calls import Call
+from simgpu._runtime import streams
+from simgpu._runtime.instruments import Collective, hooks
 from simgpu.errors import CollectiveTimeoutError
 
 Tensor = torch.Tensor
@@ -116,12 +118,16 @@ class Work(distributed.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until all of it has run; then the outputs are there."""
-        seconds = timeout.total_seconds()
+        self._land(timeout.total_seconds())
+        calls = [pending.call.collective for pending in self._pending]
+        awaited([each for each in calls if each is not None])
+        return True
+
+    def _land(self, seconds: float = 0.0) -> None:
         self._keep.discard(self)
         for pending in self._pending:
             pending.await_(seconds if seconds > 0 else None)
             pending.land()
-        return True
 
     def synchronize(self) -> None:
         self.wait()
@@ -130,9 +136,9 @@ class Work(distributed.Work):
         """A completed future of the outputs.
 
         DistributedDataParallel's Reducer wants a list of tensors of C++, which no future has that
-        Python completes later. So this waits.
+        Python completes later. So this waits; no stream does, as none would by asking for it.
         """
-        self.wait()
+        self._land()
         return _future(self._outputs)
 
     def is_completed(self) -> bool:
@@ -146,6 +152,13 @@ class Work(distributed.Work):
 
     def result(self) -> list[Tensor]:
         return self._outputs
+
+
+def awaited(collectives: Sequence[Collective]) -> None:
+    """Tell instruments that the current stream waits for these."""
+    if hooks.collectives_awaited and collectives:
+        for waits in hooks.collectives_awaited:
+            waits(collectives, streams.current_stream())
 
 
 def completed(outputs: list[Tensor]) -> Any:

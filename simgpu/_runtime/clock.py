@@ -1,6 +1,6 @@
 """`clock.now()`: the time that launches and events are stamped with, which `use` can replace.
 
-Today it is the host's. What simulates time puts a clock of its own here by `use`.
+It is the host's, unless what simulates time puts a clock of its own here by `use`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """The host's time; derive from it to tell another."""
+    """The host's time; derive from it to tell another.
+
+    `follows_devices` is true of a clock that knows by itself how long each kernel and copy takes.
+    """
+
+    follows_devices = False
 
     def now(self) -> float:
         """Seconds since some fixed moment; differences between two calls are what counts."""
@@ -20,6 +25,14 @@ class Clock:
     def wait_until(self, moment: float) -> None:
         """Let the calling thread go on at `moment`, in seconds of `now`."""
         time.sleep(max(moment - self.now(), 0))
+
+    def passed(self, moment: float) -> bool:
+        """Whether `moment` has passed: what a stream or an event is asked."""
+        return moment <= self.now()
+
+    def span(self, begin: float) -> tuple[float, float]:
+        """When what the calling thread ran last began and ended; the host went there at `begin`."""
+        return begin, self.now()
 
 
 _clock = Clock()
@@ -35,11 +48,31 @@ def wait_until(moment: float) -> None:
     _clock.wait_until(moment)
 
 
+def passed(moment: float) -> bool:
+    """Whether `moment` has passed, by the clock in force."""
+    return _clock.passed(moment)
+
+
+def span(begin: float) -> tuple[float, float]:
+    """When what the calling thread ran last began and ended, by the clock in force."""
+    return _clock.span(begin)
+
+
+def follows_devices() -> bool:
+    """Whether the clock in force knows by itself how long each kernel and copy takes."""
+    return _clock.follows_devices
+
+
 @contextmanager
 def use(clock: Clock) -> Iterator[None]:
-    """Let `clock` tell the time within the block, in all threads."""
+    """Let `clock` tell the time within the block, in all threads.
+
+    One that follows the devices stays in force where one is put in its place that does not.
+    """
     global _clock
-    outer, _clock = _clock, clock
+    outer = _clock
+    if clock.follows_devices or not outer.follows_devices:
+        _clock = clock
     try:
         yield
     finally:

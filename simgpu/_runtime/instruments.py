@@ -24,7 +24,9 @@ class Collective:
 
     `number` counts the calls of the group, from 1, and by peer those that send and receive. `ranks`
     are the global ranks of its members, `algorithm` is how a reduction is carried out ("" for what
-    only moves data), `place` the line of the program.
+    only moves data), `place` the line of the program. `rank` is who calls, `peer` with whom where it
+    `sends` to one rank or receives from one; both are global. `nbytes` are those of this rank: what
+    it reads or what it writes, whichever is more.
     """
 
     group: str
@@ -32,6 +34,10 @@ class Collective:
     ranks: tuple[int, ...]
     algorithm: str
     place: str
+    rank: int = 0
+    peer: int | None = None
+    sends: bool = False
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,9 @@ class Instrument:
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         """The thread waits for all work of a device or stream, or for an event. May raise."""
 
+    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
+        """Later work of `stream` waits for these, by `Work.wait` or because they block."""
+
     def devices_created(self, devices: Sequence[torch.device]) -> None:
         """There are simulated devices from now on."""
 
@@ -153,6 +162,7 @@ class Hooks:
     event_recorded: tuple[Callable[[torch.Event, torch.Stream], None], ...]
     tensor_used_on_stream: tuple[Callable[[torch.Tensor, torch.Stream], None], ...]
     host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]
+    collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream], None], ...]
     devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]
     devices_removed: tuple[Callable[[], None], ...]
     launches: bool  # whether anyone sees launches: the one question on the path of a lone kernel

@@ -165,7 +165,8 @@ def _launch_watched(
 
 
 def _record(about: Launch, result: Any, begin: float) -> Record:
-    end, index = clock.now(), about.device.index
+    begin, end = clock.span(begin)
+    index = about.device.index
     outputs = result if isinstance(result, (tuple, list)) else (result,)
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     return Record(

@@ -99,7 +99,7 @@ class Stream(torch.Stream):
 
     def query(self) -> bool:
         """Whether all work asked for is done: always, unless the stream sleeps."""
-        return self._busy_until <= clock.now()
+        return clock.passed(self._busy_until)
 
     def is_capturing(self) -> bool:
         """Whether its work is recorded in a graph, and not done."""
@@ -238,7 +238,7 @@ class Event(torch.Event):
 
     def query(self) -> bool:
         """Whether the mark has been passed; true also of one that was never recorded."""
-        return self._recorded_at is None or self._recorded_at <= clock.now()
+        return self._recorded_at is None or clock.passed(self._recorded_at)
 
     def synchronize(self) -> None:
         """Wait until the mark has been passed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -100,8 +101,16 @@ class Faults(Instrument):
 
     def after_launch(self, launch: Launch, record: Record) -> None:
         factor = self._slow.get(launch.device.index, 1.0)
-        if factor > 1:
+        if factor > 1 and not clock.follows_devices():
             clock.wait_until(clock.now() + (factor - 1) * (record.end - record.begin))
+
+
+_injected: tuple[Faults, ...] = ()
+
+
+def slow_factor(index: int) -> float:
+    """How many times as long the work of a device takes now."""
+    return math.prod(each._slow.get(index, 1.0) for each in _injected)
 
 
 @contextmanager
@@ -127,7 +136,8 @@ def faults(
             use of it raises DeviceLostError; its memory can still be given back.
         flip: a device, which of its launches, and the bit of the first tensor that this one wrote
             which comes out wrong, counted from its first element on, modulo its size in bits.
-        slow: by device how many times as long its kernels and copies take.
+        slow: by device how many times as long its kernels and copies take: of the host's time, or
+            of a `simgpu.clock`'s.
 
     Yields the counts and what has failed so far (`fired`). Without an argument nothing fails, and
     the block counts. ValueError for a number that counts nothing or a device that is not there.
@@ -150,10 +160,13 @@ def faults(
 @contextmanager
 def injecting(injected: Faults) -> Iterator[Faults]:
     """Let these failures happen within the block."""
+    global _injected
     instruments.add(injected)
+    _injected = (*_injected, injected)
     try:
         yield injected
     finally:
+        _injected = tuple(other for other in _injected if other is not injected)
         instruments.remove(injected)
 
 
