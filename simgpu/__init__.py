@@ -22,7 +22,7 @@ the table, which a test compares with every import):
     _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
     _simulation     simgpu.faults, simgpu.sweep: failures on purpose; simgpu.schedule and
-                    simgpu.schedules: the order of threads
+                    simgpu.schedules: the order of threads; simgpu.clock: estimated time
     _cli, __main__  the commands
 
 Beside it, for tests:
@@ -58,12 +58,17 @@ if TYPE_CHECKING:
     from simgpu._simulation.schedules.block import schedule
     from simgpu._simulation.schedules.explore import schedules
     from simgpu._simulation.sweep import sweep
+    from simgpu._simulation.timing.block import Estimate, clock
+    from simgpu._simulation.timing.topology import Link
     from simgpu._startup.without_block import disable, enable
 
 __all__ = [
+    "Estimate",
+    "Link",
     "Record",
     "Trace",
     "as_cuda",
+    "clock",
     "comm",
     "device_module",
     "devices",
@@ -79,9 +84,12 @@ __all__ = [
 ]
 
 _HOME = {
+    "Estimate": "simgpu._simulation.timing.block",
+    "Link": "simgpu._simulation.timing.topology",
     "Record": "simgpu._runtime.instruments",
     "Trace": "simgpu._profiling.trace",
     "as_cuda": "simgpu._cuda.as_cuda",
+    "clock": "simgpu._simulation.timing.block",
     "devices": "simgpu._backend.devices",
     "disable": "simgpu._startup.without_block",
     "enable": "simgpu._startup.without_block",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Clock:
@@ -30,8 +31,8 @@ class Clock:
         """Whether `moment` has passed: what a stream or an event is asked."""
         return moment <= self.now()
 
-    def span(self, begin: float) -> tuple[float, float]:
-        """When what the calling thread ran last began and ended; the host went there at `begin`."""
+    def times_of(self, launch: Any, result: Any, begin: float) -> tuple[float, float]:
+        """When a launch, which the host began to run at `begin` and has run, began and ended."""
         return begin, self.now()
 
 
@@ -53,9 +54,9 @@ def passed(moment: float) -> bool:
     return _clock.passed(moment)
 
 
-def span(begin: float) -> tuple[float, float]:
-    """When what the calling thread ran last began and ended, by the clock in force."""
-    return _clock.span(begin)
+def times_of(launch: Any, result: Any, begin: float) -> tuple[float, float]:
+    """When a launch began and ended, by the clock in force; the host has run it since `begin`."""
+    return _clock.times_of(launch, result, begin)
 
 
 def follows_devices() -> bool:

@@ -24,9 +24,9 @@ class Collective:
 
     `number` counts the calls of the group, from 1, and by peer those that send and receive. `ranks`
     are the global ranks of its members, `algorithm` is how a reduction is carried out ("" for what
-    only moves data), `place` the line of the program. `rank` is who calls, `peer` with whom where it
-    `sends` to one rank or receives from one; both are global. `nbytes` are those of this rank: what
-    it reads or what it writes, whichever is more.
+    only moves data), `place` the line of the program. `rank` is who calls, `peer` with whom where
+    it `sends` to one rank or receives from one; both are global. `nbytes` are those of this rank:
+    what it reads or what it writes, whichever is more.
     """
 
     group: str

@@ -157,15 +157,15 @@ def _launch_watched(
         held.release(result)
     for computed in hooks.computed:
         computed(about, result)
+    begin, end = clock.times_of(about, result, begin)
     if hooks.after_launch:
-        record = _record(about, result, begin)
+        record = _record(about, result, begin, end)
         for after in hooks.after_launch:
             after(about, record)
     return result
 
 
-def _record(about: Launch, result: Any, begin: float) -> Record:
-    begin, end = clock.span(begin)
+def _record(about: Launch, result: Any, begin: float, end: float) -> Record:
     index = about.device.index
     outputs = result if isinstance(result, (tuple, list)) else (result,)
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]

@@ -1,0 +1,143 @@
+"""How long a kernel takes on a GPU: the longer of its FLOPs and its bytes, by peak rates.
+
+The FLOPs are counted by PyTorch (`torch.utils.flop_counter`); an operator without a formula there
+is counted by its bytes alone. The rules are those of torch/utils/_runtime_estimation.py: three
+quarters of the peak rate are reached, and a dimension of stride 0 is read once. Its halving of the
+FLOPs is left out, since the rates of data sheets count an addition and a multiplication as two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from simgpu._models.gpus import Model, models
+
+SHARE_OF_PEAK = 0.75  # of its FLOPs that a kernel reaches: flops_to_ns of PyTorch's rules
+
+_RATES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+# Operators of the CPU that go by another name on CUDA, which is the one that has a formula.
+_ON_CUDA = {
+    "_scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        "_scaled_dot_product_flash_attention_backward"
+    ),
+}
+_ONLY_MEMORY = ("empty", "new_empty", "resize", "set_", "_resize", "_efficientzerotensor")
+
+
+class Durations:
+    """The peak rates of one GPU. Raises ValueError where its data sheet has too few."""
+
+    def __init__(self, model: Model) -> None:
+        if not model.memory_bandwidth or "fp32" not in model.peak_flops:
+            known = ", ".join(key for key, each in models().items() if each.memory_bandwidth)
+            raise ValueError(f"no rates are known of model {model.key!r}; there are {known}")
+        self.model = model
+        self._bandwidth = float(model.memory_bandwidth)
+
+    def of(self, kernel: torch._ops.OpOverload, args: Any, kwargs: Any, result: Any) -> float:
+        """Seconds of a kernel, without the gap before it, from its host arguments and results."""
+        read = list(_tensors((*args, *kwargs.values())))
+        written = list(_tensors((result,))) or _changed(kernel, args, kwargs)
+        moved = sum(map(nbytes, read)) + sum(map(nbytes, written))
+        seconds = moved / self._bandwidth
+        formula = _formula(kernel)
+        if formula is None or not all(map(_is_plain, (*read, *written))):
+            return seconds
+        rate = SHARE_OF_PEAK * self.rate(_dtype(read), _takes_tf32(kernel))
+        return max(seconds, formula(*args, **_shapely(kwargs), out_val=result) / rate)
+
+    def rate(self, dtype: torch.dtype, tf32: bool = False) -> float:
+        """Peak operations per second. What a data sheet does not name runs at the rate of fp32."""
+        peak = self.model.peak_flops
+        if dtype in (torch.float64, torch.complex128):
+            return peak["fp32"] / 2
+        name = "tf32" if tf32 and dtype is torch.float32 else _RATES.get(dtype, "fp32")
+        return float(peak.get(name, peak["fp32"]))
+
+
+@functools.cache
+def launches_nothing(kernel: torch._ops.OpOverload) -> bool:
+    """Whether CUDA runs no kernel for it: fresh memory that nobody fills, and views."""
+    name = kernel._schema.name.removeprefix("aten::")
+    returns = kernel._schema.returns
+    is_view = bool(returns) and all(
+        each.alias_info is not None and not each.alias_info.is_write for each in returns
+    )
+    return name.startswith(_ONLY_MEMORY) or is_view
+
+
+@functools.cache
+def waits_for_sizes(kernel: torch._ops.OpOverload) -> bool:
+    """Whether its result has as many elements as the data say, for which the host has to wait."""
+    return torch.Tag.dynamic_output_shape in kernel.tags
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """The bytes that reading a host tensor once takes; of a sparse or nested one, of its parts."""
+    if tensor.is_nested:
+        return nbytes(tensor.values())
+    if not _is_plain(tensor):
+        sparse = tensor.layout is torch.sparse_coo
+        values = tensor._values() if sparse else tensor.values()
+        return 2 * nbytes(values)  # about as much again for the indices
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or not size else 1
+    return count * tensor.element_size()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _changed(
+    kernel: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """What an operator without results changes, such as those of torch._foreach."""
+    arguments = kernel._schema.arguments
+    changed = [each.alias_info is not None and each.alias_info.is_write for each in arguments]
+    values = (value for value, is_changed in zip(args, changed, strict=False) if is_changed)
+    out = (value for name, value in kwargs.items() if name == "out")
+    return list(_tensors((*values, *out)))
+
+
+def _dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+
+
+@functools.cache
+def _formula(kernel: torch._ops.OpOverload) -> Callable[..., int] | None:
+    packet = kernel.overloadpacket
+    name = _ON_CUDA.get(packet.__name__)
+    return flop_registry.get(packet if name is None else getattr(torch.ops.aten, name))
+
+
+def _shapely(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments that formulas of FLOPs take."""
+    return {name: value for name, value in kwargs.items() if name not in ("out", "device")}
+
+
+@functools.cache
+def _is_convolution(kernel: torch._ops.OpOverload) -> bool:
+    return "conv" in kernel._schema.name
+
+
+def _takes_tf32(kernel: torch._ops.OpOverload) -> bool:
+    """Whether PyTorch is set to let float32 through the tensor cores, for this kind of kernel."""
+    if _is_convolution(kernel):
+        return torch.backends.cudnn.allow_tf32
+    return bool(torch._C._get_cublas_allow_tf32())

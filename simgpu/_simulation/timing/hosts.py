@@ -1,0 +1,151 @@
+"""The time of the host: of the calling thread, of its helpers, and of each rank.
+
+PyTorch launches from several threads: those that run replicas, and one for each device in a
+backward pass. Their times must not depend on which of them the operating system lets run first, so
+they are kept by device. A helper's time begins at that of the main thread, which waits meanwhile;
+when the main thread goes on, it has waited for all of them. Threads of Python also take turns at
+its global lock: what they launched together has taken no less than all of it one after the other.
+Threads of a backward pass are C++, and need no lock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from simgpu._distributed.communicators import threads
+from simgpu._runtime import world
+
+
+class Line:
+    """The time of one thread, and where it jumped: because it waited, or followed another line."""
+
+    __slots__ = ("_jumps", "_times", "name", "time")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.time = 0.0
+        self._times: list[float] = []
+        self._jumps: list[tuple[float, Line | None, float]] = []
+
+    def follow(self, other: Line, moment: float, since: float | None = None) -> None:
+        """Go on at `moment` if that is later, as `other` does: from there on, or from `since`."""
+        if moment > self.time:
+            self._jump(moment, other, moment if since is None else since)
+
+    def wait(self, moment: float) -> None:
+        """Go on at `moment` if that is later: when some work on a device ended."""
+        if moment > self.time:
+            self._jump(moment, None, moment)
+
+    def _jump(self, moment: float, other: Line | None, at: float) -> None:
+        self._times.append(moment)
+        self._jumps.append((moment, other, at))
+        self.time = moment
+
+    def last_jump(self, moment: float) -> tuple[float, Line | None, float] | None:
+        """The last jump until `moment`: when it was, the line that was followed, and its time."""
+        number = bisect.bisect_right(self._times, moment)
+        return self._jumps[number - 1] if number else None
+
+
+class _Process:
+    """The lines of one process, which in a world of ranks in threads is one rank."""
+
+    def __init__(self, name: str, cost: float) -> None:
+        self.main = Line(name)
+        self._cost = cost
+        self._helpers: dict[int, Line] = {}
+        self._active: set[int] = set()
+        self._forked_at = 0.0
+        self._under_lock = 0
+
+    def helper(self, device: int) -> Line:
+        """The thread that launches for a device, beside the main one."""
+        if not self._active:
+            self._forked_at = self.main.time
+        line = self._helpers.get(device)
+        if line is None:
+            line = self._helpers[device] = Line(f"{self.main.name}, device {device}")
+        self._active.add(device)
+        line.follow(self.main, self.main.time)
+        return line
+
+    def launched_in_turns(self) -> None:
+        """One more launch of a thread that holds Python's lock."""
+        self._under_lock += 1
+
+    def rejoin(self) -> Line:
+        """The main thread, which has waited for its helpers."""
+        if self._active:
+            main = self.main
+            in_turns = self._forked_at + self._under_lock * self._cost
+            for device in sorted(self._active):
+                main.follow(self._helpers[device], self._helpers[device].time)
+            main.follow(main, in_turns, since=self._forked_at)
+            self._active.clear()
+            self._under_lock = 0
+        return self.main
+
+    def __iter__(self) -> Iterator[Line]:
+        yield self.main
+        yield from (self._helpers[device] for device in sorted(self._helpers))
+
+
+class Hosts:
+    """All lines of the host; `cost` is what a launch takes of a thread's time."""
+
+    def __init__(self, cost: float) -> None:
+        self.cost = cost
+        self._thread = threading.get_ident()
+        self._processes: dict[int | None, _Process] = {}
+
+    def line(self, device: int | None = None) -> Line:
+        """The line of the calling thread, where it has to do with `device`."""
+        process = self._process()
+        in_backward = _is_in_backward()
+        if not in_backward and self._is_main():
+            return process.rejoin()
+        device = world.current_device() if device is None else device
+        return process.helper(device)
+
+    def launch(self, device: int) -> Line:
+        """The line of the calling thread after it has launched something on `device`."""
+        line = self.line(device)
+        line.time += self.cost
+        if not _is_in_backward() and not self._is_main():
+            self._process().launched_in_turns()
+        return line
+
+    def hand_over(self, source: int, target: int) -> None:
+        """A gradient goes to another device in a backward pass, whose thread waits for it."""
+        if _is_in_backward():
+            process = self._process()
+            giver = process.helper(source)
+            process.helper(target).follow(giver, giver.time)
+
+    def last(self) -> Line:
+        """The line that has come the furthest."""
+        lines = [line for _, each in sorted(self._processes.items(), key=_rank) for line in each]
+        return max(lines, key=lambda line: line.time, default=Line("host"))
+
+    def _process(self) -> _Process:
+        process = self._processes.get(threads.rank)
+        if process is None:
+            name = "host" if threads.rank is None else f"host of rank {threads.rank}"
+            process = self._processes.setdefault(threads.rank, _Process(name, self.cost))
+        return process
+
+    def _is_main(self) -> bool:
+        return threads.rank is not None or threading.get_ident() == self._thread
+
+
+def _rank(item: tuple[int | None, _Process]) -> int:
+    return -1 if item[0] is None else item[0]
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

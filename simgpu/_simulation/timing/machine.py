@@ -1,0 +1,213 @@
+"""The simulated machine in time: what each launch takes, on which stream, after what.
+
+An instrument, which is asked at each launch and each wait, and the clock that tells the time to all
+who ask (`simgpu._runtime.clock`). Until when a stream is busy is kept where `Stream` and `Event`
+look for it (`Device.busy_until`), so that they wait, query and measure by it as they stand.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from simgpu._models.gpus import Model
+from simgpu._naming import DEVICE_TYPE, visible_text
+from simgpu._runtime import streams, world
+from simgpu._runtime.clock import Clock
+from simgpu._runtime.instruments import Collective, Instrument, Launch
+from simgpu._simulation.faults import slow_factor
+from simgpu._simulation.timing.durations import (
+    Durations,
+    launches_nothing,
+    nbytes,
+    waits_for_sizes,
+)
+from simgpu._simulation.timing.groups import Groups
+from simgpu._simulation.timing.hosts import Hosts, Line
+from simgpu._simulation.timing.timelines import Span, Stream, Timelines
+from simgpu._simulation.timing.topology import Place, Topology
+
+POLL = 1e-6  # what asking a stream or an event takes of the host's time
+
+
+class Machine(Instrument, Clock):
+    """Devices of these models, joined by a topology, and a host that launches for them."""
+
+    follows_devices = True
+
+    def __init__(
+        self, models: Sequence[Model], topology: Topology, host_cost: float, launch_gap: float
+    ) -> None:
+        self.topology = topology
+        self.durations = [Durations(model) for model in models]
+        self.gap = launch_gap
+        self.hosts = Hosts(host_cost)
+        self.timelines = Timelines()
+        self.groups = Groups(self.timelines, topology)
+        self._lock = _thread.allocate_lock()
+
+    # What a clock is asked.
+
+    def now(self) -> float:
+        """Seconds since the beginning, by the host's line of the calling thread."""
+        return self._line().time
+
+    def wait_until(self, moment: float) -> None:
+        self._line().wait(moment)
+
+    def passed(self, moment: float) -> bool:
+        line = self._line()
+        line.time += POLL
+        return moment <= line.time
+
+    @property
+    def end(self) -> float:
+        """When everything that was launched has run, and the host has come to its end."""
+        return max(self.hosts.last().time, self.timelines.end)
+
+    # What happens on the devices.
+
+    def before_launch(self, launch: Launch) -> None:
+        about = launch.kernel.collective
+        if about is not None and self._is_here(launch.device.index):
+            with self._lock:
+                line = self.hosts.launch(launch.device.index)
+                queued = self._free_from([self._stream(launch.device.index, launch.stream)])
+                self.groups.arrive(about, launch.op, launch.device.index, max(line.time, queued))
+
+    def times_of(self, launch: Launch, result: Any, begin: float) -> tuple[float, float]:
+        index, about = launch.device.index, launch.kernel.collective
+        now = self._line().time
+        if not self._is_here(index):
+            return now, now
+        if about is not None:
+            return self.groups.times(about) or (now, now)
+        with self._lock:
+            span = self._copy(launch, result) if launch.kind == "copy" else None
+            span = span or self._kernel(launch, result)
+        return span.begin, span.end
+
+    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+        # Stream and Event keep until when a stream is busy only where that is in the future of
+        # the calling thread; another thread may be behind it.
+        if isinstance(awaited, torch.Stream):
+            moment = self._free_from([self._stream(awaited.device_index, awaited.stream_id)])
+        else:
+            moment = getattr(awaited, "_recorded_at", None) or 0.0
+        self.timelines.wait(self._stream(stream.device_index, stream.stream_id), moment)
+
+    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
+        index = stream.device_index
+        for about in collectives:
+            times = self.groups.times(about)
+            if times is not None:
+                self._stay_busy(self._stream(index, stream.stream_id), times[1])
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        if isinstance(awaited, torch.device):
+            self._line().wait(self.groups.end_on(awaited.index))
+
+    def _kernel(self, launch: Launch, result: Any) -> Span:
+        index, op = launch.device.index, launch.kernel.op
+        stream = self._stream(index, launch.stream)
+        if launches_nothing(op):
+            now = self._line(index).time
+            return Span(launch.op, "kernel", (stream,), now, now, now)
+        line = self.hosts.launch(index)
+        seconds = self.gap + self.durations[index].of(op, launch.args, launch.kwargs, result)
+        begin = max(line.time, self._free_from([stream]))
+        end = begin + seconds * slow_factor(index)
+        span = self._add(Span(launch.op, "kernel", (stream,), begin, end, line.time, line=line))
+        if waits_for_sizes(op):
+            line.wait(end)
+        return span
+
+    def _copy(self, launch: Launch, result: Any) -> Span | None:
+        """A copy over links; None where it is one within a device, as far as links go."""
+        index = launch.device.index
+        source, target = self._place(launch.source, index), self._place(launch.target, index)
+        route = self.topology.route(source, target)
+        if route is None:  # to or from a device that has come since
+            return None
+        occupied = [self._stream(index, launch.stream)]
+        if isinstance(source, int) and isinstance(target, int):
+            occupied.append(self._stream(target, streams.current_stream_id(target)))
+        line = self.hosts.launch(index)
+        moved = _bytes_moved(launch, result)
+        ready = max(line.time, self._free_from(occupied))
+        begin = max(ready, self.timelines.links_free_from(route))
+        end = begin + route.seconds(moved) * slow_factor(index)
+        self.timelines.take_links(route, end)
+        told = visible_text(f"{_named(launch.source)} to {_named(launch.target)}")
+        about = (launch.op, "copy", tuple(occupied), begin, end, line.time, moved, told, line)
+        span = self._add(Span(*about))
+        if len(occupied) > 1:
+            self.hosts.hand_over(index, target if isinstance(target, int) else index)
+        elif _is_staged(launch, result):
+            line.wait(end)
+        return span
+
+    def _add(self, span: Span) -> Span:
+        self.timelines.add(span)
+        for stream in span.streams:
+            self._stay_busy(stream, span.end)
+        return span
+
+    # Where things are.
+
+    def _line(self, device: int | None = None) -> Line:
+        return self.hosts.line(device)
+
+    def _free_from(self, occupied: Sequence[Stream]) -> float:
+        """When the last of these streams is free: work, waits and sleep count."""
+        asleep = (
+            world.active_devices[index].busy_until.get(number, 0.0)  # type: ignore[arg-type]
+            for index, number in occupied
+            if self._is_here(index)
+        )
+        return max(self.timelines.free_from(occupied), *asleep, 0.0)
+
+    def _stay_busy(self, stream: Stream, moment: float) -> None:
+        index, number = stream
+        self.timelines.wait(stream, moment)
+        if self._is_here(index):
+            busy_until: dict[Any, float] = world.active_devices[index].busy_until
+            busy_until[number] = max(busy_until.get(number, 0.0), moment)
+
+    def _is_here(self, index: int) -> bool:
+        return index < min(len(world.active_devices), len(self.durations))
+
+    def _place(self, device: torch.device, index: int) -> Place:
+        return self.topology.host_of(index) if device.type == "cpu" else device.index
+
+    @staticmethod
+    def _stream(index: int, number: int) -> Stream:
+        return index, number
+
+
+def _named(device: torch.device) -> str:
+    return "host" if device.type == "cpu" else f"{DEVICE_TYPE}:{device.index}"
+
+
+def _bytes_moved(launch: Launch, result: Any) -> int:
+    if isinstance(result, torch.Tensor):
+        return nbytes(result)
+    return nbytes(launch.args[0])  # of item(), which returns a number
+
+
+def _is_staged(launch: Launch, result: Any) -> bool:
+    """Whether the host's memory is pageable: CUDA copies it by way of a buffer, and waits for that.
+
+    A tensor that `to("cpu", non_blocking=True)` makes is in pinned memory.
+    """
+    arguments = launch.args
+    if launch.source.type == "cpu":
+        tensor = arguments[1] if launch.kernel.name == "copy_" else arguments[0]
+    elif launch.kernel.name == "copy_":
+        tensor = arguments[0]
+    else:
+        return False
+    return isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.is_pinned()

@@ -1,0 +1,120 @@
+"""Times of streams, events and the host are those that CUDA's rules give, to the bit."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+
+import simgpu
+from tests.simulator.timing import programs
+from tests.simulator.timing.programs import by_hand, run
+
+
+@pytest.fixture(scope="module")
+def three():
+    with simgpu.devices(programs.DEVICES) as devices:
+        yield devices
+
+
+@given(program=programs.programs)
+def test_any_program_takes_what_it_takes_by_hand(three, program):
+    estimate, events, queues = run(program)
+    host, passed, spans = by_hand(program)
+    assert estimate.now == host
+    numbers = {(d, queue.stream_id): (d, s) for (d, s), queue in queues.items()}
+    seen = {
+        numbers[key]: [(span.begin, span.end) for span in each]
+        for key, each in estimate.timelines.items()
+    }
+    assert seen == spans
+    for (one, first), begin in passed.items():
+        for (other, second), end in passed.items():
+            if one == other:
+                elapsed = events[one, first].elapsed_time(events[other, second])
+                assert elapsed == (end - begin) * 1e3
+
+
+@given(program=programs.programs)
+def test_time_goes_on_and_nothing_is_lost(three, program):
+    times = [0.0]
+    estimate, _, _ = run(program, after_each=lambda estimate: times.append(estimate.now))
+    assert times == sorted(times)
+    for spans in estimate.timelines.values():
+        moments = [moment for span in spans for moment in (span.begin, span.end)]
+        assert moments == sorted(moments)
+        assert all(span.launched <= span.begin for span in spans)
+        busy = sum(Fraction(span.end) - Fraction(span.begin) for span in spans)
+        assert busy <= Fraction(estimate.end)
+    for share in estimate.summary().shares:
+        parts = share.busy, share.copying, share.waiting
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(estimate.end, rel=1e-12)
+
+
+@given(program=programs.programs)
+def test_the_critical_path_leads_from_the_beginning_to_the_end(three, program):
+    estimate, _, _ = run(program)
+    path = estimate.critical_path()
+    assert [step.begin for step in path] == [0.0, *(step.end for step in path)][: len(path)]
+    assert (path[-1].end if path else 0.0) == estimate.end
+    work = [span for spans in estimate.timelines.values() for span in spans]
+    for step in path:
+        if step.kind != "launch":
+            assert any(step.begin == span.begin for span in work if span.kind == step.kind)
+
+
+@given(program=programs.programs)
+def test_a_program_takes_equal_times_again_and_no_more_on_faster_links(three, program):
+    first, second = run(program)[0], run(program)[0]
+    assert (first.now, first.end) == (second.now, second.end)
+    faster = run(program, programs.FASTER)[0]
+    assert faster.now <= first.now
+    assert faster.end <= first.end
+
+
+def test_streams_overlap_and_wait(three):
+    x, y = torch.ones(2**20, device=three[0]), torch.ones(2**20, device=three[0])
+    torch.simgpu.set_device(0)
+    side, begin, end = torch.simgpu.Stream(), *(torch.simgpu.Event(True) for _ in range(2))
+    with simgpu.clock("A100", host_cost=0.0, launch_gap=0.0) as estimate:
+        begin.record()
+        x.neg_()
+        with torch.simgpu.stream(side):
+            y.neg_()
+        one = estimate.end
+        torch.simgpu.current_stream().wait_stream(side)
+        x.neg_()
+        end.record()
+        assert estimate.now == 0.0  # nobody has waited for them
+        assert not end.query()
+        while not end.query():  # which takes time by itself
+            pass
+        assert estimate.now >= 2 * one
+    assert one == 2 * x.nbytes / programs.BYTES_PER_SECOND
+    assert begin.elapsed_time(end) == 2 * one * 1e3
+
+
+def test_two_copies_over_one_link_queue_and_over_two_do_not(three):
+    shared = [(0, "switch", 2**30), (1, 2, 2**31), ("switch", 1, 2**30), ("switch", 2, 2**30)]
+    shared.append(("switch", "host", 2**30))
+    x = [torch.ones(2**18, device=device) for device in three]
+    took = {}
+    for name, pairs in {"one": [(0, 1), (0, 2)], "two": [(0, 1), (1, 2)]}.items():
+        with simgpu.clock("A100", shared, host_cost=0.0) as estimate:
+            for source, target in pairs:
+                here, there = (torch.simgpu.Stream(three[end]) for end in (source, target))
+                with torch.simgpu.stream(here), torch.simgpu.stream(there):
+                    x[target].copy_(x[source])
+        took[name] = estimate.end
+    assert took == {"one": 2 * 2**20 / 2**30, "two": 2**20 / 2**30}
+
+
+def test_a_straggler_is_as_late_as_it_is_slow(three):
+    x = [torch.ones(2**20, device=device) for device in three]
+    with simgpu.faults(slow={1: 4.0}), simgpu.clock("A100", host_cost=0.0) as estimate:
+        for each in x:
+            each.neg_()
+    spans = {key[0]: span.end - span.begin for key, (span,) in estimate.timelines.items()}
+    assert spans[0] == spans[2] == 2e-6 + 2 * 2**22 / programs.BYTES_PER_SECOND
+    assert spans[1] == 4 * spans[0] == estimate.end
