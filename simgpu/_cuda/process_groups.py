@@ -15,10 +15,9 @@ import torch
 from torch import distributed
 
 from simgpu._cuda.renaming import CUDA, to_cuda
-from simgpu._distributed import communicators, factors, kernels, nccl
+from simgpu._distributed import communicators, factors, kernels, low_precision, nccl
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Action, Patch, Patches, Row
-from simgpu.errors import UnsupportedError
 
 
 def _simulated(device: Any) -> torch.device:
@@ -98,13 +97,6 @@ def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
     return split
 
 
-def _refuse_mixed_precision(*_: Any) -> None:
-    raise UnsupportedError(
-        "DistributedDataParallel(mixed_precision=...) is not simulated: its gradients would be "
-        "wrong. Use torch.autocast, or a communication hook such as fp16_compress_hook"
-    )
-
-
 def _name_once(patches: Patches) -> None:
     """Take the devices' own name out of the tables of backends, where "cuda" stands too."""
     for name, devices in distributed.Backend.backend_capability.items():
@@ -121,8 +113,10 @@ def _has_nccl() -> bool:
 
 
 _GROUP = "torch._C._distributed_c10d.ProcessGroup"
+_REDUCER = "torch._C._distributed_c10d.Reducer"
 _MODULES = ("torch.distributed.distributed_c10d", "torch.distributed")
 _WHY_DEVICE = "a program says cuda, C++ knows the backend of simgpu"
+_WHY_BUCKETS = "it sends buckets of low precision that it has not filled"
 _WHY_NCCL = "a CPU build has no NCCL, and one with it would look for GPUs"
 
 PATCHES: tuple[Row, ...] = (
@@ -167,12 +161,12 @@ PATCHES: tuple[Row, ...] = (
     Patch(_GROUP, "_get_backend", wrap=_get_backend, why=_WHY_DEVICE),
     Patch(_GROUP, "bound_device_id", wrap=_bound_device_id, why=_WHY_DEVICE),
     Patch(_GROUP, "_device_types", wrap=_device_types, why=_WHY_DEVICE),
-    Patch(
-        "torch.nn.parallel.distributed",
-        "_setup_mixed_precision_params",
-        value=_refuse_mixed_precision,
-        needs="_setup_mixed_precision_params",
-        why="its gradients would be wrong: an error says so",
+    *(
+        Patch(_REDUCER, name, wrap=wrap, needs=name, why=_WHY_BUCKETS)
+        for name, wrap in (
+            ("_set_mixed_precision_param_dtype", low_precision.telling),
+            ("_run_allreduce_hook", low_precision.filling),
+        )
     ),
     Patch(
         _GROUP,

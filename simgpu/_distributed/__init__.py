@@ -1,11 +1,12 @@
 """torch.distributed on simulated devices: the kernels of the `c10d::` operators.
 
-kernels             the 20 operators: begin here; `reducing` and `moving` have most of them
+kernels             the 20 operators: begin here; `reducing`, `moving`, `sparse` have most of them
 calls, agreement    what a rank asks of its group, and the error where ranks ask different things
 rules               what NCCL refuses: dtypes, reductions, tensors
 reductions          sums and their like over ranks, in the order of `simgpu.comm.reduction`
 works               what a caller waits for; its output is poisoned until it has waited
 factors             what the dispatcher loses of ReduceOp.PREMUL_SUM
+low_precision       buckets of DistributedDataParallel's mixed precision
 communicators       the state of one process group on this rank
 issue               calls on their way to the group, through `launch`
 lanes, gloo         ranks that are processes: calls in order, carried by ProcessGroupGloo

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from simgpu._distributed import moving, reducing
+from simgpu._distributed import moving, reducing, sparse
 from simgpu._distributed.calls import Call, described
 from simgpu._distributed.communicators import backend_of, find
 from simgpu._distributed.issue import in_one_work, issue
@@ -108,5 +108,5 @@ def register(key: str = "PrivateUse1") -> torch.library.Library:
         for kernel in KERNELS:
             if torch._C._jit_get_schemas_for_operator(f"c10d::{kernel.__name__}"):
                 library.impl(kernel.__name__, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
-        library.impl("allreduce_", reducing.sparse_allreduce, f"Sparse{key}")  # type: ignore[no-untyped-call]
+        library.impl("allreduce_", sparse.sparse_allreduce, f"Sparse{key}")  # type: ignore[no-untyped-call]
     return library

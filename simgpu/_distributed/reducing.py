@@ -15,7 +15,6 @@ from simgpu._distributed.communicators import Communicator, find
 from simgpu._distributed.issue import issue
 from simgpu._distributed.reductions import Reduction
 from simgpu._distributed.rules import host_aliases
-from simgpu.errors import UnsupportedError
 
 Tensor = torch.Tensor
 Tensors = list[Tensor]
@@ -118,14 +117,3 @@ def reduce_scatter_tensor_coalesced_(
     calls = [_scatter_one(out, whole, op, group) for out, whole in zip(outs, ins, strict=True)]
     name = "reduce_scatter_tensor_coalesced_"
     return issue(name, group, calls, outs, async_op, list(outs))
-
-
-def sparse_allreduce(tensors: Tensors, pg: Any, *_: Any) -> Any:
-    if find(pg).kind == "nccl":
-        raise RuntimeError(
-            "NCCL does not support all_reduce with sparse tensors. Please use dense tensors "
-            "instead."
-        )
-    raise UnsupportedError(
-        "all_reduce of sparse tensors is not simulated: make them dense, or move them to the CPU"
-    )

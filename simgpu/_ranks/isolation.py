@@ -167,6 +167,20 @@ def _stand_in(stock: Any) -> type:
     return ProcessGroup
 
 
+def _is_gloo(value: Any) -> bool:
+    return isinstance(value, _TYPES) and value == _GLOO
+
+
+def _not_gloo(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of ProcessGroup that takes a type of backend."""
+
+    @functools.wraps(stock)
+    def call(self: Any, *args: Any) -> Any:
+        return stock(self, *(_CUSTOM if _is_gloo(arg) else arg for arg in args))
+
+    return call
+
+
 def _without_cache(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -189,6 +203,8 @@ def _take_tensors_of_the_host(patches: Patches) -> None:
 
 _WHY_STAND_IN = "ranks of one process meet in memory, and connect to nobody"
 _C10D = "torch.distributed.distributed_c10d"
+_TYPES: Any = c10d.ProcessGroup.BackendType
+_GLOO, _CUSTOM = _TYPES.GLOO, _TYPES.CUSTOM
 _FAKE = "torch._C._distributed_c10d.FakeProcessGroup"
 
 PATCHES: tuple[Row, ...] = (
@@ -197,6 +213,15 @@ PATCHES: tuple[Row, ...] = (
         Patch(module, name, wrap=_stand_in, needs=name, why=_WHY_STAND_IN)
         for name in ("ProcessGroupGloo", "ProcessGroupNCCL")
         for module in (_C10D, "torch.distributed")
+    ),
+    *(
+        Patch(
+            "torch._C._distributed_c10d.ProcessGroup",
+            name,
+            wrap=_not_gloo,
+            why="C++ takes the backend of a group of gloo for a ProcessGroupGloo without looking",
+        )
+        for name in ("_set_default_backend", "_register_backend")
     ),
     *(
         Patch(_FAKE, name, value=value, why="as NCCL's class answers")

@@ -8,6 +8,7 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
+from simgpu.errors import CollectiveMismatchError
 from tests.support import rank_cases, rounding
 from tests.support.worlds import few, schedules
 
@@ -101,6 +102,46 @@ def test_what_cannot_be_reduced_is_refused(backend, dtype, op, error, text):
 
     with pytest.raises(error, match=text):
         simgpu.ranks(2, reduce, backend=backend)
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    rows=st.integers(1, 5),
+    width=st.integers(0, 3),
+    seed=st.integers(0, 99),
+    backed=st.booleans(),
+    schedule=schedules,
+)
+def test_sparse_tensors_are_summed_by_gloo(count, rows, width, seed, backed, schedule):
+    def add(rank):
+        rank_cases.sparse_sum(rank, rows, width, seed, backed)
+
+    simgpu.ranks(count, add, backend="gloo", schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("backend", "op", "text"),
+    [
+        ("nccl", "SUM", "NCCL does not support all_reduce with sparse tensors"),
+        ("gloo", "MAX", "all_?reduce of sparse tensors only works with ReduceOp.SUM"),
+    ],
+)
+def test_sparse_tensors_are_refused_as_by_pytorch(backend, op, text):
+    def reduce(rank):
+        sparse = torch.eye(2).to_sparse().cuda()
+        dist.all_reduce(sparse, getattr(dist.ReduceOp, op))
+
+    with pytest.raises(RuntimeError, match=text):
+        simgpu.ranks(2, reduce, backend=backend)
+
+
+def test_sparse_tensors_of_other_shapes_are_a_mismatch():
+    def reduce(rank):
+        dist.all_reduce(torch.eye(2 + rank).to_sparse().cuda())
+
+    with pytest.raises(CollectiveMismatchError, match=r"sparse float32 \(2, 2\) SUM at .*test_col"):
+        simgpu.ranks(2, reduce, backend="gloo")
 
 
 @few

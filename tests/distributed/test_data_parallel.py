@@ -5,6 +5,7 @@ that sums and means over ranks are exact: gradients are compared bit for bit.
 """
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -105,8 +106,11 @@ KINDS = st.sampled_from(
     kind=KINDS,
     seed=st.integers(0, 99),
     schedule=schedules,
+    backend=st.sampled_from(["nccl", "gloo", "cpu:gloo,cuda:nccl"]),
 )
-def test_gradients_are_those_of_the_whole_batch(count, each, options, kind, seed, schedule):
+def test_gradients_are_those_of_the_whole_batch(
+    count, each, options, kind, seed, schedule, backend
+):
     model, x = One(seed), rows(count * each, seed)
     wanted = of_whole_batch(model, x)
 
@@ -117,7 +121,7 @@ def test_gradients_are_those_of_the_whole_batch(count, each, options, kind, seed
             backward(ddp, x[rank::count], count)
         return gradients(ddp)
 
-    for found in simgpu.ranks(count, train, schedule=schedule):
+    for found in simgpu.ranks(count, train, backend=backend, schedule=schedule):
         assert equal(found, wanted)
 
 
@@ -169,6 +173,27 @@ def test_layers_that_some_ranks_do_not_use_are_summed_over_the_others(count, whi
 
     for found in simgpu.ranks(count, train):
         assert equal(found, gradients(alone))
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    words=st.lists(st.integers(0, 4), min_size=8, max_size=8),
+    seed=st.integers(0, 99),
+)
+def test_sparse_gradients_are_summed_by_gloo(count, words, seed):
+    model = nn.Embedding(5, 3, sparse=True)
+    model.weight.data = rows(5, seed)
+    words = torch.tensor(words[: 2 * count])
+    wanted = of_whole_batch(model, words)[0].to_dense()
+
+    def train(rank):
+        ddp = parallel(model, rank)
+        backward(ddp, words[rank::count], count)
+        return ddp.module.weight.grad.to_dense().cpu()
+
+    for found in simgpu.ranks(count, train, backend="gloo"):
+        assert torch.equal(found, wanted)
 
 
 def own_hook(size, bucket):
@@ -337,13 +362,45 @@ def test_it_is_data_parallel_in_other_words(count, each, options, seed):
             torch.testing.assert_close(found, gradients(alone))
 
 
-def test_mixed_precision_of_its_own_is_refused():
-    def make(rank):
-        precision = nn.parallel.distributed._MixedPrecision(param_dtype=torch.float16)
-        parallel(One(0), rank, mixed_precision=precision)
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    param=st.sampled_from([torch.float16, torch.bfloat16]),
+    reduce=st.sampled_from([torch.float16, torch.float32]),
+    view=st.booleans(),
+    static=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_mixed_precision_of_its_own_has_all_gradients(count, param, reduce, view, static, seed):
+    model, x = One(seed), rows(count, seed)
+    wanted = of_whole_batch(model, x)
+    precision = nn.parallel.distributed._MixedPrecision(param_dtype=param, reduce_dtype=reduce)
 
-    with pytest.raises(simgpu.errors.UnsupportedError, match=r"Use torch\.autocast"):
-        simgpu.ranks(1, make)
+    def train(rank):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a GPU has other gradients in the first step
+            ddp = parallel(
+                model,
+                rank,
+                mixed_precision=precision,
+                gradient_as_bucket_view=view,
+                static_graph=static,
+            )
+        steps = []
+        for _ in range(2):
+            ddp.zero_grad()
+            backward(ddp, x[rank : rank + 1], count)
+            steps.append(gradients(ddp))
+        return steps
+
+    for steps in simgpu.ranks(count, train):
+        assert all(equal(found, wanted) for found in steps)
+
+
+def test_mixed_precision_of_its_own_says_what_a_gpu_would_do():
+    precision = nn.parallel.distributed._MixedPrecision(param_dtype=torch.float16)
+    with pytest.warns(UserWarning, match="on a GPU the gradients of the first step"):
+        simgpu.ranks(1, lambda rank: parallel(One(0), rank, mixed_precision=precision))
 
 
 @few

@@ -21,6 +21,11 @@ def test_collectives_are_what_they_are_defined_to_be(count, dtype):
     results(count, rank_cases.every_collective, (3, 2), dtype, 1)
 
 
+@pytest.mark.parametrize("backed", [True, False])
+def test_sparse_tensors_are_summed_by_gloo(backed):
+    results(2, rank_cases.sparse_sum, 4, 2, 1, backed, backend="gloo")
+
+
 def test_ranks_that_differ_are_all_told_so():
     for told in results(2, rank_cases.every_mistake):
         for name, text in told.items():

@@ -222,6 +222,20 @@ DISTRIBUTED = [
         "weight = torch.ones_like(counts).to(mean.dtype).view(-1, 1)",
         data_parallel.test_sync_batch_norm_is_batch_norm_of_the_whole_batch,
     ),
+    fault(
+        "the first buckets of low precision are not filled",
+        "simgpu._distributed.low_precision:_fill",
+        "view.copy_(parameter.grad)",
+        "pass",
+        data_parallel.test_mixed_precision_of_its_own_has_all_gradients,
+    ),
+    fault(
+        "of sparse tensors, those of rank 0 are the sum",
+        "simgpu._distributed.sparse:_sum",
+        "total = total + other",
+        "pass",
+        collectives.test_sparse_tensors_are_summed_by_gloo,
+    ),
     # In programs, and in what they call of PyTorch.
     fault(
         "shards overlap",

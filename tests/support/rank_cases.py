@@ -255,6 +255,24 @@ def every_collective(rank, shape, dtype, seed):
             case(shape, dtype, seed, async_op)
 
 
+def sparse_sum(rank, rows, width, seed, backed):
+    """Sparse tensors of other indices on each rank, some of them twice; None where NCCL refuses."""
+    size = dist.get_world_size()
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for _ in range(size):
+        count = int(torch.randint(0, 4, (1,), generator=generator))
+        indices = torch.randint(0, rows, (1, count), generator=generator)
+        values = torch.randint(-3, 4, (count, width), generator=generator).float()
+        parts.append(torch.sparse_coo_tensor(indices, values, (rows, width), check_invariants=True))
+    mine = parts[rank].clone().to(device() if backed else "cpu")
+    work = dist.all_reduce(mine, async_op=True)
+    work.wait()
+    assert mine.is_coalesced()
+    expect(mine.to_dense(), functools.reduce(torch.add, [part.to_dense() for part in parts]))
+    expect(work.get_future().value()[0].to_dense(), mine.to_dense().cpu())
+
+
 # What ranks may get wrong. Each returns the text of the error that the rank got.
 
 
