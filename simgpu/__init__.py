@@ -22,7 +22,8 @@ the table, which a test compares with every import):
     _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
     _simulation     simgpu.faults, simgpu.sweep: failures on purpose; simgpu.schedule and
-                    simgpu.schedules: the order of threads; simgpu.clock: estimated time
+                    simgpu.schedules: the order of threads; simgpu.asynchronous: streams that
+                    overlap; simgpu.clock: estimated time
     _cli, __main__  the commands
 
 Beside it, for tests:
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from simgpu._profiling.trace import Trace, trace
     from simgpu._ranks.run import ranks
     from simgpu._runtime.instruments import Record
+    from simgpu._simulation.asynchronous.block import asynchronous
     from simgpu._simulation.faults import faults
     from simgpu._simulation.schedules.block import schedule
     from simgpu._simulation.schedules.explore import schedules
@@ -68,6 +70,7 @@ __all__ = [
     "Record",
     "Trace",
     "as_cuda",
+    "asynchronous",
     "clock",
     "comm",
     "device_module",
@@ -89,6 +92,7 @@ _HOME = {
     "Record": "simgpu._runtime.instruments",
     "Trace": "simgpu._profiling.trace",
     "as_cuda": "simgpu._cuda.as_cuda",
+    "asynchronous": "simgpu._simulation.asynchronous.block",
     "clock": "simgpu._simulation.timing.block",
     "devices": "simgpu._backend.devices",
     "disable": "simgpu._startup.without_block",

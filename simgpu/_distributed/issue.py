@@ -36,6 +36,7 @@ class _CollectiveKernel(Kernel):
         self.name = f"c10d.{name}"
         self.run = run
         self.changes_more = False
+        self.at_once = True
         self.collective = collective
 
 

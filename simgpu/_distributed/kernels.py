@@ -21,6 +21,7 @@ from simgpu._distributed.communicators import backend_of, find
 from simgpu._distributed.issue import in_one_work, issue
 from simgpu._distributed.rules import host_aliases
 from simgpu._native.dlpack_relabel import host_alias
+from simgpu._runtime import executors
 
 Tensor = torch.Tensor
 Tensors = list[Tensor]
@@ -59,6 +60,7 @@ def monitored_barrier_(
 
 
 def check_for_nan(tensor: Tensor) -> None:
+    executors.finish()
     if host_alias(tensor).isnan().any():
         raise RuntimeError("NaN found in the input of a collective")
 

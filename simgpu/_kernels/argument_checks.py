@@ -9,7 +9,7 @@ name it in `CHECKS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 
 from simgpu._kernels import expected_shapes, index_checks, shape_checks
 from simgpu._kernels.overloads import PythonKernel, overload
+from simgpu._runtime import executors
+from simgpu._runtime.instruments import hooks
 from simgpu._runtime.launch import HOST_KEYS
 
 # Called with the arguments of a call, by their names, and raises or returns.
@@ -28,6 +30,7 @@ def _both(first: _Check, second: _Check) -> _Check:
         first(arguments)
         second(arguments)
 
+    check.readers = (first, second)  # type: ignore[attr-defined]
     return check
 
 
@@ -107,17 +110,41 @@ CHECKS: dict[str, _Check] = {
 
 
 def with_check(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
-    """`kernel`, behind the check that its operator needs; most need none."""
+    """`kernel`, behind the check that its operator needs; most need none.
+
+    An executor, which may run the kernel later, checks values itself when it does.
+    """
     check = CHECKS.get(op._schema.name.removeprefix("aten::"))
     if check is None:
         return kernel
     names = [argument.name for argument in op._schema.arguments]
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def checked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         check({**dict(zip(names, args, strict=False)), **kwargs})
+
+    if not _reads_values(check):
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            checked(args, kwargs)
+            return kernel(*args, **kwargs)
+
+        return run
+    executors.value_checks[op] = checked
+
+    def run_or_queue(*args: Any, **kwargs: Any) -> Any:
+        if hooks.executor is None:
+            checked(args, kwargs)
         return kernel(*args, **kwargs)
 
-    return run
+    return run_or_queue
+
+
+def _reads_values(check: _Check) -> bool:
+    """Whether a check looks at values of tensors, and not at their shapes and dtypes alone."""
+    functions = getattr(check, "readers", None) or (getattr(check, "func", check),)
+    return check is not index_checks.embedding and any(
+        function.__module__ == index_checks.__name__ for function in functions
+    )
 
 
 def checked_composite(name: str) -> PythonKernel:
@@ -127,9 +154,12 @@ def checked_composite(name: str) -> PythonKernel:
     """
     op = overload(name)
     compose = partial(op._handle.redispatch_boxed, HOST_KEYS)  # the same code under every key
-    with_check_first = with_check(op, compose)
+    check = CHECKS[op._schema.name.removeprefix("aten::")]
+    names = [argument.name for argument in op._schema.arguments]
 
     def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        return with_check_first(*args, **kwargs)
+        executors.finish()  # nothing is launched that could be checked later
+        check({**dict(zip(names, args, strict=False)), **kwargs})
+        return compose(*args, **kwargs)
 
     return run

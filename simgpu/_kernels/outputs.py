@@ -17,7 +17,7 @@ from simgpu._kernels.schema import Schema
 from simgpu._memory.ownership import adopt
 from simgpu._memory.resizing import grow
 from simgpu._native.dlpack_relabel import host_alias
-from simgpu._runtime import streams
+from simgpu._runtime import executors, streams
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 from simgpu.errors import UnsupportedError
 
@@ -117,4 +117,5 @@ def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
                 f"an out= that has to grow to shape {tuple(host.shape)} cannot be captured on a "
                 "simulated device: give it that shape before the capture"
             )
+        executors.finish()
         _copy(HOST_KEYS, host_alias(out), host)

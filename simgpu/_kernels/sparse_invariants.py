@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from simgpu._native.dlpack_relabel import host_alias
+from simgpu._runtime import executors
 
 Tensor = torch.Tensor
 _BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
@@ -19,6 +20,7 @@ _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
 def check(tensor: Tensor) -> None:
     """Raise RuntimeError unless every index of a sparse tensor is within its size."""
+    executors.finish()
     if tensor.layout == torch.sparse_coo:
         _check_coo(tensor)
     else:

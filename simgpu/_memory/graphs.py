@@ -24,6 +24,7 @@ from simgpu._memory.host_aliases import host_empty, on_one_storage
 from simgpu._memory.ownership import with_bits_of
 from simgpu._random.fill import Source
 from simgpu._random.stream import Stream
+from simgpu._runtime import executors
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
@@ -153,6 +154,7 @@ class Graph:
         if about.kind == "copy":
             route = about.source.index, about.target.index
         kernel = Kernel(about.kernel.op, _into(about.kernel, outputs))
+        kernel.at_once = True
         written = {id(tensor) for tensor in _written(about)}
         reads = about.kind == "kernel"
         args = tuple(memory.own(v, reads and id(v) not in written) for v in about.args)
@@ -186,6 +188,7 @@ class Recording(Capture):
         super().__init__(stream)
         self._graph = Graph()
         self._memory = _Memory()
+        executors.finish()
         self._before: dict[Any, tuple[Tensor, Tensor]] = {}  # written memory, and its old values
         self._generators: dict[int, tuple[Any, Tensor]] = {}  # and their old states
 

@@ -12,6 +12,7 @@ from simgpu._memory.extents import bytes_needed
 from simgpu._memory.host_aliases import bytes_of, host_empty
 from simgpu._memory.storages import copy_on_device, new_storage, resize_storage
 from simgpu._native.dlpack_relabel import LABELS, relabel
+from simgpu._runtime import executors
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.launch import HOST_KEYS
 
@@ -50,6 +51,7 @@ def _fill_behind(tensor: torch.Tensor, nbytes: int) -> None:
         return
     storage, first = tensor.untyped_storage(), nbytes // tensor.itemsize
     fresh = host_empty(storage.nbytes() // tensor.itemsize - first, tensor.dtype)
+    executors.finish()
     whole = bytes_of(storage, storage.nbytes(), tensor.get_device())
     behind = host_empty(0, tensor.dtype)
     _set_storage(HOST_KEYS, behind, whole.untyped_storage(), first, fresh.shape, (1,))

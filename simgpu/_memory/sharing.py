@@ -25,7 +25,7 @@ from simgpu._memory.ownership import with_bits
 from simgpu._memory.storage_state import SharedMemory, StorageState, known_state, state_of
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._native.storage_layout import swap_memory
-from simgpu._runtime import world
+from simgpu._runtime import executors, world
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import UnsupportedError
 
@@ -59,6 +59,7 @@ def _move_to_shared_memory(storage: torch.UntypedStorage, state: StorageState) -
         )
     host = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
     fresh = _over(host, index)
+    executors.finish()
     # Not by `launch`: CUDA sends an address, and no kernel runs.
     _copy(HOST_KEYS, bytes_of(fresh, nbytes, index), bytes_of(storage, nbytes, index))
     swap_memory(storage, fresh)  # which has the memory from before now

@@ -13,6 +13,7 @@ from simgpu._memory.ownership import adopt, make_sure_of_room
 from simgpu._memory.storage_state import state_of
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._native.storage_layout import set_size, swap_memory
+from simgpu._runtime import executors
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
 
 _aten = torch.ops.aten
@@ -37,6 +38,7 @@ def mark_exported(storage: torch.UntypedStorage) -> None:
 
     Its memory then lasts as long as the storage, even where a resize gives that other memory.
     """
+    executors.finish()  # what is exported can be read without a launch
     state_of(storage).exported = True
 
 

@@ -138,7 +138,7 @@ class Device:
             self.peak = allocated
         self.taken += nbytes
         self.taken_count += 1
-        if hooks.after_allocate:
+        if hooks.allocations:
             return self._allocated_watched(nbytes, storage)
         allocation = Allocation(self._give_back, nbytes)
         self._note(nbytes)
@@ -176,6 +176,9 @@ class Device:
         self._note(block)
         for after in hooks.after_allocate:
             after(self.torch_device, block)
+        if storage is not None and nbytes:
+            for owned in hooks.memory_owned:
+                owned(self.index, storage, allocation)
         return allocation
 
     def owns(self, allocation: Allocation) -> bool:

@@ -91,6 +91,8 @@ class Record:
 class Instrument:
     """Callbacks on what the devices of a process do; the methods do nothing unless overridden."""
 
+    _executes = False  # whether it is an `Executor` (`simgpu._runtime.executors`)
+
     def before_launch(self, launch: Launch) -> None:
         """A kernel or copy is about to run. May wait; may raise, and then it does not run."""
 
@@ -108,6 +110,12 @@ class Instrument:
 
     def after_allocate(self, device: torch.device, nbytes: int) -> None:
         """`nbytes` have been taken on `device`, a multiple of 512."""
+
+    def memory_owned(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
+        """`storage`, of the host, is memory of device `index` for as long as `allocation` lives.
+
+        To keep the storage keeps the memory, while the ledger still counts by the allocation.
+        """
 
     def after_free(self, device: torch.device, nbytes: int) -> None:
         """`nbytes` have been given back: seen when the ledger is next asked or written."""
@@ -149,13 +157,14 @@ _NAMES = tuple(name for name in vars(Instrument) if not name.startswith("_"))
 class Hooks:
     """For each method of `Instrument`, the methods that override it; empty where none does."""
 
-    __slots__ = ("launches", *_NAMES)
+    __slots__ = ("allocations", "executor", "launches", *_NAMES)
 
     before_launch: tuple[Callable[[Launch], None], ...]
     computed: tuple[Callable[[Launch, Any], None], ...]
     after_launch: tuple[Callable[[Launch, Record], None], ...]
     before_allocate: tuple[Callable[[torch.device, int], None], ...]
     after_allocate: tuple[Callable[[torch.device, int], None], ...]
+    memory_owned: tuple[Callable[[int, torch.UntypedStorage, object], None], ...]
     after_free: tuple[Callable[[torch.device, int], None], ...]
     out_of_memory: tuple[Callable[[torch.device, int, int, int], None], ...]
     stream_waits: tuple[Callable[[torch.Stream, torch.Stream | torch.Event], None], ...]
@@ -165,7 +174,9 @@ class Hooks:
     collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream], None], ...]
     devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]
     devices_removed: tuple[Callable[[], None], ...]
+    executor: Any  # who runs what is launched (`executors.Executor`); None: at once
     launches: bool  # whether anyone sees launches: the one question on the path of a lone kernel
+    allocations: bool  # whether anyone sees what has been allocated
 
     def __init__(self) -> None:
         self.rebuild(())
@@ -176,7 +187,10 @@ class Hooks:
             stock = getattr(Instrument, name)
             overriding = [i for i in instruments if getattr(type(i), name) is not stock]
             setattr(self, name, tuple(getattr(instrument, name) for instrument in overriding))
-        self.launches = bool(self.before_launch or self.computed or self.after_launch)
+        self.executor = next((i for i in reversed(instruments) if i._executes), None)
+        watched = self.before_launch or self.computed or self.after_launch
+        self.launches = bool(watched or self.executor)
+        self.allocations = bool(self.after_allocate or self.memory_owned)
 
 
 hooks = Hooks()

@@ -8,7 +8,7 @@ kernel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 class Kernel:
     """An operator together with the host code that computes it."""
 
-    __slots__ = ("changes_more", "collective", "name", "op", "run")
+    __slots__ = ("at_once", "changes_more", "collective", "name", "op", "run")
 
     def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
         self.op = op
@@ -36,6 +36,8 @@ class Kernel:
         self.run: Callable[..., Any] = run or op._handle.redispatch_boxed
         # Whether the memory of its results has to be there before it runs.
         self.changes_more = changes_more_than_results(op)
+        # Whether no executor may run it later: it works on more than its arguments.
+        self.at_once = False
         # Of torch.distributed's operators: the call of a process group.
         self.collective: Collective | None = None
 
@@ -149,19 +151,28 @@ def _launch_watched(
         before(about)
     begin = clock.now()
     try:
-        result = kernel.run(HOST_KEYS, *about.args, **kwargs)
+        if hooks.executor is None:
+            result = compute(about, about.args, kwargs)
+        else:
+            result = hooks.executor.run(about, compute)
     except RuntimeError as error:
         _raise_if_host_is_full(error, index)
         raise
     if held is not None:
         held.release(result)
-    for computed in hooks.computed:
-        computed(about, result)
     begin, end = clock.times_of(about, result, begin)
     if hooks.after_launch:
         record = _record(about, result, begin, end)
         for after in hooks.after_launch:
             after(about, record)
+    return result
+
+
+def compute(about: Launch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the kernel of a launch makes of these arguments, when instruments have seen it."""
+    result = about.kernel.run(HOST_KEYS, *args, **kwargs)
+    for computed in hooks.computed:
+        computed(about, result)
     return result
 
 

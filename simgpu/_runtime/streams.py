@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
-from simgpu._runtime import clock, world
+from simgpu._runtime import clock, executors, world
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import DeviceMismatchError
 
@@ -99,7 +99,7 @@ class Stream(torch.Stream):
 
     def query(self) -> bool:
         """Whether all work asked for is done: always, unless the stream sleeps."""
-        return clock.passed(self._busy_until)
+        return clock.passed(self._busy_until) and executors.is_done(self)
 
     def is_capturing(self) -> bool:
         """Whether its work is recorded in a graph, and not done."""
@@ -238,7 +238,8 @@ class Event(torch.Event):
 
     def query(self) -> bool:
         """Whether the mark has been passed; true also of one that was never recorded."""
-        return self._recorded_at is None or clock.passed(self._recorded_at)
+        passed = self._recorded_at is None or clock.passed(self._recorded_at)
+        return passed and executors.is_done(self)
 
     def synchronize(self) -> None:
         """Wait until the mark has been passed."""

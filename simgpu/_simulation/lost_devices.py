@@ -15,6 +15,7 @@ class _LostDevices(Instrument):
 
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
+        self.told: set[int] = set()  # which of them somebody knows of
 
     def before_launch(self, launch: Launch) -> None:
         for device in (launch.source, launch.target):
@@ -34,24 +35,42 @@ class _LostDevices(Instrument):
 
     def _check(self, index: int) -> None:
         if index in self.reasons:
-            raise DeviceLostError(
-                f"{DEVICE_TYPE} error: uncorrectable ECC error encountered. "
-                f"{self.reasons[index]}: it is of no use until its devices end"
-            )
+            self.told.add(index)
+            raise DeviceLostError(self.reasons[index])
 
 
 _lost = _LostDevices()
 
 
 def lose_device(index: int, reason: str) -> None:
-    """Lose device `index` for good; `reason` is told with every error."""
+    """Lose device `index` for good, and raise; `reason` is told with every error."""
+    mark_lost(
+        index,
+        f"{DEVICE_TYPE} error: uncorrectable ECC error encountered. {reason}: it is of no use "
+        "until its devices end",
+    )
+    check(index)
+
+
+def mark_lost(index: int, text: str) -> None:
+    """Lose device `index` for good: every later use of it raises an error of this text."""
     if not _lost.reasons:
         instruments.add(_lost)
-    _lost.reasons.setdefault(index, reason)
+    _lost.reasons.setdefault(index, text)
+
+
+def check(index: int) -> None:
+    """Raise DeviceLostError if device `index` is lost."""
     _lost._check(index)
+
+
+def untold() -> list[int]:
+    """The devices that are lost without anybody knowing."""
+    return [index for index in _lost.reasons if index not in _lost.told]
 
 
 def find_devices() -> None:
     """No device is lost any more: there are others now, or someone wants to go on with these."""
     _lost.reasons.clear()
+    _lost.told.clear()
     instruments.remove(_lost)

@@ -1,0 +1,72 @@
+"""`simgpu.asynchronous`: a block in which kernels and copies run when something waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from simgpu._runtime import instruments
+from simgpu._runtime.instruments import hooks
+from simgpu._runtime.world import active_devices
+from simgpu._simulation.asynchronous.executor import Asynchronous
+
+
+@contextmanager
+def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
+    """Let kernels and copies run when something waits for them, as the streams of a GPU allow.
+
+    Within the block each of them is queued on its stream. It runs when the host waits for it: by
+    `synchronize` of its device, its stream or a later event, by `item()`, `cpu()` and other copies
+    that block, and where a result's shape depends on values. Until then what it writes is NaN (-1
+    or true in other dtypes). Memory that is given back is overwritten, in the order of the stream
+    that it was allocated on. So code that forgets `wait_stream`, `record_stream` or `synchronize`
+    computes wrong numbers.
+
+    Args:
+        seed: None runs nothing before somebody waits for it, and then no more than that needs. A
+            number draws another legal order; equal seeds give equal orders, in a program whose
+            threads come in the same order.
+
+    Yields how much was queued (`deferred`, `at_once`, `pending`). The end of the block waits for
+    all of it. Errors of kernels (indices out of range) surface where something waits, as
+    DeviceLostError in CUDA's words, and the device is lost from then on. ValueError for what is no
+    seed.
+    """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ValueError(f"seed={seed!r}: a number is expected, or None for the laziest order")
+    outer = hooks.executor
+    if isinstance(outer, Asynchronous):  # of the whole session (pytest --async)
+        before = outer.seed
+        outer.restart(seed)
+        try:
+            yield outer
+        finally:
+            outer.restart(before)
+        return
+    with _in_force(Asynchronous(seed)) as executor:
+        yield executor
+
+
+@contextmanager
+def _in_force(executor: Asynchronous) -> Iterator[Asynchronous]:
+    start(executor)
+    try:
+        yield executor
+    finally:
+        try:
+            executor.finish()
+        finally:
+            stop(executor)
+    executor.check_all()
+
+
+def start(executor: Asynchronous) -> None:
+    """Let `executor` run all launches from now on."""
+    if any(device.allocated for device in active_devices):
+        executor.know_present_memory()
+    instruments.add(executor)
+
+
+def stop(executor: Asynchronous) -> None:
+    """Let launches run by themselves again."""
+    instruments.remove(executor)

@@ -1,0 +1,232 @@
+"""`Asynchronous`: queues every kernel and copy on its stream, and runs it when it is waited for."""
+
+from __future__ import annotations
+
+import _thread
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from simgpu._runtime import clock, streams
+from simgpu._runtime.executors import Compute, Executor, value_checks
+from simgpu._runtime.instruments import Launch
+from simgpu._simulation.asynchronous import copies
+from simgpu._simulation.asynchronous.asserts import lose_by
+from simgpu._simulation.asynchronous.held_work import Deferred, Holder
+from simgpu._simulation.asynchronous.memory import Memory
+from simgpu._simulation.asynchronous.queues import Key, Queues, Work
+from simgpu._simulation.asynchronous.shapes import Plans, Unplanned
+from simgpu._simulation.lost_devices import check, untold
+
+Tensor = torch.Tensor
+_plans = Plans()  # the same for the whole process
+
+
+def _key(stream: torch.Stream) -> Key:
+    return stream.device_index, stream.stream_id
+
+
+class Asynchronous(Executor):
+    """The queues of all streams, and how much was queued; made by `simgpu.asynchronous`.
+
+    Attributes:
+        deferred: how many kernels and copies were queued, to run when something waits for them.
+        at_once: how many ran at once, after all that their stream had to do.
+        reasons: by operator, how many of these there were and why.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.deferred = self.at_once = 0
+        self.reasons: Counter[tuple[str, str]] = Counter()
+        self.seed = seed
+        # Of C, so that a schedule of threads has no part in it.
+        self._lock = _thread.RLock()
+        self._queues = Queues(seed)
+        self._memory = Memory(self._queues)
+
+    @property
+    def pending(self) -> int:
+        """How many kernels and copies wait in the queues."""
+        with self._lock:
+            return self._queues.count()
+
+    # Launches
+
+    def run(self, launch: Launch, compute: Compute) -> Any:
+        own = launch.device.index, launch.stream
+        with self._lock:
+            self._memory.collect()
+            deferred = self._deferred(launch, compute)
+            if deferred is not None:
+                results = self._queue(own, launch, deferred)
+                self._queues.perhaps()
+                return results
+            for key in (own, self._other(launch)):
+                if key is not None:
+                    self._queues.force(self._queues.last(key))
+            check(launch.device.index)
+        found = value_checks.get(launch.kernel.op)
+        if found is not None:
+            found(launch.args, launch.kwargs)
+        results = compute(launch, launch.args, launch.kwargs)
+        with self._lock:
+            self._queues.perhaps()
+        return results
+
+    def _deferred(self, launch: Launch, compute: Compute) -> Deferred | None:
+        """What is to be queued; None where the launch has to run at once."""
+        try:
+            return self._prepared(launch, compute)
+        except Unplanned as why:
+            self.at_once += 1
+            self.reasons[launch.op, str(why)] += 1
+            return None
+
+    def _prepared(self, launch: Launch, compute: Compute) -> Deferred:
+        kernel, args, kwargs = launch.kernel, launch.args, launch.kwargs
+        if kernel.at_once:
+            raise Unplanned("works on more than its arguments")
+        if (launch.device.index, launch.stream) in streams.captured:
+            raise Unplanned("is captured")
+        copies_memory = launch.kind == "copy"
+        if copies_memory and copies.blocks(launch):
+            raise Unplanned("blocks")
+        plan = _plans.of(kernel, args, kwargs)
+        if copies_memory and launch.source.type == "cpu":
+            args = copies.staged(launch) or args
+        holder = Holder(self._memory, kernel, from_host=copies_memory)
+        return Deferred(launch, compute, plan, holder.hold_all(args, kwargs), holder.blocks)
+
+    def _queue(self, own: Key, launch: Launch, deferred: Deferred) -> Any:
+        self.deferred += 1
+        if not deferred.plan.idle:
+            other = self._other(launch)
+            (index, stream), name = own, launch.op
+
+            def run() -> None:
+                try:
+                    deferred.run()
+                except Exception as error:
+                    lose_by(error.with_traceback(None), index, stream, name)
+                    self._queues.drop(index)
+
+            # A copy between devices waits for the target's stream, which then waits for the copy.
+            needs = () if other is None else (self._queues.last(other),)
+            work = self._queues.add(own, run, needs)
+            if other is not None:
+                self._queues.wait(other, work)
+            self._memory.used(deferred.blocks, work)
+        return deferred.take_results()
+
+    def _other(self, launch: Launch) -> Key | None:
+        """The stream of the target, of a copy between devices."""
+        target = launch.target
+        if launch.kind != "copy" or "cpu" in (target.type, launch.source.type):
+            return None
+        if target == launch.device:
+            return None
+        return target.index, streams.current_stream_id(target.index)
+
+    # Memory
+
+    def memory_owned(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
+        with self._lock:
+            self._memory.collect()
+            self._memory.own(index, storage, allocation)
+
+    def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        with self._lock:
+            self._memory.record(tensor, _key(stream))
+
+    # Waiting
+
+    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+        with self._lock:
+            self._memory.collect()
+            self._queues.wait(_key(stream), self._work_of(awaited))
+
+    def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
+        with self._lock:
+            self._memory.collect()
+            key = _key(stream)
+            mark = self._queues.last(key)
+            timed = getattr(event, "enable_timing", False) and not clock.follows_devices()
+            if mark is not None and timed:
+                mark = self._queues.add(key, _pass(event))
+            event._simgpu_work = mark  # type: ignore[attr-defined]
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        with self._lock:
+            self._memory.collect()
+            if isinstance(awaited, torch.device):
+                self._queues.finish(self._queues.streams(awaited.index))
+            else:
+                self._queues.force(self._work_of(awaited))
+            if awaited is not None and (device := _device_of(awaited)) is not None:
+                check(device)
+
+    def is_done(self, awaited: torch.Stream | torch.Event) -> bool:
+        """Whether that much has run. What asks again and again finds it done some time."""
+        with self._lock:
+            work = self._work_of(awaited)
+            if work is None or work.done:
+                return True
+            self._queues.step(work)
+            return False
+
+    def _work_of(self, awaited: torch.Stream | torch.Event) -> Work | None:
+        """What has to have run before something is passed."""
+        if isinstance(awaited, torch.Stream):
+            return self._queues.last(_key(awaited))
+        work: Work | None = getattr(awaited, "_simgpu_work", None)
+        return work
+
+    def finish(self) -> None:
+        with self._lock:
+            self._memory.collect()
+            self._queues.finish(self._queues.streams())
+
+    # The block and its devices
+
+    def restart(self, seed: int | None) -> None:
+        """Finish everything, and go on in the orders of another seed."""
+        self.finish()
+        with self._lock:
+            self.seed = seed
+            self._queues.restart(seed)
+
+    def devices_created(self, devices: Sequence[torch.device]) -> None:
+        with self._lock:
+            self._queues.restart(self.seed)
+
+    def devices_removed(self) -> None:
+        with self._lock:
+            self._memory.collect()
+            self._queues.finish(self._queues.streams())
+            self._queues.clear()
+            self._memory.clear()
+
+    def check_all(self) -> None:
+        """Raise if a device was lost to an error of its kernels that nobody was told of."""
+        for index in untold():
+            check(index)
+
+    def know_present_memory(self) -> None:
+        """Know the memory that was allocated before."""
+        with self._lock:
+            self._memory.own_all()
+
+
+def _device_of(awaited: torch.device | torch.Stream | torch.Event) -> int | None:
+    if isinstance(awaited, torch.device):
+        return awaited.index
+    return None if awaited.device is None else awaited.device.index
+
+
+def _pass(event: Any) -> Callable[[], None]:
+    def run() -> None:
+        event._recorded_at = max(event._recorded_at, clock.now())
+
+    return run

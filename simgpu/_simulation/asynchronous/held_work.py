@@ -1,0 +1,174 @@
+"""`Deferred`: one launch that is queued: what it returns now, and what it does later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from simgpu._runtime.executors import Compute, value_checks
+from simgpu._runtime.instruments import Launch
+from simgpu._runtime.launch import HOST_KEYS, Kernel
+from simgpu._simulation.asynchronous.launch_state import LaunchState
+from simgpu._simulation.asynchronous.memory import Block, Memory, view_of
+from simgpu._simulation.asynchronous.shapes import Layout, Plan, Unplanned
+
+Tensor = torch.Tensor
+_Arguments = tuple[list[Any], dict[str, Any]]
+_copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
+_empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
+_clone = torch.ops.aten.clone.default._handle.redispatch_boxed
+
+
+class Holder:
+    """Makes the arguments that queued work holds: memory, and no tensor of the program.
+
+    `blocks` are the blocks that it has met.
+    """
+
+    def __init__(self, memory: Memory, kernel: Kernel, from_host: bool) -> None:
+        self._memory = memory
+        self._from_host = from_host
+        self._op = kernel.op
+        self.blocks: list[Block] = []
+
+    def hold_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
+        """The arguments of the call; raises Unplanned where they cannot be held."""
+        arguments = self._op._schema.arguments
+        held: list[Any] = []
+        written: list[Block] = []
+        for value, declared in zip(args, arguments, strict=False):
+            held.append(self._hold(value, declared, written))
+        if not kwargs:
+            self._check_overlap(written)
+            return held, {}
+        by_name = {argument.name: argument for argument in arguments}
+        named = {
+            name: self._hold(value, by_name.get(name), written) for name, value in kwargs.items()
+        }
+        self._check_overlap(written)
+        return held, named
+
+    def _hold(self, value: Any, declared: Any, written: list[Block]) -> Any:
+        if isinstance(value, Tensor):
+            info = declared.alias_info
+            return self._hold_tensor(value, written if info and info.is_write else None)
+        if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
+            info = declared.alias_info
+            changes = written if info and info.is_write else None
+            return [
+                self._hold_tensor(item, None if changes is None else [])
+                if isinstance(item, Tensor)
+                else item
+                for item in value
+            ]
+        return value
+
+    def _hold_tensor(self, tensor: Tensor, written: list[Block] | None) -> Tensor:
+        if not tensor.numel():
+            return _empty_strided(  # type: ignore[no-any-return]
+                HOST_KEYS, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+        block = self._memory.find(tensor)
+        if block is None:
+            return self._hold_host(tensor, written is not None)
+        self.blocks.append(block)
+        if written is not None:
+            written.append(block)
+        held = self._memory.held(tensor, block)
+        if held is None:
+            raise Unplanned("a view of other bytes")
+        return held
+
+    def _hold_host(self, tensor: Tensor, is_written: bool) -> Tensor:
+        """A tensor of the host: pinned memory, what was staged, or a number, read now."""
+        if self._from_host:
+            return tensor
+        if is_written or tensor.dim() or not tensor.untyped_storage().resizable():
+            raise Unplanned("memory that no device has allocated")
+        number: Tensor = _clone(HOST_KEYS, tensor)
+        return number
+
+    def _check_overlap(self, written: list[Block]) -> None:
+        """Kernels refuse some arguments that overlap: they shall do so at once."""
+        if any(self.blocks.count(block) > 1 for block in written):
+            raise Unplanned("arguments that share memory")
+
+
+class Deferred:
+    """A launch that runs later; `blocks` are the memory that it uses."""
+
+    __slots__ = (
+        "_arguments",
+        "_compute",
+        "_launch",
+        "_outs",
+        "_results",
+        "_state",
+        "blocks",
+        "plan",
+    )
+
+    def __init__(
+        self,
+        launch: Launch,
+        compute: Compute,
+        plan: Plan,
+        arguments: _Arguments,
+        blocks: list[Block],
+    ) -> None:
+        self.plan, self.blocks, self._arguments, self._compute = plan, blocks, arguments, compute
+        self._launch = launch
+        self._outs: list[Tensor | list[Tensor] | None] = []
+        self._results = self._made(launch)
+        self._state = LaunchState()
+        # The arguments of the launch keep tensors of the program alive.
+        self._launch = dataclasses.replace(launch, args=arguments[0], kwargs=arguments[1])
+
+    def _made(self, launch: Launch) -> Any:
+        made: list[Any] = []
+        for result in self.plan.results:
+            if result is None:
+                made.append(None)
+                self._outs.append(None)
+            elif isinstance(result, Layout):
+                tensor = result.make()
+                made.append(tensor)
+                self._outs.append(view_of(tensor.untyped_storage(), 0, tensor))
+            elif isinstance(result, list):
+                tensors = [layout.make() for layout in result]
+                made.append(tensors)
+                self._outs.append([view_of(t.untyped_storage(), 0, t) for t in tensors])
+            else:
+                made.append(
+                    launch.args[result] if isinstance(result, int) else launch.kwargs[result]
+                )
+                self._outs.append(None)
+        return made[0] if len(made) == 1 else tuple(made) if made else None
+
+    def take_results(self) -> Any:
+        """What it returns now: the arguments that it writes to, and new tensors without values.
+
+        Once only: it keeps the memory of its results, and not the tensors.
+        """
+        results, self._results = self._results, None
+        return results
+
+    def run(self) -> None:
+        """Compute, and write what comes of it to the results."""
+        args, kwargs = self._arguments
+        kernel = self._launch.kernel
+        with self._state.restored():
+            checked = value_checks.get(kernel.op)
+            if checked is not None:
+                checked(args, kwargs)
+            found = self._compute(self._launch, args, kwargs)
+            values = found if len(self._outs) > 1 else (found,)
+            for out, value in zip(self._outs, values, strict=False):
+                if isinstance(out, list):
+                    for each, new in zip(out, value, strict=True):
+                        _copy(HOST_KEYS, each, new)
+                elif out is not None and out.numel():
+                    _copy(HOST_KEYS, out, value)

@@ -1,0 +1,161 @@
+"""The memory of devices, apart from the tensors that the program holds.
+
+The ledger counts memory for as long as the program holds it (`simgpu._memory.ownership`), and so
+does this table know it. Work that is queued holds the memory alone: when the program lets go of a
+tensor, its bytes count as given back, and the memory is handed out again in the order of the stream
+that it was allocated on, as by CUDA's caching allocator. Work of another stream that has not run
+by then finds it overwritten, unless `record_stream` has said that it is used there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from simgpu._memory.ownership import with_bits
+from simgpu._runtime import streams
+from simgpu._runtime.launch import HOST_KEYS
+from simgpu._runtime.world import active_devices
+from simgpu._simulation.asynchronous.queues import Key, Queues, Work
+
+Tensor = torch.Tensor
+_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
+_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_fill = torch.ops.aten.fill_.Scalar._handle.redispatch_boxed
+_CPU = torch.device("cpu")
+FREED = 255  # the bytes of memory that was handed out again: NaN in every floating dtype
+
+
+class Block:
+    """Memory that was allocated at once."""
+
+    __slots__ = ("begin", "end", "key", "life", "recorded", "storage", "users")
+
+    def __init__(self, storage: torch.UntypedStorage, key: Key) -> None:
+        self.begin = storage.data_ptr()
+        self.end = self.begin + storage.nbytes()
+        self.storage = storage
+        self.key = key  # the stream that was current when it was allocated
+        self.recorded: set[Key] = set()
+        self.users: list[Work] = []  # of other streams
+        self.life: _Life | None = None
+
+
+class _Life(weakref.ref[Any]):
+    """Tells when the program has let go of a block."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
+class Memory:
+    """Every block that the program holds, by address."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._begins: list[int] = []
+        self._blocks: dict[int, Block] = {}
+        # Blocks are let go of in the middle of anything: noted then by C code, looked at later.
+        self._freed: deque[_Life] = deque()
+
+    def own(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
+        """Know a block from now on until `allocation` dies."""
+        self._own((index, streams.current_stream_id(index)), storage, allocation)
+
+    def _own(self, key: Key, storage: torch.UntypedStorage, allocation: object) -> None:
+        block = Block(storage, key)
+        life = _Life(allocation, self._freed.append)
+        life.block, block.life = block, life
+        if block.begin not in self._blocks:
+            bisect.insort(self._begins, block.begin)
+        self._blocks[block.begin] = block
+
+    def own_all(self) -> None:
+        """Know the blocks that are there already, as if allocated on the default streams."""
+        for found in gc.get_objects():
+            if type(found) is torch.Tensor and "_simgpu_allocation" in vars(found):
+                allocation = vars(found)["_simgpu_allocation"]
+                storage = found.untyped_storage()
+                owner = next((device for device in active_devices if device.owns(allocation)), None)
+                if owner is not None and storage.nbytes():
+                    self._own((owner.index, 0), storage, allocation)
+
+    def find(self, tensor: Tensor) -> Block | None:
+        """The block that a tensor lies in."""
+        address = tensor.data_ptr()
+        place = bisect.bisect_right(self._begins, address) - 1
+        if place < 0:
+            return None
+        block = self._blocks[self._begins[place]]
+        return block if address < block.end else None
+
+    def held(self, tensor: Tensor, block: Block) -> Tensor | None:
+        """The same view of the memory, which keeps no tensor of the program alive; None if none."""
+        offset, rest = divmod(tensor.data_ptr() - block.begin, tensor.itemsize)
+        if rest:
+            return None
+        return with_bits(view_of(block.storage, offset, tensor), tensor.is_conj(), tensor.is_neg())
+
+    def record(self, tensor: Tensor, key: Key) -> None:
+        """`tensor.record_stream`: freed memory waits for the work that the stream has then."""
+        block = self.find(tensor)
+        if block is not None:
+            block.recorded.add(key)
+
+    def used(self, blocks: Iterable[Block], work: Work) -> None:
+        """Note that `work` uses these blocks."""
+        for block in blocks:
+            if block.key != work.key:
+                if len(block.users) > 8:
+                    block.users = [user for user in block.users if not user.done]
+                block.users.append(work)
+
+    def collect(self) -> None:
+        """Hand out again what the program has let go of, since this was last asked."""
+        while self._freed:
+            block = self._freed.popleft().block
+            if self._blocks.get(block.begin) is not block:
+                continue
+            del self._blocks[block.begin]
+            del self._begins[bisect.bisect_left(self._begins, block.begin)]
+            if any(not user.done for user in block.users):
+                needs = [self._queues.last(key) for key in block.recorded]
+                self._queues.add(block.key, _Overwrite(block.storage), needs, early=True)
+
+    def clear(self) -> None:
+        """Know nothing any more."""
+        self._blocks.clear()
+        self._begins.clear()
+        self._freed.clear()
+
+
+class _Overwrite:
+    """Fills memory that was handed out again."""
+
+    __slots__ = ("_storage",)
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+
+    def __call__(self) -> None:
+        fill_bytes(self._storage)
+
+
+def fill_bytes(storage: torch.UntypedStorage) -> None:
+    """Overwrite memory with what nobody takes for a result."""
+    row = _empty(HOST_KEYS, (0,), dtype=torch.uint8, device=_CPU)
+    _set_storage(HOST_KEYS, row, storage, 0, (storage.nbytes(),), (1,))
+    _fill(HOST_KEYS, row, FREED)
+
+
+def view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
+    """A tensor over `storage` with the dtype, shape and strides of `like`."""
+    tensor: Tensor = _empty(HOST_KEYS, (0,), dtype=like.dtype, device=_CPU)
+    _set_storage(HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
+    return tensor

@@ -1,0 +1,170 @@
+"""The queues of all streams: what is to run, what has to run before it, and when it does.
+
+Work of one stream runs in the order in which it was queued, and after what its stream waited for.
+Any order that keeps to this is legal. The laziest one runs nothing until somebody waits for it, and
+then only what that needs. A seed draws orders instead: after each launch, some of the work that
+could run does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+
+Key = tuple[int, int]  # the index of a device and the number of a stream
+
+# CUDA's own queue is about as long: a launch waits while it is full.
+LONGEST = 1024
+
+
+class Work:
+    """One thing to do on a stream. `needs` is what has to be done before, besides the stream's."""
+
+    __slots__ = ("done", "early", "key", "needs", "run")
+
+    def __init__(self, key: Key, run: Callable[[], None] | None, needs: list[Work], early: bool):
+        self.key, self.run, self.needs, self.early = key, run, needs, early
+        self.done = False
+
+
+class Queues:
+    """The queues of all streams of all devices; not safe to be used by two threads at a time."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._queues: dict[Key, deque[Work]] = {}
+        self._early = 0  # how much of what is queued runs as soon as it can
+        self.restart(seed)
+
+    def restart(self, seed: int | None) -> None:
+        """Begin the orders of `seed`; None stands for the laziest one."""
+        self._random = None if seed is None else random.Random(seed)
+
+    def last(self, key: Key) -> Work | None:
+        """The last work of a stream that has not run."""
+        queue = self._queues.get(key)
+        return queue[-1] if queue else None
+
+    def count(self) -> int:
+        """How much work has not run."""
+        return sum(map(len, self._queues.values()))
+
+    def streams(self, index: int | None = None) -> list[Key]:
+        """The streams with work that has not run, of one device or of all."""
+        found = [key for key, queue in self._queues.items() if queue]
+        return [key for key in found if index is None or key[0] == index]
+
+    def add(
+        self,
+        key: Key,
+        run: Callable[[], None] | None,
+        needs: Iterable[Work | None] = (),
+        early: bool = False,
+    ) -> Work:
+        """Queue work on a stream.
+
+        What is `early` runs as soon as it can in the laziest order, too.
+        """
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = deque()
+        work = Work(key, run, [need for need in needs if need is not None and not need.done], early)
+        queue.append(work)
+        if early:
+            self._early += 1
+            self._run_early()
+        elif len(queue) > LONGEST:
+            self.force(queue[0])
+        return work
+
+    def wait(self, key: Key, needed: Work | None) -> None:
+        """Let later work of a stream wait for `needed`."""
+        if needed is not None and not needed.done and needed.key != key:
+            self.add(key, None, (needed,))
+
+    def force(self, work: Work | None) -> None:
+        """Run some work, and what has to run before it; no more than that."""
+        if work is None:
+            return
+        stack = [work]
+        while stack:
+            last = stack[-1]
+            if last.done:
+                stack.pop()
+                continue
+            first = self._queues[last.key][0]
+            missing = next((need for need in first.needs if not need.done), None)
+            if missing is not None:
+                stack.append(missing)
+                continue
+            self._run(first)
+            if self._early:
+                self._run_early()
+
+    def finish(self, keys: Iterable[Key]) -> None:
+        """Run all work of these streams, in an order of the seed's."""
+        keys = list(keys)
+        if self._random is not None:
+            self._random.shuffle(keys)
+        for key in keys:
+            self.force(self.last(key))
+
+    def perhaps(self) -> None:
+        """Run some of what could run, if a seed says so."""
+        if self._random is None:
+            return
+        while self._random.random() < 0.5:
+            ready = self._ready()
+            if not ready:
+                return
+            self._run(self._random.choice(ready))
+
+    def step(self, work: Work) -> None:
+        """Run one thing of what `work` waits for: somebody asks again and again about it."""
+        while not work.done:
+            first = self._queues[work.key][0]
+            missing = next((need for need in first.needs if not need.done), None)
+            if missing is None:
+                self._run(first)
+                return
+            work = missing
+
+    def _ready(self) -> list[Work]:
+        """The first work of each stream that waits for none."""
+        first = (queue[0] for queue in self._queues.values() if queue)
+        return [work for work in first if all(need.done for need in work.needs)]
+
+    def _run(self, work: Work) -> None:
+        queue = self._queues[work.key]
+        queue.popleft()
+        run, work.run, work.done = work.run, None, True
+        work.needs.clear()
+        if work.early:
+            self._early -= 1
+        if run is not None:
+            run()
+
+    def _run_early(self) -> None:
+        """Run what is early, if nothing stands before it."""
+        while self._random is None and self._early:
+            ready = [work for work in self._ready() if work.early]
+            if not ready:
+                return
+            for work in ready:
+                self._run(work)
+
+    def clear(self) -> None:
+        """Forget all work without running it."""
+        for queue in self._queues.values():
+            for work in queue:
+                work.done, work.run = True, None
+        self._queues.clear()
+        self._early = 0
+
+    def drop(self, index: int) -> None:
+        """Forget the work of a device that is lost."""
+        for key in self.streams(index):
+            for work in self._queues[key]:
+                self._early -= work.early
+                work.done, work.run = True, None
+            self._queues[key].clear()

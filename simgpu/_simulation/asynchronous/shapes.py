@@ -1,0 +1,201 @@
+"""What a kernel will return, before it runs: asked of PyTorch's meta kernels, and remembered.
+
+A call is known by its operator, the shapes, strides and dtypes of its tensors, and its other
+arguments. Calls that meta kernels cannot answer, or whose results depend on values, have no plan:
+they run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from simgpu._memory.ownership import with_bits
+from simgpu._runtime.launch import HOST_KEYS, Kernel
+
+Tensor = torch.Tensor
+_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+_empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
+_fill = torch.ops.aten.fill_.Scalar._handle.redispatch_boxed
+_DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+# Their shapes depend on values only where an index is a mask.
+_INDEXING = {"index.Tensor", "index.Tensor_out", "_unsafe_index.Tensor"}
+_MASKS = (torch.bool, torch.uint8)
+# What these make has no values yet: there is nothing to do.
+_EMPTY = ("empty", "new_empty")
+_PLAIN = (
+    *(int, float, bool, complex, str),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_MOST = 4096  # calls that are remembered of one kernel
+
+
+class Unplanned(Exception):
+    """A call that has to run at once; the text says why."""
+
+
+class Layout(NamedTuple):
+    """One new tensor."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    filler: float | bool
+
+    def make(self) -> Tensor:
+        """A host tensor of this layout, filled with what nobody takes for a result."""
+        tensor: Tensor = _empty_strided(
+            HOST_KEYS, self.shape, self.stride, dtype=self.dtype, device=_CPU
+        )
+        _fill(HOST_KEYS, tensor, self.filler)
+        return tensor
+
+
+# For each result of a call: its layout, those of a list, the position or name of the argument that
+# it is, or None where there is none.
+Result = Layout | list[Layout] | int | str | None
+
+
+class Plan(NamedTuple):
+    """What a call returns."""
+
+    results: tuple[Result, ...]
+    idle: bool
+    """Whether there is nothing to compute."""
+
+
+class Plans:
+    """The plans of all calls so far."""
+
+    def __init__(self) -> None:
+        self._known: dict[Kernel, dict[Any, Plan | Unplanned]] = {}
+
+    def of(self, kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
+        """The plan of a call; raises Unplanned."""
+        key = (
+            torch.get_default_dtype(),
+            _signature(args),
+            _signature(kwargs.values()) if kwargs else None,
+            *kwargs,
+        )
+        known = self._known.get(kernel)
+        if known is None:
+            known = self._known[kernel] = {}
+        plan = known.get(key)
+        if plan is None:
+            if len(known) >= _MOST:
+                known.clear()
+            try:
+                plan = _plan(kernel, args, kwargs)
+            except Unplanned as why:
+                plan = why.with_traceback(None)
+            known[key] = plan
+        if isinstance(plan, Unplanned):
+            raise Unplanned(*plan.args)
+        return plan
+
+
+def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
+    """All that a plan depends on: not the values of tensors."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+                raise Unplanned("sparse, nested or quantized tensors")
+            found.append((value.shape, value.stride(), value.dtype))
+            if value.is_complex():
+                found.append((value.is_conj(), value.is_neg()))
+        elif value is None:
+            found.append(None)
+        elif isinstance(value, (list, tuple)):
+            found.append(_signature(value))
+        elif isinstance(value, _PLAIN):
+            found.append((type(value), value))  # 1 and 1.0 and True are equal, and are not the same
+        else:
+            raise Unplanned(f"an argument of type {type(value).__name__}")
+    return tuple(found)
+
+
+def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
+    op = kernel.op
+    if kernel.name in _INDEXING:
+        if any(isinstance(index, Tensor) and index.dtype in _MASKS for index in args[1]):
+            raise Unplanned("a mask")
+    elif any(tag in op.tags for tag in _DEPENDS):
+        raise Unplanned("the shape of its results depends on values")
+    try:
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+            meta_args = [_on_meta(value) for value in args]
+            meta_kwargs = {name: _on_meta(value) for name, value in kwargs.items()}
+            found = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
+    except Exception as error:
+        raise Unplanned(f"{type(error).__name__} of its meta kernel") from None
+    _check_unchanged((*args, *kwargs.values()), (*meta_args, *meta_kwargs.values()))
+    returns = op._schema.returns
+    if not returns:
+        return Plan((), False)
+    values = found if len(returns) > 1 else (found,)
+    results = []
+    for declared, value in zip(returns, values, strict=True):
+        if declared.alias_info is None:
+            results.append(_result(value))
+        else:
+            results.append(_argument(op, declared.alias_info.before_set, len(args)))
+    return Plan(tuple(results), kernel.name.partition(".")[0].startswith(_EMPTY))
+
+
+def _check_unchanged(hosts: Sequence[Any], metas: Sequence[Any]) -> None:
+    """An argument that would get another shape cannot have it before the kernel runs."""
+    for host, meta in zip(hosts, metas, strict=True):
+        if isinstance(host, Tensor):
+            if host.shape != meta.shape or host.stride() != meta.stride():
+                raise Unplanned("an argument changes its shape")
+        elif isinstance(host, (list, tuple)):
+            _check_unchanged(host, meta)
+
+
+def _result(value: Any) -> Result:
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        return [_layout(item) for item in value]
+    return _layout(value)
+
+
+def _layout(value: Any) -> Layout:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
+        raise Unplanned("a result that is no plain tensor")
+    stride = value.stride()
+    if any(step == 0 and size > 1 for size, step in zip(value.shape, stride, strict=True)):
+        raise Unplanned("a result whose elements share memory")
+    dtype = value.dtype
+    if value.is_quantized:
+        raise Unplanned("a quantized result")
+    filler: float | bool = float("nan")
+    if dtype is torch.bool:
+        filler = True
+    elif not (dtype.is_floating_point or dtype.is_complex):
+        filler = -1 if dtype.is_signed else torch.iinfo(dtype).max
+    return Layout(value.shape, stride, dtype, filler)
+
+
+def _argument(op: torch._ops.OpOverload, alias: Any, count: int) -> int | str:
+    """Which argument a result is."""
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.before_set == alias:
+            return position if position < count else argument.name
+    raise Unplanned("a result that aliases no argument")
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+        return with_bits(meta, value.is_conj(), value.is_neg())
+    if isinstance(value, (list, tuple)):
+        return [_on_meta(item) for item in value]
+    return _META if isinstance(value, torch.device) else value

@@ -1,0 +1,46 @@
+"""Programs on overlapping streams, with and without their synchronisation."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simgpu
+from tests.support.stream_programs import PROGRAMS
+
+programs = pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
+
+
+def result(program, mended, seed=None):
+    with simgpu.asynchronous(seed):
+        return program.run(mended)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with simgpu.devices(2) as devices:
+        yield devices
+
+
+@programs
+def test_the_laziest_order_shows_what_is_missing(pair, program):
+    assert program.run(False) == program.run(True) == program.expected  # at once, nothing shows
+    assert result(program, False) != program.expected
+    assert result(program, True) == program.expected
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(sorted(PROGRAMS)), st.integers(0, 2**32))
+def test_every_order_of_a_mended_program_is_right(pair, name, seed):
+    assert result(PROGRAMS[name], True, seed) == PROGRAMS[name].expected
+
+
+@programs
+def test_some_order_shows_what_is_missing(pair, program):
+    assert any(result(program, False, seed) != program.expected for seed in range(20))
+
+
+def test_the_same_seed_gives_the_same_order(pair):
+    program = PROGRAMS["prefetcher"]
+    seen = [str(result(program, False, seed)) for seed in range(10)]
+    assert seen == [str(result(program, False, seed)) for seed in range(10)]
+    assert len(set(seen)) > 1

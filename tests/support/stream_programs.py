@@ -1,0 +1,380 @@
+"""Small programs on overlapping streams, each with one synchronisation that can be left out.
+
+A program is a function of `mended`: with it, its result is `expected`, whatever legal order the
+streams run in; without it, a GPU may compute something else, and the laziest order of
+`simgpu.asynchronous` does. What the host sees is what a program returns, as a list of numbers.
+
+`PROGRAMS` has them by name. They want two devices, `simgpu:0` and `simgpu:1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FIRST, SECOND = "simgpu:0", "simgpu:1"
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program. `missing` names the synchronisation that is left out where it is not mended."""
+
+    run: Callable[[bool], list[float]]
+    expected: list[float]
+    missing: str
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def _program(expected: list[float], missing: str) -> Callable[[Any], Any]:
+    def add(run: Callable[[bool], list[float]]) -> Callable[[bool], list[float]]:
+        PROGRAMS[run.__name__] = Program(run, expected, missing)
+        return run
+
+    return add
+
+
+def _side(device: str = FIRST) -> Any:
+    return torch.simgpu.Stream(device=device)
+
+
+def _ones(n: int = 3, device: str = FIRST) -> torch.Tensor:
+    """Ones that are there: the host has waited for them."""
+    return torch.ones(n).to(device)
+
+
+def _main(device: str = FIRST) -> Any:
+    return torch.simgpu.current_stream(device)
+
+
+def _pinned(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values).pin_memory()
+
+
+@_program([2.0, 2.0, 2.0], "wait_stream")
+def read_after_write(mended: bool) -> list[float]:
+    """A side stream reads what the default stream writes."""
+    side, x = _side(), _ones()
+    y = x + 1
+    if mended:
+        side.wait_stream(_main())
+    with torch.simgpu.stream(side):
+        y.record_stream(side)
+        z = y.clone()
+        return z.tolist()
+
+
+@_program([4.0, 4.0, 4.0], "wait_stream")
+def write_after_read(mended: bool) -> list[float]:
+    """A side stream overwrites what the default stream has yet to read."""
+    side, x = _side(), _ones()
+    y = x + 3
+    if mended:
+        side.wait_stream(_main())
+    with torch.simgpu.stream(side):
+        x.fill_(8.0)
+    side.synchronize()
+    return y.tolist()
+
+
+@_program([5.0, 5.0, 5.0], "wait_stream")
+def write_after_write(mended: bool) -> list[float]:
+    """Two streams write the same memory: the later one has to win."""
+    side, x = _side(), _ones()
+    x.fill_(4.0)
+    if mended:
+        side.wait_stream(_main())
+    with torch.simgpu.stream(side):
+        x.fill_(5.0)
+    side.synchronize()
+    return x.tolist()
+
+
+@_program([2.0, 2.0, 2.0], "record_stream")
+def freed_too_early(mended: bool) -> list[float]:
+    """Memory goes back to its stream while another one has yet to read it."""
+    side, x = _side(), _ones()
+    y = x + 1
+    side.wait_stream(_main())
+    with torch.simgpu.stream(side):
+        z = y * 1
+    if mended:
+        y.record_stream(side)
+    del y
+    _reused = torch.zeros(3, device=FIRST)
+    side.synchronize()
+    return z.tolist()
+
+
+@_program([1.0, 2.0, 3.0], "synchronize")
+def pinned_source_overwritten(mended: bool) -> list[float]:
+    """The host overwrites pinned memory before it has been copied to the device."""
+    source = _pinned([1.0, 2.0, 3.0])
+    x = source.to(FIRST, non_blocking=True)
+    if mended:
+        _main().synchronize()
+    source.zero_()
+    return x.tolist()
+
+
+@_program([1.0, 2.0, 3.0], "synchronize")
+def pinned_result_read(mended: bool) -> list[float]:
+    """The host reads pinned memory before the device has copied to it."""
+    x = torch.tensor([1.0, 2.0, 3.0]).to(FIRST)
+    result = torch.zeros(3).pin_memory()
+    result.copy_(x, non_blocking=True)
+    if mended:
+        torch.simgpu.synchronize(FIRST)
+    return result.tolist()
+
+
+@_program([2.0, 2.0, 2.0], "synchronize")
+def result_to_host_without_blocking(mended: bool) -> list[float]:
+    """`to("cpu", non_blocking=True)`, read at once."""
+    result = (_ones() + 1).to("cpu", non_blocking=True)
+    if mended:
+        event = torch.simgpu.Event()
+        event.record()
+        event.synchronize()
+    return result.tolist()
+
+
+@_program([0.0, 9.0, 9.0, 9.0], "wait_stream")
+def shifted_views(mended: bool) -> list[float]:
+    """Two streams use views of one tensor that overlap in part."""
+    side, x = _side(), torch.arange(4.0).to(FIRST)
+    x[1:].fill_(9.0)
+    if mended:
+        side.wait_stream(_main())
+    with torch.simgpu.stream(side):
+        return x[:4].clone().tolist()
+
+
+@_program([3.0, 3.0, 3.0], "wait_stream")
+def copy_between_devices(mended: bool) -> list[float]:
+    """A copy is ordered with the current streams of both devices, and with no other."""
+    side, x = _side(SECOND), _ones()
+    y = (x + 2).to(SECOND, non_blocking=True)
+    if mended:
+        side.wait_stream(_main(SECOND))
+    with torch.simgpu.stream(side):
+        return y.clone().tolist()
+
+
+@_program([1.0, 1.0, 1.0], "wait_stream")
+def copy_from_a_side_stream(mended: bool) -> list[float]:
+    """A copy to another device starts on the current stream, not on its source's."""
+    side, x = _side(), torch.zeros(3).to(FIRST)
+    with torch.simgpu.stream(side):
+        x.add_(1.0)
+    if mended:
+        _main().wait_stream(side)
+    return x.to(SECOND).tolist()
+
+
+@_program([2.0, 2.0, 2.0], "wait_stream")
+def default_stream_reads(mended: bool) -> list[float]:
+    """The default stream does not wait for side streams either: PyTorch makes them non-blocking."""
+    side, x = _side(), _ones()
+    with torch.simgpu.stream(side):
+        y = x + 1
+    if mended:
+        _main().wait_stream(side)
+    return y.tolist()
+
+
+@_program([3.0, 3.0, 3.0], "event recorded after the work")
+def event_recorded_too_early(mended: bool) -> list[float]:
+    """An event marks what was queued before it, and nothing after."""
+    side, x, event = _side(), _ones(), torch.simgpu.Event()
+    if not mended:
+        event.record()
+    y = x + 2
+    if mended:
+        event.record()
+    side.wait_event(event)
+    with torch.simgpu.stream(side):
+        return y.clone().tolist()
+
+
+@_program([3.0, 3.0, 3.0], "event recorded before it is waited for")
+def event_waited_on_before_recorded(mended: bool) -> list[float]:
+    """To wait for an event that was never recorded is to wait for nothing."""
+    side, x, event = _side(), _ones(), torch.simgpu.Event()
+    y = x + 2
+    if mended:
+        event.record()
+    side.wait_event(event)
+    if not mended:
+        event.record()
+    with torch.simgpu.stream(side):
+        return y.clone().tolist()
+
+
+@_program([5.0, 5.0, 5.0], "event recorded again")
+def event_of_the_last_round(mended: bool) -> list[float]:
+    """An event stands for its last record: a loop has to record it in each round."""
+    side, x, event = _side(), _ones(), torch.simgpu.Event()
+    event.record()
+    x.add_(4.0)
+    if mended:
+        event.record()
+    side.wait_event(event)
+    with torch.simgpu.stream(side):
+        return x.clone().tolist()
+
+
+class _Prefetcher:
+    """Copies the next batch on a stream of its own while this one is computed with."""
+
+    def __init__(self, batches: list[torch.Tensor], waits: bool) -> None:
+        self.batches, self.waits = iter(batches), waits
+        self.stream = _side()
+        self._fetch()
+
+    def _fetch(self) -> None:
+        batch = next(self.batches, None)
+        if batch is None:
+            self.ready = None
+            return
+        with torch.simgpu.stream(self.stream):
+            self.ready = batch.pin_memory().to(FIRST, non_blocking=True)
+
+    def next(self) -> torch.Tensor | None:
+        if self.waits:
+            _main().wait_stream(self.stream)
+        batch = self.ready
+        if batch is not None:
+            batch.record_stream(_main())
+        self._fetch()
+        return batch
+
+
+@_program([3.0, 7.0, 11.0], "wait_stream")
+def prefetcher(mended: bool) -> list[float]:
+    """A loader that copies ahead on a side stream."""
+    data = torch.utils.data.DataLoader(torch.arange(1.0, 7.0), batch_size=2)
+    loader, sums = _Prefetcher(list(data), mended), []
+    while (batch := loader.next()) is not None:
+        sums.append(batch.sum())
+    return [value.item() for value in sums]
+
+
+@_program([6.0, 6.0, 6.0], "wait_event")
+def pipeline_of_two_devices(mended: bool) -> list[float]:
+    """The second stage computes on a stream of its own, with what the first one has sent."""
+    copies, work = _side(SECOND), _side(SECOND)
+    y = _ones() + 1
+    with torch.simgpu.stream(copies):
+        moved = y.to(SECOND, non_blocking=True)
+        sent = torch.simgpu.Event()
+        sent.record()
+    if mended:
+        work.wait_event(sent)
+    with torch.simgpu.stream(work):
+        moved.record_stream(work)
+        return (moved * 3).tolist()
+
+
+@_program([12.0, 12.0, 12.0], "the second of two waits")
+def graph_of_three_streams(mended: bool) -> list[float]:
+    """One stream joins the work of two others."""
+    left, right, x = _side(), _side(), _ones()
+    with torch.simgpu.stream(left):
+        a = x * 3
+    with torch.simgpu.stream(right):
+        b = x * 4
+    _main().wait_stream(left)
+    if mended:
+        _main().wait_stream(right)
+    return (a * b).tolist()
+
+
+@_program([2.0, 2.0, 2.0], "wait_stream")
+def gradient_hook_on_a_side_stream(mended: bool) -> list[float]:
+    """A hook reduces a gradient on a stream of its own, and the host reads the result there."""
+    side, weight, seen = _side(), _ones().requires_grad_(), []
+
+    def hook(grad: torch.Tensor) -> None:
+        if mended:
+            side.wait_stream(_main())
+        with torch.simgpu.stream(side):
+            grad.record_stream(side)
+            seen.append(grad.clone())
+
+    weight.register_hook(hook)
+    (weight * 2).sum().backward()
+    with torch.simgpu.stream(side):
+        return seen[0].tolist()
+
+
+@_program([6.0, 6.0, 6.0], "wait for the work")
+def all_reduce_without_wait(mended: bool) -> list[float]:
+    """A sum over devices on a communication stream, used before it has ended."""
+    comm = _side()
+    mine, other = _ones() * 2, _ones(device=SECOND) * 4
+    comm.wait_stream(_main())
+    with torch.simgpu.stream(comm):
+        received = other.to(FIRST, non_blocking=True)
+        mine.record_stream(comm)
+        mine.add_(received)
+        done = torch.simgpu.Event()
+        done.record()
+    if mended:
+        _main().wait_event(done)
+    return mine.tolist()
+
+
+@_program([10.0, 10.0, 10.0], "wait_stream")
+def double_buffer(mended: bool) -> list[float]:
+    """A buffer is filled again while the work of the last round has yet to read it."""
+    loads, buffer, total = _side(), _ones() * 0, _ones() * 0
+    for value in (3.0, 7.0):
+        if mended:
+            loads.wait_stream(_main())
+        with torch.simgpu.stream(loads):
+            buffer.fill_(value)
+        loads.synchronize()
+        total += buffer
+    return total.tolist()
+
+
+@_program([4.0, 4.0, 4.0], "wait_stream")
+def two_side_streams(mended: bool) -> list[float]:
+    """Two side streams do not wait for each other either."""
+    first, second, x = _side(), _side(), _ones()
+    with torch.simgpu.stream(first):
+        y = x + 3
+        y.record_stream(second)
+    if mended:
+        second.wait_stream(first)
+    with torch.simgpu.stream(second):
+        return y.clone().tolist()
+
+
+@_program([2.0, 2.0, 2.0], "synchronize of the device that wrote")
+def wrong_device_synchronized(mended: bool) -> list[float]:
+    """To wait for one device says nothing of another."""
+    x = _ones(device=SECOND)
+    result = torch.zeros(3).pin_memory()
+    result.copy_(x + 1, non_blocking=True)
+    torch.simgpu.synchronize(SECOND if mended else FIRST)
+    return result.tolist()
+
+
+@_program([3.0, 3.0, 3.0], "the old stream is waited for")
+def weights_updated_on_a_side_stream(mended: bool) -> list[float]:
+    """An optimizer steps on a side stream; the next forward pass needs its result."""
+    side, weight = _side(), torch.nn.Parameter(_ones())
+    optimizer = torch.optim.SGD([weight], lr=2.0)
+    weight.grad = -_ones()
+    torch.simgpu.synchronize(FIRST)
+    with torch.simgpu.stream(side):
+        optimizer.step()
+    if mended:
+        _main().wait_stream(side)
+    return weight.detach().clone().tolist()
