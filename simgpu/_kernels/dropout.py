@@ -18,6 +18,7 @@ from simgpu._memory.ownership import adopt
 from simgpu._native.dlpack_relabel import HOST, relabel
 from simgpu._random.dropout import fill_mask, parameters
 from simgpu._random.fill import Source
+from simgpu._random.samplers import REAL
 from simgpu._random.stream import Stream
 from simgpu._runtime import world
 from simgpu._runtime.launch import Kernel, launch
@@ -47,6 +48,7 @@ def _cuda_dropout(
     mask = _empty_like(keys, tensor, dtype=torch.bool)
     if p == 1 or not tensor.numel():  # draws nothing
         return _empty_like(keys, tensor).zero_(), mask.zero_()
+    _refuse_unless_real(tensor, "fused_dropout")
     keep, scale = parameters(p, tensor.dtype)
     with torch._C.DisableTorchFunction():
         fill_mask(mask, tensor, keep, source)
@@ -65,9 +67,18 @@ def _host_identity(
 
 
 def _host_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    kept = mask.view(torch.uint8) if mask.dtype is torch.bool else mask
-    grad_input = grad_output * kept
-    return grad_input.mul_(scale) if grad_input.is_floating_point() else grad_input * scale
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(
+            f"Mask should be Bool Scalar Type, got {mask.dtype}: hand over mask.bool()"
+        )
+    _refuse_unless_real(grad_output, "masked_scale")
+    return (grad_output * mask.view(torch.uint8)).mul_(scale)
+
+
+def _refuse_unless_real(tensor: torch.Tensor, name: str) -> None:
+    """Raise where CUDA has no kernel of this name for the dtype."""
+    if tensor.dtype not in REAL:
+        raise NotImplementedError(f'"{name}" not implemented for {tensor.dtype}')
 
 
 _DROPOUT = Kernel(_aten.native_dropout.default, _host_dropout)

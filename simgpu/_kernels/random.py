@@ -18,7 +18,7 @@ from simgpu._kernels.schema import Schema, result_picker
 from simgpu._memory.ownership import adopt, make_sure_of_room
 from simgpu._memory.pinned import check_not_wanted
 from simgpu._native.dlpack_relabel import relabel
-from simgpu._random.composed import SAMPLERS, by_host
+from simgpu._random.composed import NEW, SAMPLERS, by_host
 from simgpu._random.fill import Source
 from simgpu._random.stream import Stream
 from simgpu._runtime import world
@@ -37,6 +37,7 @@ class Draw:
 
     def __init__(self, kernel: Kernel) -> None:
         self.sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
+        self.new = NEW.get(kernel.name)
         self._host = kernel
         self._cuda = Kernel(kernel.op, _quietly(self.sampler))
         self._exact = kernel.name.startswith("randperm")
@@ -76,40 +77,51 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
         if len(args) > arguments + 1:
             generator = args[arguments + 1]
         check_not_wanted(pin_memory)
-        dtype = usual if dtype is None else dtype
+        if dtype is None:
+            dtype = usual or torch.get_default_dtype()
         index = None if device is None else device.index
         index = world.current_device() if index is None else index
         make_sure_of_room(index, size, dtype)
         chosen, source = draw.choose(index, generator)
-        like: dict[str, Any] = {"device": _CPU}
-        if dtype is not None:
-            like["dtype"] = dtype
-        if layout is not None:
-            like["layout"] = layout
         if hooks.launches or hooks.before_allocate:
             # As on CUDA, memory comes first: without it nothing is drawn.
-            tensor = adopt(launch(_EMPTY, index, (size,), like), index)
+            tensor = adopt(launch(_EMPTY, index, (size,), _options(dtype, layout)), index)
             launch(chosen, index, (relabel(tensor), *filled_by), {"generator": source})
             return tensor
         # Nobody looks and there is room: both at once.
-        fill = draw.sampler if isinstance(source, Source) else chosen.run
-        return adopt(launch(both, index, (size, like, fill, filled_by, source), _NO_OPTIONS), index)
+        fill, new = chosen.run, None
+        if isinstance(source, Source):
+            fill = draw.sampler
+            if dtype is torch.float32 and (layout is None or layout is torch.strided):
+                new = draw.new
+        made = launch(both, index, (size, dtype, layout, new, fill, filled_by, source), _NO_OPTIONS)
+        return adopt(made, index)
 
     return run
+
+
+def _options(dtype: torch.dtype, layout: torch.layout | None) -> dict[str, Any]:
+    """Of a new tensor on the host."""
+    options = {"dtype": dtype, "device": _CPU}
+    return options if layout is None else {**options, "layout": layout}
 
 
 def _made_and_filled(
     keys: torch._C.DispatchKeySet,
     size: Sequence[int],
-    like: dict[str, Any],
+    dtype: torch.dtype,
+    layout: torch.layout | None,
+    new: Callable[..., torch.Tensor | None] | None,
     fill: Callable[..., Any],
     filled_by: Sequence[Any],
     source: Any,
 ) -> torch.Tensor:
-    """A new tensor on the host, with numbers in it."""
-    tensor: torch.Tensor = _EMPTY.run(keys, size, **like)
+    """A new tensor on the host, with numbers in it: by `new` if that can make it."""
     with torch._C.DisableTorchFunction():
-        fill(keys, tensor, *filled_by, generator=source)
+        tensor = None if new is None else new(size, source)
+        if tensor is None:
+            tensor = _EMPTY.run(keys, size, **_options(dtype, layout))
+            fill(keys, tensor, *filled_by, generator=source)
     return tensor
 
 

@@ -126,7 +126,7 @@ def rrelu_with_noise(
 ) -> Tensor:
     """`rrelu`: negative numbers times a random slope, which is left in `noise`."""
     arguments = tensor, noise, lower, upper, training
-    if not training or not tensor.numel() or tensor.dtype not in samplers._REAL:
+    if not training or not tensor.numel() or tensor.dtype not in samplers.REAL:
         if out is None:
             run = _aten.rrelu_with_noise.default._handle.redispatch_boxed
             return run(keys, *arguments, generator=SCRATCH)  # type: ignore[no-any-return]
@@ -191,3 +191,6 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
     "uniform_": samplers.uniform_,
 }
 """By name of the operator: the host code that `launch` runs for it."""
+
+NEW: dict[str, Callable[..., Tensor | None]] = {"uniform_": samplers.new_uniform}
+"""By the same name: a new tensor of floats with its numbers, where that is quicker, or None."""

@@ -8,12 +8,14 @@ refuses in PyTorch's words: the CPU's kernel is called on one element, and has t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from simgpu._random import bernoulli, floats, integers
 from simgpu._random.ahead import MOST_THREADS
+from simgpu._random.arithmetic import Floats
 from simgpu._random.fill import Source, fill, refuse_overlap
 from simgpu._random.geometry import STEP
 
@@ -25,7 +27,7 @@ _Stock: Any = torch._C.Generator
 SCRATCH: torch.Generator = _Stock()
 """A generator for calls whose numbers are thrown away."""
 
-_REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _UNITS = 0.0, 1.0, 1.0
 
 
@@ -48,11 +50,18 @@ def uniform_(
     keys: Keys, tensor: Tensor, low: float = 0, high: float = 1, *, generator: Source
 ) -> Tensor:
     """`uniform_(from, to)`: numbers in [low, high), bounds rounded to the tensor's dtype."""
-    if low == 0 and high == 1 and _copied_from_ahead(tensor, generator):
+    if (
+        low == 0
+        and high == 1
+        and tensor.dtype is torch.float32
+        and tensor.is_contiguous()
+        and (drawn := _drawn_ahead(tensor.numel(), generator)) is not None
+    ):
+        tensor.numpy().reshape(-1)[:] = drawn
         return tensor
     real = _as_real(tensor)
     bounds = _UNITS
-    if low != 0 or high != 1 or real.dtype not in _REAL:
+    if low != 0 or high != 1 or real.dtype not in REAL:
         check(keys, _aten.uniform_.default, real, low, high)
         first, last = torch.tensor([low, high], dtype=torch.float64).to(real.dtype)
         bounds = float(first), float(last), float(last - first)
@@ -63,24 +72,27 @@ def uniform_(
     return tensor
 
 
-def _copied_from_ahead(tensor: Tensor, source: Source) -> bool:
-    """Fill a small tensor of floats with numbers in [0, 1) that were computed ahead."""
-    numel = tensor.numel()
-    if (
-        not 0 < numel <= MOST_THREADS
-        or tensor.dtype is not torch.float32
-        or numel > source.resident
-        or not tensor.is_contiguous()
-    ):
-        return False
+def new_uniform(size: Sequence[int], generator: Source) -> Tensor | None:
+    """What `uniform_()` puts into a new tensor of floats, if its numbers were computed ahead.
+
+    The copy that is made of them is the memory of the tensor.
+    """
+    if len(size) > 1 and min(size) < 0:
+        return None  # their product may be positive
+    drawn = _drawn_ahead(math.prod(size), generator)
+    if drawn is None:
+        return None
+    numbers = drawn.copy()
+    return torch.from_numpy(numbers if len(size) == 1 else numbers.reshape(size))
+
+
+def _drawn_ahead(numel: int, source: Source) -> Floats | None:
+    """The next few floats in [0, 1), not to be written to; None where there are too many."""
+    if not 0 < numel <= MOST_THREADS or numel > source.resident:
+        return None
     stream = source.stream
     seed, place = stream.take(STEP)
-    drawn = stream.ahead.uniform(seed, place, numel)
-    array = tensor.numpy()
-    if array.ndim != 1:
-        array = array.reshape(-1)
-    array[:] = drawn[:numel]
-    return True
+    return stream.ahead.uniform(seed, place, numel)[:numel]
 
 
 def normal_(
@@ -88,7 +100,7 @@ def normal_(
 ) -> Tensor:
     """`normal_(mean, std)`; the parts of a complex number have half of the variance each."""
     real = _as_real(tensor)
-    if not std >= 0 or real.dtype not in _REAL:
+    if not std >= 0 or real.dtype not in REAL:
         check(keys, _aten.normal_.default, tensor, mean, std)
     if real is not tensor:
         std = std / math.sqrt(2)

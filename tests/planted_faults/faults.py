@@ -21,6 +21,7 @@ from tests.devices.computing import test_mixing_devices as rules
 from tests.planted_faults.in_arguments import CONTENTS, DEVICE_NAMES
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_backend import BACKEND
+from tests.planted_faults.in_composed_draws import COMPOSED_DRAWS
 from tests.planted_faults.in_distributed import DISTRIBUTED
 from tests.planted_faults.in_failures import FAILURES
 from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
@@ -73,6 +74,7 @@ ONCE = [
     *BACKEND,
     *TRANSFER,
     *RANDOM_NUMBERS,
+    *COMPOSED_DRAWS,
     *TOOLS,
     *DISTRIBUTED,
 ]

@@ -253,4 +253,19 @@ RANDOM_NUMBERS = [
         "self.reserved + size > limit and",
         caching.test_what_counts_is_the_segment_and_not_the_block,
     ),
+    fault(
+        "a new tensor is filled column by column",
+        "simgpu._random.samplers:new_uniform",
+        "numbers.reshape(size)",
+        'numbers.reshape(size, order="F")',
+        draws.test_a_new_tensor_is_an_empty_one_that_is_filled,
+    ),
+    fault(
+        "a shape with two negative sizes is one of a few numbers",
+        "simgpu._random.samplers:new_uniform",
+        "min(size) < 0",
+        "math.prod(size) < 0",
+        draws.test_a_new_tensor_is_an_empty_one_that_is_filled,
+        raises=ValueError,
+    ),
 ]

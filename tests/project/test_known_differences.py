@@ -6,7 +6,8 @@ import pytest
 
 from tests.simulator.sweep.known import TABLES
 
-PAGE = Path(__file__).parents[2] / "docs" / "fidelity.md"
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "fidelity.md"
 ENTRIES = [entry for kind in TABLES.values() for entry in kind]
 
 
@@ -14,6 +15,13 @@ ENTRIES = [entry for kind in TABLES.values() for entry in kind]
 def test_the_page_says_it(entry):
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert f"**{entry['name']}.** {entry['reason']}" in text
+
+
+@pytest.mark.parametrize("entry", TABLES["behaviour"], ids=lambda entry: entry["name"])
+def test_a_test_shows_it(entry):
+    file, _, name = entry["test"].partition("::")
+    text = (TESTS / file).read_text(encoding="utf-8")
+    assert f"\ndef {name}(" in text or f"\n{name} = " in text
 
 
 def test_the_page_says_nothing_else():

@@ -181,3 +181,30 @@ def test_a_generator_that_goes_back_draws_the_same_again(simulated):
         return [torch.rand(5, device=simulated[0]).tolist() for _ in range(3)]
 
     assert three() == three()
+
+
+shapes = st.one_of(
+    st.lists(st.integers(-1, 5), max_size=4),
+    st.sampled_from([[2048], [2049], [-2, -3], [1, 300], [0, -2, -2]]),
+)
+
+
+@given(shape=shapes, seed=seeds)
+def test_a_new_tensor_is_an_empty_one_that_is_filled(simulated, shape, seed):
+    """Also where it is made of numbers that were computed ahead, to which nobody may write."""
+    device, generator = simulated[0], torch.simgpu.default_generators[0]
+    generator.manual_seed(seed)
+    if min(shape, default=0) < 0:
+        with pytest.raises(RuntimeError, match="negative dimension"):
+            torch.rand(shape, device=device)
+        assert generator.get_offset() == 0
+        return
+    empty = torch.empty(shape, device=device).uniform_()
+    for _ in range(3):
+        generator.set_offset(0)
+        drawn = torch.rand(shape, device=device)
+        assert torch.equal(drawn, empty)
+        assert drawn.dtype == empty.dtype
+        assert drawn.stride() == empty.stride()
+        assert drawn.untyped_storage().nbytes() == empty.untyped_storage().nbytes()
+        drawn.zero_()

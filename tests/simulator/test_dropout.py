@@ -31,9 +31,6 @@ def test_dropout_and_its_gradient_are_products_with_the_mask(simulated, data, dt
     (got,) = torch.autograd.grad(kept, leaf, grad.to(device))
     expected = (grad.to(wide) * mask.cpu() * torch.tensor(scale, dtype=wide)).to(dtype)
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
-    # A mask need not be made of booleans.
-    by_number = torch.ops.aten.native_dropout_backward(grad.to(device), mask.to(dtype), scale)
-    torch.testing.assert_close(by_number, got, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -48,3 +45,26 @@ def test_gradients_of_half_precision_are_rounded_once(simulated, dtype, p):
     )
     expected = (grad.float() * torch.tensor(scale)).to(dtype)
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@given(dtype=st.sampled_from([torch.uint8, torch.float32, torch.int64, torch.float16]))
+def test_a_mask_is_of_booleans(simulated, dtype):
+    """As for CUDA's kernel; the CPU's takes numbers."""
+    grad = torch.ones(3, device=simulated[0])
+    with pytest.raises(RuntimeError, match=f"Mask should be Bool Scalar Type.*{dtype}"):
+        torch.ops.aten.native_dropout_backward(grad, grad.to(dtype), 2.0)
+
+
+@given(
+    dtype=st.sampled_from([torch.int64, torch.uint8, torch.bool, torch.complex64]),
+    backward=st.booleans(),
+)
+def test_only_real_numbers_are_dropped(simulated, dtype, backward):
+    x = torch.ones(3, device=simulated[0]).to(dtype)
+    state = torch.simgpu.get_rng_state(0)
+    call, other = torch.native_dropout, (0.5, True)
+    if backward:
+        call, other = torch.ops.aten.native_dropout_backward, (x.bool(), 2.0)
+    with pytest.raises(NotImplementedError, match=f"not implemented for {dtype}"):
+        call(x, *other)
+    assert torch.equal(torch.simgpu.get_rng_state(0), state)

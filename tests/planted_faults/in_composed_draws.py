@@ -1,0 +1,98 @@
+"""Faults planted in draws of several steps: dropout of all kinds, multinomial, permutations."""
+
+from functools import partial
+
+from tests.simulator import test_attention as attention
+from tests.simulator import test_cuda_composed as composed
+from tests.simulator import test_cuda_samplers as samplers
+from tests.simulator import test_dropout as dropout
+from tests.support.plant import fault
+
+COMPOSED_DRAWS = [
+    fault(
+        "any mask drops gradients",
+        "simgpu._kernels.dropout:_host_backward",
+        "mask.dtype is not torch.bool",
+        "mask.dtype.is_complex",
+        dropout.test_a_mask_is_of_booleans,
+    ),
+    fault(
+        "dropout draws a mask for whatever it is given",
+        "simgpu._kernels.dropout:_refuse_unless_real",
+        "if tensor.dtype not in REAL:",
+        "if tensor.dtype is torch.bool:",
+        dropout.test_only_real_numbers_are_dropped,
+        raises=RuntimeError,
+    ),
+    fault(
+        "a channel is dropped with the chance to be kept",
+        "simgpu._random.samplers:bernoulli_float",
+        "bernoulli.limit_of(p)",
+        "bernoulli.limit_of(1 - p)",
+        composed.test_feature_dropout,
+    ),
+    fault(
+        "a small mask of channels is that of the next place",
+        "simgpu._random.fill:draw",
+        "stream.ahead.drawn(seed, place, numel)",
+        "stream.ahead.drawn(seed, place + 1, numel)",
+        partial(composed.test_alpha_dropout, by_feature=True),
+    ),
+    fault(
+        "what alpha dropout keeps is what it should drop",
+        "simgpu._random.bernoulli:below",
+        "np.less(",
+        "np.greater_equal(",
+        partial(composed.test_alpha_dropout, by_feature=False),
+    ),
+    fault(
+        "attention is fused though it drops out",
+        "simgpu._kernels.attention:scaled_dot_product_attention",
+        "dropout_p > 0 ",
+        "dropout_p > 1 ",
+        attention.test_attention_that_drops_out_is_in_steps_whatever_kernel_is_asked_for,
+        raises=Exception,
+    ),
+    fault(
+        "weights of attention are dropped in the order of their indices",
+        "simgpu._random.dropout:fill_mask",
+        "if at_once > 1:",
+        "if at_once > 4:",
+        composed.test_attention_in_steps,
+    ),
+    fault(
+        "samples without replacement come from the smallest on",
+        "simgpu._random.composed:multinomial",
+        "scores.topk(samples).indices",
+        "scores.topk(samples).indices.flip(-1)",
+        composed.test_multinomial_without_replacement,
+    ),
+    fault(
+        "weights are multiplied by exponential numbers",
+        "simgpu._random.composed:multinomial",
+        "torch.div(weights, scores, out=scores)",
+        "torch.mul(weights, scores, out=scores)",
+        composed.test_multinomial_without_replacement,
+    ),
+    fault(
+        "samples with replacement are none twice",
+        "simgpu._random.composed:multinomial",
+        "if replacement and samples > 1:",
+        "if replacement and samples > categories:",
+        samplers.test_multinomial,
+    ),
+    fault(
+        "a permutation is that of its keys the other way",
+        "simgpu._random.permutation:permutation",
+        "order, compared[order], seed",
+        "order[::-1], compared[order], seed",
+        samplers.test_a_permutation_with_equal_keys,
+    ),
+    fault(
+        "a permutation takes of the stream what its keys need",
+        "simgpu._random.permutation:permutation",
+        "source.stream.take(numel)",
+        "source.stream.take(launch.increment)",
+        samplers.test_permutations,
+    ),
+]
