@@ -164,5 +164,9 @@ def make(device: torch.device) -> DeviceGenerator:
 
 
 def default_generators() -> tuple[DefaultGenerator, ...]:
-    """The generators that the devices draw from unless told otherwise, by index."""
-    return tuple(map(DefaultGenerator, world.active_devices))
+    """The generators that the devices draw from unless told otherwise, by index.
+
+    Also in a forked child that may not have the devices, where they still say where they are.
+    """
+    here = world.current_world()
+    return () if here is None else tuple(map(DefaultGenerator, here.devices))

@@ -4,14 +4,17 @@ from functools import partial
 
 import torch
 
+from simgpu.errors import ForkedError
 from tests.simulator import test_caching_allocator as caching
 from tests.simulator import test_cuda_corners as corners
 from tests.simulator import test_cuda_random as draws
 from tests.simulator import test_cuda_samplers as samplers
+from tests.simulator import test_worlds as worlds
 from tests.support.plant import fault
 
 FLOATS = partial(draws.test_threads_elements_and_offset, kind="float")
 WIDE = partial(draws.test_threads_elements_and_offset, kind="wide")
+FORKED = worlds.test_a_forked_child_may_seed_what_it_cannot_have
 
 RANDOM_NUMBERS = [
     fault(
@@ -267,5 +270,34 @@ RANDOM_NUMBERS = [
         "math.prod(size) < 0",
         draws.test_a_new_tensor_is_an_empty_one_that_is_filled,
         raises=ValueError,
+    ),
+    fault(
+        "a forked child cannot seed",
+        "simgpu._backend.device_module.random:manual_seed",
+        "if not world.is_in_bad_fork():",
+        "if True:",
+        partial(FORKED, name="manual_seed"),
+        raises=ForkedError,
+    ),
+    fault(
+        "a forked child puts the streams of its parent elsewhere",
+        "simgpu._backend.device_module.random:set_rng_state",
+        "    if not world.is_in_bad_fork():\n        world.device(world.resolve(device)).generator",
+        "    if True:\n        world.current_world().devices[world.resolve(device)].generator",
+        partial(FORKED, name="set_rng_state"),
+    ),
+    fault(
+        "a forked child has no states to tell",
+        "simgpu._backend.device_module.random:get_rng_state_all",
+        "world.check_fork()",
+        "pass",
+        partial(FORKED, name="seed_all"),
+    ),
+    fault(
+        "default generators are those of devices that may be used",
+        "simgpu._backend.generators:default_generators",
+        "map(DefaultGenerator, here.devices)",
+        "map(DefaultGenerator, world.active_devices)",
+        partial(FORKED, name="seed"),
     ),
 ]

@@ -147,6 +147,10 @@ USES = [
     lambda: torch.simgpu.init(),
     lambda: torch.simgpu.set_device(1),
     lambda: torch.simgpu.memory_allocated(),
+    lambda: y.normal_(),
+    lambda: torch.simgpu.initial_seed(),
+    lambda: torch.simgpu.get_rng_state(1),
+    lambda: torch.simgpu.get_rng_state_all(),
     lambda: simgpu.devices(2).__enter__(),
 ]
 
@@ -156,8 +160,27 @@ def text_of(use):
     except RuntimeError as error:
         return str(error)
 
+SEEDS = [
+    lambda: torch.simgpu.manual_seed(3),
+    lambda: torch.simgpu.manual_seed_all(3),
+    lambda: torch.simgpu.seed(),
+    lambda: torch.simgpu.seed_all(),
+    lambda: torch.simgpu.set_rng_state(state, 1),
+    lambda: torch.simgpu.set_rng_state_all([state, state]),
+    lambda: torch.seed(),
+    lambda: torch.manual_seed(3),
+]
+
+def places():
+    return [generator.get_state().tolist() for generator in torch.simgpu.default_generators]
+
+state = torch.simgpu.get_rng_state(0)
+torch.rand(2, device="simgpu:1")
+before = places()
+
 def child(answers):
     answers.put({text_of(use) for use in USES})
+    answers.put(([text_of(seed) for seed in SEEDS] == [None] * len(SEEDS), places() == before))
     torch.manual_seed(3)
     weight = torch.ones(2, requires_grad=True)
     (weight * torch.rand(2)).sum().backward()
@@ -169,10 +192,10 @@ context = mp.get_context("fork")
 answers = context.SimpleQueue()
 process = context.Process(target=child, args=(answers,))
 process.start()
-for _ in range(3):
+for _ in range(4):
     print(answers.get())
 process.join()
-print(process.exitcode, torch.simgpu._is_in_bad_fork(), (y + 1).tolist())
+print(process.exitcode, torch.simgpu._is_in_bad_fork(), (y + 1).tolist(), places() == before)
 """
 
 
@@ -183,9 +206,10 @@ def test_a_forked_child_may_use_the_cpu_and_nothing_of_the_devices(check):
     )
     assert check(ENTER + FORKED) == [
         str({text}),
+        "(True, True)",
         "True",
         "(True, 4, 2)",
-        "0 False [2.0, 2.0]",
+        "0 False [2.0, 2.0] True",
     ]
 
 

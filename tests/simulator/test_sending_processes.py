@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 LOADER = """
 import os, sys, torch, simgpu
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 class OnDevice(Dataset):
     def __len__(self):
@@ -85,13 +85,34 @@ class OnDevice(Dataset):
 
     def __getitem__(self, index):
         row = torch.full((2,), float(index), device=f"{NAME}:1")
-        return row * torch.ones(1, device=row.device, requires_grad=GRAD)
+        row = row * torch.ones(1, device=row.device, requires_grad=GRAD)
+        seeds = torch.initial_seed(), getattr(torch, NAME).initial_seed()
+        worker = get_worker_info()
+        host, drawn = torch.rand(2), torch.rand(2, device=row.device)
+        return row if GRAD else (row, worker.id, worker.seed, *seeds, host, drawn.cpu())
 
 NAME, GRAD = sys.argv[2], sys.argv[3] == "grad"
 
 def batches():
     size = None if GRAD else 2
     return list(DataLoader(OnDevice(), size, num_workers=2, multiprocessing_context=sys.argv[1]))
+
+def drawn_as_seeded(loaded):
+    parent = torch.Generator().manual_seed(7)
+    base = torch.empty((), dtype=torch.int64).random_(generator=parent).item()
+    # That is all that the parent's generators notice.
+    yield torch.equal(torch.get_rng_state(), parent.get_state())
+    for index in range(2):
+        generator = getattr(torch, NAME).default_generators[index]
+        yield (generator.initial_seed(), generator.get_offset()) == (7, 0)
+    for number in range(2):  # of the workers: each draws as a program with this seed
+        torch.manual_seed(base + number)
+        for _, ids, *seeds, host, drawn in loaded[number::2]:
+            yield ids.tolist() == [number] * 2
+            yield all(seed.tolist() == [base + number] * 2 for seed in seeds)
+            for one, other in zip(host, drawn):
+                yield torch.equal(one, torch.rand(2))
+                yield torch.equal(other, torch.rand(2, device=f"{NAME}:1").cpu())
 
 if __name__ == "__main__":
     os.environ["SIMGPU_DEVICE_COUNT"] = "2"
@@ -104,7 +125,10 @@ if __name__ == "__main__":
             except RuntimeError as error:
                 print("send tensor.detach()" in str(error))
         else:
-            print([(batch[:, 0].tolist(), str(batch.device)) for batch in batches()])
+            torch.manual_seed(7)
+            loaded = batches()
+            print([(row[:, 0].tolist(), str(row.device)) for row, *_ in loaded])
+            print(all(drawn_as_seeded(loaded)))
 """
 
 REFUSED = """
@@ -183,8 +207,9 @@ def test_processes_train_one_model(check):
 
 @pytest.mark.parametrize(("method", "name"), [("fork", "simgpu"), ("spawn", "cuda")])
 def test_workers_of_a_loader_return_tensors_on_a_device(check, method, name):
+    """And draw there, as on the CPU, by the seed that PyTorch gives each of them."""
     rows = [([0.0, 1.0], f"{name}:1"), ([2.0, 3.0], f"{name}:1"), ([4.0, 5.0], f"{name}:1")]
-    assert check(LOADER, method, name, "") == [str(rows)]
+    assert check(LOADER, method, name, "") == [str(rows), "True"]
 
 
 def test_what_a_worker_cannot_send_ends_the_loop_over_the_loader(check):

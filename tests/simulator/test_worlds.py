@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import streams
+from simgpu._runtime import streams, world
+from simgpu.errors import ForkedError
 from tests.support.observe import plain
 from tests.support.threads import in_thread
 
@@ -104,3 +105,43 @@ def test_a_sparse_call_that_fails_leaves_the_current_device(call, count, data):
                 call(devices)
             assert torch.simgpu.current_device() == outer
         assert streams.current_stream_id(0) == 0
+
+
+@contextlib.contextmanager
+def as_in_a_forked_child(monkeypatch):
+    """The devices are those of a parent that used them: what test_processes does in earnest."""
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "_forked", False)
+        parents = list(world.active_devices)
+        world.disable_after_fork()
+        try:
+            yield
+        finally:
+            world.active_devices[:] = parents
+
+
+SEEDS = {
+    "manual_seed": lambda state: torch.simgpu.manual_seed(3),
+    "manual_seed_all": lambda state: torch.simgpu.manual_seed_all(3),
+    "seed": lambda state: torch.simgpu.seed(),
+    "seed_all": lambda state: torch.simgpu.seed_all(),
+    "set_rng_state": lambda state: torch.simgpu.set_rng_state(state, 1),
+    "torch.manual_seed": lambda state: torch.manual_seed(3),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SEEDS))
+def test_a_forked_child_may_seed_what_it_cannot_have(monkeypatch, name):
+    """CUDA puts it off until it has some: only the CPU's stream is seeded."""
+    with simgpu.devices(2):
+        state = torch.simgpu.get_rng_state(0)
+        torch.rand(3, device="simgpu:1")
+        before = torch.simgpu.get_rng_state_all()
+        with as_in_a_forked_child(monkeypatch):
+            SEEDS[name](state)
+            for ask in (torch.simgpu.get_rng_state_all, torch.simgpu.initial_seed):
+                with pytest.raises(ForkedError):
+                    ask()
+            kept = [generator.get_state() for generator in torch.simgpu.default_generators]
+        after = torch.simgpu.get_rng_state_all()
+        assert [*map(plain, kept)] == [*map(plain, before)] == [*map(plain, after)]

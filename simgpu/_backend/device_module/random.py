@@ -10,10 +10,15 @@ import torch
 from simgpu._runtime import world
 from simgpu._runtime.world import DeviceLike
 
+# A forked child that may not have devices may seed them: CUDA puts that off until it has some. So
+# `torch.manual_seed` and the seeds of a DataLoader's workers reach the CPU's stream alone.
+
 
 def manual_seed(seed: int) -> None:
     """Seed the current device's random stream; the other devices' are untouched."""
-    world.device(world.current_device()).generator.manual_seed(int(seed))
+    seed = int(seed)
+    if not world.is_in_bad_fork():
+        world.device(world.current_device()).generator.manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -24,7 +29,8 @@ def manual_seed_all(seed: int) -> None:
 
 def seed() -> None:
     """Seed the current device's random stream from the operating system."""
-    world.device(world.current_device()).generator.seed()
+    if not world.is_in_bad_fork():
+        world.device(world.current_device()).generator.seed()
 
 
 def seed_all() -> None:
@@ -44,11 +50,13 @@ def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
 
 def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     """Put the random stream of `device` into a state that `get_rng_state` gave."""
-    world.device(world.resolve(device)).generator.set_state(new_state)
+    if not world.is_in_bad_fork():
+        world.device(world.resolve(device)).generator.set_state(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """States of all devices' random streams."""
+    world.check_fork()
     return [state.generator.get_state() for state in world.active_devices]
 
 
