@@ -90,9 +90,9 @@ def _under_drawn_schedules(
         from hypothesis.control import current_build_context
 
         from simgpu._simulation.schedules.block import controlled
+        from simgpu._simulation.schedules.drawn import Drawn
         from simgpu._simulation.schedules.older_locks import adopted
-        from simgpu._simulation.schedules.strategies import Drawn
-        from simgpu._simulation.schedules.tokens import Replay
+        from simgpu._simulation.schedules.replays import Replay
         from simgpu._testing import example_log
 
         data = current_build_context().data

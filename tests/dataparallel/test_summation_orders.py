@@ -37,9 +37,10 @@ def asked(monkeypatch):
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_is_asked_and_peer_copies_are_not(simulated, asked, model):
     parts = [torch.ones(3, device=device) for device in simulated[:4]]
+    before = len(asked)  # under --schedules the test runs many times, and its fixtures once
     with reduction(model):
         assert plain(comm.reduce_add(parts, simulated[0])) == [4, 4, 4]
-    assert len(asked) == (model != "ordered")
+    assert len(asked) - before == (model != "ordered")
 
 
 @given(

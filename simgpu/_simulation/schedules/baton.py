@@ -8,6 +8,7 @@ is true, or, if it waits with a time-out, at any moment, which then is the momen
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ PATIENCE = 5.0  # real seconds for a thread to end
 _STUBBORN = 100  # times that a thread may catch Ended and go on
 _LOOK_EVERY = 0.2  # real seconds
 join_thread = threading.Thread.join
+_number_of, _new_tuple = operator.attrgetter("number"), tuple.__new__
 
 
 class Baton:
@@ -40,6 +42,8 @@ class Baton:
 
     def __init__(self, strategy: Strategy, max_steps: int = MAX_STEPS) -> None:
         self.strategy, self.max_steps = strategy, max_steps
+        self._order, self._rank = strategy.order, strategy.rank
+        self._is_told = type(strategy).chose is not Strategy.chose
         self.now = 0.0
         self.trace: list[Choice] = []
         self.steps = self.switches = self.progress_at = 0
@@ -66,7 +70,8 @@ class Baton:
         if chosen is not me:
             self._hand_over(me, chosen)
         me.yielding = False
-        self._raise_if_due(me)
+        if self._failure is not None or self.over or me.interrupt is not None:
+            self._raise_if_due(me)
 
     def block(
         self, until: Callable[[], bool], timeout: float | None = None, what: str = "wait",
@@ -92,7 +97,13 @@ class Baton:
 
     def _next(self, me: Task) -> Task:
         """The task that goes on; `me` has the baton and stands at a point."""
+        self.steps += 1
+        self.now += TICK
         try:
+            if self._urgent is not None:
+                urgent, self._urgent = self._urgent, None
+                urgent.until = None
+                return urgent
             return self._chosen(me)
         except BaseException as failure:
             # Told in the thread that entered the schedule, wherever it stands.
@@ -102,44 +113,57 @@ class Baton:
             return first
 
     def _chosen(self, me: Task) -> Task:
-        self.steps += 1
-        self.now += TICK
-        if self._urgent is not None:
-            urgent, self._urgent = self._urgent, None
-            urgent.until = None
-            return urgent
-        while True:
-            ready: list[Task] = []
-            expiring: list[Task] = []
-            patient: list[Task] = []
-            for task in self._alive:
-                if task.until is None or task.until():
-                    ready.append(task)
-                elif task.deadline is not None:
-                    (patient if task.patient else expiring).append(task)
-            if not expiring and patient and (not ready or self._is_time_to_pass()):
-                expiring = [min(patient, key=lambda task: (task.deadline, task.number))]
-            if self._draining:
-                return self._next_to_drain(ready, expiring)
-            if ready or expiring:
-                break
-            if not reports.others_make_progress(self._alive):
-                raise DeadlockError(reports.of_deadlock(self._alive))
-        self._check_steps()
-        self._be_fair(me, ready, expiring)
+        """One of those that can go on, as the strategy says. What is called each time stands here.
+
+        All of it happens while every other thread waits.
+        """
+        ready, expiring = self._able()
+        if self._draining:
+            return self._next_to_drain(ready, expiring)
+        if not ready and not expiring:
+            ready, expiring = self._able_by_now()
+        idle = self.steps - self.progress_at
+        if idle > QUANTUM or me.run_length > QUANTUM or self.steps > self.max_steps:
+            self._check_steps()
+            self._be_fair(me, ready, expiring)
         if len(ready) + len(expiring) == 1:
             chosen = (ready or expiring)[0]
         else:
-            options = self.strategy.order(me, ready, expiring, self.steps)
-            rank = self.strategy.rank(options, me, len(self.trace))
+            options = self._order(me, ready, expiring, self.steps)
+            rank = self._rank(options, me, len(self.trace))
             chosen = options[rank]
-            numbers = tuple(task.number for task in options)
-            self.trace.append(Choice(me.number, me.what, numbers, rank))
-            self.strategy.chose(self.trace)
+            # What Choice(...) does, without a call of Python.
+            entry = (me.number, me.what, tuple(map(_number_of, options)), rank)
+            self.trace.append(_new_tuple(Choice, entry))
+            if self._is_told:
+                self.strategy.chose(self.trace)
         me.run_length = me.run_length + 1 if chosen is me else 0
-        if chosen in expiring:
+        if expiring and chosen in expiring:
             self._expire(chosen)
         return chosen
+
+    def _able(self) -> tuple[list[Task], list[Task]]:
+        """Those that can go on, and those for which a time-out can come."""
+        ready: list[Task] = []
+        expiring: list[Task] = []
+        patient: list[Task] = []
+        for task in self._alive:
+            until = task.until
+            if until is None or until():
+                ready.append(task)
+            elif task.deadline is not None:
+                (patient if task.patient else expiring).append(task)
+        if patient and not expiring and (not ready or self._is_time_to_pass()):
+            expiring.append(min(patient, key=lambda task: (task.deadline, task.number)))
+        return ready, expiring
+
+    def _able_by_now(self) -> tuple[list[Task], list[Task]]:
+        """The same where nobody can go on, unless a thread from elsewhere lets one; or deadlock."""
+        while reports.others_make_progress(self._alive):
+            ready, expiring = self._able()
+            if ready or expiring:
+                return ready, expiring
+        raise DeadlockError(reports.of_deadlock(self._alive))
 
     def _be_fair(self, me: Task, ready: list[Task], expiring: list[Task]) -> None:
         """Let the others have a turn, and time pass, where threads wait in loops."""

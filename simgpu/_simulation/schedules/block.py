@@ -15,11 +15,12 @@ from simgpu._simulation.collector import no_garbage_collection
 from simgpu._simulation.schedules import replaced
 from simgpu._simulation.schedules.baton import MAX_STEPS
 from simgpu._simulation.schedules.orders import Name
+from simgpu._simulation.schedules.replays import Replay
 from simgpu._simulation.schedules.scheduler import Scheduler, current
-from simgpu._simulation.schedules.strategies import Strategy, strategy_of
+from simgpu._simulation.schedules.strategies import SEEDS, Strategy, strategy_of
 from simgpu._simulation.schedules.tasks import Choice, calling_task
 from simgpu._simulation.schedules.threads import ScheduleClock
-from simgpu._simulation.schedules.tokens import Replay, token_of
+from simgpu._simulation.schedules.tokens import token_of
 from simgpu.errors import ScheduleError
 
 
@@ -68,8 +69,11 @@ class Schedule(Instrument):
 
     @property
     def token(self) -> str:
-        """What `simgpu.schedule(replay=...)` takes to repeat the choices that were made so far."""
-        return token_of(self._scheduler.strategy.rule, self.trace)
+        """What `simgpu.schedule(replay=...)` takes to repeat the choices that were made so far.
+
+        It has under 100 characters.
+        """
+        return token_of(self._scheduler.strategy, self.trace)
 
     def digest(self) -> str:
         """A hash of all choices, of the launches and of the memory taken at each of them."""
@@ -109,8 +113,8 @@ def schedule(
     if replay is not None:
         chosen: Strategy = Replay(replay)
     else:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed={seed!r}: a number from 0 on is expected")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+            raise ValueError(f"seed={seed!r}: a number from 0 to {SEEDS - 1} is expected")
         chosen = strategy_of(strategy, seed)
     with controlled(chosen, max_steps) as controls:
         yield controls

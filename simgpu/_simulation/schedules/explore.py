@@ -10,8 +10,9 @@ from typing import Any
 from simgpu._simulation.schedules.block import Schedule, controlled
 from simgpu._simulation.schedules.older_locks import adopted
 from simgpu._simulation.schedules.orders import Name, orders
-from simgpu._simulation.schedules.strategies import Deviations, Strategy
+from simgpu._simulation.schedules.strategies import DEFAULT_RULE, Deviations, Strategy
 from simgpu._simulation.schedules.tasks import Choice
+from simgpu._simulation.schedules.tokens import MOST
 from simgpu._simulation.state import State, find_state, host_copy, same
 
 _SHRINKING = 60  # runs that are spent on a shorter token
@@ -24,7 +25,7 @@ class ScheduleRun:
     Attributes:
         number: 0 for the first one.
         choices, switches: how often several threads could go on, and how often another one did.
-        token: what `simgpu.schedule(replay=...)` takes to repeat it.
+        token: what `simgpu.schedule(replay=...)` takes to repeat it: under 100 characters.
         problem: what was wrong, in words; empty when all was well.
         error: the exception that came out of the step, if any.
     """
@@ -36,6 +37,7 @@ class ScheduleRun:
     problem: str = ""
     error: BaseException | None = field(default=None, repr=False)
     trace: Sequence[Choice] = field(default=(), repr=False)
+    rule: str = field(default=DEFAULT_RULE, repr=False)
 
 
 @dataclass
@@ -152,14 +154,13 @@ def attempted(
             raise
         error = raised
     assert control is not None
-    return result, _as_run(number, control, error)
+    return result, _as_run(number, control, error, strategy.rule)
 
 
-def _as_run(number: int, control: Schedule, error: BaseException | None) -> ScheduleRun:
+def _as_run(number: int, control: Schedule, error: BaseException | None, rule: str) -> ScheduleRun:
+    trace, token = control.trace, control.token
     text = f"{type(error).__name__}: {error}" if error is not None else ""
-    return ScheduleRun(
-        number, len(control.trace), control.switches, control.token, text, error, control.trace
-    )
+    return ScheduleRun(number, len(trace), control.switches, token, text, error, trace, rule)
 
 
 def tried(
@@ -180,27 +181,35 @@ def tried(
 
 
 def shortened(run: Callable[[int, Strategy], ScheduleRun], failed: ScheduleRun) -> ScheduleRun:
-    """The failed run with the fewest deviations that still fail in the same way."""
-    rule = failed.token[2].lower()
-    kept = {number: choice.rank for number, choice in enumerate(failed.trace) if choice.rank}
+    """The failed run with the fewest deviations that still fail in the same way.
+
+    What is left has a token of under 100 characters: as `failed` has, which may be told by a seed.
+    """
+    fewest = failed
+    kept = _deviations(failed)
     left, size = _SHRINKING, max(1, len(kept) // 2)
     while kept and left:
         shorter = False
         for start in range(0, len(kept), size):
             numbers = sorted(kept)[start : start + size]
             fewer = {number: rank for number, rank in kept.items() if number not in numbers}
-            again = run(failed.number, Deviations(fewer, rule))
+            again = run(failed.number, Deviations(fewer, failed.rule))
             left -= 1
             if _fails_alike(again, failed):
-                failed, shorter = again, True
-                kept = {n: choice.rank for n, choice in enumerate(again.trace) if choice.rank}
+                kept, shorter = _deviations(again), True
+                if len(again.token) <= MOST:
+                    fewest = again
                 break
             if not left:
                 break
         if not shorter and size == 1:
             break
         size = max(1, min(size, len(kept)) // 2) if not shorter else min(size, max(1, len(kept)))
-    return failed
+    return fewest
+
+
+def _deviations(run: ScheduleRun) -> dict[int, int]:
+    return {number: choice.rank for number, choice in enumerate(run.trace) if choice.rank}
 
 
 def _fails_alike(one: ScheduleRun, other: ScheduleRun) -> bool:

@@ -69,10 +69,18 @@ RULES: dict[str, Order] = {
     "i": _hasty_last,
 }
 DEFAULT_RULE = "f"
+SEEDS = 2**64  # so many there are, so that each has room in a token
+_DEEPEST = 100
 
 
 class Strategy:
-    """One rule, and at each choice the rank in its order that goes on: 0, unless overridden."""
+    """One rule, and at each choice the rank in its order that goes on: 0, unless overridden.
+
+    Attributes:
+        recipe: the letter of a strategy that chance decides, and the numbers that it is made of.
+    """
+
+    recipe: tuple[str, tuple[int, ...]] | None = None
 
     def __init__(self, rule: str = DEFAULT_RULE) -> None:
         self.rule = rule
@@ -128,11 +136,24 @@ class Nth(Strategy):
         return rank
 
 
+class Digits(Strategy):
+    """The ranks are the digits of one number, the lowest first: of as many kinds as can go on."""
+
+    def __init__(self, number: int, rule: str = DEFAULT_RULE) -> None:
+        super().__init__(rule)
+        self._rest = number
+
+    def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
+        self._rest, rank = divmod(self._rest, len(options))
+        return rank
+
+
 class Random(Strategy):
     """Any of them, each as likely as the others."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
+        self.recipe = "r", (seed,)
         self._random = random.Random(seed)
 
     def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
@@ -148,6 +169,9 @@ class PCT(Strategy):
 
     def __init__(self, seed: int = 0, depth: int = 3, length: int = 200) -> None:
         super().__init__()
+        if not 1 <= depth <= _DEEPEST:
+            raise ValueError(f"depth={depth}: from 1 to {_DEEPEST}")
+        self.recipe = "p", (seed, depth, length)
         self._random = random.Random(seed)
         moments = [self._random.randrange(max(length, 1)) for _ in range(depth - 1)]
         self._falls = {moment: -1.0 - i for i, moment in enumerate(moments)}
@@ -166,17 +190,6 @@ class PCT(Strategy):
             self._behind -= 1.0  # a time-out that came: the next one is not to come at once
             best.priority = self._behind
         return options.index(best)
-
-
-class Drawn(Strategy):
-    """Whatever `draw(n)` returns: one of 0 to n - 1, where 0 is the simplest."""
-
-    def __init__(self, draw: Callable[[int], int], rule: str = DEFAULT_RULE) -> None:
-        super().__init__(rule)
-        self._draw = draw
-
-    def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        return self._draw(len(options))
 
 
 def strategy_of(name: str, seed: Any) -> Strategy:

@@ -11,9 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._simulation.schedules.strategies import PCT, RULES
+from simgpu._simulation.schedules.drawn import Drawn
+from simgpu._simulation.schedules.replays import Replay
+from simgpu._simulation.schedules.strategies import PCT, RULES, Random, Strategy
 from simgpu._simulation.schedules.tasks import Choice, Task
-from simgpu._simulation.schedules.tokens import Replay, checksum, token_of
+from simgpu._simulation.schedules.tokens import MOST, checksum, token_of
 from simgpu.errors import ScheduleDivergedError
 
 
@@ -39,42 +41,83 @@ CHOICES = st.lists(
 )
 
 
-def replayed(token, trace):
-    replay = Replay(token)
-    for length in range(1, len(trace) + 1):
-        replay.chose(trace[:length])
-    replay.ended(trace)
-    return replay
+def replayed(replay, trace):
+    """Let a replay see this trace."""
+    seen = []
+    for choice in trace:
+        seen.append(choice)
+        replay.chose(seen)
+    replay.ended(seen)
+
+
+def made_by(strategy, choices):
+    """A trace of a strategy, at the same places as these choices."""
+    trace, tasks = [], [Task(None, number, "") for number in range(4)]
+    for task in tasks:
+        strategy.began(task)
+    for number, choice in enumerate(choices):
+        options = [tasks[number] for number in choice.options]
+        trace.append(choice._replace(rank=strategy.rank(options, tasks[choice.task], number)))
+    return trace
 
 
 @given(trace=CHOICES, rule=st.sampled_from(sorted(RULES)))
 def test_a_token_holds_its_choices(trace, rule):
-    token = token_of(rule, trace)
-    replay = replayed(token, trace)
+    replay = Replay(token_of(Strategy(rule), trace))
     assert replay.rule == rule
-    ranks = [replay.rank(choice.options, None, at) for at, choice in enumerate(trace)]
-    assert ranks == [choice.rank for choice in trace]
+    assert made_by(replay, trace) == trace
+
+
+STRATEGIES = {
+    "random": lambda seed, numbers: Random(seed),
+    "pct": lambda seed, numbers: PCT(seed, seed % 100 + 1, seed >> 8),
+    "drawn": lambda seed, numbers: Drawn(numbers.randrange, sorted(RULES)[seed % 5]),
+    "often": lambda seed, numbers: Drawn(lambda n: n - 1),
+    "rarely": lambda seed, numbers: Drawn(lambda n: max(0, numbers.randrange(-97, n))),
+}
+
+
+@given(
+    choices=CHOICES,
+    length=st.integers(1, 500),
+    seed=st.integers(0, 2**64 - 1),
+    kind=st.sampled_from(sorted(STRATEGIES)),
+    numbers=st.randoms(use_true_random=False),
+)
+def test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices(
+    choices, length, seed, kind, numbers
+):
+    choices = (choices * length)[:length]
+    trace = made_by(STRATEGIES[kind](seed, numbers), choices)
+    token = token_of(STRATEGIES[kind](seed, numbers), trace)
+    assert len(token) <= MOST < 100
+    replay = Replay(token)
+    assert made_by(replay, trace) == trace
+    replayed(replay, trace)
 
 
 @given(trace=CHOICES, data=st.data())
 def test_a_replay_notices_every_difference(trace, data):
     """A choice more or less, another one anywhere, the last one too, and fewer than were there."""
-    token = token_of("f", trace)
+    token = token_of(Strategy(), trace)
     with pytest.raises(ScheduleDivergedError, match=f"had ended after {len(trace)} choices"):
-        replayed(token, [*trace, trace[-1]])
+        replayed(Replay(token), [*trace, trace[-1]])
     with pytest.raises(ScheduleDivergedError, match="ended after"):
-        replayed(token, trace[:-1])
+        replayed(Replay(token), trace[:-1])
     at = data.draw(st.integers(0, len(trace) - 1) | st.just(len(trace) - 1))
     other = [*trace]
     other[at] = trace[at]._replace(what="queue.get")
     # A byte is compared after some choices, and always after the last one.
     assume(checksum(other) & 255 != checksum(trace) & 255)
     with pytest.raises(ScheduleDivergedError, match="was another"):
-        replayed(token, other)
+        replayed(Replay(token), other)
+    few = [choice._replace(rank=0) for choice in trace]
+    few[at] = trace[at]
     if trace[at].rank:
+        other = [*few]
         other[at] = trace[at]._replace(options=trace[at].options[: trace[at].rank])
         with pytest.raises(ScheduleDivergedError, match=r"was (to be taken|another)") as told:
-            replayed(token, other)
+            replayed(Replay(token_of(Strategy(), few)), other)
         assert "to be taken" in str(told.value)
 
 
