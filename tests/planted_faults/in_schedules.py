@@ -6,6 +6,7 @@ from simgpu.errors import DeadlockError
 from tests.simulator.schedules import test_data_parallel as parallel
 from tests.simulator.schedules import test_deadlocks as deadlocks
 from tests.simulator.schedules import test_exploring as exploring
+from tests.simulator.schedules import test_rules as rules
 from tests.simulator.schedules import test_schedule as schedule
 from tests.support.ordering_faults import lost_update
 from tests.support.plant import Edit, fault
@@ -15,7 +16,7 @@ ALONE = deadlocks.test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden
 SCHEDULES = [
     fault(
         "time-outs never come before what is waited for",
-        "simgpu._simulation.schedules.baton:Baton._chosen",
+        "simgpu._simulation.schedules.baton:Baton._able",
         "elif task.deadline is not None:",
         "elif task.deadline is not None and task.what == 'sleep':",
         partial(schedule.test_a_time_out_comes_in_some_orders, strategy="random"),
@@ -36,10 +37,38 @@ SCHEDULES = [
     ),
     fault(
         "a replay takes whatever comes",
-        "simgpu._simulation.schedules.tokens:Replay.chose",
+        "simgpu._simulation.schedules.replays:Replay.chose",
         "number = len(trace) - 1",
         "return",
         schedule.test_a_replay_of_another_program_says_where_it_diverged,
+    ),
+    fault(
+        "ranks are never told as one number",
+        "simgpu._simulation.schedules.tokens:token_of",
+        "digits = _dense(trace) if len(token) > MOST else None",
+        "digits = None",
+        rules.test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices,
+    ),
+    fault(
+        "a seed is never a token",
+        "simgpu._simulation.schedules.tokens:token_of",
+        "if len(token) > MOST and strategy.recipe is not None:",
+        "if False:",
+        rules.test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices,
+    ),
+    fault(
+        "hypothesis draws more deviations than a token has room for",
+        "simgpu._simulation.schedules.tokens:Room.has",
+        "return self._bytes + self._needed(number, options - 1) <= ROOM",
+        "return True",
+        rules.test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices,
+    ),
+    fault(
+        "choices for which there was no room are not counted",
+        "simgpu._simulation.schedules.tokens:Room.take",
+        "self._bits += math.log2(options)",
+        "self._bits += math.log2(options) if rank else 0",
+        rules.test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices,
     ),
     fault(
         "deviations are counted by choices and not by who else could go on",
@@ -119,6 +148,13 @@ SCHEDULES = [
         "if self._left == 0:",
         "if self._left == 1:",
         partial(parallel.test_training_is_the_same_in_every_order, cached=True),
+    ),
+    fault(
+        "a thread is given back twice",
+        "dataparallel._threads.worker_pool:_Batch.one_done",
+        "self._free.append(worker)",
+        "self._free += [worker, worker]",
+        parallel.test_replicas_may_wait_for_each_other_and_be_parallel_themselves,
     ),
     fault(
         "replicas that wait for others keep these from beginning",
