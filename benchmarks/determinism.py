@@ -3,9 +3,11 @@
     python benchmarks/determinism.py [--times 1000] [--seeds 10] [--jobs 4]
 
 Runs the training step of the README on 4 devices under each seed many times, in several processes
-at once, and counts the digests: of the choices, the launches and the memory taken at each. Prints
-too how many schedules and switches there are a second in one process, and how much longer a kernel
-takes while the package of schedules is loaded, and none is in force.
+at once, and counts the digests: of the choices, the launches and the memory taken at each. Then
+looks for every ordering fault of `tests/support/ordering_faults.py`, and replays its token 100
+times. Prints too how many schedules there are a second in one process, what a switch costs, next to
+the hand-over of two bare locks between two threads, and how much longer a kernel takes in a process
+that has had schedules than in one that has not, in pairs.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import functools
+import gc
+import multiprocessing
 import statistics
 import sys
 import threading
@@ -26,6 +31,7 @@ from torch import nn
 
 import simgpu
 from dataparallel import DataParallel
+from tests.support.ordering_faults import ALWAYS_WRONG, PROGRAMS, outcome
 
 
 def training_step(count: int):
@@ -57,19 +63,43 @@ def digests(seed: int, times: int) -> collections.Counter[str]:
     return found
 
 
+def print_faults(replays: int = 100) -> None:
+    """After how many schedules each planted fault is found, and whether its token repeats it."""
+    with simgpu.devices(4) as devices:
+        for program in PROGRAMS + ALWAYS_WRONG:
+            step = functools.partial(program, devices)
+            begin = HOST_TIME()
+            report = simgpu.schedules(step, 150)
+            seconds = HOST_TIME() - begin
+            if not report.problems:
+                print(f"{program.__name__}: not found in {report.count} schedules")
+                continue
+            (token,) = report.tokens
+            gc.collect()  # errors keep tensors: the memory taken is a part of the digest
+            first = outcome(step, replay=token)
+            equal = sum(outcome(step, replay=token) == first for _ in range(replays))
+            print(
+                f"{program.__name__}: found in schedule {report.count - 1}, {seconds:.1f} s; "
+                f"{equal} of {replays} replays of {token} are equal",
+                flush=True,
+            )
+
+
 def print_costs() -> None:
     with simgpu.devices(4):
         step, count = training_step(4), 200
-        begin = time.perf_counter()
+        begin = HOST_TIME()
         for seed in range(count):
             with simgpu.schedule(seed):
                 step()
-        seconds = time.perf_counter() - begin
+        seconds = HOST_TIME() - begin
         print(f"{count / seconds:.0f} schedules a second of the training step on 4 devices")
-        print(f"{microseconds_per_switch():.1f} us a switch")
-        rounds = [launch_seconds() for _ in range(15)]
-        off = statistics.median(launch_seconds() / former for former in rounds)
-        print(f"a kernel after schedules takes {off:.3f} times what it took before")
+    pairs = [(microseconds_per_switch(), microseconds_per_hand_over()) for _ in range(25)]
+    for name, of in (("median", statistics.median), ("least", min)):
+        switch, bare = (of(column) for column in zip(*pairs, strict=True))
+        print(f"{switch:.1f} us a switch, and {bare:.1f} between two bare locks ({name} of 25)")
+    off, spread = launches_compared()
+    print(f"a kernel after schedules takes {off:.3f} times what it took before (+- {spread:.3f})")
 
 
 def microseconds_per_switch(count: int = 5000) -> float:
@@ -90,15 +120,70 @@ def microseconds_per_switch(count: int = 5000) -> float:
     return seconds / schedule.switches * 1e6
 
 
+def microseconds_per_hand_over(count: int = 5000) -> float:
+    """Two threads that do nothing else: what Python and the system take of the above."""
+    one, other = threading.Lock(), threading.Lock()
+
+    def work(mine, others):
+        for _ in range(count):
+            mine.acquire()
+            others.release()
+
+    one.acquire()
+    threads = [threading.Thread(target=work, args=locks) for locks in ((one, other), (other, one))]
+    other.acquire()
+    for thread in threads:
+        thread.start()
+    begin = HOST_TIME()
+    one.release()
+    for thread in threads:
+        thread.join()
+    return (HOST_TIME() - begin) / (2 * count) * 1e6
+
+
 HOST_TIME = time.perf_counter  # kept from before the schedules, in which time is their own
 
 
-def launch_seconds(count: int = 2000) -> float:
-    x = torch.ones(4, device="simgpu:1")
-    begin = HOST_TIME()
-    for _ in range(count):
-        x + x
-    return HOST_TIME() - begin
+def launch_in_batches(pipe, after: bool, count: int = 300) -> None:
+    """In a process of its own: what a batch of kernels takes, as often as it is asked."""
+    torch.set_num_threads(1)
+    with simgpu.devices(2):
+        if after:
+            with simgpu.schedule():
+                torch.ones(4, device="simgpu:1")
+        x = torch.ones(4, device="simgpu:1")
+        while pipe.recv():
+            begin = HOST_TIME()
+            for _ in range(count):
+                x + x
+            pipe.send(HOST_TIME() - begin)
+
+
+def launches_compared(pairs: int = 1500) -> tuple[float, float]:
+    """The median of the ratios of neighbouring batches, and its uncertainty."""
+    spawn = multiprocessing.get_context("spawn")
+    pipes = []
+    for after in (False, True):
+        here, there = spawn.Pipe()
+        spawn.Process(target=launch_in_batches, args=(there, after), daemon=True).start()
+        pipes.append(here)
+
+    def seconds(pipe) -> float:
+        pipe.send(True)
+        return pipe.recv()
+
+    ratios = []
+    for pair in range(pairs):
+        order = pipes if pair % 2 else pipes[::-1]
+        taken = {id(pipe): seconds(pipe) for pipe in order}
+        ratios.append(taken[id(pipes[1])] / taken[id(pipes[0])])
+    for pipe in pipes:
+        pipe.send(False)
+    ratios = sorted(ratios[10:])
+    half = 0.98 * len(ratios) ** 0.5  # places of the 95 % interval of a median
+    middle = len(ratios) / 2
+    low, high = ratios[int(middle - half)], ratios[int(middle + half)]
+    return statistics.median(ratios), (high - low) / 2
 
 
 def main() -> None:
@@ -114,6 +199,7 @@ def main() -> None:
             found = sum(parts, collections.Counter())
             most = max(found.values())
             print(f"seed {seed}: {most} of {found.total()} digests are equal", flush=True)
+    print_faults()
     print_costs()
 
 

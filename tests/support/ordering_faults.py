@@ -1,9 +1,14 @@
 """Programs of threads that are wrong in some orders only: what exploring schedules has to find."""
 
+import contextlib
 import queue
 import threading
 
 import torch
+
+import dataparallel
+import simgpu
+from tests.support.plant import Edit
 
 
 def in_threads(*functions):
@@ -193,6 +198,77 @@ def wrong_current_device(devices):
     assert not wrong
 
 
+_APPLY = "dataparallel.parallel_apply:parallel_apply"
+_RUN = "dataparallel.parallel_apply:_Call.run"
+_ONE_DONE = "dataparallel._threads.worker_pool:_Batch.one_done"
+
+
+def _with_edits(step, *edits):
+    with contextlib.ExitStack() as planted:
+        for edit in edits:
+            planted.enter_context(Edit(*edit).planted())
+        return step()
+
+
+def thread_given_back_twice(devices):
+    """A thread of the pool is idle twice, and gets two replicas that wait for each other."""
+
+    class Meeting(torch.nn.Module):
+        def forward(self, x, barrier):
+            barrier.wait()
+            return x + 1
+
+    def call():
+        barrier = threading.Barrier(2)
+        inputs = [(torch.ones(1, device=device), barrier) for device in devices[:2]]
+        dataparallel.parallel_apply([Meeting(), Meeting()], inputs)
+
+    twice = _ONE_DONE, "self._free.append(worker)", "self._free += [worker, worker]"
+    _with_edits(lambda: [call() for _ in range(3)], twice)
+
+
+def returned_too_early(devices):
+    """A call does not wait for its last replica."""
+    net = dataparallel.DataParallel(torch.nn.ReLU(), [0, 1, 2])
+    early = _ONE_DONE, "if self._left == 0:", "if self._left == 1:"
+    return _with_edits(lambda: net(torch.arange(3.0, device=devices[0])).cpu(), early)
+
+
+def joined_as_they_end(devices):
+    """Outputs of replicas are joined in the order in which these are done."""
+    net = dataparallel.DataParallel(torch.nn.ReLU(), [0, 1, 2])
+    run, joined = (
+        "self.output = self.module(*self.arguments, **self.kwargs)",
+        "return [call.output for call in calls]",
+    )
+    return _with_edits(
+        lambda: net(torch.arange(3.0, device=devices[0])).cpu(),
+        (_RUN, run, f"{run}\n            import time; self.kwargs = time.monotonic()"),
+        (_APPLY, joined, joined.replace("in calls", "in sorted(calls, key=lambda it: it.kwargs)")),
+    )
+
+
+def hook_of_the_caller(devices):
+    """Hooks of all replicas are called in the caller's thread, and find its device."""
+    net = dataparallel.DataParallel(torch.nn.ReLU(), [0, 1])
+
+    def hook(module, args, output):
+        assert torch.simgpu.current_device() == output.device.index
+
+    net.module.register_forward_hook(hook)
+    joined = "return [call.output for call in calls]"
+    called = "[hook(it.module, (), it.output) for it in calls for hook in hooks]"
+    return _with_edits(
+        lambda: net(torch.arange(3.0, device=devices[0])).cpu(),
+        (_RUN, "self.module(*self.arguments", "self.module.forward(*self.arguments"),
+        (
+            _APPLY,
+            joined,
+            f"hooks = calls[0].module._forward_hooks.values(); {called}; {joined}",
+        ),
+    )
+
+
 PROGRAMS = (
     lost_update,
     order_of_completion,
@@ -207,4 +283,18 @@ PROGRAMS = (
     closed_too_early,
     semaphore_released_twice,
     wrong_current_device,
+    joined_as_they_end,
+    returned_too_early,
 )
+# Wrong in the order by default too.
+ALWAYS_WRONG = (thread_given_back_twice, hook_of_the_caller)
+
+
+def outcome(step, **how):
+    """What a step does in one schedule: its failure, or its result and all that happened."""
+    try:
+        with simgpu.schedule(**how) as schedule:
+            result = step()
+    except Exception as error:
+        return type(error), len(schedule.trace)
+    return str(result), schedule.digest()
