@@ -54,12 +54,14 @@ def of_example(
     seen: dict[str, Any],
     error: BaseException,
     combination: tuple[int, int] | None,
+    schedule: str | None = None,
 ) -> tuple[str, Failure]:
     """Describe an example that failed, and a key that all examples of the same mistake share.
 
     Args:
         test: the property's own function.
         seen: its arguments, with a Recorder where hypothesis's `data` was.
+        schedule: the token of the order of threads that it has drawn, if it has.
     """
     # Of a method, hypothesis gives the instance by name too.
     seen = {name: value for name, value in seen.items() if value is not item.instance}
@@ -77,8 +79,9 @@ def of_example(
         location=where,
         combination=combination,
         example=", ".join(f"{name}={value!r}" for name, value in drawn.items())[:EXAMPLE],
-        test=_regression_test(item, test, seen, fixtures, key[:6]),
+        test=_regression_test(item, test, seen, fixtures, key[:6], schedule),
         hypothesis=hypothesis.__version__,
+        schedule=schedule,
     )
     return key, failure
 
@@ -103,12 +106,13 @@ def _regression_test(
     seen: dict[str, Any],
     fixtures: list[str],
     key: str,
+    schedule: str | None,
 ) -> str | None:
     arguments = {
         name: value for name, value in seen.items() if name not in fixtures or name == "devices"
     }
     try:
-        text = regression_test(_home(item, test), arguments, fixtures, key)
+        text = regression_test(_home(item, test), arguments, fixtures, key, schedule)
     except NotReproducible:
         return None
     if "devices" in seen and item.get_closest_marker("devices") is not None:

@@ -33,6 +33,7 @@ class ExampleRecorder:
         self._deadline: float | None = None
         # What the running example said of itself through `strategies.tried`.
         self._combinations: list[tuple[int, int]] = []
+        self._schedule: str | None = None
 
     def collected(self, properties: int) -> None:
         """Take how many properties the suite has."""
@@ -51,9 +52,10 @@ class ExampleRecorder:
             worst = self.tally.worst.get(self._property, 0.0)
             self.tally.worst[self._property] = max(error, worst)
 
-    def on_schedule(self, switches: int) -> None:
-        """Take how often threads changed in the schedule of an example."""
+    def on_schedule(self, switches: int, token: str) -> None:
+        """Take how often threads changed in the schedule of an example, and its token."""
         self.tally.switches[switches] += 1
+        self._schedule = token
 
     def counted(self, item: pytest.Function, test: Callable[..., Any]) -> Callable[..., None]:
         """Return `test`, the body of the property `item`, so that its examples are counted."""
@@ -65,6 +67,7 @@ class ExampleRecorder:
                 for name, value in arguments.items()
             }
             start = time.perf_counter()
+            self._schedule = None
             try:
                 test(*instance, **seen)
             except (HypothesisException, pytest.skip.Exception):
@@ -74,7 +77,7 @@ class ExampleRecorder:
                 self.tally.failed.update(set(self._combinations))
                 last = self._combinations[-1] if self._combinations else None
                 # Hypothesis goes on to smaller examples: the last one it runs is the smallest.
-                key, failure = failures.of_example(item, test, seen, error, last)
+                key, failure = failures.of_example(item, test, seen, error, last, self._schedule)
                 self.tally.failures[key] = failure
                 raise
             finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -111,7 +112,11 @@ class Home:
 
 
 def regression_test(
-    home: Home, arguments: dict[str, Any], fixtures: Sequence[str], key: str
+    home: Home,
+    arguments: dict[str, Any],
+    fixtures: Sequence[str],
+    key: str,
+    schedule: str | None = None,
 ) -> str:
     """Return the text of a test that calls a property with these values alone.
 
@@ -119,6 +124,7 @@ def regression_test(
         arguments: what hypothesis drew, by name, and the fixture `devices` if the test has it.
         fixtures: names of the other arguments, to be had from fixtures.
         key: goes into the name of the test.
+        schedule: the token of the schedule that it is called in, if it is in one.
 
     Raises NotReproducible where a value cannot be written as source.
     """
@@ -135,11 +141,14 @@ def regression_test(
     else:
         writer.imports.add(f"from {package} import {module}" if package else f"import {module}")
     itself = [f"{module}.{owner}()"] if owner else []
-    call = ",\n        ".join([*itself, *(f"{name}={name}" for name in fixtures), *given])
+    call = ",\n    ".join([*itself, *(f"{name}={name}" for name in fixtures), *given])
+    body = f"{module}.{home.name}.hypothesis.inner_test(\n    {call},\n)\n"
+    if schedule is not None:
+        writer.imports.add("import simgpu")
+        body = f"with simgpu.schedule(replay={schedule!r}):\n" + indent(body, " " * 4)
     return (
         "\n".join(sorted(writer.imports))
         + load
         + f"\n\n\ndef {name}_{key}({', '.join(fixtures)}):\n"
-        + f'    """Found by fuzzing."""\n    {module}.{home.name}.hypothesis.inner_test(\n'
-        + f"        {call},\n    )\n"
+        + f'    """Found by fuzzing."""\n{indent(body, " " * 4)}'
     )

@@ -46,6 +46,8 @@ class Failure:
     """The release of hypothesis."""
     blob: str | None = None
     """The code by which hypothesis repeats the example."""
+    schedule: str | None = None
+    """The token of the order of threads that the example has drawn (`--schedules`)."""
 
 
 class Tally:

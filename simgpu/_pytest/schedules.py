@@ -113,6 +113,7 @@ def _under_drawn_schedules(
         examples = settings.default.max_examples if settings.default else n
         with adopted(step):
             for _ in range(1 if token else -(-n // max(examples, 1))):  # n in all, at the least
+                control = None
                 try:
                     with controlled(Replay(token) if token else Drawn(draw)) as control:
                         step()
@@ -120,9 +121,11 @@ def _under_drawn_schedules(
                     if stopped:
                         raise stopped[0] from None
                     raise
+                finally:
+                    if control is not None and not stopped:
+                        example_log.scheduled(control.switches, control.token)
                 if stopped:
                     raise stopped[0]
-                example_log.scheduled(control.switches)
 
     return run
 

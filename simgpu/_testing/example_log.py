@@ -10,7 +10,7 @@ from collections.abc import Callable
 Listener = Callable[[int | None, int | None, float | None], None]
 
 _listener: Listener | None = None
-_schedule_listener: Callable[[int], None] | None = None
+_schedule_listener: Callable[[int, str], None] | None = None
 
 # The numbers of devices and of ranks that a fuzzing run is about; empty outside of one.
 _ranges: dict[str, tuple[int, int]] = {}
@@ -33,13 +33,15 @@ def tried(
         _listener(batch, devices, error)
 
 
-def scheduled(switches: int) -> None:
-    """Tell it how often the baton changed hands in the schedule that an example has drawn."""
+def scheduled(switches: int, token: str) -> None:
+    """Tell it of the schedule that an example has drawn: its token, and how often it switched."""
     if _schedule_listener is not None:
-        _schedule_listener(switches)
+        _schedule_listener(switches, token)
 
 
-def set_listener(listener: Listener | None, schedules: Callable[[int], None] | None = None) -> None:
+def set_listener(
+    listener: Listener | None, schedules: Callable[[int, str], None] | None = None
+) -> None:
     """Let `tried` call `listener` with its arguments, and `scheduled` the other; None ends that."""
     global _listener, _schedule_listener
     _listener, _schedule_listener = listener, schedules

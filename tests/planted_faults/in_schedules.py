@@ -10,6 +10,7 @@ from tests.simulator.schedules import test_rules as rules
 from tests.simulator.schedules import test_schedule as schedule
 from tests.support.ordering_faults import lost_update
 from tests.support.plant import Edit, fault
+from tests.tools import test_schedules as pasted
 
 ALONE = deadlocks.test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden
 
@@ -69,6 +70,13 @@ SCHEDULES = [
         "self._bits += math.log2(options)",
         "self._bits += math.log2(options) if rank else 0",
         rules.test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices,
+    ),
+    fault(
+        "a pasted test runs in any order",
+        "simgpu._fuzz.reproducers:regression_test",
+        "if schedule is not None:",
+        "if False:",
+        pasted.test_what_fuzzing_reports_names_the_schedule,
     ),
     fault(
         "deviations are counted by choices and not by who else could go on",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu._runtime import clock, instruments
 from simgpu._runtime.instruments import Instrument, hooks
+from tests.support.instruments import added
 
 NAMES = [name for name in vars(Instrument) if not name.startswith("_")]
 
@@ -24,33 +25,18 @@ def listening(*names):
     return type("Listening", (Instrument,), {name: method(name) for name in names})(), seen
 
 
-class Added:
-    """`instruments.add` for the length of a block."""
-
-    def __init__(self, *added):
-        self.added = added
-
-    def __enter__(self):
-        for instrument in self.added:
-            instruments.add(instrument)
-
-    def __exit__(self, *_):
-        for instrument in self.added:
-            instruments.remove(instrument)
-
-
 @given(lists=st.lists(st.lists(st.sampled_from(NAMES), unique=True), max_size=4), data=st.data())
 def test_a_hook_holds_those_who_override_it_in_their_order(lists, data):
     before = {name: getattr(hooks, name) for name in NAMES}
-    added = [listening(*names)[0] for names in lists]
+    listeners = [listening(*names)[0] for names in lists]
     gone = data.draw(st.sets(st.integers(0, max(0, len(lists) - 1))))
-    with Added(*added):
+    with added(*listeners):
         for index in sorted(gone & set(range(len(lists)))):
-            instruments.remove(added[index])
+            instruments.remove(listeners[index])
         for name in NAMES:
             expected = [
                 getattr(instrument, name)
-                for index, instrument in enumerate(added)
+                for index, instrument in enumerate(listeners)
                 if name in lists[index] and index not in gone
             ]
             assert getattr(hooks, name) == (*before[name], *expected)
@@ -64,7 +50,7 @@ def test_launches_and_copies_are_told_before_and_after(simulated, data):
     here, there = data.draw(st.lists(st.sampled_from(simulated), min_size=2, max_size=2))
     instrument, seen = listening("before_launch", "after_launch")
     x = torch.ones(3, device=here)
-    with Added(instrument):
+    with added(instrument):
         x.exp()
         x.to(there)
     names = [name for name, *_ in seen]
@@ -92,7 +78,7 @@ def test_what_is_refused_before_a_launch_does_not_happen(simulated, data):
                 raise KeyError(launch.op)
 
     x = torch.ones(3, device=device)
-    with Added(Refuses()):
+    with added(Refuses()):
         with pytest.raises(KeyError, match="add_"):
             x.add_(x.clone())
         x.mul_(5)
@@ -106,7 +92,7 @@ def test_memory_is_told_by_device_in_whole_blocks(simulated, data, count):
     device = data.draw(st.sampled_from(simulated))
     instrument, seen = listening("before_allocate", "after_allocate", "after_free")
     nbytes = -(-count // 512) * 512
-    with Added(instrument):
+    with added(instrument):
         x = torch.empty(count, dtype=torch.uint8, device=device)
         del x
         assert torch.simgpu.memory_allocated(device) == 0  # asks the ledger
@@ -122,7 +108,7 @@ def test_an_allocation_may_be_refused_and_leaves_the_ledger_as_it_was(simulated)
         def before_allocate(self, device, nbytes):
             raise torch.OutOfMemoryError(f"planted on {device}")
 
-    with Added(Refuses()), pytest.raises(torch.OutOfMemoryError, match="planted on simgpu:2"):
+    with added(Refuses()), pytest.raises(torch.OutOfMemoryError, match="planted on simgpu:2"):
         torch.ones(5, device=simulated[2])
     assert torch.simgpu.memory_allocated(2) == 0
     assert torch.simgpu.memory_stats(2)["allocation.all.allocated"] == 0
@@ -130,7 +116,7 @@ def test_an_allocation_may_be_refused_and_leaves_the_ledger_as_it_was(simulated)
 
 def test_running_out_of_memory_is_told_before_it_is_raised():
     instrument, seen = listening("out_of_memory")
-    with simgpu.devices(2, memory="1MiB") as devices, Added(instrument):
+    with simgpu.devices(2, memory="1MiB") as devices, added(instrument):
         kept = torch.empty(2**19, dtype=torch.uint8, device=devices[1])
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2**20, dtype=torch.uint8, device=devices[1])
@@ -144,7 +130,7 @@ def test_streams_events_and_synchronizing_are_told(simulated):
     instrument, seen = listening(*names)
     side, current = torch.simgpu.Stream(device), torch.simgpu.default_stream(device)
     event, x = torch.simgpu.Event(), torch.ones(2, device=device)
-    with torch.simgpu.device(device), Added(instrument):
+    with torch.simgpu.device(device), added(instrument):
         side.wait_stream(current)
         event.record(side)
         event.record()
@@ -186,7 +172,7 @@ def test_reading_a_value_makes_the_host_wait(simulated, data):
     )
     instrument, seen = listening("host_synchronizes")
     x = torch.ones((), device=device)
-    with torch.simgpu.stream(stream), Added(instrument):
+    with torch.simgpu.stream(stream), added(instrument):
         x.to("cpu", non_blocking=True)
         assert seen == []
         read(x)
@@ -196,7 +182,7 @@ def test_reading_a_value_makes_the_host_wait(simulated, data):
 @given(count=st.integers(1, 8))
 def test_devices_come_and_go(count):
     instrument, seen = listening("devices_created", "devices_removed")
-    with Added(instrument), simgpu.devices(count) as devices:
+    with added(instrument), simgpu.devices(count) as devices:
         pass
     assert seen == [("devices_created", devices), ("devices_removed",)]
 

@@ -121,6 +121,7 @@ RUN = {
 FAILURE = Failure(
     property="tests/test_x.py::test_x[<1>]", error="ValueError", message="a < b & c",
     location="x.py:1", combination=(2, 2), example="n=2", test=None, hypothesis="6.1", blob="AAA=",
+    schedule="S1fAQA",
 )  # fmt: skip
 
 
@@ -165,6 +166,7 @@ def test_the_page_needs_no_network_and_shows_every_combination():
         "python -m simgpu replay 'tests/test_x.py::test_x[<1>]' AAA= --devices 1..3" in page.words
     )
     assert "@reproduce_failure('6.1', b'AAA=')" in page.words
+    assert "in the order of threads S1fAQA" in page.words
     assert "193 of 195 combinations" in page.words
 
 

@@ -1,10 +1,17 @@
 """`@pytest.mark.schedules`, `--schedules` and `--schedule`: tests under many orders of threads."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from simgpu import __main__ as command_line
+from simgpu._fuzz.recorder import ExampleRecorder
+from simgpu._pytest import schedules
+from simgpu._testing import example_log
+from tests.support.ordering_faults import lost_update
 
 SUITE = """
 import threading
@@ -87,3 +94,41 @@ def test_a_token_of_no_known_test_says_what_to_do(capsys, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert command_line.main(["replay", "S1fAAA"]) == 4
     assert "no test is known here" in capsys.readouterr().out
+
+
+@settings(database=None, derandomize=True, max_examples=30)
+@given(wanted=st.just(2.0))
+def of_two(simulated, wanted):
+    """The suite that is fuzzed below; no test itself, for it fails."""
+    assert float(lost_update(simulated)) == wanted
+
+
+def test_what_fuzzing_reports_names_the_schedule(simulated, tmp_path, monkeypatch):
+    """So that the test which it writes fails as the example did, and in no other order."""
+    sound = of_two.hypothesis.inner_test
+    recorder = ExampleRecorder(SimpleNamespace(folder=tmp_path))
+    item = SimpleNamespace(
+        nodeid="test_it.py::of_two", instance=None, cls=None, funcargs={"simulated": simulated},
+        config=SimpleNamespace(getoption=lambda name: "prepend"),
+        get_closest_marker=lambda name: None,
+    )  # fmt: skip
+    scheduled = recorder.counted(item, schedules._under_drawn_schedules(sound, 1, None))
+    monkeypatch.setattr(of_two.hypothesis, "inner_test", scheduled)
+    example_log.set_listener(recorder.on_example, recorder.on_schedule)
+    try:
+        with pytest.raises(AssertionError):
+            of_two(simulated)
+    finally:
+        example_log.set_listener(None)
+    monkeypatch.undo()
+    (failure,) = recorder.tally.failures.values()
+    assert failure.schedule in failure.test
+    assert len(failure.schedule) < 100
+    space = {}
+    exec(failure.test, space)
+    (pasted,) = [found for name, found in space.items() if name.startswith("of_two_")]
+    for _ in range(2):
+        with pytest.raises(AssertionError):
+            pasted(simulated)
+    exec(failure.test.replace(f"replay={failure.schedule!r}", ""), space)
+    space[pasted.__name__](simulated)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu._runtime import instruments, world
 from simgpu.errors import OutOfMemoryError
+from tests.support.instruments import added
 
 aten = torch.ops.aten
 
@@ -112,12 +113,8 @@ class Asking(instruments.Instrument):
 def test_instruments_are_asked_once_for_each_allocation(simulated, name, shape):
     _, call = CALLS[name](torch.rand(shape, device=simulated[0]))
     asked, taken = [], []
-    instrument = Asking(asked, taken)
-    instruments.add(instrument)
-    try:
+    with added(Asking(asked, taken)):
         kept = call(), call()
-    finally:
-        instruments.remove(instrument)
     assert kept
     assert asked == taken
 
@@ -128,13 +125,9 @@ def test_what_was_charged_before_there_were_instruments_is_not_told_of_others(na
         _, call = CALLS[name](torch.rand(shape, device=device))
         kept = call()
         asked, taken = [], []
-        instrument = Asking(asked, taken)
-        instruments.add(instrument)
-        try:
+        with added(Asking(asked, taken)):
             results = kept if isinstance(kept, (tuple, list)) else (kept,)
             others = [torch.empty_like(result) for result in results]
-        finally:
-            instruments.remove(instrument)
         assert others
         assert asked == taken
 
@@ -155,15 +148,11 @@ def test_what_a_failed_launch_asked_for_is_asked_for_again(simulated, name, shap
     """Whoever takes as many bytes next: here another device."""
     _, call = CALLS[name](torch.rand(shape, device=simulated[0]))
     asked, taken = [], []
-    instrument = Failing(asked, taken)
-    instruments.add(instrument)
-    try:
+    with added(Failing(asked, taken)):
         with pytest.raises(ValueError, match="for a test"):
             call()
         sizes, asked[:], taken[:] = list(asked), [], []
         kept = [torch.empty(size, dtype=torch.uint8, device=simulated[1]) for size in sizes]
-    finally:
-        instruments.remove(instrument)
     assert len(kept) == len(sizes)
     assert asked == taken == sizes
 
