@@ -84,7 +84,7 @@ class Campaign:
         self.package, self.budget = package, budget
         self.servers = Servers(package, jobs)
         self.map = covering.Map()
-        self.kept = Kept(package.name, ["conftest.py", *package.folders, *package.tests])
+        self.kept = Kept(package.name)
         self.equivalents = Equivalents()
         self.sound: dict[str, bool] = {}
         self.deadline = math.inf
@@ -117,10 +117,12 @@ class Campaign:
             return None
         tests, place = self.map.covering(mutant)
         some = self.map.within(tests, self.budget)
-        verdict = self.kept.find(mutant, len(some))
+        verdict = self.kept.find(mutant)
         if verdict is None:
-            verdict = self._judge(mutant, some) if some else Verdict("survived")
-            self.kept.add(mutant, verdict, len(some))
+            rest = self.kept.untried(mutant, some)
+            verdict = self._judge(mutant, rest) if rest else Verdict("survived")
+            if rest:
+                self.kept.add(mutant, verdict, rest)
         return Result(mutant, verdict, len(tests), len(some), place)
 
     def _judge(self, mutant: Mutant, tests: list[str]) -> Verdict:

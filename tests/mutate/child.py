@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import select
@@ -11,12 +12,16 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 PATIENCE = 15.0  # seconds for a test, besides the time that it took without a mutant
 TIMES = 12  # of the time that it took without a mutant
+STILL = (
+    5.0  # seconds in which nothing of a child runs, or wants to: its threads wait for each other
+)
 
 
 @dataclass(frozen=True)
@@ -91,17 +96,34 @@ def _become_child(work: Callable[[int], None], channel: int, folder: str) -> NoR
         os._exit(status)
 
 
+def _is_still(leader: int) -> bool:
+    """Whether all threads of a session wait. One that waits for the CPU does not: it is busy."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            if os.getsid(int(folder.name)) != leader:
+                continue
+            for stat in folder.glob("task/*/stat"):
+                if stat.read_text().rpartition(")")[2].split()[0] in "RD":
+                    return False
+    return Path("/proc/self/stat").exists()
+
+
 def listen(process: int, heard: int, wall_factor: float = 4.0) -> Verdict:
     """Wait for the child's verdict; one that is silent for too long is ended, with its children."""
     ran, test, status = 0, "", None
     buffer = b""
     deadline = time.monotonic() + 120
+    still_since = math.inf
     verdict: dict[str, Any] | None = None
     while verdict is None:
-        ready, _, _ = select.select([heard], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([heard], [], [], STILL / 10)
+        now = time.monotonic()
         if not ready:
-            verdict = {"status": "timeout", "test": test}
-            break
+            still_since = min(still_since, now) if _is_still(process) else math.inf
+            if now > deadline or now > still_since + STILL:
+                verdict = {"status": "timeout", "test": test}
+            continue
+        still_since = math.inf
         more = os.read(heard, 1 << 16)
         if not more:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import threading
@@ -45,13 +46,13 @@ class Result:
 class Kept:
     """Results of earlier runs, by mutant and by what they depend on.
 
-    A kill holds until the file changes, or that of the test which killed; that a mutant survived
-    until any file of the package or of its tests does, or there is more time for tests.
+    A kill holds until the file changes, or that of the test which killed. Tests that a mutant has
+    survived are not asked again until the one or the other changes: with more time, or with a new
+    test, only the others are.
     """
 
-    def __init__(self, package: str, folders: Sequence[str]) -> None:
+    def __init__(self, package: str) -> None:
         self.path = KEPT / f"results-{package}.jsonl"
-        self.everything = digest(*folders)
         self.lock = threading.Lock()
         self.known: dict[str, dict[str, Any]] = {}
         if self.path.exists():
@@ -59,32 +60,48 @@ class Kept:
                 entry = json.loads(line)
                 self.known[entry["mutant"]] = entry
 
-    def _stamp(self, mutant: Mutant, verdict: Verdict) -> str:
-        test = verdict.test.split("::")[0]
-        if verdict.status in KILLED and test:
-            return f"{digest(mutant.path)}-{digest(test)}"
-        return self.everything
-
-    def find(self, mutant: Mutant, chosen: int) -> Verdict | None:
-        entry = self.known.get(mutant.identity)
-        if entry is None:
+    def find(self, mutant: Mutant) -> Verdict | None:
+        """The verdict, if it is a kill that holds."""
+        entry = self._entry(mutant)
+        verdict = Verdict(**entry["verdict"]) if entry else Verdict("survived")
+        if verdict.status not in KILLED:
             return None
-        verdict = Verdict(**entry["verdict"])
         try:
-            same = entry["stamp"] == self._stamp(mutant, verdict)
+            same = entry["test"] == _stamp(verdict.test)
         except FileNotFoundError:  # the test that killed it is gone
             return None
-        return verdict if same and (verdict.status in KILLED or entry["chosen"] >= chosen) else None
+        return verdict if same else None
 
-    def add(self, mutant: Mutant, verdict: Verdict, chosen: int) -> None:
+    def untried(self, mutant: Mutant, tests: Sequence[str]) -> list[str]:
+        """Those of the tests that the mutant has not yet survived."""
+        survived = set(self._entry(mutant).get("survived", ()))
+        return [test for test in tests if _stamp(test) not in survived]
+
+    def _entry(self, mutant: Mutant) -> dict[str, Any]:
+        entry = self.known.get(mutant.identity, {})
+        return entry if entry.get("file") == digest(mutant.path) else {}
+
+    def add(self, mutant: Mutant, verdict: Verdict, tests: Sequence[str]) -> None:
+        """Keep what became of a mutant that these tests have tried."""
         entry = {
             "mutant": mutant.identity,
+            "file": digest(mutant.path),
             "verdict": vars(verdict),
-            "stamp": self._stamp(mutant, verdict),
-            "chosen": chosen,
         }
+        if verdict.status in KILLED:
+            entry["test"] = _stamp(verdict.test)
+        else:
+            before = self._entry(mutant).get("survived", ())
+            entry["survived"] = sorted({*before, *map(_stamp, tests)})
         with self.lock, self.path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def _stamp(test: str) -> str:
+    """A short name of a test as it is now; "" for none."""
+    if not test:
+        return ""
+    return hashlib.sha256(f"{test} {digest(test.split('::')[0])}".encode()).hexdigest()[:12]
 
 
 class Equivalents:

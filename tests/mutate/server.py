@@ -147,6 +147,9 @@ class _Warm:
             from simgpu._backend.install import install
 
             install()
+        # Each child whose tests come to it would spend seconds on importing it.
+        import torch._dynamo  # noqa: F401
+
         self.server.functions = functions_by_file()
         self.server.serve()
         return True
