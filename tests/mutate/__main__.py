@@ -93,6 +93,7 @@ class Campaign:
         """Ask what each test costs and runs."""
         with self.servers.one("warm") as server:
             tests = server.ask("tests")
+            self.map.planted = server.ask("planted")
         with self.servers.one("fresh") as server:
             found = server.ask("imported", folders=self.package.folders)
             self.map.imported = {file: int(bits, 16) for file, bits in found.items()}

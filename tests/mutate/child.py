@@ -19,9 +19,7 @@ import pytest
 
 PATIENCE = 15.0  # seconds for a test, besides the time that it took without a mutant
 TIMES = 12  # of the time that it took without a mutant
-STILL = (
-    5.0  # seconds in which nothing of a child runs, or wants to: its threads wait for each other
-)
+STILL = 5.0  # seconds in which nothing of a child runs: its threads wait for each other
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class Map:
     """File, test, bits."""
     failed: set[str] = field(default_factory=set)
     imported: dict[str, int] = field(default_factory=dict)
+    planted: dict[str, list[str]] = field(default_factory=dict)
+    """Tests that notice a planted fault, by "file:function" that it is in."""
 
     def add(self, measured: dict[str, Any]) -> None:
         self.failed.update(measured["failed"])
@@ -72,8 +74,13 @@ class Map:
             if tests and not (mutant.defining and place == "line"):
                 function = _span(mutant.around[0], min(mutant.around[1], 1 << 16))
                 ways = {test: here[test] & function for test in tests}
-                return self.in_order(tests, ways), place
+                return self.telling_first(mutant, self.in_order(tests, ways)), place
         return [], "file"
+
+    def telling_first(self, mutant: Mutant, tests: Sequence[str]) -> list[str]:
+        """Those that notice a fault planted in its function come before all others."""
+        telling = set(self.planted.get(f"{mutant.path}:{mutant.scope}", ()))
+        return sorted(tests, key=lambda test: test not in telling)
 
     def in_order(self, tests: Iterable[str], ways: Mapping[str, int]) -> list[str]:
         """The quickest test of each way through the function, then the next quickest of each.

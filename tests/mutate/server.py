@@ -74,6 +74,29 @@ class Server:
         """The tests that are in this process."""
         return [name for name, it in self.items.items() if not PROCESSES & set(_fixtures(it))]
 
+    def planted(self) -> dict[str, list[str]]:
+        """The tests that notice a planted fault, by "file:function" that the fault is in."""
+        from tests.planted_faults.faults import FAULTS
+
+        by_function: dict[Any, list[str]] = {}
+        for name in self.tests():
+            by_function.setdefault(getattr(self.items[name], "function", None), []).append(name)
+        found: dict[str, list[str]] = {}
+        for fault in FAULTS:
+            function = getattr(fault.caught_by, "func", fault.caught_by)
+            wanted = getattr(fault.caught_by, "keywords", {}).items()
+            for name in by_function.get(function, ()):
+                call = getattr(self.items[name], "callspec", None)
+                given = call.params if call else {}
+                if all(given.get(key, value) == value for key, value in wanted):
+                    for edit in fault.edits:
+                        module, _, place = edit.where.partition(":")
+                        path = getattr(sys.modules.get(module), "__file__", None)
+                        if path:
+                            key = f"{os.path.relpath(path, ROOT)}:{place}"
+                            found.setdefault(key, []).append(name)
+        return found
+
     def measure(self, tests: list[str], folders: list[str]) -> Any:
         """What each of the tests costs, and which lines it runs."""
         with tempfile.NamedTemporaryFile("r", dir=self.folder) as file:
