@@ -25,6 +25,7 @@ from tests.mutate.mutants import ROOT
 from tests.mutate.planting import Unreached, functions_by_file, plant
 
 # Tests of processes that they start see no mutant that is in this one's memory.
+EXAMPLES = "MUTATE_EXAMPLES"
 PROCESSES = {"python", "pytester"}
 OPTIONS = [
     "-q",
@@ -46,6 +47,7 @@ class Profile:
         settings.register_profile(
             "mutants",
             settings.get_profile("ci"),
+            max_examples=int(os.environ.get(EXAMPLES, settings.get_profile("ci").max_examples)),
             phases=(Phase.explicit, Phase.generate),
             report_multiple_bugs=False,
             print_blob=False,
