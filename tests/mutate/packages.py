@@ -17,7 +17,13 @@ PACKAGES = {
     "dataparallel": Package(
         "dataparallel",
         ("dataparallel",),
-        ("tests/dataparallel", "tests/devices/computing/test_autocast_regions.py"),
+        (
+            "tests/dataparallel",
+            "tests/devices/computing/test_autocast_regions.py",
+            "tests/simulator/schedules/test_data_parallel.py",
+            "tests/simulator/test_stream_records.py",
+            "tests/simulator/test_trace.py",
+        ),
     ),
     "simgpu": Package(
         "simgpu",
