@@ -1,0 +1,168 @@
+"""Calls that cannot be meant: refused at once, with what was found and, word for word, why."""
+
+import pytest
+from torch import nn
+
+import dataparallel
+from dataparallel import comm
+from tests.support.observe import values
+
+CHUNKING = 'chunking must be "torch" or "balanced", but got {wrong!r}'
+UNEVEN = (
+    "the arguments do not yield the same number of chunks along dim {dim} on 2 devices, so rows "
+    "would be lost: {found}. Give all tensors the same batch size, or pass what every replica "
+    "shall see whole as something that is not cut, such as a 0-dimensional tensor or a buffer of "
+    "the module"
+)
+UNLIKE = "the replicas' outputs are not built alike, so they cannot be gathered: output{found}"
+
+
+def net(device="cpu"):
+    return nn.Linear(3, 3).to(device)
+
+
+def rows(device, count=4):
+    return values((count, 3), "float32").to(device)
+
+
+class Early(dataparallel.DataParallel):
+    def __init__(self):
+        self.module  # noqa: B018
+
+
+class NoModule(dataparallel.DataParallel):
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.module = 3
+
+
+def chunked(at, wrong):
+    return dataparallel.DataParallel(net(at[0]), at, chunking=wrong)
+
+
+def wrapped(at):
+    return dataparallel.DataParallel(net(at[0]), at)
+
+
+def gathered(at, *outputs):
+    return dataparallel.gather(outputs, at[0])
+
+
+# Each call on two devices, with the type of the error and its text.
+REFUSED = {
+    "chunking of a module": (lambda at: chunked(at, "even"), ValueError, CHUNKING, "even"),
+    "chunking of one device": (lambda at: chunked(at[:1], None), ValueError, CHUNKING, None),
+    "chunking of a call": (
+        lambda at: dataparallel.data_parallel(net(at[0]), rows(at[0]), at, chunking="even"),
+        ValueError,
+        CHUNKING,
+        "even",
+    ),
+    "chunking of scatter": (
+        lambda at: dataparallel.scatter(rows(at[0]), at, chunking=2),
+        ValueError,
+        CHUNKING,
+        2,
+    ),
+    "chunking of keywords": (
+        lambda at: dataparallel.scatter_kwargs((), {"x": rows(at[0])}, at, chunking=""),
+        ValueError,
+        CHUNKING,
+        "",
+    ),
+    "another module elsewhere": (
+        lambda at: wrapped(at).replicate(net(at[1]), at),
+        RuntimeError,
+        "module must have its parameters and buffers on device {at[0]} (device_ids[0]) but found "
+        "one of them on device: {at[1]}",
+        None,
+    ),
+    "no module": (
+        lambda at: NoModule(),
+        TypeError,
+        "module must be a torch.nn.Module, but got int",
+        None,
+    ),
+    "a module too early": (
+        lambda at: Early(),
+        RuntimeError,
+        "DataParallel holds no module yet; call super().__init__(module)",
+        None,
+    ),
+    "sums of nothing": (
+        lambda at: comm.reduce_add_coalesced([]),
+        ValueError,
+        "reduce_add_coalesced expects the tensors of at least one device",
+        None,
+    ),
+    "sums of more and less": (
+        lambda at: comm.reduce_add_coalesced([[rows(at[0])] * 2, [rows(at[1])]], at[0]),
+        ValueError,
+        "every device must have as many tensors, but got [2, 1] tensors",
+        None,
+    ),
+    "rows that would be lost": (
+        lambda at: wrapped(at).scatter((rows(at[0], 1), [3]), {"y": (rows("cpu"),)}, at),
+        ValueError,
+        UNEVEN.replace("{dim}", "0"),
+        "inputs[0] has batch size 1 (1 chunk); kwargs['y'][0] has batch size 4 (2 chunks)",
+    ),
+    "columns that would be lost": (
+        lambda at: dataparallel.scatter({"a": rows(at[0]), "b": rows(at[0]).t()[:, :1]}, at, 1),
+        ValueError,
+        UNEVEN.replace("{dim}", "1"),
+        "inputs['a'] has batch size 3 (2 chunks); inputs['b'] has batch size 1 (1 chunk)",
+    ),
+    "lists of other lengths": (
+        lambda at: gathered(at, [1, 2], [1]),
+        ValueError,
+        UNLIKE,
+        " is list of length 2 in replica 0, list of length 1 in replica 1",
+    ),
+    "other keys, further down": (
+        lambda at: gathered(at, (3, {"a": 1}), (3, {"b": 1})),
+        ValueError,
+        UNLIKE,
+        "[1] is dict with 1 keys ['a'] in replica 0, dict with 1 keys ['b'] in replica 1",
+    ),
+    "a tensor and a number": (
+        lambda at: gathered(at, rows(at[0]), 3.0, None),
+        ValueError,
+        UNLIKE,
+        " is Tensor in replica 0, float in replica 1, NoneType in replica 2",
+    ),
+    "a constant and a tuple": (
+        lambda at: gathered(at, 3, (3,)),
+        ValueError,
+        UNLIKE,
+        " is int in replica 0, tuple of length 1 in replica 1",
+    ),
+    "too few inputs": (
+        lambda at: dataparallel.parallel_apply([net(at[0])] * 2, [rows(at[0])]),
+        ValueError,
+        "inputs must have one entry for each of the 2 modules, but has 1",
+        None,
+    ),
+    "too many devices": (
+        lambda at: dataparallel.parallel_apply([net(at[0])], [rows(at[0])], [{}], at),
+        ValueError,
+        "devices must have one entry for each of the 1 modules, but has 2",
+        None,
+    ),
+}
+
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_calls_are_refused_in_these_words(devices, name):
+    call, kind, text, found = REFUSED[name]
+    with pytest.raises(kind) as caught:
+        call(devices)
+    assert type(caught.value) is kind
+    assert str(caught.value) == text.format(at=devices, wrong=found, found=found)
+
+
+@pytest.mark.devices(2)
+def test_no_modules_have_no_outputs(devices):
+    assert dataparallel.parallel_apply([], []) == []
+    assert dataparallel.replicate(net(devices[0]), []) == []
