@@ -74,3 +74,84 @@ def test_integers_are_output_devices(devices, number):
     output = parallel(x)
     assert output.device == devices[number]
     assert plain(output) == plain(module(x))
+
+
+class Here(nn.Module):
+    """Makes a tensor without saying where."""
+
+    def forward(self, *args, kind, **kwargs):
+        return torch.zeros(1, device=kind).device
+
+
+@pytest.mark.devices(3, distinct=True)
+def test_a_positional_argument_says_where_before_a_keyword_does(devices):
+    kind = devices[0].type
+    first, second = (torch.ones(1, device=device) for device in devices[1:])
+    keywords = {"kind": kind, "more": [second]}
+    calls = [(first,), (3, {"x": (first,)}), ()]
+    found = dataparallel.parallel_apply([Here()] * 3, calls, [keywords] * 3)
+    assert found == [devices[1], devices[1], devices[2]]
+
+
+@pytest.mark.devices(2, distinct=True)
+def test_a_type_alone_is_the_current_device_of_a_replica(devices):
+    kind = devices[0].type
+    with torch.get_device_module(kind).device(devices[1]):
+        found = dataparallel.parallel_apply(
+            [Here()] * 2, [()] * 2, [{"kind": kind}] * 2, [torch.device(kind), None]
+        )
+    assert found == [devices[1], devices[1]]
+
+
+class Counted(nn.Module):
+    """Says how many arguments it was given."""
+
+    def forward(self, *args, **kwargs):
+        return len(args), sorted(kwargs)
+
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_input_is_no_argument(devices, count):
+    call = dataparallel.data_parallel
+    assert call(Counted(), None, devices[:count]) == (0, [])
+    assert call(Counted(), None, devices[:count], module_kwargs={"x": 3}) == (0, ["x"])
+    assert call(Counted(), (), devices[:count]) == (0, [])
+    assert call(Counted(), (None,), devices[:count]) == (1, [])
+    assert call(Counted(), 3, devices[:count]) == (1, [])
+
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("count", [1, 2])
+def test_modules_without_a_child_or_with_one_twice_are_called(devices, count):
+    """Their tensors are looked for in every child."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).to(devices[0])
+    module.register_module("none", None)
+    module.register_module("again", module[0])
+    module.forward = lambda x: x + 1
+    x = values((4, 3), "float32", 1).to(devices[0])
+    assert plain(dataparallel.DataParallel(module, devices[:count])(x)) == plain(x + 1)
+
+
+class Mixed(nn.Module):
+    """The first rows look up a table, whose gradient is sparse then; others multiply by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(values((3, 2), "float64", 5))
+
+    def forward(self, rows, looked_up):
+        if looked_up[0]:
+            return nn.functional.embedding(rows, self.table, sparse=True)
+        return nn.functional.one_hot(rows, 3).double() @ self.table
+
+
+@pytest.mark.devices(3)
+@pytest.mark.parametrize("looked_up", [[1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 1, 1]])
+def test_a_gradient_that_is_dense_somewhere_is_dense(devices, looked_up):
+    net = Mixed().to(devices[0])
+    rows = torch.tensor([0, 1, 1, 2, 2, 2])
+    repeated = torch.tensor(looked_up).repeat_interleave(2)
+    dataparallel.DataParallel(net, devices[:3])(rows, repeated).sum().backward()
+    assert net.table.grad.is_sparse == all(looked_up)
+    assert plain(net.table.grad.to_dense()) == [[1, 1], [2, 2], [3, 3]]

@@ -97,6 +97,14 @@ def swap(net, parallel, x):
         torch.utils.swap_tensors(getattr(net.layer, name), other)
 
 
+def swap_for_inference(net, parallel, x):
+    """What is there now has no version."""
+    with torch.inference_mode():
+        other = nn.Parameter(net.layer.weight.detach() + 1, requires_grad=False)
+    net.layer.weight.requires_grad_(False)
+    torch.utils.swap_tensors(net.layer.weight, other)
+
+
 def replace_data(net, parallel, x):
     net.layer.weight.data = net.layer.weight.data + 1
     net.shift.data = net.shift.data + 1
@@ -124,6 +132,7 @@ DONE: dict[str, Callable[..., None]] = {
     "a state dict": load,
     "a state dict assigned": lambda *args: load(*args, assign=True),
     "swapped tensors": swap,
+    "swapped for tensors of inference mode": swap_for_inference,
     "other data": replace_data,
     "another module": exchange_module,
     "in place": lambda net, parallel, x: net.layer.weight.add_(1),
@@ -225,6 +234,21 @@ def test_copies_are_kept_by_the_overridden_steps_too(devices, data, moved):
         assert (one.layer.weight is other.layer.weight) == (not moved)
         assert one.layer.bias is other.layer.bias
         assert plain(other.layer.weight) == plain(net.layer.weight)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@few
+@given(data=st.data(), mode=st.sampled_from(sorted(WITHOUT_GRAD)))
+def test_copies_without_grad_mode_ask_for_no_gradient(devices, cached, data, mode):
+    """Not in inference mode either, which kept copies do not belong to."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    net = Normed().to(targets[0])
+    parallel = dataparallel.DataParallel(net, targets, cache_parameters=cached)
+    with WITHOUT_GRAD[mode]():
+        for replica in parallel.replicate(net, targets)[1:]:
+            for copy in (*replica.parameters(), *replica.buffers()):
+                assert (copy.requires_grad, copy.grad_fn) == (False, None)
+                assert copy.is_inference() == (mode == "inference" and not cached)
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -129,6 +129,8 @@ class Half(nn.Module):
         if inner:
             self.inner = holder
         self.weight = nn.Parameter(torch.ones(3, device=device))
+        self.nobody = None
+        self.register_module("none", None)
         holder.register_buffer("missing", None)
         holder.register_buffer("shift", torch.zeros(3))
 

@@ -131,6 +131,36 @@ REFUSED = {
         UNLIKE,
         " is Tensor in replica 0, float in replica 1, NoneType in replica 2",
     ),
+    "a tuple and a constant": (
+        lambda at: gathered(at, (3,), 3),
+        ValueError,
+        UNLIKE,
+        " is tuple of length 1 in replica 0, int in replica 1",
+    ),
+    "a list and a dict": (
+        lambda at: gathered(at, [3], {0: 3}),
+        ValueError,
+        UNLIKE,
+        " is list of length 1 in replica 0, dict with 1 keys [0] in replica 1",
+    ),
+    "a dict and a list": (
+        lambda at: gathered(at, {0: 3}, [3]),
+        ValueError,
+        UNLIKE,
+        " is dict with 1 keys [0] in replica 0, list of length 1 in replica 1",
+    ),
+    "a dimension that one device's tensor lacks": (
+        lambda at: dataparallel.scatter_kwargs((rows(at[0]),), {}, at[:1], -3),
+        IndexError,
+        "Dimension out of range (expected to be in range of [-2, 1], but got -3)",
+        None,
+    ),
+    "a dimension past the last of one device's tensor": (
+        lambda at: dataparallel.scatter_kwargs((rows(at[0]),), {}, at[:1], 2),
+        IndexError,
+        "Dimension out of range (expected to be in range of [-2, 1], but got 2)",
+        None,
+    ),
     "a constant and a tuple": (
         lambda at: gathered(at, 3, (3,)),
         ValueError,

@@ -92,18 +92,26 @@ def test_fault_12_threads_lose_the_callers_state(devices, name):
     assert seen == [[False] * 4, [True] * 4]
 
 
-@given(data=st.data(), names=st.lists(st.sampled_from(sorted(STATES)), unique=True))
-def test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call(devices, data, names):
+@given(
+    data=st.data(),
+    names=st.lists(st.sampled_from(sorted(STATES)), unique=True),
+    grad=st.booleans(),
+)
+def test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call(
+    devices, data, names, grad
+):
     """Any states, entered in any order; a thread that is used again has none of them left."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     batch = rows(2 * len(targets))
 
     def states(replica, x):
-        return {name for name, (_, is_there) in STATES.items() if is_there(x)}
+        mode = {"gradients"} if torch.is_grad_enabled() else set()
+        return mode | {name for name, (_, is_there) in STATES.items() if is_there(x)}
 
     @contextlib.contextmanager
     def all_of_them():
         with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(grad))
             for name in names:
                 stack.enter_context(STATES[name][0](targets[0].type))
             yield
@@ -113,7 +121,7 @@ def test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call(devices
     assert mine >= set(names)
     inside = told(OURS, targets, states, batch, within=all_of_them())
     assert inside == [mine] * len(targets)
-    assert told(OURS, targets, states, batch) == [set()] * len(targets)
+    assert told(OURS, targets, states, batch) == [{"gradients"}] * len(targets)
 
 
 @given(data=st.data())
@@ -123,20 +131,27 @@ def test_threads_that_are_used_again_have_the_settings_of_now(devices, data):
     kind = targets[0].type
     count = data.draw(st.integers(1, 4))
     dtype = data.draw(st.sampled_from((torch.float16, torch.bfloat16)))
+    cached = data.draw(st.booleans())
     before = torch.get_num_threads(), torch.get_autocast_dtype(kind)
     try:
+        torch.set_autocast_cache_enabled(cached)
         torch.set_num_threads(count)
         torch.set_autocast_dtype(kind, dtype)
         seen = told(
             OURS,
             targets,
-            lambda replica, x: (torch.get_num_threads(), torch.get_autocast_dtype(kind)),
+            lambda replica, x: (
+                torch.get_num_threads(),
+                torch.get_autocast_dtype(kind),
+                torch.is_autocast_cache_enabled(),
+            ),
             rows(2 * len(targets)),
         )
     finally:
+        torch.set_autocast_cache_enabled(True)
         torch.set_num_threads(before[0])
         torch.set_autocast_dtype(kind, before[1])
-    assert seen == [(count, dtype)] * len(targets)
+    assert seen == [(count, dtype, cached)] * len(targets)
 
 
 class Custom(BaseException):
