@@ -237,9 +237,10 @@ def test_copies_are_kept_by_the_overridden_steps_too(devices, data, moved):
 
 
 @pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("mode", sorted(WITHOUT_GRAD))
 @few
-@given(data=st.data(), mode=st.sampled_from(sorted(WITHOUT_GRAD)))
-def test_copies_without_grad_mode_ask_for_no_gradient(devices, cached, data, mode):
+@given(data=st.data())
+def test_copies_without_grad_mode_ask_for_no_gradient(devices, mode, cached, data):
     """Not in inference mode either, which kept copies do not belong to."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     net = Normed().to(targets[0])

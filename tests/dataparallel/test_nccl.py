@@ -72,20 +72,15 @@ class Library:
         output.copy_(sum(tensor.to(output.device) for tensor in inputs))
 
 
-@pytest.fixture
-def library():
-    """Put one in the place of NCCL for an example."""
-
-    def enter(patch, there=True, built=True):
-        found = Library(there)
-        patch.setattr(nccl, "nccl", found)
-        if built:
-            patch.setattr(torch._C, "_nccl_all_reduce", None, raising=False)
-        else:
-            patch.delattr(torch._C, "_nccl_all_reduce", raising=False)
-        return found
-
-    return enter
+def library(patch, there=True, built=True):
+    """One in the place of NCCL, until the patch is undone."""
+    found = Library(there)
+    patch.setattr(nccl, "nccl", found)
+    if built:
+        patch.setattr(torch._C, "_nccl_all_reduce", None, raising=False)
+    else:
+        patch.delattr(torch._C, "_nccl_all_reduce", raising=False)
+    return found
 
 
 def dense(tensor):
@@ -98,7 +93,7 @@ SPOILED = ("no NCCL", "another build", "a transform", "repeated", "alone", "else
 CASES = [*((kind, "nothing") for kind in sorted(KINDS)), *(("dense", each) for each in SPOILED)]
 
 
-def spoil(data, devices, library, patch, spoiled):
+def spoil(data, devices, patch, spoiled):
     """The devices of a call, and NCCL for it, in a block."""
     targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=4))
     if spoiled == "repeated":
@@ -113,12 +108,12 @@ def spoil(data, devices, library, patch, spoiled):
 @pytest.mark.parametrize("into", [False, True])
 @few
 @given(data=st.data(), seed=st.integers(0, 99))
-def test_what_a_broadcast_asks_for(devices, library, kind, spoiled, into, data, seed):
+def test_what_a_broadcast_asks_for(devices, kind, spoiled, into, data, seed):
     """From the first of the devices to others, each its own; else there are copies."""
     change, carried = KINDS[kind]
     into = into and kind != "sparse" and spoiled != "elsewhere"
     with pytest.MonkeyPatch.context() as patch:
-        targets, asked, block = spoil(data, devices, library, patch, spoiled)
+        targets, asked, block = spoil(data, devices, patch, spoiled)
         x = values((2, 3), "float64", seed).to(targets[-1 if spoiled == "elsewhere" else 0])
         x = change(x)
         outs = [torch.zeros(x.shape, dtype=x.dtype, device=each) for each in targets[1:]]
@@ -132,11 +127,11 @@ def test_what_a_broadcast_asks_for(devices, library, kind, spoiled, into, data, 
 @pytest.mark.parametrize(("kind", "spoiled"), CASES[:-1])
 @few
 @given(data=st.data(), seed=st.integers(0, 99))
-def test_what_a_sum_asks_for(devices, library, kind, spoiled, data, seed):
+def test_what_a_sum_asks_for(devices, kind, spoiled, data, seed):
     """One tensor that is not dense is enough."""
     change, carried = KINDS[kind]
     with pytest.MonkeyPatch.context() as patch:
-        targets, asked, block = spoil(data, devices, library, patch, spoiled)
+        targets, asked, block = spoil(data, devices, patch, spoiled)
         parts = [values((2, 3), "float64", seed + k).to(each) for k, each in enumerate(targets)]
         at = data.draw(st.integers(0, len(parts) - 1))
         dtype = change(parts[0]).dtype
@@ -151,7 +146,7 @@ def test_what_a_sum_asks_for(devices, library, kind, spoiled, data, seed):
     assert dense(total) == plain(sum(part.detach().cpu().to_dense() for part in parts))
 
 
-def test_quantized_numbers_are_copied(library):
+def test_quantized_numbers_are_copied():
     """Their scale would stay behind."""
     with pytest.MonkeyPatch.context() as patch:
         library(patch)
@@ -159,10 +154,30 @@ def test_quantized_numbers_are_copied(library):
         assert not nccl.usable([QUANTIZED, torch.ones(1, device="meta")])
 
 
-def test_devices_of_two_types_are_not_one_library(devices, library):
+def test_devices_of_two_types_are_not_one_library(devices):
     x = torch.ones(3, device=devices[0])
     with pytest.MonkeyPatch.context() as patch:
         asked = library(patch).asked
         copies = comm.broadcast(x, [devices[0], "cpu"])
     assert asked == []
     assert plain(copies[1]) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@few
+@given(data=st.data(), count=st.integers(1, 3))
+def test_buckets_are_carried_too(devices, repeated, data, count):
+    """One for each dtype; a device that is named twice has no way but copies."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=4))
+    targets += targets[:1] * repeated
+    tensors = [values((k + 1, 3), "float32", k).to(targets[0]) for k in range(count)]
+    tensors += [values((2,), "float64").to(targets[0])]
+    with pytest.MonkeyPatch.context() as patch:
+        asked = library(patch).asked
+        rows = comm.broadcast_coalesced(tensors, targets)
+        sums = comm.reduce_add_coalesced(rows, targets[0])
+    assert asked == ["broadcast"] * 2 * (not repeated) + ["reduce"] * 2 * (not repeated)
+    assert [[dense(copy) for copy in row] for row in rows] == [[dense(t) for t in tensors]] * len(
+        targets
+    )
+    assert [dense(total) for total in sums] == [dense(t * len(targets)) for t in tensors]

@@ -48,3 +48,44 @@ def test_a_module_without_devices_is_called_itself():
         assert plain(parallel(x)) == plain(module(x))
         (output,) = dataparallel.parallel_apply([module], [x])
     assert output.device == torch.device("cpu")
+
+
+def test_integers_beside_tensors_of_a_device_count_its_devices(devices):
+    """Whether or not that accelerator is the one that is asked for by default."""
+    x, net = (it.to(devices[0]) for it in (values((4, 3), "float32", 1), nn.Linear(3, 3)))
+    second = devices[1].index
+    with no_accelerator():
+        assert [chunk.device for chunk in dataparallel.scatter((3, [x]), [0, second])[1][1]] == [
+            devices[1]
+        ]
+        assert dataparallel.gather([{"x": x}, {"x": x}], second)["x"].device == devices[1]
+        replicas = dataparallel.replicate(net, [devices[0].index, second])
+        assert replicas[1].weight.device == devices[1]
+        outs = dataparallel.parallel_apply(
+            replicas, [x, x.to(devices[1])], None, [devices[0].index, second]
+        )
+        assert [out.device for out in outs] == devices[:2]
+        parallel = dataparallel.DataParallel(net, [devices[0].index, second])
+        assert parallel(x).device == devices[0]
+        assert len(dataparallel.DataParallel(net).device_ids) == len(devices)
+        (output,) = dataparallel.parallel_apply([Type()], [()])
+        assert output == "cpu"
+        (output,) = dataparallel.parallel_apply([net], [x])
+        assert output.device == devices[0]
+
+
+class Type(nn.Module):
+    def forward(self):
+        return torch.ones(1).device.type
+
+
+def test_steps_without_devices_are_on_the_cpu():
+    """A subclass may call them."""
+    x = values((4, 3), "float32", 1)
+    with no_accelerator():
+        parallel = dataparallel.DataParallel(nn.Linear(3, 2))
+        assert parallel.device_type is None
+        chunks, _ = parallel.scatter((x,), {}, [0, "cpu"])
+        assert [len(chunk) for (chunk,) in chunks] == [2, 2]
+        outputs = parallel.gather([chunk for (chunk,) in chunks], 0)
+    assert plain(outputs) == plain(x)

@@ -23,6 +23,7 @@ PACKAGES = {
             "tests/simulator/schedules/test_data_parallel.py",
             "tests/simulator/test_stream_records.py",
             "tests/simulator/test_trace.py",
+            "tests/simulator/test_who_waits.py",
         ),
     ),
     "simgpu": Package(

@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.dataparallel import test_kept_parameters as kept
+from tests.dataparallel import test_sent_again as again
 from tests.support.plant import Edit, fault
 
 PLAN = "dataparallel._replication.plan"
@@ -126,6 +127,36 @@ KEPT_PARAMETERS = [
         "plan.replicas(devices, False, self.cache_parameters)",
         "plan.replicas(devices, False)",
         kept.test_copies_are_kept_by_the_overridden_steps_too,
+    ),
+    fault(
+        "kept copies made in inference mode ask for gradients",
+        f"{CACHE}:refreshed",
+        "torch.inference_mode(False), torch.no_grad():",
+        "torch.inference_mode(False):",
+        partial(
+            kept.test_copies_without_grad_mode_ask_for_no_gradient, mode="inference", cached=True
+        ),
+    ),
+    fault(
+        "all statistics are sent with any change",
+        f"{CACHE}:refreshed",
+        "if not changed.isdisjoint(group):",
+        "if changed:",
+        partial(again.test_only_what_has_changed_is_sent, name="a parameter"),
+    ),
+    fault(
+        "all that a device has is sent again after a write into some of it",
+        f"{CACHE}:ParameterCache.changed",
+        "if copy._version != versions[index]:",
+        "if row[0]._version != versions[0]:",
+        again.test_what_a_replica_has_written_is_sent_again,
+    ),
+    fault(
+        "fewer replicas than before are sent everything",
+        f"{CACHE}:refreshed",
+        "cache.devices[: len(devices)] == list(devices)",
+        "cache.devices == list(devices)",
+        again.test_fewer_replicas_need_nothing_and_all_of_them_all,
     ),
     fault(
         "copies are kept unasked",

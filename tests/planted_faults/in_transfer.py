@@ -2,14 +2,59 @@
 
 from functools import partial
 
+import pytest
+
 from tests.dataparallel import test_bucket_layouts as layouts
 from tests.dataparallel import test_details_of_calls as details
+from tests.dataparallel import test_nccl as nccl
+from tests.dataparallel import test_refusals as refusals
 from tests.dataparallel import test_replica_marks as marks
 from tests.dataparallel import test_without_accelerator as without
 from tests.simulator import test_stream_records as records
+from tests.simulator import test_who_waits as waits
 from tests.support.plant import fault
 
+NCCL = "dataparallel._transfer.nccl"
+
 TRANSFER = [
+    fault(
+        "NCCL broadcasts tensors with gaps",
+        f"{NCCL}:_is_plain",
+        "and tensor.is_contiguous()",
+        "",
+        partial(
+            nccl.test_what_a_broadcast_asks_for, kind="transposed", spoiled="nothing", into=False
+        ),
+    ),
+    fault(
+        "NCCL sums two tensors of one device",
+        f"{NCCL}:usable",
+        "len({tensor.device for tensor in tensors}) < len(tensors)",
+        "False",
+        partial(nccl.test_what_a_sum_asks_for, kind="dense", spoiled="repeated"),
+    ),
+    fault(
+        "a bucket for a device that is named twice goes by NCCL",
+        f"{NCCL}:can_broadcast",
+        "len(set(devices)) == len(devices) > 1",
+        "len(devices) > 1",
+        partial(nccl.test_buckets_are_carried_too, repeated=True),
+    ),
+    fault(
+        "what is copied into outputs is awaited",
+        "dataparallel.comm.broadcast_and_reduce:broadcast",
+        "output.copy_(tensor, non_blocking=True)",
+        "output.copy_(tensor)",
+        partial(waits.test_only_a_result_on_the_host_is_awaited, name="comm.broadcast into"),
+    ),
+    fault(
+        "an unknown chunking is found out by the first call",
+        "dataparallel.data_parallel:DataParallel.__init__",
+        "chunk_sizes(0, 1, chunking)",
+        "pass",
+        partial(refusals.test_wrong_calls_are_refused_in_these_words, name="chunking of a module"),
+        raises=pytest.fail.Exception,
+    ),
     fault(
         "the stream in the background waits for the caller's",
         "dataparallel._transfer.autograd:scatter_split",
