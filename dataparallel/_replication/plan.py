@@ -64,7 +64,7 @@ def _contents(module: Module) -> list[Any]:
 
 def _signature(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What may change of a tensor without it becoming another object."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return tensor.dtype, tensor.layout, tensor.requires_grad
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad
 

@@ -114,7 +114,8 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
     # Tensors that can be cut out together lie next to each other (see Run).
     alike: dict[torch.Size, list[int]] = {}
     for index, tensor in enumerate(tensors):
-        alike.setdefault(tensor.shape[1:], []).append(index)
+        sizes = torch.Size() if tensor.is_nested else tensor.shape[1:]  # a nested one tells none
+        alike.setdefault(sizes, []).append(index)
     indices: Sequence[int] = [index for group in alike.values() for index in group]
     if any(tensor.is_complex() for tensor in tensors):
         indices = sorted(indices, key=lambda index: not tensors[index].is_complex())

@@ -3,12 +3,13 @@
 import importlib
 import json
 import sys
+import threading
 
 import pytest
 
-from tests.mutate import known, mutants, planting
+from tests.mutate import child, covering, known, mutants, planting
 from tests.mutate.child import Verdict
-from tests.mutate.results import Equivalents, Result
+from tests.mutate.results import Equivalents, Kept, Result
 
 SOURCE = '''\
 """A documented number: 1 + 1."""
@@ -103,6 +104,52 @@ def test_a_mutant_reaches_functions_in_memory_and_modules_that_are_not(source):
         assert importlib.import_module("mutated").total([3, 4]) == 3
     finally:
         del sys.meta_path[0]
+
+
+def test_a_survivor_is_tried_by_other_tests_only(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.mutate.results.KEPT", tmp_path)
+    monkeypatch.setattr(covering, "ROOT", tmp_path)
+    survivor, killed, *_ = mutants.mutants_of(source)
+    for name in ("test_a.py", "test_b.py"):
+        (tmp_path / name).write_text("")
+    tests = ["test_a.py::one", "test_a.py::two", "test_b.py::three"]
+    try:
+        covering.digest.cache_clear()
+        kept = Kept("some")
+        assert kept.untried(survivor, tests) == tests
+        kept.add(survivor, Verdict("survived", 2), tests[:2])
+        kept.add(killed, Verdict("killed", 1, "test_a.py::two"), tests)
+        kept = Kept("some")
+        assert (kept.find(survivor), kept.untried(survivor, tests)) == (None, tests[2:])
+        assert kept.find(killed) == Verdict("killed", 1, "test_a.py::two")
+        kept.add(survivor, Verdict("survived", 1), tests[2:])
+        assert Kept("some").untried(survivor, tests) == []
+        (tmp_path / "test_a.py").write_text("changed = 1")
+        covering.digest.cache_clear()
+        kept = Kept("some")
+        assert kept.untried(survivor, tests) == tests[:2]
+        assert kept.find(killed) is None
+        (tmp_path / source).write_text(SOURCE + "changed = 1")
+        covering.digest.cache_clear()
+        assert Kept("some").untried(survivor, tests) == tests
+    finally:
+        covering.digest.cache_clear()
+
+
+def test_threads_that_wait_for_each_other_are_told_from_those_that_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "STILL", 0.2)
+
+    def stuck(channel):
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+    def busy(channel):
+        total = sum(range(10**7))
+        child.Reporter(channel, {}).tell(status="survived", test=str(total))
+
+    found = [child.listen(*child.in_child(work, str(tmp_path))).status for work in (stuck, busy)]
+    assert found == ["timeout", "survived"]
 
 
 def test_every_row_of_the_table_of_equivalents_fits_a_mutant():

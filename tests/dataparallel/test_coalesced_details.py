@@ -1,0 +1,105 @@
+"""Sums and copies of many tensors: what stays as it was, without a graph, and unbucketed."""
+
+import pytest
+import torch
+from torch import nn
+
+import dataparallel
+from dataparallel import comm
+from tests.support.observe import plain, values
+
+
+def columns(devices, sparse):
+    """For each device a dense tensor and one that is sparse where it is said so."""
+    found = []
+    for number, (device, there) in enumerate(zip(devices, sparse, strict=True)):
+        second = values((3, 2), "float64", number + 5).to(device)
+        found.append(
+            [values((4,), "float64", number).to(device), second.to_sparse() if there else second]
+        )
+    return found
+
+
+@pytest.mark.devices(3)
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("sparse", [[0, 0, 0], [1, 0, 0], [0, 0, 1], [1, 1, 1]])
+def test_inputs_of_sums_stay_as_they_were(devices, kind, sparse):
+    given = [kind(column) for column in columns(devices[:3], sparse)]
+    before = [kind(column) for column in given]
+    sums = comm.reduce_add_coalesced(kind(given), devices[0])
+    for column, same in zip(given, before, strict=True):
+        assert all(one is other for one, other in zip(column, same, strict=True))
+    assert [total.is_sparse for total in sums] == [False, all(sparse)]
+    expected = [sum(column[k].to_dense().cpu() for column in given) for k in range(2)]
+    assert [plain(total.to_dense()) for total in sums] == [plain(total) for total in expected]
+
+
+@pytest.mark.devices(2)
+def test_results_are_cut_off_from_autograd(devices):
+    tensors = [values((4,), "float64", k).to(devices[0]).requires_grad_() for k in range(3)]
+    rows = comm.broadcast_coalesced(tensors, devices[:2])
+    assert all(one is other for one, other in zip(rows[0], tensors, strict=True))
+    others = [t.detach().to(devices[1]).requires_grad_() for t in tensors]
+    for result in (*rows[1], *comm.reduce_add_coalesced([tensors, others], devices[0])):
+        assert not result.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of prototypes, and of what is deprecated
+def test_what_has_no_strides_travels_by_itself():
+    """Quantized, nested and sparse tensors, beside others of one bucket."""
+    quantized = torch.quantize_per_tensor(torch.arange(6.0), 0.5, 0, torch.qint8)
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    sparse = torch.eye(3).to_sparse()
+    tensors = [torch.ones(3), quantized, nested, torch.ones(2, 2), sparse]
+    copies = comm.broadcast_coalesced(tensors, ["cpu", "cpu"])[1]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        assert copy is not tensor
+        assert (copy.layout, copy.dtype, copy.is_nested) == (
+            tensor.layout,
+            tensor.dtype,
+            tensor.is_nested,
+        )
+    assert copies[1].dequantize().tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [part.tolist() for part in copies[2].unbind()] == [
+        part.tolist() for part in nested.unbind()
+    ]
+    assert copies[4].to_dense().tolist() == torch.eye(3).tolist()
+
+
+@pytest.mark.devices(2)
+def test_outputs_come_as_a_tuple(devices):
+    x = values((4, 3), "float32", 1).to(devices[0])
+    outs = [torch.empty(2, 3, device=device) for device in devices[:2]]
+    assert type(comm.scatter(x, out=outs)) is tuple
+    assert type(comm.scatter(x, devices[:2])) is tuple
+    whole = [torch.empty(4, 3, device=device) for device in devices[:2]]
+    assert type(comm.broadcast(x, out=whole)) is tuple
+    assert type(comm.broadcast(x, devices[:2])) is tuple
+    joined = torch.empty(4, 3, device=devices[1])
+    assert comm.gather([x[:1], x[1:]], out=joined) is joined
+    assert plain(joined) == plain(x)
+
+
+class Ragged(nn.Module):
+    """Has a buffer of rows of different lengths."""
+
+    def __init__(self):
+        super().__init__()
+        rows = [torch.ones(2, 3), torch.full((1, 3), 2.0)]
+        self.register_buffer("rows", torch.nested.nested_tensor(rows))
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.weight + sum(part.sum() for part in self.rows.unbind())
+
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_a_nested_buffer_reaches_every_replica(devices, cached):
+    net = Ragged().to(devices[0])
+    parallel = dataparallel.DataParallel(net, devices[:2], cache_parameters=cached)
+    x = values((4, 3), "float32", 1).to(devices[0])
+    for grad in (False, False, True):
+        with torch.set_grad_enabled(grad):
+            assert plain(parallel(x)) == plain(x + 12)

@@ -1,0 +1,104 @@
+"""The threads of replicas: their names, what happens without them, and failures around a call."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import dataparallel
+from dataparallel._threads import worker_pool
+from dataparallel._threads.caller_state import ThreadState
+from tests.support.observe import plain
+
+
+class Thread(nn.Module):
+    """Waits for the other replicas, and says which thread it is in."""
+
+    def __init__(self, parties):
+        super().__init__()
+        self.barrier = threading.Barrier(parties, timeout=120)
+
+    def forward(self, x):
+        self.barrier.wait()
+        return threading.current_thread()
+
+
+def test_threads_are_named_and_end_with_the_program():
+    """So that a debugger tells them from others, and no program hangs at its end."""
+    x = torch.ones(2)
+    threads = dataparallel.parallel_apply([Thread(3)] * 3, [x] * 3, devices=["cpu"] * 3)
+    assert len(set(threads)) == 3
+    for thread in threads:
+        assert thread.daemon
+        kind, _, number = thread.name.partition("-")
+        assert (kind, number.isdecimal()) == ("dataparallel", True)
+    again = dataparallel.parallel_apply([Thread(3)] * 3, [x] * 3, devices=["cpu"] * 3)
+    assert set(again) == set(threads)
+
+
+class Doing(nn.Module):
+    def __init__(self, action):
+        super().__init__()
+        self.forward = action
+
+
+@pytest.mark.parametrize("started", [0, 1])
+@pytest.mark.parametrize("failing", [None, 1, 2])
+def test_a_system_without_more_threads_has_that_of_the_caller(started, failing):
+    """The work is done there, one replica after the other, and failures are told."""
+    left = [started]
+
+    def idle_or_new(pool):
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        return original(pool)
+
+    def action(x):
+        if failing is not None and x[0] == failing:
+            raise ValueError("planted")
+        seen.append(threading.current_thread())
+        return x + 1
+
+    original, seen = worker_pool._Pool.idle_or_new, []
+    inputs = [torch.full((2,), float(k)) for k in range(4)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_pool._Pool, "idle_or_new", idle_or_new)
+        call = [Doing(action)] * 4, inputs, None, ["cpu"] * 4
+        if failing is None:
+            assert [plain(out) for out in dataparallel.parallel_apply(*call)] == [
+                [k + 1.0] * 2 for k in range(4)
+            ]
+        else:
+            with pytest.raises(ValueError, match=f"in replica {failing} on device cpu"):
+                dataparallel.parallel_apply(*call)
+    assert len(seen) == 4 - (failing is not None)
+    assert len(set(seen) - {threading.current_thread()}) <= started
+    assert started or set(seen) == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_failure_around_a_call_is_told_unless_the_call_has_its_own(when, failing):
+    """The state of the caller could not be entered, or not be left."""
+    stock = ThreadState.run
+
+    def run(state, context, call):
+        if when == "after":
+            stock(state, context, call)
+        raise KeyError("around")
+
+    def action(x):
+        if failing:
+            raise ValueError("inside")
+        return x
+
+    told = (ValueError, "inside") if failing and when == "after" else (KeyError, "around")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ThreadState, "run", run)
+        with pytest.raises(told[0], match=told[1]) as caught:
+            dataparallel.parallel_apply(
+                [Doing(action)] * 2, [torch.ones(1)] * 2, devices=["cpu"] * 2
+            )
+    assert "in replica 0 on device cpu" in str(caught.value)
