@@ -1,5 +1,7 @@
 """What a caller can see of a call besides its results: attributes, identities, words."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -155,3 +157,75 @@ def test_a_gradient_that_is_dense_somewhere_is_dense(devices, looked_up):
     dataparallel.DataParallel(net, devices[:3])(rows, repeated).sum().backward()
     assert net.table.grad.is_sparse == all(looked_up)
     assert plain(net.table.grad.to_dense()) == [[1, 1], [2, 2], [3, 3]]
+
+
+@dataclasses.dataclass
+class Partly:
+    """One field of it may never be set."""
+
+    x: torch.Tensor
+    later: torch.Tensor = dataclasses.field(init=False)
+    name: str = "one"
+
+
+@pytest.mark.devices(2)
+def test_a_field_that_is_not_set_is_left_so(devices):
+    x = values((4, 3), "float32", 1).to(devices[0])
+    chunks = dataparallel.scatter(Partly(x), devices[:2])
+    whole = dataparallel.gather(chunks, devices[0])
+    for each in (*chunks, whole):
+        assert (hasattr(each, "later"), each.name) == (False, "one")
+    assert plain(whole.x) == plain(x)
+
+
+@pytest.mark.devices(2)
+def test_what_is_whole_and_at_home_is_itself(devices):
+    """With and without gradients; arguments too."""
+    for grad in (False, True):
+        x = values((4, 3), "float32", 1).to(devices[0]).requires_grad_(grad)
+        assert dataparallel.scatter(x, devices[:1])[0] is x
+        args, keywords = dataparallel.scatter_kwargs((x, [x]), {"y": x}, devices[:1])
+        assert args[0][0] is x
+        assert args[0][1][0] is keywords[0]["y"] is x
+
+
+@pytest.mark.devices(2)
+def test_no_arguments_at_all_are_no_replicas(devices):
+    x = values((4, 3), "float32", 1).to(devices[0])
+    for nothing in (None, (), []):
+        assert dataparallel.scatter_kwargs(nothing, None, devices[:2]) == ((), ())
+        assert dataparallel.scatter_kwargs(nothing, {}, devices[:2]) == ((), ())
+        args, keywords = dataparallel.scatter_kwargs(nothing, {"x": x}, devices[:2])
+        assert args == ((), ())
+        assert [plain(each["x"]) for each in keywords] == [plain(x[:2]), plain(x[2:])]
+
+
+@pytest.mark.devices(3)
+def test_a_step_may_apply_fewer_replicas(devices):
+    net = nn.Linear(3, 3).to(devices[0])
+    parallel = dataparallel.DataParallel(net, devices[:3])
+    x = values((2, 3), "float32", 1).to(devices[0])
+    inputs, keywords = parallel.scatter((x,), {}, parallel.device_ids[:2])
+    replicas = parallel.replicate(net, parallel.device_ids[:2])
+    outputs = parallel.parallel_apply(replicas, inputs, keywords)
+    assert plain(parallel.gather(outputs, parallel.output_device)) == plain(net(x))
+
+
+@pytest.mark.devices(2)
+def test_a_large_join_takes_no_more_than_its_result(devices):
+    """What is joined is never there twice."""
+    kind = torch.get_device_module(devices[0].type)
+    parts = [torch.ones(300_000, device=device) for device in devices[:2]]
+    kind.reset_peak_memory_stats(devices[1])
+    before = kind.memory_allocated(devices[1])
+    whole = dataparallel.gather(parts, devices[1])
+    assert whole.numel() == 600_000
+    assert kind.max_memory_allocated(devices[1]) - before < 600_000 * 4 + 2**20
+
+
+@pytest.mark.devices(2)
+def test_the_warning_about_numbers_names_the_line_of_the_caller(devices):
+    numbers = [torch.ones((), device=device) for device in devices[:2]]
+    with pytest.warns(UserWarning, match="every replica returned a 0-dimensional") as told:
+        dataparallel.gather(numbers, devices[0])
+    assert [warning.filename for warning in told] == [__file__]

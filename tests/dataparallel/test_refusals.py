@@ -155,6 +155,31 @@ REFUSED = {
         "Dimension out of range (expected to be in range of [-2, 1], but got -3)",
         None,
     ),
+    "a dimension past the only one of one device's tensor": (
+        lambda at: dataparallel.scatter_kwargs((rows(at[0])[0],), {}, at[:1], 1),
+        IndexError,
+        "Dimension out of range (expected to be in range of [-1, 0], but got 1)",
+        None,
+    ),
+    "a sum of nothing": (
+        lambda at: comm.reduce_add([]),
+        ValueError,
+        "reduce_add expects at least one tensor to sum, but got none",
+        None,
+    ),
+    "nowhere to scatter to": (
+        lambda at: comm.scatter(rows(at[0])),
+        RuntimeError,
+        "Expected at least one device to scatter to, but got devices=None",
+        None,
+    ),
+    "an output of fewer dimensions": (
+        lambda at: comm.scatter(rows(at[0]), out=[rows(at[0])[0]], dim=1),
+        RuntimeError,
+        "Output tensor at index 0 has incorrect shape: [3]. Expected same shape except for scatter "
+        "dim 1 as the source tensor: [4, 3]",
+        None,
+    ),
     "a dimension past the last of one device's tensor": (
         lambda at: dataparallel.scatter_kwargs((rows(at[0]),), {}, at[:1], 2),
         IndexError,

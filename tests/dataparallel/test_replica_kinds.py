@@ -26,8 +26,8 @@ class Noting(nn.Module):
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
-        if isinstance(value, torch.Tensor):
-            self.__dict__["heard"] = {**self.__dict__.get("heard", {}), name: value.device}
+        where = value.device if isinstance(value, torch.Tensor) else None
+        self.__dict__["heard"] = {**self.__dict__.get("heard", {}), name: where}
 
     def forward(self, x):
         return self.last(self.inner(x)) * self.weight + self.shift
@@ -73,6 +73,7 @@ def test_a_replica_has_all_of_it_on_its_device(devices, kind):
         assert (noting._modules["nobody"], noting._buffers["missing"]) == (None, None)
         assert (noting._parameters["unused"], noting.bias) == (None, None)
         assert noting.heard["weight"] == noting.heard["shift"] == device
+        assert "missing" not in noting.heard  # what is None is no news
         assert not {"weight", "shift", "missing", "unused", "inner"} & set(noting.__dict__)
         assert replica._modules.keys() == module._modules.keys()
     assert module.state_dict().keys() == kind().state_dict().keys()

@@ -89,3 +89,12 @@ def test_steps_without_devices_are_on_the_cpu():
         assert [len(chunk) for (chunk,) in chunks] == [2, 2]
         outputs = parallel.gather([chunk for (chunk,) in chunks], 0)
     assert plain(outputs) == plain(x)
+
+
+def test_the_cpu_may_be_named_as_often_as_one_likes():
+    x = values((4, 3), "float32", 1)
+    net = nn.Linear(3, 2)
+    with no_accelerator():
+        parallel = dataparallel.DataParallel(net, ["cpu", "cpu"])
+        assert (parallel.device_type, len(parallel.device_ids)) == ("cpu", 2)
+        assert plain(parallel(x)) == plain(net(x))

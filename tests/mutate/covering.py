@@ -94,14 +94,13 @@ class Map:
         return [test for each in rounds for test in each if test is not None]
 
     def within(self, tests: Sequence[str], budget: float) -> list[str]:
-        """As many of the tests, in their order, as cost no more than `budget` together."""
+        """Those of the tests, in their order, that fit into `budget` together; at least one."""
         total, kept = 0.0, []
         for test in tests:
-            total += self.costs[test]
-            if kept and total > budget:
-                break
-            kept.append(test)
-        return kept
+            if total + self.costs[test] <= budget:
+                total += self.costs[test]
+                kept.append(test)
+        return kept or list(tests[:1])
 
 
 def _span(first: int, last: int) -> int:

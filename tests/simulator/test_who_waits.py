@@ -65,6 +65,10 @@ CALLS = {
     "comm.broadcast": (lambda it: comm.broadcast(it.x, it.devices), False),
     "comm.broadcast into": (lambda it: comm.broadcast(it.x, out=it.outs), False),
     "to other devices": (lambda it: comm.broadcast(it.parts[0], it.devices), False),
+    "a sum with parts of the host": (
+        lambda it: comm.reduce_add([it.parts[0], it.x, it.x], it.first),
+        False,
+    ),
     "joined on a device": (lambda it: dataparallel.gather(it.parts, it.first), False),
     "joined on the host": (lambda it: dataparallel.gather(it.parts, "cpu"), True),
     "joined large on a device": (lambda it: dataparallel.gather(it.large, it.first), False),
