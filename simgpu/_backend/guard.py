@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from simgpu._native import guard_answers
 from simgpu._native.callbacks import GET_DEVICE, device_answer
 from simgpu._native.pending_errors import raise_pending_error
 from simgpu._native.virtual_tables import Table
@@ -38,6 +39,11 @@ def let_guard_know(guard: Table) -> bool:
     finally:
         world.set_unchecked_current_device(outer)
     return True
+
+
+def let_cpp_count_devices() -> None:
+    """Let C++ know how many devices there are, once autograd's engine has been at work."""
+    guard_answers.set_device_count(len(world.active_devices))
 
 
 PRIVATE_USE_1_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1

@@ -60,8 +60,8 @@ def _install_in_order() -> None:
     from simgpu._distributed import kernels as collectives
     from simgpu._kernels import autocast, registry
     from simgpu._memory import pinned
-    from simgpu._native import constant_answers, registered_guard
-    from simgpu._runtime import processes
+    from simgpu._native import constant_answers, guard_answers, registered_guard
+    from simgpu._runtime import processes, thread_state
 
     # First the device type: PyTorch takes its name in every call that follows.
     hooks, guard = BackendHooks(), DeviceGuard()
@@ -76,6 +76,9 @@ def _install_in_order() -> None:
     tables = registered_guard.replace_vtables(guard, hooks)
     if tables is not None:
         backend_guard.let_guard_know(tables[0])
+        announce = guard_answers.install(tables[0])
+        if announce is not None:
+            thread_state.announce_to(announce)
         pinned_allocator.let_hooks_allocate(tables[1])
         constant_answers.install(*tables)
     # The kernels, before the attributes of torch that lead programs to them.

@@ -7,9 +7,10 @@ in. If one raises, as Ctrl-C's does, the process is aborted, since in these func
 raised; or a reference to the running frame is lost, and with it all tensors of a step. Python code
 comes too late to prevent that.
 
-But the answers are constants: simgpu:0, its default stream, yes. So in the tables of virtual
-functions of the two C++ objects (`virtual_tables`), those that ask Python are replaced by
-instructions that return the constant. Nothing is replaced unless everything is as expected: Linux
+But the answers are constants (simgpu:0, its default stream, yes), or depend on nothing but the
+calling thread (`guard_answers`). So in the tables of virtual functions of the two C++ objects
+(`virtual_tables`), those that ask Python are replaced by instructions, here by such as return the
+constant. Nothing is replaced unless everything is as expected: Linux
 on x86-64, the order of the functions in PyTorch's headers, and memory in which code may run and
 answers what it should when it is called. Otherwise Python is asked as before (`_backend`).
 """
@@ -57,7 +58,8 @@ _GUARD = VtablePatch(
         *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
         "exchangeStream",
     ),
-    # All that ask Python but getDevice, which says what the current device is (`callbacks`).
+    # All that ask Python but getDevice, which says what the current device is (`callbacks`); of
+    # these, `guard_answers` has better ones for those that depend on the calling thread.
     replaced=("type", "exchangeDevice", "getStream", "getNewStream", "exchangeStream"),
     code=_FIRST_DEVICE,
     answer=PRIVATE_USE_1,
@@ -71,7 +73,7 @@ _HOOKS = VtablePatch(
 )
 
 
-def _virtual_functions(header: str) -> list[str]:
+def virtual_functions(header: str) -> list[str]:
     """The virtual functions that a header of PyTorch's declares, in their order."""
     path = Path(torch.__file__).with_name("include") / header
     try:
@@ -97,17 +99,21 @@ class Replacement:
             self._put_back()
 
 
-# What was replaced.
+# What was replaced, and what could not be.
 replacements: list[Replacement] = []
+_left: list[VtablePatch] = []
 
 
 def _replace(table: Table, patch: VtablePatch) -> None:
-    if tuple(_virtual_functions(patch.header)[: len(patch.first)]) != patch.first:
+    in_order = tuple(virtual_functions(patch.header)[: len(patch.first)]) == patch.first
+    code = function_of(patch.code, patch.answer) if in_order else None
+    if code is None:
+        _left.append(patch)
         return
-    code = function_of(patch.code, patch.answer)
-    if code is not None:
-        for name in patch.replaced:
-            replacements.append(Replacement(table, patch.first.index(name), code))
+    for name in patch.replaced:
+        position = patch.first.index(name)
+        if not table.is_replaced(position):  # by what knows the calling thread
+            replacements.append(Replacement(table, position, code))
 
 
 def install(guard: Table, hooks: Table) -> None:
@@ -118,4 +124,4 @@ def install(guard: Table, hooks: Table) -> None:
 
 def is_active() -> bool:
     """Whether all of these questions are answered without Python."""
-    return len(replacements) == len(_GUARD.replaced) + len(_HOOKS.replaced)
+    return bool(replacements) and not _left

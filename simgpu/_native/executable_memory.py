@@ -25,7 +25,7 @@ def function_of(code: bytes, answer: int) -> Any:
 
     `code` begins with endbr64, as kernels want of functions that are called by address.
     """
-    memory = _executable(code)
+    memory = executable(code)
     if memory is None:
         return None
     if ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(memory))() != answer:
@@ -34,7 +34,7 @@ def function_of(code: bytes, answer: int) -> Any:
 
 
 @functools.cache
-def _executable(code: bytes) -> Any:
+def executable(code: bytes) -> Any:
     """Memory that begins with `code`, which may be run; None where there cannot be any."""
     if not is_possible_here():
         return None
@@ -71,7 +71,7 @@ def builtin_of(code: bytes, data: bytes) -> Any:
 
     It is handed two objects as CPython hands them on: `data`, and the argument.
     """
-    memory = _executable(code)
+    memory = executable(code)
     if memory is None:
         return None
     method = _Method(b"machine_code", ctypes.addressof(memory), _ONE_ARGUMENT, None)

@@ -15,6 +15,7 @@ from simgpu._native import (
     dispatch_tables,
     dlpack_relabel,
     generator_layout,
+    guard_answers,
     host_allocator,
     registered_guard,
     storage_layout,
@@ -77,6 +78,11 @@ TRICKS = (
         "constant answers in machine code",
         constant_answers.is_active,
         "PyTorch asks Python while it differentiates: Ctrl-C there may abort the process",
+    ),
+    Trick(
+        "devices and streams of backward passes",
+        guard_answers.is_active,
+        "backward runs on the stream and device that are current where it is called",
     ),
     Trick(
         "texts of built-in errors",

@@ -138,6 +138,9 @@ class Instrument:
     def tensor_used_on_stream(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
         """`tensor.record_stream(stream)`: its memory waits for `stream` before it is used again."""
 
+    def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
+        """Autograd's engine does the same for a gradient, whose memory begins at `address`."""
+
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         """The thread waits for all work of a device or stream, or for an event. May raise."""
 
@@ -170,6 +173,7 @@ class Hooks:
     stream_waits: tuple[Callable[[torch.Stream, torch.Stream | torch.Event], None], ...]
     event_recorded: tuple[Callable[[torch.Event, torch.Stream], None], ...]
     tensor_used_on_stream: tuple[Callable[[torch.Tensor, torch.Stream], None], ...]
+    memory_used_on_stream: tuple[Callable[[int, torch.Stream], None], ...]
     host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]
     collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream], None], ...]
     devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]

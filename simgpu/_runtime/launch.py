@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from simgpu._naming import DEVICE_TYPE
-from simgpu._runtime import clock, streams, world
+from simgpu._runtime import clock, engine_waits, streams, thread_state, world
 from simgpu._runtime.charging import Charge, changes_more_than_results, charge
 from simgpu._runtime.instruments import Collective, Launch, Record, hooks
+from simgpu._runtime.thread_state import LOG
 from simgpu.errors import OutOfMemoryError
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
@@ -135,6 +136,8 @@ def _launch_watched(
     held: Charge | None = None,
 ) -> Any:
     """`launch` with instruments before and after the kernel, for whose results memory is `held`."""
+    if thread_state.per_thread.row[LOG]:
+        engine_waits.tell()
     source, target = map(_device_or_host, route or (index, index))
     about = Launch(
         kind="kernel" if route is None else "copy",

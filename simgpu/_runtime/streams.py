@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
-from simgpu._runtime import clock, executors, world
+from simgpu._runtime import clock, executors, thread_state, world
 from simgpu._runtime.instruments import hooks
+from simgpu._runtime.thread_state import STREAMS
 from simgpu.errors import DeviceMismatchError
 
 # The streams that are being captured into graphs: the index of a device, and a stream's number.
@@ -271,23 +272,16 @@ class Event(torch.Event):
 
 
 class _PerThread(threading.local):
-    """Which stream is current on each device, for one thread and one world."""
+    """The stream object that a thread has made current on each device last.
 
-    world: object = None
+    Which stream is current, its number in `thread_state` says: C++ makes streams current, too.
+    """
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
 
 
 _per_thread = _PerThread()
-
-
-def _current() -> dict[int, Stream]:
-    current = world.current_world()
-    if _per_thread.world is not current:
-        _per_thread.world = current
-        _per_thread.streams = {}
-    return _per_thread.streams
 
 
 def handle_of(device_index: int, stream_id: int) -> int:
@@ -317,14 +311,17 @@ def _busy_until(index: int, stream: torch.Stream | None) -> float:
 
 def current_stream_id(index: int) -> int:
     """Number of the calling thread's current stream on device `index`; 0 is the default stream."""
-    stream = _current().get(index)
-    return 0 if stream is None else stream.stream_id
+    return thread_state.per_thread.row[STREAMS + index]
 
 
 def current_stream(device: torch.device | str | int | None = None) -> Stream:
     """The calling thread's current stream on `device` (default: the current device)."""
     index = world.resolve(device)
-    return _current().get(index) or default_stream(index)
+    number = current_stream_id(index)
+    stream = _per_thread.streams.get(index)
+    if stream is not None and stream.stream_id == number:
+        return stream
+    return Stream(index, stream_id=number)
 
 
 def default_stream(device: torch.device | str | int | None = None) -> Stream:
@@ -340,4 +337,5 @@ def set_stream(stream: torch.Stream | None) -> None:
         raise ValueError(f"expected a stream of a {DEVICE_TYPE} device, got one of {stream.device}")
     if not isinstance(stream, Stream):
         stream = Stream(stream.device_index, stream_id=stream.stream_id)
-    _current()[stream.device_index] = stream
+    _per_thread.streams[stream.device_index] = stream
+    thread_state.per_thread.row[STREAMS + stream.device_index] = stream.stream_id

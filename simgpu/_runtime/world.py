@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -20,22 +18,15 @@ import torch
 from simgpu import _naming
 from simgpu._models.gpus import GENERIC, Model
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
-from simgpu._runtime import clock
+from simgpu._runtime import clock, thread_state
 from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.rngs import check_rng
+from simgpu._runtime.thread_state import CURRENT_DEVICE
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
 # What callers name a device by; None is the current one.
 DeviceLike = torch.device | str | int | None
-
-
-class _PerThread(threading.local):
-    """What each thread has of its own: a current device."""
-
-    def __init__(self) -> None:
-        # An attribute of each thread's object: torch.compile guards on which of them it has.
-        self.current_device = 0
 
 
 class World:
@@ -60,9 +51,7 @@ class World:
         return self.asked or any(device.taken_count for device in self.devices)
 
 
-_per_thread = _PerThread()  # another one whenever the world changes
 _world: World | None = None
-_this_module = sys.modules[__name__]
 
 # The devices of the world that exists now, by index; the same list object for the whole process,
 # so that hot paths can hold on to it.
@@ -83,7 +72,7 @@ def enter(
     Each has an entry of `memory` in bytes, by default what its model has. `rng` is what draws
     there: one of `rngs.RNGS`.
     """
-    global _world, _per_thread
+    global _world
     check_fork()
     if isinstance(count, bool) or not isinstance(count, int):
         raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
@@ -99,7 +88,7 @@ def enter(
         models = [GENERIC] * count
     sizes = [model.total_memory for model in models] if memory is None else memory
     _world = World(sizes, models, rng)
-    _per_thread = _PerThread()
+    thread_state.reset()
     _set_active(_world.devices)
     return _world
 
@@ -116,10 +105,10 @@ def _set_active(devices: list[Device]) -> None:
 
 def leave(world: World) -> None:
     """End `world`; its tensors keep their values but no new work can be put on its devices."""
-    global _world, _per_thread
+    global _world
     if _world is world:
         _world = None
-        _per_thread = _PerThread()
+        thread_state.reset()
         _set_active([])
 
 
@@ -193,18 +182,18 @@ def current_world() -> World | None:
 
 def current_device() -> int:
     """Index of the calling thread's current device."""
-    return _per_thread.current_device
+    return thread_state.per_thread.row[CURRENT_DEVICE]
 
 
 def set_current_device(index: int) -> None:
     """Set the calling thread's current device; raises for an index that names none."""
     device(index)
-    _per_thread.current_device = index
+    thread_state.per_thread.row[CURRENT_DEVICE] = index
 
 
 def set_unchecked_current_device(index: int) -> None:
     """Set the calling thread's current device to an index that need not name a device."""
-    _per_thread.current_device = index
+    thread_state.per_thread.row[CURRENT_DEVICE] = index
 
 
 class MakeCurrent:
@@ -229,7 +218,8 @@ class MakeCurrent:
 
 def current_device_steps() -> Iterator[int]:
     """`current_device`, time after time, for C++: no step runs Python code (`_virtual`)."""
-    return map(operator.attrgetter("_per_thread.current_device"), itertools.repeat(_this_module))
+    rows = map(operator.attrgetter("per_thread.row"), itertools.repeat(thread_state))
+    return map(operator.itemgetter(CURRENT_DEVICE), rows)
 
 
 def resolve(device_: DeviceLike) -> int:

@@ -3,11 +3,13 @@
 from functools import partial
 
 from tests.devices.memory import test_statistics as memory
+from tests.devices.state import test_backward_streams as backward_streams
+from tests.simulator import test_backward_records as backward_records
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_sleep as sleep
 from tests.simulator import test_stream_records as records
 from tests.simulator import test_worlds as worlds
-from tests.support.plant import Edit, fault
+from tests.support.plant import fault
 from tests.tools import test_timeline as timeline
 
 LAUNCH = "simgpu._runtime.launch"
@@ -42,18 +44,38 @@ RUNTIME = [
     ),
     fault(
         "the current stream outlives its devices",
-        f"{STREAMS}:_current",
-        "if _per_thread.world is not current:",
-        "if _per_thread.world is None:",
+        "simgpu._runtime.thread_state:reset",
+        "row[STREAMS:] = _ZEROS",
+        "pass",
         worlds.test_the_current_device_and_streams_end_with_their_devices,
     ),
     fault(
         "the current device outlives its devices",
-        "simgpu._runtime.world:enter",
-        "_per_thread = _PerThread()",
+        "simgpu._runtime.thread_state:reset",
+        "row[CURRENT_DEVICE] = 0",
         "pass",
         worlds.test_the_current_device_and_streams_end_with_their_devices,
-        Edit("simgpu._runtime.world:leave", "_per_thread = _PerThread()", "pass"),
+    ),
+    fault(
+        "a stream that C++ made current is not seen",
+        f"{STREAMS}:current_stream",
+        "if stream is not None and stream.stream_id == number:",
+        "if stream is not None:",
+        backward_streams.test_it_runs_where_its_forward_ran,
+    ),
+    fault(
+        "waits of autograd's engine are not told",
+        "simgpu._runtime.engine_waits:_Log._tell",
+        "event.wait(stream)",
+        "pass",
+        backward_records.test_each_kernel_comes_after_the_one_that_made_its_gradient,
+    ),
+    fault(
+        "uses of memory in a backward pass are told twice",
+        "simgpu._runtime.engine_waits:_Log.tell",
+        "count, words[0] = words[0], 0",
+        "count = words[0]",
+        backward_records.test_memory_of_a_gradient_is_told_to_be_used_by_its_reader,
     ),
     fault(
         "streams are numbered by each set of devices",

@@ -115,8 +115,8 @@ SIMULATOR = [
     fault(
         "no index is the first device",
         "simgpu._runtime.world:set_current_device",
-        "_per_thread.current_device = index",
-        "_per_thread.current_device = 0",
+        "thread_state.per_thread.row[CURRENT_DEVICE] = index",
+        "thread_state.per_thread.row[CURRENT_DEVICE] = 0",
         partial(without_index.test_no_index_means_the_current_device, way="Tensor.to"),
     ),
     fault(
@@ -165,9 +165,9 @@ SIMULATOR = [
     ),
     fault(
         "a new thread is not on the first device",
-        "simgpu._runtime.world:_PerThread.__init__",
-        "self.current_device = 0",
-        "self.current_device = len(active_devices) - 1",
+        "simgpu._runtime.thread_state:_PerThread.__init__",
+        "row[CURRENT_DEVICE] = row[LOG] = 0",
+        "row[CURRENT_DEVICE], row[LOG] = 1, 0",
         threads.test_the_current_device_is_the_threads_own,
     ),
     fault(

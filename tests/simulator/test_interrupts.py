@@ -86,15 +86,15 @@ def asked_in_python(replacements):
 
 @pytest.fixture
 def replacements(simulated):
-    from simgpu._native import constant_answers
+    from simgpu._native import constant_answers, guard_answers
 
     if not constant_answers.replacements:
         pytest.skip("here PyTorch asks the device guard that is written in Python")
-    return constant_answers.replacements
+    return [*constant_answers.replacements, *guard_answers.replacements]
 
 
 def test_no_interrupt_aborts_the_process_or_is_lost(replacements, python, tmp_path):
-    assert len(replacements) == 6
+    assert len(replacements) == 3 + 10
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     done = python(path)

@@ -2,7 +2,8 @@
 
 A device guard written in Python reports one device only, so PyTorch's engine has a worker thread
 for simgpu:0 and none for simgpu:1 and up. It needs none while autograd's multithreading is off,
-which it is here in the calling thread for the length of every backward pass.
+which it is here in the calling thread for the length of every backward pass. Each node still runs
+on the device and the stream of its forward (`simgpu._native.guard_answers`).
 
 Where the guard's type is a Python property (`simgpu._native.constant_answers` says where not), C++
 also asks for it while the engine unwinds from an error that a hook raised. That error is then still
@@ -26,9 +27,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from simgpu._backend.guard import put_aside
+from simgpu._backend.guard import let_cpp_count_devices, put_aside
 from simgpu._patches import Patch, Row
-from simgpu._runtime import world
+from simgpu._runtime import engine_waits, world
 
 
 class _PerThread(threading.local):
@@ -44,12 +45,14 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call what may pass backward; changes nothing while there are no simulated devices."""
     if not world.active_devices:
         return run(*args, **kwargs)
+    _let_engine_know_devices()
     multithreading = torch._C._is_multithreading_enabled()
     _per_thread.depth += 1
     try:
         # In here: a signal handler that raises does so after this call, at the earliest.
         torch._C._set_multithreading_enabled(False)
-        return run(*args, **kwargs)
+        with engine_waits.followed():
+            return run(*args, **kwargs)
     except SystemError:  # "returned NULL without setting an exception": we have it
         if not put_aside.errors:
             raise
@@ -73,8 +76,12 @@ def _drop_unfinished_work() -> None:
 
     Within another backward pass (checkpointing) the queue is that pass's, which is about to fail.
     """
-    if _per_thread.depth > 1:
-        return
+    if _per_thread.depth <= 1:
+        _pass_backward()
+
+
+def _pass_backward() -> None:
+    """Let the engine pass backward from a single number of the CPU."""
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -84,6 +91,30 @@ def _drop_unfinished_work() -> None:
     ):
         number = torch.zeros((), device="cpu", requires_grad=True)
         torch.autograd.backward(number.neg())
+
+
+_starting = threading.Lock()
+_has_started = False
+
+
+def _let_engine_know_devices() -> None:
+    """Let the engine know of all devices, but not before it has made its threads.
+
+    It makes one for each device that it knows when it first passes backward, and keeps a stream for
+    each that it knows at the beginning of a pass.
+    """
+    global _has_started
+    if not _has_started and _per_thread.depth == 0:
+        with _starting:
+            if not _has_started:
+                _per_thread.depth = 1  # within: nothing else is
+                try:
+                    _pass_backward()
+                finally:
+                    _per_thread.depth = 0
+                _has_started = True
+    if _has_started:
+        let_cpp_count_devices()
 
 
 class _Engine:

@@ -1,0 +1,164 @@
+"""Methods of the device guard in machine code that read and write a thread's own row of numbers.
+
+PyTorch's C++ makes devices and streams current by its device guard: autograd's engine runs each
+node of a backward pass on the device and the stream of its forward, and lets streams wait for each
+other where gradients pass between them. The guard of a backend in Python does nothing in these
+methods, and they may run no Python function (`constant_answers` says why). So here they are
+instructions that work on the row of the calling thread (`simgpu._runtime.thread_state`), which
+they find by a key of pthreads, as C programs find what belongs to a thread.
+
+Where instructions cannot be had, or do not answer what they should, all of PyTorch's own stay:
+backward passes then run on the stream that is current where backward is called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from simgpu._naming import PRIVATE_USE_1
+from simgpu._native.constant_answers import Replacement, virtual_functions
+from simgpu._native.executable_memory import executable, is_possible_here
+from simgpu._native.virtual_tables import Table
+
+# Functions of a guard, in their order, by c10/core/impl/DeviceGuardImplInterface.h.
+_ORDER = (
+    *("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice"),
+    *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
+    *("exchangeStream", "getStreamNativeHandle", "destroyEvent", "record", "block"),
+    *("queryEvent", "deviceCount", "getDeviceCapability", "queryStream", "synchronizeStream"),
+    *("isStreamCapturing", "synchronizeEvent", "synchronizeDevice", "recordDataPtrOnStream"),
+)
+
+# What an entry of a log says: an event was recorded on a stream, a stream waits for an event, a
+# stream uses memory.
+RECORDED, WAITS, USES = 1, 2, 3
+
+# mov edi, KEY; mov rax, pthread_getspecific; call rax: the address of the row, or 0, in rax.
+_ROW = "bf {key} 48b8 {get} ffd0"
+# With r12 the address of a stream, rcx an event or an address, r8 what it is and rax the row: if
+# the row names a log, count there, and if there is room, append the four. Then return.
+_APPEND = (
+    "4885c0 7437 488b4008 4885c0 742e 488b10 48ff00 483b5008 7322 48c1e205 488d541010 4c8902"
+    "48894a08 410fb73424 48897210 498b742408 48897218 415d 415c 5b c3"
+)
+_ENTER = "f30f1efa 53 4154 4155 4889f3 4989d4"  # endbr64; save rbx, r12, r13; keep two arguments
+_CODE = {
+    # The row's device becomes the argument's, unless that has no index; the former one in ax.
+    "exchangeDevice": f"f30f1efa 53 89f3 {_ROW} 31d2 4885c0 740d 488b10 0fbecf 85c9 7803 488908"
+    "88d7 0fb7c3 5b c3",
+    # The row's stream of the argument's device, in ax and rdx.
+    "getStream": f"f30f1efa 53 89f3 {_ROW} 31d2 4885c0 7410 0fbecf 85c9 7904 8b08 88cf 488b54c810"
+    "0fb7c3 5b c3",
+    "getDefaultStream": "f30f1efa 0fb7c6 31d2 c3",
+    # The argument becomes the row's stream of its device; the former one in ax and rdx.
+    "exchangeStream": f"f30f1efa 53 4154 4883ec08 89f3 4989d4 {_ROW} 31d2 4885c0 740e 0fbecf"
+    "488d44c810 488b10 4c8920 0fb7c3 4883c408 415c 5b c3",
+    # A new event first gets the next number, atomically.
+    "record": f"{_ENTER} {_ROW} 488b0b 4885c9 7517 b901000000 48ba {{events}} f0480fc10a 48890b"
+    f"41b801000000 {_APPEND}",
+    "block": f"{_ENTER} {_ROW} 4889d9 41b802000000 {_APPEND}",
+    "recordDataPtrOnStream": f"{_ENTER} {_ROW} 488b0b 41b803000000 {_APPEND}",
+    "deviceCount": "f30f1efa 48b8 {count} 0fbe00 c3",
+}
+_CODE["setDevice"] = _CODE["uncheckedSetDevice"] = _CODE["exchangeDevice"]
+
+_events = ctypes.c_int64(1)  # the number of the next new event
+_device_count = ctypes.c_int64(1)
+
+replacements: list[Replacement] = []
+
+
+class _Stream(ctypes.Structure):
+    """c10::Stream: a device, padded, and a number."""
+
+    _fields_ = (("device", ctypes.c_uint64), ("number", ctypes.c_int64))
+
+
+class _ThreadKey:
+    """A key of pthreads, under which each thread finds the address of its row."""
+
+    def __init__(self) -> None:
+        pthreads = ctypes.CDLL(None)
+        number = ctypes.c_uint()
+        if pthreads.pthread_key_create(ctypes.byref(number), None):
+            raise OSError("no key for what belongs to a thread")
+        self.number = number.value
+        self.getter = ctypes.cast(pthreads.pthread_getspecific, ctypes.c_void_p).value or 0
+        pthreads.pthread_setspecific.argtypes = [ctypes.c_uint, ctypes.c_void_p]
+        self.set = functools.partial(pthreads.pthread_setspecific, self.number)
+
+
+def _instructions(name: str, key: _ThreadKey) -> bytes:
+    """The instructions of one function, for this process."""
+    return bytes.fromhex(
+        _CODE[name].format(
+            key=struct.pack("<I", key.number).hex(),
+            get=struct.pack("<Q", key.getter).hex(),
+            events=struct.pack("<Q", ctypes.addressof(_events)).hex(),
+            count=struct.pack("<Q", ctypes.addressof(_device_count)).hex(),
+        )
+    )
+
+
+def _answers_as_it_should(code: dict[str, Any], key: _ThreadKey) -> bool:
+    """Whether the functions work, tried on a row that is this thread's for the time being."""
+    device, stream = ctypes.c_uint64, _Stream
+
+    def call(name: str, result: Any, kind: Any, argument: Any) -> Any:
+        function = ctypes.CFUNCTYPE(result, ctypes.c_void_p, kind)
+        return function(ctypes.addressof(code[name]))(None, argument)
+
+    third, second = PRIVATE_USE_1 | 3 << 8, PRIVATE_USE_1 | 2 << 8
+    row = (ctypes.c_int64 * 10)(2)  # on device 2
+    if call("getStream", stream, device, third).number != 0:  # there is no row yet
+        return False
+    key.set(ctypes.addressof(row))
+    try:
+        former = call("exchangeStream", stream, stream, _Stream(third, 7))
+        now = call("getStream", stream, device, third)
+        left = call("exchangeDevice", device, device, third)
+        return (former.device, former.number, now.device, now.number, left, row[0], row[5]) == (
+            *(third, 0, third, 7, second, 3, 7),
+        )
+    finally:
+        key.set(None)
+
+
+def install(guard: Table) -> Callable[[int], None] | None:
+    """Replace what moves between devices and streams, if everything is as expected.
+
+    Returns what is to be called in each thread with the address of its row, whose numbers are: the
+    current device, the address of a log or 0, and the current stream of each device. A log is: how
+    many entries there were, room for how many, and the entries, each four numbers (what it says, an
+    event or address, the bits of a device, the number of a stream). None where nothing is replaced.
+    """
+    if not is_possible_here() or sys.byteorder != "little":
+        return None
+    header = "c10/core/impl/DeviceGuardImplInterface.h"
+    if tuple(virtual_functions(header)[: len(_ORDER)]) != _ORDER:
+        return None
+    key = _ThreadKey()
+    code = {name: executable(_instructions(name, key)) for name in _CODE}
+    if None in code.values() or not _answers_as_it_should(code, key):
+        return None
+    for name, function in code.items():
+        replacements.append(Replacement(guard, _ORDER.index(name), function))
+    return key.set
+
+
+def set_device_count(count: int) -> None:
+    """Let C++ know of at least so many devices, once autograd's engine has its threads.
+
+    The engine makes a thread for each device that it then knows of; ours need none.
+    """
+    _device_count.value = max(_device_count.value, count)
+
+
+def is_active() -> bool:
+    """Whether C++ moves between devices and streams."""
+    return bool(replacements)

@@ -1,0 +1,92 @@
+"""What autograd's engine orders between streams, told to the instruments.
+
+Where a gradient passes from a stream to another, the engine records an event on the first, lets the
+second wait for it, and tells the allocator that the second uses the memory; all in C++, through the
+device guard. The guard notes it in a log of the calling thread (`simgpu._native.guard_answers`),
+and here it is read: before the next kernel of that thread, and after the backward pass. Nothing is
+noted while no instrument listens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from simgpu._runtime import streams, thread_state, world
+from simgpu._runtime.instruments import hooks
+from simgpu._runtime.thread_state import LOG
+
+# What an entry says.
+_RECORDED, _WAITS, _USES = 1, 2, 3
+_ROOM = 4096  # entries between two kernels
+
+
+class EngineEvent(streams.Event):
+    """An event that autograd's engine recorded: it is passed as a program's would be."""
+
+
+class _Log:
+    """The log of one backward pass: how many entries, room for how many, and the entries."""
+
+    def __init__(self) -> None:
+        self.words = array("q", bytes(8 * (2 + 4 * _ROOM)))
+        self.words[1] = _ROOM
+        self.address = self.words.buffer_info()[0]
+        self.events: dict[int, EngineEvent] = {}
+
+    def tell(self) -> None:
+        """Tell the instruments of all entries, oldest first."""
+        words = self.words
+        count, words[0] = words[0], 0
+        if count > _ROOM:
+            raise RuntimeError(
+                f"autograd let streams wait {count} times between two kernels of a backward pass, "
+                f"of which {_ROOM} could be followed"
+            )
+        for at in range(2, 2 + 4 * count, 4):
+            kind, handle, device, number = words[at : at + 4]
+            index = device >> 8
+            if index < len(world.active_devices):  # else it has outlived its device
+                self._tell(kind, handle, streams.Stream(index, stream_id=number))
+
+    def _tell(self, kind: int, handle: int, stream: streams.Stream) -> None:
+        if kind == _USES:
+            for used in hooks.memory_used_on_stream:
+                used(handle, stream)
+            return
+        event = self.events.get(handle)
+        if event is None:
+            event = self.events[handle] = EngineEvent()
+        if kind == _RECORDED:
+            event.record(stream)
+        else:
+            event.wait(stream)
+
+
+_logs: dict[int, _Log] = {}
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """Within the block, which passes backward in this thread, let instruments know of waits."""
+    row = thread_state.per_thread.row
+    if row[LOG] or not (hooks.stream_waits or hooks.event_recorded or hooks.memory_used_on_stream):
+        yield
+        return
+    log = _Log()
+    _logs[log.address] = log
+    row[LOG] = log.address
+    try:
+        yield
+        log.tell()
+    finally:
+        row[LOG] = 0
+        del _logs[log.address]
+
+
+def tell() -> None:
+    """Tell of what the calling thread's backward pass has ordered until now, if it is in one."""
+    address = thread_state.per_thread.row[LOG]
+    if address:
+        _logs[address].tell()
