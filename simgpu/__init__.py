@@ -22,8 +22,8 @@ the table, which a test compares with every import):
     _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
     _profiling      simgpu.trace(); simgpu run --trace and --summary
     _simulation     simgpu.faults, simgpu.sweep: failures on purpose; simgpu.schedule and
-                    simgpu.schedules: the order of threads; simgpu.asynchronous: streams that
-                    overlap; simgpu.clock: estimated time
+                    simgpu.schedules: the order of threads; simgpu.asynchronous and simgpu.races:
+                    streams that overlap, and what nothing orders; simgpu.clock: estimated time
     _cli, __main__  the commands
 
 Beside it, for tests:
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from simgpu._runtime.instruments import Record
     from simgpu._simulation.asynchronous.block import asynchronous
     from simgpu._simulation.faults import faults
+    from simgpu._simulation.races.block import races
     from simgpu._simulation.schedules.block import schedule
     from simgpu._simulation.schedules.explore import schedules
     from simgpu._simulation.sweep import sweep
@@ -79,6 +80,7 @@ __all__ = [
     "enable",
     "errors",
     "faults",
+    "races",
     "ranks",
     "schedule",
     "schedules",
@@ -98,6 +100,7 @@ _HOME = {
     "disable": "simgpu._startup.without_block",
     "enable": "simgpu._startup.without_block",
     "faults": "simgpu._simulation.faults",
+    "races": "simgpu._simulation.races.block",
     "ranks": "simgpu._ranks.run",
     "schedule": "simgpu._simulation.schedules.block",
     "schedules": "simgpu._simulation.schedules.explore",

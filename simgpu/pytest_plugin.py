@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simgpu._pytest import every_oom, schedules, skips
+from simgpu._pytest import every_oom, races, schedules, skips
 from simgpu._pytest.choose import session_pool
 from simgpu._pytest.header import header_line
 from simgpu._pytest.marker import (
@@ -69,6 +69,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     give_devices_if_marked(item)
     options = read_options(item.config)
     every_oom.repeat_if_wanted(item, options.faults == "oom")
+    races.watch_if_wanted(item, options.races)
     schedules.repeat_if_wanted(item, options.schedules, options.schedule)
 
 

@@ -71,6 +71,12 @@ def add_arguments(commands: Any) -> None:
         help="say on stderr, per device: kernels, bytes in and out, peak memory, its share of the "
         "work (bytes written by kernels) and of the batch (bytes that models were called with)",
     )
+    run.add_argument(
+        "--races",
+        action="store_true",
+        help="say on stderr where two streams, or a stream and the host, use the same memory in no "
+        "order, and end with status 1 if anywhere",
+    )
     _add_program(run)
     run.set_defaults(start=start, parser=run)
 
@@ -113,6 +119,7 @@ def start(options: argparse.Namespace) -> int:
         replace_data_parallel=options.replace_data_parallel,
         trace=options.trace and str(options.trace),
         summary=options.summary,
+        races=options.races,
     )
     refusal = make_devices(script) or prepare(script.program)
     if refusal is not None:

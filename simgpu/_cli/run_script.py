@@ -11,6 +11,7 @@ import runpy
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ class ScriptOptions:
     replace_data_parallel: bool
     trace: str | None
     summary: bool
+    races: bool = False
 
 
 def make_devices(options: ScriptOptions) -> str | None:
@@ -122,12 +124,32 @@ def run_script(options: ScriptOptions) -> None:
         _replace_data_parallel()
     program = options.program
     _watch_until_exit(options.trace, options.summary)
+    with _told_of_races() if options.races else contextlib.nullcontext():
+        _run(program)
+
+
+def _run(program: Program) -> None:
     if program.kind == "module":
         runpy.run_module(program.text, run_name="__main__", alter_sys=True)
     elif program.kind == "code":
         _run_code(program.text)
     else:
         runpy.run_path(program.text, run_name="__main__")
+
+
+@contextlib.contextmanager
+def _told_of_races() -> Iterator[None]:
+    """Say on stderr which races a program had; it then ends with status 1, unless with another."""
+    from simgpu._simulation.races.block import races
+
+    with races() as found:
+        try:
+            yield
+        finally:
+            for race in found:
+                print(race, file=sys.stderr)
+    if found:
+        sys.exit(1)
 
 
 def _run_code(text: str) -> None:

@@ -40,6 +40,8 @@ class DeviceOptions:
     """Under how many schedules each test runs."""
     schedule: str | None = None
     """The token of the one schedule that the tests run under."""
+    races: bool = False
+    """Whether a test fails where streams, or a stream and the host, race."""
     memory: str | None = None
     """What each simulated device has; with commas one size per device."""
     model: str | None = None
@@ -116,6 +118,12 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="let simulated devices go by the name of CUDA, for suites written for CUDA",
     )
+    add(
+        "--races",
+        action="store_true",
+        help="let a test fail where two streams, or a stream and the host, use the same memory and "
+        "nothing puts them in order",
+    )
     _add_exploring(add)
 
 
@@ -163,6 +171,7 @@ def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> D
         faults=namespace.simgpu_faults,
         schedules=namespace.simgpu_schedules,
         schedule=namespace.simgpu_schedule,
+        races=namespace.simgpu_races,
         memory=namespace.simgpu_device_memory,
         model=namespace.simgpu_device_model,
         rng=namespace.simgpu_device_rng,

@@ -30,22 +30,22 @@ class _Log:
     """The log of one backward pass: how many entries, room for how many, and the entries."""
 
     def __init__(self) -> None:
-        self.words = array("q", bytes(8 * (2 + 4 * _ROOM)))
-        self.words[1] = _ROOM
-        self.address = self.words.buffer_info()[0]
+        self.entries = array("q", bytes(8 * (2 + 4 * _ROOM)))
+        self.entries[1] = _ROOM
+        self.address = self.entries.buffer_info()[0]
         self.events: dict[int, EngineEvent] = {}
 
     def tell(self) -> None:
         """Tell the instruments of all entries, oldest first."""
-        words = self.words
-        count, words[0] = words[0], 0
+        entries = self.entries
+        count, entries[0] = entries[0], 0
         if count > _ROOM:
             raise RuntimeError(
                 f"autograd let streams wait {count} times between two kernels of a backward pass, "
                 f"of which {_ROOM} could be followed"
             )
         for at in range(2, 2 + 4 * count, 4):
-            kind, handle, device, number = words[at : at + 4]
+            kind, handle, device, number = entries[at : at + 4]
             index = device >> 8
             if index < len(world.active_devices):  # else it has outlived its device
                 self._tell(kind, handle, streams.Stream(index, stream_id=number))

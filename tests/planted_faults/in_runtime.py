@@ -73,8 +73,8 @@ RUNTIME = [
     fault(
         "uses of memory in a backward pass are told twice",
         "simgpu._runtime.engine_waits:_Log.tell",
-        "count, words[0] = words[0], 0",
-        "count = words[0]",
+        "count, entries[0] = entries[0], 0",
+        "count = entries[0]",
         backward_records.test_memory_of_a_gradient_is_told_to_be_used_by_its_reader,
     ),
     fault(

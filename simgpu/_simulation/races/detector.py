@@ -1,0 +1,221 @@
+"""Watches all launches, waits and allocations, and compares each access with those before it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+
+from simgpu._runtime import streams
+from simgpu._runtime.instruments import Instrument, Launch
+from simgpu._runtime.places import place_of_caller
+from simgpu._simulation.races.accesses import (
+    Access,
+    dense,
+    share_bytes,
+    span_of,
+    tensors_of,
+)
+from simgpu._simulation.races.order import HOST, Clock, Order, Queue, queue_of
+from simgpu._simulation.races.regions import Region, Regions
+from simgpu._simulation.races.report import Race, race_of, race_with_free
+
+Tensor = torch.Tensor
+# Operators whose results' shapes the host has to wait for on a GPU.
+_WAITS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+class Detector(Instrument):
+    """Finds races; `found` gets a `Race` for each pair of lines, in the order of their second."""
+
+    def __init__(self, found: list[Race]) -> None:
+        self.found = found
+        self._order = Order()
+        self._memory = Regions()  # of the devices
+        self._pinned = Regions()  # of the host, where devices read or write without its waiting
+        self._made: dict[int, Access] = {}  # by address, who computed what is being allocated
+        self._known: set[tuple[Any, ...]] = set()
+        self._storages: dict[weakref.ref[Any], int] = {}  # of pinned memory, and where it begins
+        self._dead: deque[weakref.ref[Any]] = deque()
+        self._lock = threading.Lock()
+
+    # Launches.
+
+    def computed(self, launch: Launch, result: Any) -> None:
+        """Compare what a launch reads and writes, and remember it."""
+        place = place_of_caller()
+        queue = launch.device.index, launch.stream
+        other = self._other_end(launch)
+        with self._lock:
+            clock, number = self._order.begin(queue)
+            if other is not None:
+                self._order.wait(queue, other)
+            op = launch.kernel.op
+            host = launch.kind == "copy" and "cpu" in (launch.source.type, launch.target.type)
+            for tensor, writes in tensors_of(op, launch.args, launch.kwargs):
+                if host and writes == (launch.target.type == "cpu"):
+                    continue  # the end of a copy that is not on a device
+                if tensor.dim() or self._memory.at(tensor.data_ptr()):  # else a number of the host
+                    self._touch(tensor, queue, number, clock, writes, launch.op, place)
+            for tensor in dense(result if launch.target.type != "cpu" else ()):
+                span = span_of(tensor)
+                if span is not None and self._memory.at(span.begin) is None:
+                    self._made[span.begin] = Access(queue, number, span, True, launch.op, place)
+            if host:
+                self._copy_of_host(launch, result, queue, number, clock, place)
+            elif any(tag in op.tags for tag in _WAITS):
+                self._order.host_waits_for(clock)
+            if other is not None:
+                self._order.wait(other, queue)
+
+    def _other_end(self, launch: Launch) -> Queue | None:
+        """Of a copy between devices, the current stream of the other one: ordered on both sides."""
+        if launch.source == launch.target or "cpu" in (launch.source.type, launch.target.type):
+            return None
+        index = launch.target.index
+        return index, streams.current_stream_id(index)
+
+    def _copy_of_host(
+        self, launch: Launch, result: Any, queue: Queue, number: int, clock: Clock, place: str
+    ) -> None:
+        """A copy from or to the host: the host waits, unless it need not, and its memory is pinned.
+
+        Pageable memory has been read when the call returns; into it, the call waits.
+        """
+        args, to_host = launch.args, launch.target.type == "cpu"
+        whole = launch.op.startswith("copy_")
+        blocking = not launch.kwargs.get("non_blocking", whole and args[2:3] == (True,))
+        if blocking:
+            self._order.host_waits_for(clock)
+            return
+        if whole:
+            memory, pinned = (args[0], None) if to_host else (args[1], None)
+        else:  # what comes of `to` without blocking is pinned
+            memory, pinned = (result, True) if to_host else (args[0], None)
+        if not (memory.is_pinned() if pinned is None else pinned):
+            if to_host:
+                self._order.host_waits_for(clock)
+            return
+        span = span_of(memory)
+        if span is not None:
+            self._forget_dead()
+            access = Access(queue, number, span, to_host, launch.op, place)
+            self._compare(self._region_of_pinned(memory), access, clock)
+
+    def _region_of_pinned(self, memory: Tensor) -> Region:
+        storage = memory.untyped_storage()
+        begin = storage.data_ptr()
+        region = self._pinned.at(begin)
+        if region is None:
+            region = self._pinned.allocate(begin, begin + storage.nbytes())
+            self._storages[weakref.ref(storage, self._dead.append)] = begin
+        return region
+
+    def _forget_dead(self) -> None:
+        while self._dead:
+            self._pinned.free(self._storages.pop(self._dead.popleft()))
+
+    def _touch(
+        self,
+        tensor: Tensor,
+        queue: Queue,
+        number: int,
+        clock: Clock,
+        writes: bool,
+        op: str,
+        place: str,
+    ) -> None:
+        span = span_of(tensor)
+        if span is not None:
+            access = Access(queue, number, span, writes, op, place)
+            self._compare(self._memory.of(span), access, clock)
+
+    def _compare(self, region: Region, access: Access, clock: Clock) -> None:
+        for other in region.unordered(access, clock):
+            if share_bytes(other.span, access.span):
+                self._report(race_of(other, access))
+        region.add(access, clock)
+
+    def _report(self, race: Race) -> None:
+        first, second = race.first, race.second
+        key = (race.kind, first.op, first.place, second and (second.op, second.place))
+        if key not in self._known:
+            self._known.add(key)
+            self.found.append(race)
+
+    # The host.
+
+    def host_touches(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+        """An operator of the CPU is about to run: compare what it does to pinned memory."""
+        if not self._pinned:
+            return
+        place = place_of_caller()
+        with self._lock:
+            self._forget_dead()
+            for tensor, writes in tensors_of(op, args, kwargs):
+                span = span_of(tensor) if tensor.is_cpu else None
+                region = None if span is None else self._pinned.at(span.begin)
+                if region is not None and span is not None:
+                    name = str(op).removeprefix("aten.").removesuffix(".default")
+                    number = self._order.host_acts()
+                    access = Access(HOST, number, span, writes, name, place)
+                    self._compare(region, access, self._order.host)
+
+    # Order.
+
+    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+        with self._lock:
+            if isinstance(awaited, torch.Event):
+                self._order.wait_event(queue_of(stream), awaited)
+            else:
+                self._order.wait(queue_of(stream), queue_of(awaited))
+
+    def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
+        with self._lock:
+            self._order.record(event, queue_of(stream))
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        with self._lock:
+            self._order.host_waits(awaited)
+
+    # Memory.
+
+    def after_allocate(self, device: torch.device, nbytes: Any) -> None:
+        address = getattr(nbytes, "address", 0)
+        if not address:
+            return
+        owner = device.index, streams.current_stream_id(device.index)
+        with self._lock:
+            region = self._memory.allocate(address, address + int(nbytes.requested), owner)
+            access = self._made.pop(address, None)
+            if access is not None:
+                region.accesses.append(access)
+
+    def after_free(self, device: torch.device, nbytes: Any) -> None:
+        address = getattr(nbytes, "address", 0)
+        with self._lock:
+            region = self._memory.free(address)
+            if region is None or region.owner is None:
+                return
+            clock, host = self._order.clock(region.owner), self._order.host
+            for access in region.accesses:
+                queue = access.queue
+                known = max(clock.get(queue, 0), host.get(queue, 0))
+                if (
+                    queue != region.owner
+                    and queue not in region.recorded
+                    and (known < access.number)
+                ):
+                    self._report(race_with_free(access, region.owner))
+
+    def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        self.memory_used_on_stream(tensor.data_ptr(), stream)
+
+    def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
+        with self._lock:
+            region = self._memory.at(address)
+            if region is not None:
+                region.recorded.add(queue_of(stream))

@@ -1,0 +1,81 @@
+"""What is reported of two accesses that nothing puts in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu._naming import DEVICE_TYPE, visible_text
+from simgpu._simulation.races.accesses import Access
+from simgpu._simulation.races.order import HOST, Queue
+
+
+def name_of(queue: Queue) -> str:
+    """A queue in words: "simgpu:1, stream 3", "the host"."""
+    if queue == HOST:
+        return "the host"
+    index, stream = queue
+    return f"{DEVICE_TYPE}:{index}, " + (f"stream {stream}" if stream else "default stream")
+
+
+def _said(access: Access) -> str:
+    verb = "writes" if access.writes else "reads"
+    return f"{access.op} on {name_of(access.queue)} {verb} at {access.place}"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses to the same memory in no order, or one to memory that may be in use again.
+
+    Attributes:
+        kind: "access", or "free" where memory is given back while the first access may still run.
+        first, second: the accesses as asked for, each with `op`, `queue` (device and stream),
+            `writes` and `place` ("file:line"). Of a free, `second` is None.
+        owner: of a free, the device and stream in whose order the memory is used again.
+        advice: what would put them in order.
+    """
+
+    kind: str
+    first: Access
+    second: Access | None
+    owner: Queue | None
+    advice: str
+
+    def __str__(self) -> str:
+        if self.second is None:
+            assert self.owner is not None, "a free has an owner"
+            text = (
+                f"race: memory of {name_of(self.owner)} is free for its next allocation while\n"
+                f"    {_said(self.first)}\n  {self.advice}"
+            )
+        else:
+            text = (
+                f"race: {_said(self.second)}\n"
+                f"  in no order with\n    {_said(self.first)}\n  {self.advice}"
+            )
+        return visible_text(text)
+
+
+def race_of(first: Access, second: Access) -> Race:
+    """The report of two accesses."""
+    if second.queue == HOST:
+        advice = (
+            f"Let the host wait before: synchronize() of {name_of(first.queue)}, or of an event "
+            "recorded there."
+        )
+    elif first.queue == HOST:
+        advice = "Ask for the work after the host is done."
+    else:
+        advice = (
+            f"Let {name_of(second.queue)} wait before: wait_stream() for {name_of(first.queue)}, "
+            "or wait_event() for an event recorded there."
+        )
+    return Race("access", first, second, None, advice)
+
+
+def race_with_free(access: Access, owner: Queue) -> Race:
+    """The report of an access to memory that is given back."""
+    advice = (
+        f"Call record_stream() with {name_of(access.queue)} on the tensor, keep it, or let "
+        f"{name_of(owner)} wait."
+    )
+    return Race("free", access, None, owner, advice)

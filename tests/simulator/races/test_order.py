@@ -1,0 +1,190 @@
+"""Which accesses are in no order: `simgpu.races` against paths in a graph, drawn programs.
+
+The oracle knows nothing of clocks: it draws an arrow for everything that comes before something
+else, and two accesses are in order where a path leads from one to the other.
+"""
+
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+
+STREAMS = 4  # 0 and 1 of the first device, 2 and 3 of the second; 0 and 2 are the default ones
+PARTS = ((slice(0, 2), slice(0, 4)), (slice(1, 3), slice(0, 4)), (slice(0, 3), slice(1, 2)))
+
+streams = st.integers(0, STREAMS - 1)
+steps = st.one_of(
+    st.tuples(st.just("write"), streams, st.integers(0, 2)),
+    st.tuples(st.just("read"), streams, st.integers(0, 2)),
+    st.tuples(st.just("wait"), streams, streams),
+    st.tuples(st.just("record"), streams, st.integers(0, 1)),
+    st.tuples(st.just("pass"), streams, st.integers(0, 1)),
+    st.tuples(st.just("finish stream"), streams),
+    st.tuples(st.just("finish event"), st.integers(0, 1)),
+    st.tuples(st.just("finish device"), st.integers(0, 1)),
+    st.tuples(st.just("copy"), streams, streams),
+    st.tuples(st.just("number"), streams),
+)
+
+
+class Oracle:
+    """Arrows between numbered points of a program: its work, and its waits."""
+
+    def __init__(self):
+        self.before = []  # of each point, those that an arrow leads from
+        self.last = [None] * STREAMS
+        self.events = [None, None]
+        self.host = None
+        self.accesses = []  # point, device, bytes, whether it writes
+
+    def point(self, stream, *after):
+        number = len(self.before)
+        self.before.append({p for p in (*after, self.last[stream], self.host) if p is not None})
+        self.last[stream] = number
+        return number
+
+    def host_point(self, *after):
+        number = len(self.before)
+        self.before.append({p for p in (*after, self.host) if p is not None})
+        self.host = number
+
+    def comes_before(self, early, late):
+        seen, todo = set(), [late]
+        while todo:
+            for point in self.before[todo.pop()] - seen:
+                seen.add(point)
+                todo.append(point)
+        return early in seen
+
+    def access(self, point, device, part, writes):
+        rows, columns = PARTS[part]
+        touched = set(itertools.product(range(3)[rows], range(4)[columns]))
+        races = any(
+            device == other_device
+            and (writes or other_writes)
+            and touched & other_touched
+            and not self.comes_before(other, point)
+            for other, other_device, other_touched, other_writes in self.accesses
+        )
+        self.accesses.append((point, device, touched, writes))
+        return races
+
+
+class Program:
+    """The same steps on simulated devices, on one tensor of each."""
+
+    def __init__(self, devices):
+        self.devices = devices
+        self.tensors = [torch.zeros(3, 4, device=device) for device in devices]
+        self.streams = [
+            stream
+            for device in devices
+            for stream in (torch.simgpu.default_stream(device), torch.simgpu.Stream(device))
+        ]
+        self.events = [None, None]
+        for device in devices:
+            torch.simgpu.synchronize(device)
+
+    def do(self, kind, *what):
+        if kind in ("finish stream", "finish event", "finish device"):
+            awaited = {
+                "finish stream": lambda at: self.streams[at],
+                "finish event": lambda at: self.events[at],
+                "finish device": lambda at: torch.simgpu.current_stream(self.devices[at]),
+            }[kind](*what)
+            if kind == "finish device":
+                torch.simgpu.synchronize(self.devices[what[0]])
+            elif awaited is not None:
+                awaited.synchronize()
+            return
+        stream = self.streams[what[0]]
+        tensor = self.tensors[what[0] // 2]
+        with torch.simgpu.stream(stream):
+            if kind == "write":
+                tensor[PARTS[what[1]]].fill_(1.0)
+            elif kind == "read":
+                tensor[PARTS[what[1]]].neg()
+            elif kind == "wait":
+                stream.wait_stream(self.streams[what[1]])
+            elif kind == "record":
+                self.events[what[1]] = torch.simgpu.Event()
+                self.events[what[1]].record(stream)
+            elif kind == "pass" and self.events[what[1]] is not None:
+                stream.wait_event(self.events[what[1]])
+            elif kind == "copy" and what[0] // 2 != what[1] // 2:
+                with torch.simgpu.stream(self.streams[what[1]]), torch.simgpu.stream(stream):
+                    torch.ones(1, device=stream.device).to(self.streams[what[1]].device)
+            elif kind == "number":
+                torch.ones(1, device=stream.device).item()
+
+
+def asked(oracle, kind, *what):
+    """Do a step in the graph; whether it races."""
+    last, host = oracle.last, oracle.host_point
+    if kind in ("write", "read"):
+        return oracle.access(oracle.point(what[0]), what[0] // 2, what[1], kind == "write")
+    if kind == "wait":
+        oracle.point(what[0], last[what[1]])
+    elif kind == "record":
+        oracle.events[what[1]] = oracle.point(what[0])
+    elif kind == "pass" and oracle.events[what[1]] is not None:
+        oracle.point(what[0], oracle.events[what[1]])
+    elif kind == "finish stream":
+        host(last[what[0]])
+    elif kind == "finish event":
+        host(oracle.events[what[0]])
+    elif kind == "finish device":
+        host(*last[2 * what[0] : 2 * what[0] + 2])
+    elif kind == "copy" and what[0] // 2 != what[1] // 2:
+        point = oracle.point(what[0], last[what[1]])
+        oracle.point(what[1], point)
+    elif kind == "number":
+        host(oracle.point(what[0]))
+    return False
+
+
+@given(program=st.lists(steps, max_size=14))
+def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program):
+    oracle, found_at, expected_at = Oracle(), None, None
+    with simgpu.races() as found:
+        real = Program(simulated[:2])
+        for at, step in enumerate(program):
+            real.do(*step)
+            if asked(oracle, *step) and expected_at is None:
+                expected_at = at
+            if found and found_at is None:
+                found_at = at
+    assert found_at == expected_at
+
+
+@given(
+    users=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=3),
+    waits=st.sets(st.integers(1, 2)),
+    finishes=st.sets(st.integers(1, 2)),
+)
+def test_memory_is_free_once_all_its_readers_are_known_to_be(simulated, users, waits, finishes):
+    """`users` are streams that read it, and whether that is recorded on the tensor."""
+    device = simulated[0]
+    made = [torch.simgpu.default_stream(device), *(torch.simgpu.Stream(device) for _ in "12")]
+    with simgpu.races() as found:
+        x = torch.ones(5, device=device)
+        for number, recorded in users:
+            made[number].wait_stream(made[0])
+            with torch.simgpu.stream(made[number]):
+                x.neg()
+            if recorded:
+                x.record_stream(made[number])
+        for number in waits:
+            made[0].wait_stream(made[number])
+        for number in finishes:
+            made[number].synchronize()
+        assert found == []
+        del x
+        torch.ones(1, device=device)
+    recorded = {number for number, is_recorded in users if is_recorded}
+    open_ = {number for number, _ in users} - recorded - waits - finishes - {0}
+    assert {race.first.queue[1] for race in found} == {made[number].stream_id for number in open_}
+    assert all(race.kind == "free" for race in found)
