@@ -4,5 +4,5 @@ One file per command, with its arguments and one call. `run_script` is what `sim
 `describe` what `simgpu info` calls. What a command needs is imported when it runs.
 
 May import: `_startup`, `_profiling`, `_backend/install`, `_native`, `_models`, `_runtime`, `_fuzz`,
-`_pytest`, `errors`, `torch`.
+`_pytest`, `_simulation/races`, `errors`, `torch`.
 """

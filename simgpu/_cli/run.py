@@ -59,6 +59,13 @@ def add_arguments(commands: Any) -> None:
         action="store_true",
         help="let torch.nn.DataParallel be dataparallel.DataParallel",
     )
+    _add_watching(run)
+    _add_program(run)
+    run.set_defaults(start=start, parser=run)
+
+
+def _add_watching(run: argparse.ArgumentParser) -> None:
+    """Add what looks at the program and says what it saw."""
     run.add_argument(
         "--trace",
         type=output_file,
@@ -77,8 +84,6 @@ def add_arguments(commands: Any) -> None:
         help="say on stderr where two streams, or a stream and the host, use the same memory in no "
         "order, and end with status 1 if anywhere",
     )
-    _add_program(run)
-    run.set_defaults(start=start, parser=run)
 
 
 def _add_program(run: argparse.ArgumentParser) -> None:

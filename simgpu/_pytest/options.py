@@ -118,17 +118,17 @@ def add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="let simulated devices go by the name of CUDA, for suites written for CUDA",
     )
+    _add_exploring(add)
+
+
+def _add_exploring(add: Callable[..., None]) -> None:
+    """The options that look for more in a test, or run it more than once."""
     add(
         "--races",
         action="store_true",
         help="let a test fail where two streams, or a stream and the host, use the same memory and "
         "nothing puts them in order",
     )
-    _add_exploring(add)
-
-
-def _add_exploring(add: Callable[..., None]) -> None:
-    """The options that run a test more than once."""
     add(
         "--faults",
         choices=("oom",),

@@ -102,6 +102,12 @@ class Instrument:
         Their values may be changed.
         """
 
+    def launched(self, launch: Launch, result: Any) -> None:
+        """A kernel or copy has been asked for without an error: its results, as host tensors.
+
+        Their memory is no device's yet, and their values may come later, by an executor.
+        """
+
     def after_launch(self, launch: Launch, record: Record) -> None:
         """A kernel or copy has run without an error."""
 
@@ -164,6 +170,7 @@ class Hooks:
 
     before_launch: tuple[Callable[[Launch], None], ...]
     computed: tuple[Callable[[Launch, Any], None], ...]
+    launched: tuple[Callable[[Launch, Any], None], ...]
     after_launch: tuple[Callable[[Launch, Record], None], ...]
     before_allocate: tuple[Callable[[torch.device, int], None], ...]
     after_allocate: tuple[Callable[[torch.device, int], None], ...]
@@ -192,7 +199,7 @@ class Hooks:
             overriding = [i for i in instruments if getattr(type(i), name) is not stock]
             setattr(self, name, tuple(getattr(instrument, name) for instrument in overriding))
         self.executor = next((i for i in reversed(instruments) if i._executes), None)
-        watched = self.before_launch or self.computed or self.after_launch
+        watched = self.before_launch or self.computed or self.launched or self.after_launch
         self.launches = bool(watched or self.executor)
         self.allocations = bool(self.after_allocate or self.memory_owned)
 

@@ -163,6 +163,8 @@ def _launch_watched(
         raise
     if held is not None:
         held.release(result)
+    for launched in hooks.launched:
+        launched(about, result)
     begin, end = clock.times_of(about, result, begin)
     if hooks.after_launch:
         record = _record(about, result, begin, end)

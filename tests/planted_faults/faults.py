@@ -30,6 +30,7 @@ from tests.planted_faults.in_kernels import KERNELS
 from tests.planted_faults.in_memory import MEMORY
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
+from tests.planted_faults.in_races import RACES
 from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
 from tests.planted_faults.in_replays import REPLAYS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
@@ -73,6 +74,7 @@ ONCE = [
     *MEMORY,
     *BACKEND,
     *TRANSFER,
+    *RACES,
     *RANDOM_NUMBERS,
     *COMPOSED_DRAWS,
     *TOOLS,

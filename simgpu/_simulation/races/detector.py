@@ -44,7 +44,7 @@ class Detector(Instrument):
 
     # Launches.
 
-    def computed(self, launch: Launch, result: Any) -> None:
+    def launched(self, launch: Launch, result: Any) -> None:
         """Compare what a launch reads and writes, and remember it."""
         place = place_of_caller()
         queue = launch.device.index, launch.stream

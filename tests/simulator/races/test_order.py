@@ -161,9 +161,9 @@ def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program):
 
 
 @given(
-    users=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=3),
-    waits=st.sets(st.integers(1, 2)),
-    finishes=st.sets(st.integers(1, 2)),
+    users=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=3),
+    waits=st.sets(st.integers(1, 2), max_size=1),
+    finishes=st.sets(st.integers(1, 2), max_size=1),
 )
 def test_memory_is_free_once_all_its_readers_are_known_to_be(simulated, users, waits, finishes):
     """`users` are streams that read it, and whether that is recorded on the tensor."""

@@ -1,0 +1,117 @@
+"""Faults planted in `simgpu._simulation.races`: order, bytes, what is remembered."""
+
+from functools import partial
+
+from tests.simulator.races import test_accesses as accesses
+from tests.simulator.races import test_order as order
+from tests.simulator.races import test_programs as races
+from tests.support.plant import fault
+
+ORDER = "simgpu._simulation.races.order:Order"
+REGION = "simgpu._simulation.races.regions:Region"
+DETECTOR = "simgpu._simulation.races.detector:Detector"
+
+programs = races.test_what_is_missing_is_reported_and_nothing_else
+paths = order.test_a_step_is_reported_if_no_path_leads_to_it
+frees = order.test_memory_is_free_once_all_its_readers_are_known_to_be
+
+RACES = [
+    fault(
+        "what the host waited for is not known to streams",
+        f"{ORDER}.begin",
+        "if self._known.get(queue) != self._host_changes:",
+        "if False:",
+        paths,
+    ),
+    fault(
+        "the stream that is waited for waits",
+        f"{ORDER}.wait",
+        "join(self.clock(queue), self.clock(other))",
+        "join(self.clock(other), self.clock(queue))",
+        paths,
+    ),
+    fault(
+        "an event marks what comes after it too",
+        f"{ORDER}.record",
+        "dict(self.clock(queue))",
+        "self.clock(queue)",
+        partial(programs, name="event_recorded_too_early"),
+    ),
+    fault(
+        "to wait for a device is to wait for its default stream",
+        f"{ORDER}.host_waits",
+        "if queue[0] == awaited.index:",
+        "if queue == (awaited.index, 0):",
+        paths,
+    ),
+    fault(
+        "a write after a read is no race",
+        f"{REGION}.unordered",
+        "(access.writes or other.writes)",
+        "other.writes",
+        paths,
+    ),
+    fault(
+        "the last access is the only one that counts",
+        f"{REGION}.add",
+        "and clock.get(other.queue, 0) >= other.number",
+        "",
+        paths,
+    ),
+    fault(
+        "a read stands for the write before it",
+        f"{REGION}.add",
+        "and (access.writes or not other.writes)",
+        "",
+        paths,
+    ),
+    fault(
+        "a copy is in order with the stream that it leaves only",
+        f"{DETECTOR}.launched",
+        "self._order.wait(other, queue)",
+        "pass",
+        paths,
+    ),
+    fault(
+        "memory is free whoever reads it",
+        f"{DETECTOR}.after_free",
+        "queue != region.owner",
+        "False",
+        frees,
+    ),
+    fault(
+        "record_stream is not followed",
+        f"{DETECTOR}.memory_used_on_stream",
+        "region.recorded.add(queue_of(stream))",
+        "pass",
+        frees,
+    ),
+    fault(
+        "what a copy from the host makes was always there",
+        f"{DETECTOR}.launched",
+        'if launch.target.type != "cpu" else ()',
+        'if launch.kind == "kernel" else ()',
+        partial(programs, name="prefetcher"),
+    ),
+    fault(
+        "every copy to the host is waited for",
+        f"{DETECTOR}._copy_of_host",
+        "if blocking:",
+        "if blocking or to_host:",
+        partial(programs, name="pinned_result_read"),
+    ),
+    fault(
+        "views of the same rows share their bytes",
+        "simgpu._simulation.races.accesses:share_bytes",
+        "if _is_filled(one) and _is_filled(other):",
+        "if True:",
+        accesses.test_two_views_share_bytes_if_their_sets_do,
+    ),
+    fault(
+        "steps between elements are steps between bytes",
+        "simgpu._simulation.races.accesses:_bytes_within",
+        "step * span.itemsize",
+        "step",
+        accesses.test_two_views_share_bytes_if_their_sets_do,
+    ),
+]
