@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 _MISSING = object()
@@ -76,14 +78,17 @@ Row = Patch | Action
 def find_owner(path: str) -> Any:
     """The module or class with this full name, imported if need be; None where there is none."""
     first, *rest = path.split(".")
-    owner = importlib.import_module(first)
+    owner: Any = importlib.import_module(first)
     for depth, part in enumerate(rest, start=2):
+        here = ".".join(path.split(".")[:depth])
         if not hasattr(owner, part):
             try:
-                importlib.import_module(".".join(path.split(".")[:depth]))
+                importlib.import_module(here)
             except ImportError:
                 return None
         owner = getattr(owner, part)
+        if isinstance(owner, FunctionType):  # which hides a module of the same name
+            owner = sys.modules.get(here, owner)
     return owner
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 
 from simgpu._cuda.renaming import CUDA, to_cuda
-from simgpu._distributed import communicators, factors, kernels, low_precision, nccl
+from simgpu._distributed import communicators, factors, kernels, low_precision, nccl, restarts
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Action, Patch, Patches, Row
 
@@ -155,6 +155,13 @@ PATCHES: tuple[Row, ...] = (
             why="a build without NCCL has none, and warns",
         )
         for module in ("torch.distributed.constants", "torch.distributed.distributed_c10d")
+    ),
+    Patch(
+        "torch.distributed.rendezvous",
+        "_create_c10d_store",
+        wrap=restarts.apart,
+        needs="_create_c10d_store",
+        why="ranks that torchrun starts again would read the addresses of those that have died",
     ),
     Patch("torch.cuda.nccl", "version", value=lambda: nccl.VERSION, why=_WHY_NCCL),
     Patch(_GROUP, "_register_backend", wrap=_register_backend, why=_WHY_DEVICE),

@@ -12,6 +12,7 @@ issue               calls on their way to the group, through `launch`
 lanes, gloo         ranks that are processes: calls in order, carried by ProcessGroupGloo
 fake                the backend "fake", which has one rank
 nccl                the class that goes by the name of ProcessGroupNCCL
+restarts            the store of ranks that torchrun starts again
 
 PyTorch's C++ dispatches each collective as an operator by the device of its tensors, so everything
 above stays PyTorch's own: DistributedDataParallel's Reducer, functional collectives, DTensor, FSDP.

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch import distributed as dist
 
+import simgpu
 from tests.support import rank_cases, rank_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:barrier")
@@ -33,3 +35,18 @@ def test_ranks_that_differ_are_all_told_so():
             assert "rank 0" in text, text
             assert "rank 1" in text, text
             assert text.count("rank_cases.py:") == 2, text
+
+
+def test_ranks_that_are_started_again_do_not_read_what_the_last_ones_wrote(monkeypatch):
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    for restart in range(3):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restart))
+        with simgpu.as_cuda(1):
+            faster, slower = (next(dist.rendezvous("env://", rank, 2))[0] for rank in range(2))
+        assert not faster.check(["0/address"])
+        slower.set("0/address", str(restart))
+        assert faster.get("0/address") == str(restart).encode()

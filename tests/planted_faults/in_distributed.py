@@ -6,6 +6,7 @@ import torch
 
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
+from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
 from tests.support import rank_cases
 from tests.support.plant import Edit, fault
@@ -235,6 +236,13 @@ DISTRIBUTED = [
         "total = total + other",
         "pass",
         collectives.test_sparse_tensors_are_summed_by_gloo,
+    ),
+    fault(
+        "ranks that torchrun starts again read what the last ones wrote",
+        "simgpu._distributed.restarts:apart",
+        'if shared and attempt != "0"',
+        'if False and attempt != "0"',
+        processes.test_ranks_that_are_started_again_do_not_read_what_the_last_ones_wrote,
     ),
     # In programs, and in what they call of PyTorch.
     fault(
