@@ -10,6 +10,7 @@ low_precision       buckets of DistributedDataParallel's mixed precision
 communicators       the state of one process group on this rank
 issue               calls on their way to the group, through `launch`
 lanes, gloo         ranks that are processes: calls in order, carried by ProcessGroupGloo
+messages            how they carry data of a call as they agree on it
 fake                the backend "fake", which has one rank
 nccl                the class that goes by the name of ProcessGroupNCCL
 restarts            the store of ranks that torchrun starts again

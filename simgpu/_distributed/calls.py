@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
 
@@ -66,6 +67,17 @@ def described(tensors: Iterable[Tensor]) -> str:
     return ", ".join(
         f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors
     )
+
+
+_ENGINES = ("simgpu._backend.torch_patches.autograd", "torch.autograd.graph")
+
+
+def called_by_autograd() -> bool:
+    """Whether C++ asks within a backward pass, as the Reducer of DistributedDataParallel does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals["__name__"].startswith("simgpu._distributed."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals["__name__"] in _ENGINES
 
 
 def place_of_caller() -> str:

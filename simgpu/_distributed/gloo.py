@@ -1,12 +1,13 @@
 """Ranks that are processes: calls are carried out with PyTorch's ProcessGroupGloo.
 
-Before any data moves, all ranks tell each other what they are about to do, in a record of a fixed
-size: gloo ends the process, or adds what does not belong together, where sizes differ. Reductions
-gather the parts of all ranks and combine them here, since gloo adds in an order of its own.
+Before any data moves, all ranks tell each other what they are about to do, in messages of one size:
+gloo ends the process, or adds what does not belong together, where sizes differ. Reductions gather
+the parts of all ranks and combine them here, since gloo adds in an order of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from simgpu import comm
 from simgpu._distributed import agreement
 from simgpu._distributed.calls import Call
 from simgpu._distributed.lanes import Lane
+from simgpu._distributed.messages import Messages
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
 
@@ -38,6 +40,7 @@ class Transport:
         self._ranks = ranks
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._failure: BaseException | None = None
+        self._messages = Messages()
 
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Begin a call, after those before it; within this call where `awaited` allows it."""
@@ -79,8 +82,8 @@ class Transport:
     def _perform(self, call: Call) -> None:
         if call.kind in ("send", "recv"):
             self._meet_peer(call)
-        else:
-            self._agree(call)
+        elif len(self._ranks) > 1 and self._agree(call):
+            return
         if call.nbytes or call.kind in ("barrier", "all_to_all"):
             getattr(self, f"_{call.kind}")(call)
 
@@ -103,12 +106,41 @@ class Transport:
 
     # What the ranks say of a call before it begins.
 
-    def _agree(self, call: Call) -> None:
-        if len(self._ranks) == 1:
+    def _agree(self, call: Call) -> bool:
+        """Tell each other of a call; returns whether that has carried it out, too."""
+        data = self._gathered(call)
+        nbytes, room = _nbytes_gathered(call, len(self._ranks)), self._messages.room()
+        mine = torch.empty(_RECORD + room, dtype=torch.uint8)
+        mine[:_RECORD] = _record(_told(call), call.place, call.device)
+        rides = data is not None and nbytes <= room
+        end = _RECORD + nbytes
+        if data is not None and rides:
+            mine[_RECORD:end] = _bytes(data)
+        messages = list(torch.empty(len(self._ranks), len(mine), dtype=torch.uint8).unbind())
+        self._wait(self._backend.allgather([messages], [mine]))
+        self._compare(call, [message[:_RECORD] for message in messages], self._ranks)
+        self._messages.agreed(call.says, nbytes)
+        if data is None or not rides:
+            return False
+        self._finish(call, [each[_RECORD:end].view(data.dtype).view_as(data) for each in messages])
+        return True
+
+    def _gathered(self, call: Call) -> Tensor | None:
+        """What each rank has for all, where that is all there is to a call."""
+        if not _nbytes_gathered(call, len(self._ranks)):
+            return None
+        if call.reduction is None:
+            return call.ins[0]
+        ordered = comm.is_ordered()
+        return call.reduction.prepare(call.ins[0], len(self._ranks)) if ordered else None
+
+    def _finish(self, call: Call, parts: list[Tensor]) -> None:
+        """Put the tensors of all ranks where they belong."""
+        if call.reduction is not None:
+            call.outs[0].copy_(call.reduction.combine(parts))
             return
-        records = [torch.empty(_RECORD, dtype=torch.uint8) for _ in self._ranks]
-        self._wait(self._backend.allgather([records], [_record(call)]))
-        self._compare(call, records, self._ranks)
+        for out, part in zip(call.outs, parts, strict=True):
+            out.view(-1).copy_(part.view(-1))
 
     def _compare(self, call: Call, records: Sequence[Tensor], ranks: Sequence[int]) -> None:
         first = records[0][:_DIGEST]
@@ -119,7 +151,8 @@ class Transport:
 
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""
-        mine, theirs = _record(call), torch.empty(_RECORD, dtype=torch.uint8)
+        mine = _record(_told(call), call.place, call.device).clone()
+        theirs = torch.empty(_RECORD, dtype=torch.uint8)
         if call.kind == "send":
             self._wait(self._backend.send([mine], call.peer, _HEADER))
             self._wait(self._backend.recv([theirs], call.peer, _REPLY))
@@ -183,7 +216,8 @@ class Transport:
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
             records = [torch.empty(_RECORD, dtype=torch.uint8) for _ in self._ranks]
-            self._wait(self._backend.allgather([records], [_record(call)]))
+            mine = _record(_told(call), call.place, call.device).clone()
+            self._wait(self._backend.allgather([records], [mine]))
             asked = [_read(record)[:2] for record in records]
             agreement.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
@@ -204,10 +238,13 @@ class Transport:
         count = len(self._ranks)
         assert call.reduction is not None, "a reduction says how"
         mine = call.reduction.prepare(call.ins[0], count)
+        if count == 1:
+            if mine is not call.outs[0]:
+                call.outs[0].copy_(mine)
+            return
         if self._is_small(call):
-            parts = [mine] if count == 1 else [torch.empty_like(mine) for _ in range(count)]
-            if count > 1:
-                self._wait(self._backend.allgather([[_bytes(p) for p in parts]], [_bytes(mine)]))
+            parts = [torch.empty_like(mine) for _ in range(count)]
+            self._wait(self._backend.allgather([[_bytes(p) for p in parts]], [_bytes(mine)]))
             call.outs[0].copy_(call.reduction.combine(parts))
             return
         flat = mine.reshape(-1)
@@ -257,18 +294,37 @@ class Transport:
         work.wait()
 
 
+def _nbytes_gathered(call: Call, count: int) -> int:
+    """How many bytes of each rank all of them need; 0 where they are many, or there is more to do.
+
+    The same number on all ranks that make the same call.
+    """
+    alike = call.kind == "all_gather" and len({out.numel() for out in call.outs}) == 1
+    if call.kind != "all_reduce" and not alike:
+        return 0
+    nbytes = call.ins[0].numel() * call.ins[0].itemsize
+    return nbytes if nbytes * count <= _SMALL else 0
+
+
+def _told(call: Call) -> str:
+    """What has to be the same on all ranks, the order of sums among it."""
+    other = call.reduction is not None and not comm.is_ordered()
+    return f"{call.says}, not in the order of the ranks" if other else call.says
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor, as bytes."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _record(call: Call) -> Tensor:
+@functools.lru_cache(maxsize=256)
+def _record(says: str, place: str, device: str) -> Tensor:
     """What this rank says of a call: a digest of what has to agree, then a text of it."""
-    says = call.says.encode()
-    digest = hashlib.blake2b(says, digest_size=_DIGEST).digest()
+    told = says.encode()
+    digest = hashlib.blake2b(told, digest_size=_DIGEST).digest()
     room = _RECORD - _DIGEST - 1
-    where = call.place.encode()[-200:] + b"\0" + call.device.encode()[-60:]
-    text = says[: room - len(where)] + b"\0" + where
+    where = place.encode()[-200:] + b"\0" + device.encode()[-60:]
+    text = told[: room - len(where)] + b"\0" + where
     return torch.frombuffer(bytearray((digest + text).ljust(_RECORD, b"\0")), dtype=torch.uint8)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from simgpu._distributed.calls import Call, place_of_caller
+from simgpu._distributed.calls import Call, called_by_autograd, place_of_caller
 from simgpu._distributed.communicators import Communicator
 from simgpu._distributed.works import Pending, Work, awaited, completed
 from simgpu._runtime import world
@@ -56,7 +56,8 @@ def issue(
         async_op: whether the caller waits by itself.
         outputs: what the Work's future holds.
     """
-    asynchronous = async_op or group.coalesced is not None
+    # The Reducer asks for the future of each call at once, which waits: it need not be put off.
+    asynchronous = (async_op and not called_by_autograd()) or group.coalesced is not None
     place = place_of_caller()
     pending: list[Pending] = []
 

@@ -7,6 +7,7 @@ sum is divided, towards zero. Sums of truth values are their "or".
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ class Reduction:
         """What a ReduceOp means, boxed by the dispatcher or not."""
         kind: Any = op.op
         kind = kind() if isinstance(op, torch._C.ScriptObject) else kind
-        name = distributed.ReduceOp.RedOpType(kind).name
+        name = _name(int(kind))
         return Reduction(name, factors.current() if name == "PREMUL_SUM" else None)
 
     def prepare(self, mine: Tensor, count: int) -> Tensor:
@@ -89,6 +90,11 @@ class Reduction:
         if self.name == "AVG" and _is_integral(dtype):
             total = torch.div(total, len(parts), rounding_mode="trunc")
         return total
+
+
+@functools.cache
+def _name(kind: int) -> str:
+    return distributed.ReduceOp.RedOpType(kind).name
 
 
 def _is_integral(dtype: torch.dtype) -> bool:

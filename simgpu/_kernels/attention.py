@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from simgpu._kernels.overloads import overload
 from simgpu._runtime.launch import HOST_KEYS
@@ -56,6 +57,7 @@ def scaled_dot_product_attention(
         dropout_p > 0  # CUDA's fused kernels drop out, so this must not fail where they are forced
         or query.numel() == 0  # with no heads, the kernel would divide by their number
         or _is_batched()
+        or any(map(is_traceable_wrapper_subclass, (query, key, value)))  # DTensor shards the steps
         or not _may_be_fused()
         or not _consistent(query, key, value, attn_mask)
         or _host_choice(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa) != _FUSED

@@ -216,10 +216,12 @@ def _all_reduce(calls: list[Call]) -> None:
     """And reduce, where the root alone has an output."""
     reduction = calls[0].reduction
     assert reduction is not None, "a reduction says how"
-    total = reduction.combine(_prepared(calls))
+    parts = _prepared(calls)
+    total = reduction.combine(parts) if len(parts) > 1 else parts[0]
     for call in calls:
         for out in call.outs:
-            out.copy_(total)
+            if out is not total:
+                out.copy_(total)
 
 
 def _reduce_scatter(calls: list[Call]) -> None:

@@ -8,6 +8,7 @@ from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
+from tests.distributed import test_transport as transport
 from tests.support import rank_cases
 from tests.support.plant import Edit, fault
 
@@ -243,6 +244,13 @@ DISTRIBUTED = [
         'if shared and attempt != "0"',
         'if False and attempt != "0"',
         processes.test_ranks_that_are_started_again_do_not_read_what_the_last_ones_wrote,
+    ),
+    fault(
+        "data that ride with an agreement are those of one rank",
+        "simgpu._distributed.gloo:Transport._finish",
+        "call.reduction.combine(parts)",
+        "parts[0]",
+        transport.test_calls_that_come_again_are_what_they_were,
     ),
     # In programs, and in what they call of PyTorch.
     fault(

@@ -20,8 +20,13 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether the devices are initialized: always."""
-    return True
+    """Whether the process has used its devices: chosen one, or put something on it.
+
+    init_device_mesh leaves the choice of a device to a process that has made it, and makes it for
+    one that has not.
+    """
+    now = world.current_world()
+    return now is not None and now.in_use() and not world.is_in_bad_fork()
 
 
 def _is_in_bad_fork() -> bool:

@@ -1,0 +1,97 @@
+"""What carries calls between processes, here between threads: data that ride with an agreement."""
+
+import functools
+import threading
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+from simgpu._distributed import gloo
+from simgpu._distributed.calls import Call
+from simgpu._distributed.reductions import Reduction
+from simgpu._distributed.works import Pending
+from simgpu.errors import CollectiveMismatchError
+from tests.support.worlds import few
+
+
+def together(count, function):
+    """What `function(rank)` returns in as many threads."""
+    results = [None] * count
+
+    def run(rank):
+        try:
+            results[rank] = function(rank)
+        except AssertionError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert None not in results, "a rank has not come back"
+    for result in results:
+        if isinstance(result, AssertionError):
+            raise result
+    return results
+
+
+@functools.cache
+def mesh(count):
+    """Connected backends, one for each rank."""
+    store = dist.HashStore()
+    return together(count, lambda rank: dist.ProcessGroupGloo(store, rank, count))
+
+
+def call_of(kind, size, number, rank, count):
+    """A call, and what its output is when it has run."""
+    mine = torch.arange(size) + float(rank + number)
+    parts = [torch.arange(size) + float(other + number) for other in range(count)]
+    says = f"{kind} float32 ({size},)"
+    if kind == "all_reduce":
+        total = sum(parts[1:], parts[0])
+        return Call(kind, says, [mine], [mine], reduction=Reduction("SUM")), total
+    if kind == "all_gather":
+        outs = [torch.empty(size) for _ in parts]
+        return Call(kind, says, [mine], outs), torch.cat(parts)
+    root = number % count
+    return Call(kind, f"{says} from {root}", [mine], [mine], peer=root), parts[root]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
+        st.sampled_from([0, 1, 5, 300]),
+        st.sampled_from([False, False, False, True]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@few
+@given(count=st.sampled_from([2, 3]), steps=STEPS, times=st.integers(2, 4))
+def test_calls_that_come_again_are_what_they_were(count, steps, times):
+    """With ranks that differ in between, which are told so and go on."""
+    backends = mesh(count)
+
+    def run(rank):
+        transport = gloo.Transport(backends[rank], "0", range(count))
+        for number, (kind, size, differs) in enumerate(steps * times, start=1):
+            differing = differs and rank == 0
+            call, wanted = call_of(kind, size + differing, number, rank, count)
+            call.number, call.place = number, "train.py:1"
+            pending = Pending(call)
+            transport.submit(pending, awaited=True)
+            assert pending.done()
+            if differs:
+                assert isinstance(pending.error, CollectiveMismatchError), pending.error
+            else:
+                assert pending.error is None, pending.error
+                outs = call.outs or [torch.empty(0)]
+                assert torch.equal(torch.cat([out.view(-1) for out in outs]), wanted)
+        return rank + 1
+
+    assert together(count, run) == list(range(1, count + 1))
