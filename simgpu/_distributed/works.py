@@ -119,9 +119,12 @@ class Work(distributed.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until all of it has run; then the outputs are there."""
         self._land(timeout.total_seconds())
-        calls = [pending.call.collective for pending in self._pending]
-        awaited([each for each in calls if each is not None])
+        awaited(self._collectives())
         return True
+
+    def _collectives(self) -> list[Collective]:
+        calls = [pending.call.collective for pending in self._pending]
+        return [each for each in calls if each is not None]
 
     def _land(self, seconds: float = 0.0) -> None:
         self._keep.discard(self)
@@ -139,6 +142,8 @@ class Work(distributed.Work):
         Python completes later. So this waits; no stream does, as none would by asking for it.
         """
         self._land()
+        for finished in hooks.collectives_finished:
+            finished(self._collectives())
         return _future(self._outputs)
 
     def is_completed(self) -> bool:

@@ -153,6 +153,9 @@ class Instrument:
     def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
         """Later work of `stream` waits for these, by `Work.wait` or because they block."""
 
+    def collectives_finished(self, collectives: Sequence[Collective]) -> None:
+        """The host has waited until these are over: it asked for their future."""
+
     def devices_created(self, devices: Sequence[torch.device]) -> None:
         """There are simulated devices from now on."""
 
@@ -183,6 +186,7 @@ class Hooks:
     memory_used_on_stream: tuple[Callable[[int, torch.Stream], None], ...]
     host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]
     collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream], None], ...]
+    collectives_finished: tuple[Callable[[Sequence[Collective]], None], ...]
     devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]
     devices_removed: tuple[Callable[[], None], ...]
     executor: Any  # who runs what is launched (`executors.Executor`); None: at once

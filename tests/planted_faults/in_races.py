@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.simulator.races import test_accesses as accesses
+from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_order as order
 from tests.simulator.races import test_programs as races
 from tests.support.plant import fault
@@ -12,6 +13,7 @@ REGION = "simgpu._simulation.races.regions:Region"
 DETECTOR = "simgpu._simulation.races.detector:Detector"
 
 programs = races.test_what_is_missing_is_reported_and_nothing_else
+waiting = collectives.test_an_output_is_used_after_its_collective_if_somebody_waits
 paths = order.test_a_step_is_reported_if_no_path_leads_to_it
 frees = order.test_memory_is_free_once_all_its_readers_are_known_to_be
 
@@ -99,6 +101,26 @@ RACES = [
         "if blocking:",
         "if blocking or to_host:",
         partial(programs, name="pinned_result_read"),
+    ),
+    fault(
+        "a collective writes on the stream that asked for it",
+        f"{DETECTOR}._collective",
+        "own = queue[0], self._groups.setdefault(about.group, FIRST_GROUP - len(self._groups))",
+        "own = queue",
+        partial(
+            collectives.test_an_output_is_used_after_its_collective_if_somebody_waits,
+            name="all_reduce",
+        ),
+    ),
+    fault(
+        "who waits for a collective is not followed",
+        f"{DETECTOR}.collectives_awaited",
+        "if clock is not None:",
+        "if False:",
+        partial(
+            collectives.test_an_output_is_used_after_its_collective_if_somebody_waits,
+            name="broadcast",
+        ),
     ),
     fault(
         "views of the same rows share their bytes",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from simgpu._runtime import streams
-from simgpu._runtime.instruments import Instrument, Launch
+from simgpu._runtime.instruments import Collective, Instrument, Launch
 from simgpu._runtime.places import place_of_caller
 from simgpu._simulation.races.accesses import (
     Access,
@@ -19,7 +20,7 @@ from simgpu._simulation.races.accesses import (
     span_of,
     tensors_of,
 )
-from simgpu._simulation.races.order import HOST, Clock, Order, Queue, queue_of
+from simgpu._simulation.races.order import FIRST_GROUP, HOST, Clock, Order, Queue, join, queue_of
 from simgpu._simulation.races.regions import Region, Regions
 from simgpu._simulation.races.report import Race, race_of, race_with_free
 
@@ -38,6 +39,10 @@ class Detector(Instrument):
         self._pinned = Regions()  # of the host, where devices read or write without its waiting
         self._made: dict[int, Access] = {}  # by address, who computed what is being allocated
         self._known: set[tuple[Any, ...]] = set()
+        self._groups: dict[str, int] = {}  # the stream of each process group
+        self._collectives: weakref.WeakKeyDictionary[Collective, Clock] = (
+            weakref.WeakKeyDictionary()
+        )
         self._storages: dict[weakref.ref[Any], int] = {}  # of pinned memory, and where it begins
         self._dead: deque[weakref.ref[Any]] = deque()
         self._lock = threading.Lock()
@@ -48,6 +53,9 @@ class Detector(Instrument):
         """Compare what a launch reads and writes, and remember it."""
         place = place_of_caller()
         queue = launch.device.index, launch.stream
+        if launch.kernel.collective is not None:
+            self._collective(launch.kernel.collective, launch.op, queue, result)
+            return
         other = self._other_end(launch)
         with self._lock:
             clock, number = self._order.begin(queue)
@@ -70,6 +78,34 @@ class Detector(Instrument):
                 self._order.host_waits_for(clock)
             if other is not None:
                 self._order.wait(other, queue)
+
+    def _collective(self, about: Collective, op: str, queue: Queue, result: Any) -> None:
+        """A collective writes on a stream of its group, after the present work of the current one.
+
+        Its group keeps the memory until the collective is over.
+        """
+        with self._lock:
+            own = queue[0], self._groups.setdefault(about.group, FIRST_GROUP - len(self._groups))
+            self._order.wait(own, queue)
+            clock, number = self._order.begin(own)
+            for tensor in dense(result):
+                self._touch(tensor, own, number, clock, True, op, about.place)
+                region = self._memory.at(tensor.data_ptr())
+                if region is not None:
+                    region.recorded.add(own)
+            self._collectives[about] = dict(clock)
+
+    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
+        with self._lock:
+            for about in collectives:
+                clock = self._collectives.get(about)
+                if clock is not None:
+                    join(self._order.clock(queue_of(stream)), clock)
+
+    def collectives_finished(self, collectives: Sequence[Collective]) -> None:
+        with self._lock:
+            for about in collectives:
+                self._order.host_waits_for(self._collectives.get(about, {}))
 
     def _other_end(self, launch: Launch) -> Queue | None:
         """Of a copy between devices, the current stream of the other one: ordered on both sides."""

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-# A stream by device and number, or the host.
+# A stream by device and number, that of a process group, or the host.
 Queue = tuple[int, int]
 HOST: Queue = (-1, -1)
+FIRST_GROUP = -2  # and down: the number of the stream on which a process group communicates
 Clock = dict[Queue, int]
 
 

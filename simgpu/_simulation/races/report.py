@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._simulation.races.accesses import Access
-from simgpu._simulation.races.order import HOST, Queue
+from simgpu._simulation.races.order import FIRST_GROUP, HOST, Queue
 
 
 def name_of(queue: Queue) -> str:
@@ -14,6 +14,8 @@ def name_of(queue: Queue) -> str:
     if queue == HOST:
         return "the host"
     index, stream = queue
+    if stream <= FIRST_GROUP:
+        return f"{DEVICE_TYPE}:{index}, stream of a process group"
     return f"{DEVICE_TYPE}:{index}, " + (f"stream {stream}" if stream else "default stream")
 
 
@@ -64,6 +66,8 @@ def race_of(first: Access, second: Access) -> Race:
         )
     elif first.queue == HOST:
         advice = "Ask for the work after the host is done."
+    elif first.queue[1] <= FIRST_GROUP:
+        advice = "Call wait() on the work that the collective returned before."
     else:
         advice = (
             f"Let {name_of(second.queue)} wait before: wait_stream() for {name_of(first.queue)}, "

@@ -1,0 +1,61 @@
+"""Collectives under `simgpu.races`: their outputs may be used once somebody has waited for them."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+
+ASYNCHRONOUS = {
+    "all_reduce": lambda x: torch.distributed.all_reduce(x, async_op=True),
+    "broadcast": lambda x: torch.distributed.broadcast(x, 0, async_op=True),
+    "all_gather": lambda x: torch.distributed.all_gather([x[:2], x[2:]], x[:2] + 0, async_op=True),
+    "reduce_scatter": lambda x: torch.distributed.reduce_scatter(
+        x[:2], [x[:2] + 0, x[2:] + 0], async_op=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ASYNCHRONOUS))
+@given(waits=st.booleans(), writes=st.booleans(), on_side_stream=st.booleans())
+def test_an_output_is_used_after_its_collective_if_somebody_waits(
+    name, waits, writes, on_side_stream
+):
+    def rank(_):
+        x = torch.ones(4, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side if on_side_stream else torch.cuda.current_stream()):
+            work = ASYNCHRONOUS[name](x)
+            if waits:
+                work.wait()
+            line = x.neg_ if writes else x.neg
+            line()
+        work.wait()
+        side.synchronize()
+        return x + 1
+
+    with simgpu.races() as found:
+        simgpu.ranks(2, rank)
+    lines = {(race.first.op.startswith("c10d."), race.second.op) for race in found}
+    assert lines == (set() if waits else {(True, "neg_" if writes else "neg")})
+
+
+@given(buckets=st.sampled_from((0.00001, 25)), as_view=st.booleans())
+def test_distributed_data_parallel_has_no_races(buckets, as_view):
+    def rank(_):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        net = torch.nn.parallel.DistributedDataParallel(
+            net.cuda(), bucket_cap_mb=buckets, gradient_as_bucket_view=as_view
+        )
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.ones(3, 4, device="cuda")).sum().backward()
+            optimizer.step()
+
+    with simgpu.races() as found:
+        simgpu.ranks(2, rank)
+    assert found == []
