@@ -178,7 +178,7 @@ def test_resident_threads_are_those_that_random_numbers_show():
 
 def test_every_row_says_where_its_numbers_are_from():
     for model in MODELS.values():
-        assert set(model.source) == {"properties", "rates"}
+        assert set(model.source) == {"properties", "rates", "compared"}
         assert all(len(words) > 5 for words in model.source.values())
         assert model.total_memory % 512 == 0
         assert set(model.peak_flops) <= {"fp32", "tf32", "fp16", "bf16"}
