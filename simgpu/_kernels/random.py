@@ -118,7 +118,7 @@ def _made_and_filled(
 ) -> torch.Tensor:
     """A new tensor on the host, with numbers in it: by `new` if that can make it."""
     with torch._C.DisableTorchFunction():
-        tensor = None if new is None else new(size, source)
+        tensor = None if new is None else new(keys, size, source)
         if tensor is None:
             tensor = _EMPTY.run(keys, size, **_options(dtype, layout))
             fill(keys, tensor, *filled_by, generator=source)

@@ -29,6 +29,7 @@ SCRATCH: torch.Generator = _Stock()
 
 REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _UNITS = 0.0, 1.0, 1.0
+_clone = _aten.clone.default._handle.redispatch_boxed
 
 
 def check(keys: Keys, op: torch._ops.OpOverload, like: Tensor, *args: Any) -> None:
@@ -72,18 +73,16 @@ def uniform_(
     return tensor
 
 
-def new_uniform(size: Sequence[int], generator: Source) -> Tensor | None:
-    """What `uniform_()` puts into a new tensor of floats, if its numbers were computed ahead.
-
-    The copy that is made of them is the memory of the tensor.
-    """
+def new_uniform(keys: Keys, size: Sequence[int], generator: Source) -> Tensor | None:
+    """What `uniform_()` puts into a new tensor of floats, if its numbers were computed ahead."""
     if len(size) > 1 and min(size) < 0:
         return None  # their product may be positive
     drawn = _drawn_ahead(math.prod(size), generator)
     if drawn is None:
         return None
-    numbers = drawn.copy()
-    return torch.from_numpy(numbers if len(size) == 1 else numbers.reshape(size))
+    ahead = torch.from_numpy(drawn if len(size) == 1 else drawn.reshape(size))
+    # By PyTorch, whose memory is aligned: how MKL adds up depends on where a matrix begins.
+    return _clone(keys, ahead)  # type: ignore[no-any-return]
 
 
 def _drawn_ahead(numel: int, source: Source) -> Floats | None:

@@ -5,6 +5,7 @@ from functools import partial
 from tests.simulator import test_attention as attention
 from tests.simulator import test_cuda_composed as composed
 from tests.simulator import test_cuda_samplers as samplers
+from tests.simulator import test_cuda_seams as seams
 from tests.simulator import test_dropout as dropout
 from tests.support.plant import fault
 
@@ -94,5 +95,68 @@ COMPOSED_DRAWS = [
         "source.stream.take(numel)",
         "source.stream.take(launch.increment)",
         samplers.test_permutations,
+    ),
+    fault(
+        "the second chunk of tosses begins with other threads",
+        "simgpu._random.bernoulli:toss_each",
+        "start // 4, -(-len(part) // 4)",
+        "start, -(-len(part) // 4)",
+        partial(seams.test_chunks_change_nothing, name="bernoulli of a tensor"),
+    ),
+    fault(
+        "every chunk of samples is the first",
+        "simgpu._random.multinomial:with_replacement",
+        "block * width + start, count",
+        "block * width, count",
+        partial(seams.test_chunks_change_nothing, name="multinomial"),
+    ),
+    fault(
+        "every chunk of a draw is the first",
+        "simgpu._random.fill:draw",
+        "seed, place + call, first, count",
+        "seed, place + call, 0, count",
+        partial(seams.test_chunks_change_nothing, name="rand"),
+    ),
+    fault(
+        "every chunk of a mask is the first",
+        "simgpu._random.dropout:_fill_side_by_side",
+        "block, first, count",
+        "block, 0, count",
+        partial(seams.test_chunks_change_nothing, name="dropout of halves"),
+    ),
+    fault(
+        "rows beyond the grid repeat the first",
+        "simgpu._random.multinomial:with_replacement",
+        "place + call",
+        "place",
+        seams.test_rows_beyond_the_grid_draw_at_the_next_place,
+    ),
+    fault(
+        "a large group of equal keys repeats its words",
+        "simgpu._random.permutation:_shuffle_equals",
+        "place + number // 4",
+        "place",
+        seams.test_every_group_of_equal_keys_is_shuffled,
+    ),
+    fault(
+        "the last offset is not followed by the first",
+        "simgpu._random.stream:Stream.take",
+        ") % _WORD",
+        ") % 2**65",
+        seams.test_a_state_holds_every_offset_and_the_last_is_followed_by_the_first,
+    ),
+    fault(
+        "half of the offsets are negative",
+        "simgpu._random.stream:Stream.set_state",
+        "offset % _WORD",
+        "abs(offset)",
+        seams.test_a_state_holds_every_offset_and_the_last_is_followed_by_the_first,
+    ),
+    fault(
+        "a rate of zero is drawn with",
+        "simgpu._random.samplers:exponential_",
+        "check(keys, _aten.exponential_.default, tensor, lambd)",
+        "pass",
+        seams.test_what_the_cpu_refuses_draws_nothing,
     ),
 ]

@@ -259,8 +259,8 @@ RANDOM_NUMBERS = [
     fault(
         "a new tensor is filled column by column",
         "simgpu._random.samplers:new_uniform",
-        "numbers.reshape(size)",
-        'numbers.reshape(size, order="F")',
+        "drawn.reshape(size)",
+        'drawn.reshape(size, order="F")',
         draws.test_a_new_tensor_is_an_empty_one_that_is_filled,
     ),
     fault(
@@ -299,5 +299,12 @@ RANDOM_NUMBERS = [
         "map(DefaultGenerator, here.devices)",
         "map(DefaultGenerator, world.active_devices)",
         partial(FORKED, name="seed"),
+    ),
+    fault(
+        "how far a tensor reaches is counted in elements",
+        "simgpu._random.fill:fill",
+        "numel * tensor.itemsize <= INT32_MAX",
+        "numel <= INT32_MAX",
+        corners.test_a_tensor_without_gaps_is_halved_too,
     ),
 ]

@@ -4,6 +4,7 @@ What the properties of test_cuda_random and test_cuda_samplers meet once in a mi
 """
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simgpu._random import fill, geometry, integers
+from simgpu._random import fill, floats, geometry, integers, layout
 from simgpu._random.dropout import parameters
 from simgpu._random.layout import in_memory_order, launches
 from simgpu._random.multinomial import _buckets
@@ -97,6 +98,29 @@ def test_each_half_is_the_smaller_one_first(numel, itemsize):
 
     found = launches(in_memory_order([numel], [1]), itemsize)
     assert [part.numel for part in found] == halves(numel)
+
+
+@given(numel=st.integers(1, 600), limit=st.integers(200, 2500), seed=st.integers(0, 99))
+def test_a_tensor_without_gaps_is_halved_too(numel, limit, seed):
+    """As one of 2 GiB would be, if the limit were lower."""
+    gpu, stream, tensor = (1, 256), Stream(seed, 8), torch.empty(numel)
+    with patch.object(fill, "INT32_MAX", limit), patch.object(layout, "INT32_MAX", limit):
+        source = fill.Source(stream, geometry.resident_threads(*gpu))
+        fill.fill(tensor, source, floats.Unit(False))
+
+    def halves(count):
+        if (count - 1) * tensor.itemsize + 1 <= limit:
+            return [count]
+        return [*halves(count // 2), *halves(count - count // 2)]
+
+    parts, offset, expected = halves(numel), 8, []
+    if len(parts) > 1:
+        offset += cuda_draws.policy(numel, 4, gpu)[1]
+    for part in parts:
+        expected += cuda_draws.grid_stride(part, 4, gpu, seed, offset, cuda_draws.four_floats)
+        offset += cuda_draws.policy(part, 4, gpu)[1]
+    assert tensor.tolist() == expected
+    assert stream.get_offset() == offset
 
 
 def test_what_is_too_far_apart_is_reserved_before_it_is_halved():

@@ -206,5 +206,6 @@ def test_a_new_tensor_is_an_empty_one_that_is_filled(simulated, shape, seed):
         assert torch.equal(drawn, empty)
         assert drawn.dtype == empty.dtype
         assert drawn.stride() == empty.stride()
+        assert drawn.data_ptr() % 64 == empty.data_ptr() % 64
         assert drawn.untyped_storage().nbytes() == empty.untyped_storage().nbytes()
         drawn.zero_()
