@@ -4,6 +4,7 @@ from functools import partial
 
 from tests.simulator.races import test_accesses as accesses
 from tests.simulator.races import test_collectives as collectives
+from tests.simulator.races import test_data_parallel as data_parallel
 from tests.simulator.races import test_order as order
 from tests.simulator.races import test_programs as races
 from tests.support.plant import fault
@@ -121,6 +122,20 @@ RACES = [
             collectives.test_an_output_is_used_after_its_collective_if_somebody_waits,
             name="broadcast",
         ),
+    ),
+    fault(
+        "replicas read their chunks while these are on their way",
+        "dataparallel._transfer.autograd:scatter_split",
+        "main.wait_stream(stream)",
+        "pass",
+        partial(data_parallel.test_training_has_no_races, wrapper="ours"),
+    ),
+    fault(
+        "chunks are given back while their replicas may read them",
+        "dataparallel._transfer.autograd:scatter_split",
+        "output.record_stream(main)",
+        "pass",
+        partial(data_parallel.test_training_has_no_races, wrapper="ours"),
     ),
     fault(
         "views of the same rows share their bytes",
