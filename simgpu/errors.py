@@ -82,9 +82,18 @@ class InjectedFaultError(SimGPUError, torch.AcceleratorError):
 
 
 class DeviceLostError(SimGPUError, torch.AcceleratorError):
-    """A device was used that `simgpu.faults` has lost.
+    """A device was used that is lost: by `simgpu.faults`, or by an error of a kernel.
+
+    The latter are CUDA's device-side asserts (an index out of range), under `simgpu.asynchronous`.
 
     As with CUDA's sticky errors there is no way out but to end the devices (on CUDA: the process).
+    """
+
+
+class NotReadyError(SimGPUError, torch.AcceleratorError):
+    """The time between two events was asked for before both were passed.
+
+    The wording is CUDA's. The way out is CUDA's too: wait for the second one (``synchronize``).
     """
 
 

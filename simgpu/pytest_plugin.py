@@ -38,6 +38,7 @@ pytest_plugins = [
     "simgpu._pytest.short_option",
     "simgpu._pytest.option_names",
     "simgpu._pytest.as_cuda",
+    "simgpu._pytest.asynchronous",
 ]
 
 
@@ -61,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         or options.process_count
         or options.memory
         or options.model
+        or options.asynchronous
     ):
         session_pool(config)
 

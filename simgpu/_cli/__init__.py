@@ -3,6 +3,6 @@
 One file per command, with its arguments and one call. `run_script` is what `simgpu run` calls, and
 `describe` what `simgpu info` calls. What a command needs is imported when it runs.
 
-May import: `_startup`, `_profiling`, `_backend/install`, `_native`, `_models`, `_runtime`, `_fuzz`,
-`_pytest`, `_simulation/races`, `errors`, `torch`.
+May import: `_startup`, `_profiling`, `_simulation/asynchronous`, `_simulation/races`,
+`_backend/install`, `_native`, `_models`, `_runtime`, `_fuzz`, `_pytest`, `errors`, `torch`.
 """

@@ -84,6 +84,19 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
         help="say on stderr where two streams, or a stream and the host, use the same memory in no "
         "order, and end with status 1 if anywhere",
     )
+    run.add_argument(
+        "--async",
+        dest="lazy",
+        action="store_true",
+        help="let kernels and copies run when something waits for them, and no earlier, as streams "
+        "of a GPU may: a program that forgets to wait computes NaN",
+    )
+    run.add_argument(
+        "--async-seed",
+        type=int,
+        metavar="SEED",
+        help="the same, in a legal order that this number draws",
+    )
 
 
 def _add_program(run: argparse.ArgumentParser) -> None:
@@ -125,6 +138,8 @@ def start(options: argparse.Namespace) -> int:
         trace=options.trace and str(options.trace),
         summary=options.summary,
         races=options.races,
+        asynchronous=options.lazy or options.async_seed is not None,
+        async_seed=options.async_seed,
     )
     refusal = make_devices(script) or prepare(script.program)
     if refusal is not None:

@@ -47,6 +47,10 @@ class ScriptOptions:
     trace: str | None
     summary: bool
     races: bool = False
+    asynchronous: bool = False
+    """Whether kernels and copies run when something waits for them."""
+    async_seed: int | None = None
+    """The seed of their order; the laziest one, where it is None."""
 
 
 def make_devices(options: ScriptOptions) -> str | None:
@@ -124,6 +128,10 @@ def run_script(options: ScriptOptions) -> None:
         _replace_data_parallel()
     program = options.program
     _watch_until_exit(options.trace, options.summary)
+    if options.asynchronous:
+        from simgpu._simulation.asynchronous import block
+
+        block.begin(options.async_seed)
     with _told_of_races() if options.races else contextlib.nullcontext():
         _run(program)
 

@@ -53,12 +53,17 @@ def simulated_pool(options: DeviceOptions) -> SimulatedPool:
         memory, model = variables.device_memory(), variables.device_model()
         rng = variables.device_rng()
         count, source = options.process_count, f"by {variables.COUNT}"
-    return SimulatedPool(count, memory, model, source, rng)
+    order = None
+    if options.asynchronous:
+        seed = options.async_seed
+        order = "in the laziest order" if seed is None else f"in an order of seed {seed}"
+    return SimulatedPool(count, memory, model, source, rng, order)
 
 
 def _only_simulated(options: DeviceOptions) -> bool:
     """Whether something that simulated devices alone have was asked for."""
     told = options.process_count or options.memory or options.model or options.rng
+    told = told or options.asynchronous
     return options.kind == "auto" and bool(told)
 
 

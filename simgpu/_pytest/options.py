@@ -42,6 +42,10 @@ class DeviceOptions:
     """The token of the one schedule that the tests run under."""
     races: bool = False
     """Whether a test fails where streams, or a stream and the host, race."""
+    lazy: bool = False
+    """Whether kernels and copies run when something waits for them, in the laziest order."""
+    async_seed: int | None = None
+    """The same, in the orders of this seed."""
     memory: str | None = None
     """What each simulated device has; with commas one size per device."""
     model: str | None = None
@@ -54,6 +58,10 @@ class DeviceOptions:
     @property
     def count_or_default(self) -> int:
         return self.count or self.process_count or DEFAULT_COUNT
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.lazy or self.async_seed is not None
 
     @property
     def memory_by_device(self) -> str | list[str] | None:
@@ -148,6 +156,18 @@ def _add_exploring(add: Callable[..., None]) -> None:
         metavar="TOKEN",
         help="run the tests under the schedule of this token, which a failure has printed",
     )
+    add(
+        "--async",
+        action="store_true",
+        help="let kernels and copies of simulated devices run when something waits for them, and "
+        "no earlier, as streams of a GPU may: code that forgets to wait computes NaN",
+    )
+    add(
+        "--async-seed",
+        type=int,
+        metavar="SEED",
+        help="the same, in a legal order that this number draws",
+    )
 
 
 def read_options(config: pytest.Config) -> DeviceOptions:
@@ -172,6 +192,8 @@ def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> D
         schedules=namespace.simgpu_schedules,
         schedule=namespace.simgpu_schedule,
         races=namespace.simgpu_races,
+        lazy=namespace.simgpu_async,
+        async_seed=namespace.simgpu_async_seed,
         memory=namespace.simgpu_device_memory,
         model=namespace.simgpu_device_model,
         rng=namespace.simgpu_device_rng,
@@ -197,6 +219,8 @@ def check(options: DeviceOptions) -> None:
     if per_worker is not None and per_worker < 1:
         raise pytest.UsageError(f"--gpus-per-worker must be 1 or more, not {per_worker}")
     simulated = options.kind != "cuda" and not options.oversubscribe
+    if options.asynchronous and not simulated:
+        raise pytest.UsageError("--async is of simulated devices, not of real GPUs")
     if process and simulated and (count or process) != process:
         raise pytest.UsageError(
             f"SIMGPU_DEVICE_COUNT={process} gives this process its devices, and --device-count "

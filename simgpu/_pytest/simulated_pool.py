@@ -26,6 +26,7 @@ class SimulatedPool:
     Args:
         memory, model, rng: of each, as `simgpu.devices` takes it; None for its default.
         source: what made them for the whole process, for the header: "as cuda".
+        order: in which order their kernels run, for the header, where that is not at once.
     """
 
     distinct = True
@@ -37,9 +38,11 @@ class SimulatedPool:
         model: str | list[str] | None = None,
         source: str | None = None,
         rng: str | None = None,
+        order: str | None = None,
     ) -> None:
         self.count, self.memory, self.model, self.source = count, memory, model, source
         self.rng = rng or RNGS[0]
+        self.order = order
         self._scopes: list[Scope] = []  # of the fixtures that hold devices now
 
     def describe(self) -> str:
@@ -51,6 +54,8 @@ class SimulatedPool:
             words += f", model {', '.join(models)}"
         if self.rng != RNGS[0]:
             words += f", rng {self.rng}"
+        if self.order:
+            words += f", asynchronous {self.order}"
         return f"{words} (simgpu{f', {self.source}' if self.source else ''})"
 
     @contextlib.contextmanager

@@ -19,7 +19,7 @@ from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
 from simgpu._runtime import clock, executors, thread_state, world
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.thread_state import STREAMS
-from simgpu.errors import DeviceMismatchError
+from simgpu.errors import DeviceMismatchError, NotReadyError
 
 # The streams that are being captured into graphs: the index of a device, and a stream's number.
 captured: set[tuple[int, int]] = set()
@@ -259,6 +259,11 @@ class Event(torch.Event):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded_at is None or end_event._recorded_at is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (executors.is_done(self) and executors.is_done(end_event)):
+            raise NotReadyError(
+                f"{DEVICE_TYPE} error: device not ready: an event has not been passed yet: call "
+                "end_event.synchronize() first"
+            )
         if self._recorded_on != end_event._recorded_on:
             raise DeviceMismatchError(
                 f"{DEVICE_TYPE} error: invalid resource handle: one event was recorded on device "

@@ -43,30 +43,26 @@ def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
         finally:
             outer.restart(before)
         return
-    with _in_force(Asynchronous(seed)) as executor:
-        yield executor
-
-
-@contextmanager
-def _in_force(executor: Asynchronous) -> Iterator[Asynchronous]:
-    start(executor)
+    executor = begin(seed)
     try:
         yield executor
     finally:
-        try:
-            executor.finish()
-        finally:
-            stop(executor)
+        end(executor)
     executor.check_all()
 
 
-def start(executor: Asynchronous) -> None:
-    """Let `executor` run all launches from now on."""
+def begin(seed: int | None) -> Asynchronous:
+    """Let all launches run when something waits for them, until `end`."""
+    executor = Asynchronous(seed)
     if any(device.allocated for device in active_devices):
         executor.know_present_memory()
     instruments.add(executor)
+    return executor
 
 
-def stop(executor: Asynchronous) -> None:
-    """Let launches run by themselves again."""
-    instruments.remove(executor)
+def end(executor: Asynchronous) -> None:
+    """Run what is left, and let launches run at once again."""
+    try:
+        executor.finish()
+    finally:
+        instruments.remove(executor)

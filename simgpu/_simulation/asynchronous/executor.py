@@ -97,10 +97,11 @@ class Asynchronous(Executor):
         if copies_memory and launch.source.type == "cpu":
             args = copies.staged(launch) or args
         holder = Holder(self._memory, kernel, from_host=copies_memory)
-        return Deferred(launch, compute, plan, holder.hold_all(args, kwargs), holder.blocks)
+        return Deferred(launch, compute, plan, holder.hold_all(args, kwargs), holder)
 
     def _queue(self, own: Key, launch: Launch, deferred: Deferred) -> Any:
         self.deferred += 1
+        results = deferred.results(launch, self._memory)
         if not deferred.plan.idle:
             other = self._other(launch)
             (index, stream), name = own, launch.op
@@ -118,7 +119,7 @@ class Asynchronous(Executor):
             if other is not None:
                 self._queues.wait(other, work)
             self._memory.used(deferred.blocks, work)
-        return deferred.take_results()
+        return results
 
     def _other(self, launch: Launch) -> Key | None:
         """The stream of the target, of a copy between devices."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from simgpu._runtime.executors import Compute, value_checks
-from simgpu._runtime.instruments import Launch
+from simgpu._runtime.instruments import Launch, hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
 from simgpu._simulation.asynchronous.launch_state import LaunchState
-from simgpu._simulation.asynchronous.memory import Block, Memory, view_of
+from simgpu._simulation.asynchronous.memory import Block, Memory
 from simgpu._simulation.asynchronous.shapes import Layout, Plan, Unplanned
 
 Tensor = torch.Tensor
@@ -100,75 +99,72 @@ class Holder:
 class Deferred:
     """A launch that runs later; `blocks` are the memory that it uses."""
 
-    __slots__ = (
-        "_arguments",
-        "_compute",
-        "_launch",
-        "_outs",
-        "_results",
-        "_state",
-        "blocks",
-        "plan",
-    )
+    __slots__ = ("_arguments", "_compute", "_launch", "_outs", "_state", "blocks", "kernel", "plan")
 
     def __init__(
-        self,
-        launch: Launch,
-        compute: Compute,
-        plan: Plan,
-        arguments: _Arguments,
-        blocks: list[Block],
+        self, launch: Launch, compute: Compute, plan: Plan, arguments: _Arguments, holder: Holder
     ) -> None:
-        self.plan, self.blocks, self._arguments, self._compute = plan, blocks, arguments, compute
-        self._launch = launch
+        self.plan, self.blocks, self._arguments, self._compute = (
+            plan,
+            holder.blocks,
+            arguments,
+            compute,
+        )
+        # The launch itself keeps tensors of the program alive.
+        self._launch = (
+            launch.kind,
+            launch.op,
+            launch.device,
+            launch.stream,
+            launch.source,
+            launch.target,
+        )
+        self.kernel: Kernel = launch.kernel
         self._outs: list[Tensor | list[Tensor] | None] = []
-        self._results = self._made(launch)
         self._state = LaunchState()
-        # The arguments of the launch keep tensors of the program alive.
-        self._launch = dataclasses.replace(launch, args=arguments[0], kwargs=arguments[1])
 
-    def _made(self, launch: Launch) -> Any:
+    def results(self, launch: Launch, memory: Memory) -> Any:
+        """What it returns now: the arguments that it writes to, and new tensors without values.
+
+        Only their memory is kept, so that they die with the program's tensors.
+        """
         made: list[Any] = []
         for result in self.plan.results:
-            if result is None:
-                made.append(None)
-                self._outs.append(None)
-            elif isinstance(result, Layout):
+            out: Tensor | list[Tensor] | None = None
+            if isinstance(result, Layout):
                 tensor = result.make()
                 made.append(tensor)
-                self._outs.append(view_of(tensor.untyped_storage(), 0, tensor))
+                out = memory.expect(tensor)
             elif isinstance(result, list):
                 tensors = [layout.make() for layout in result]
                 made.append(tensors)
-                self._outs.append([view_of(t.untyped_storage(), 0, t) for t in tensors])
+                out = [memory.expect(tensor) for tensor in tensors]
+            elif result is None:
+                made.append(None)
             else:
-                made.append(
-                    launch.args[result] if isinstance(result, int) else launch.kwargs[result]
-                )
-                self._outs.append(None)
+                values: Any = launch.args if isinstance(result, int) else launch.kwargs
+                made.append(values[result])
+            self._outs.append(out)
         return made[0] if len(made) == 1 else tuple(made) if made else None
-
-    def take_results(self) -> Any:
-        """What it returns now: the arguments that it writes to, and new tensors without values.
-
-        Once only: it keeps the memory of its results, and not the tensors.
-        """
-        results, self._results = self._results, None
-        return results
 
     def run(self) -> None:
         """Compute, and write what comes of it to the results."""
+        self._state.call(self._run)
+
+    def _run(self) -> None:
         args, kwargs = self._arguments
-        kernel = self._launch.kernel
-        with self._state.restored():
-            checked = value_checks.get(kernel.op)
-            if checked is not None:
-                checked(args, kwargs)
-            found = self._compute(self._launch, args, kwargs)
-            values = found if len(self._outs) > 1 else (found,)
-            for out, value in zip(self._outs, values, strict=False):
-                if isinstance(out, list):
-                    for each, new in zip(out, value, strict=True):
-                        _copy(HOST_KEYS, each, new)
-                elif out is not None and out.numel():
-                    _copy(HOST_KEYS, out, value)
+        kernel = self.kernel
+        checked = value_checks.get(kernel.op)
+        if checked is not None:
+            checked(args, kwargs)
+        if hooks.computed:
+            found = self._compute(Launch(*self._launch, args, kwargs, kernel), args, kwargs)
+        else:
+            found = kernel.run(HOST_KEYS, *args, **kwargs)
+        values = found if len(self._outs) > 1 else (found,)
+        for out, value in zip(self._outs, values, strict=False):
+            if isinstance(out, list):
+                for each, new in zip(out, value, strict=True):
+                    _copy(HOST_KEYS, each, new)
+            elif out is not None and out.numel():
+                _copy(HOST_KEYS, out, value)

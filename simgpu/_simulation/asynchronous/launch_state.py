@@ -7,8 +7,7 @@ which the last bits of a sum depend, and the global settings that kernels read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,14 @@ import torch
 _Guard: Any = torch._C._ForceDispatchKeyGuard
 _included: Any = torch._C._dispatch_tls_local_include_set
 _excluded: Any = torch._C._dispatch_tls_local_exclude_set
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _Settings = tuple[int, bool, bool, torch.dtype, bool]
+
+
+def no_modes() -> bool:
+    """Whether PyTorch's functions can be called as they are: no mode of the user would see it."""
+    return not _function_modes() and not _dispatch_modes()
 
 
 def _settings() -> _Settings:
@@ -38,19 +44,18 @@ class LaunchState:
         self._included, self._excluded = _included(), _excluded()
         self._settings = _settings()
 
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """The calling thread has this state within."""
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function` in this state, whichever thread does."""
         before = _settings()
         if before == self._settings:
             with _Guard(self._included, self._excluded):
-                yield
+                function()
             return
         with torch.inference_mode(self._settings[-1]):
             _set(self._settings)
             try:
                 with _Guard(self._included, self._excluded):
-                    yield
+                    function()
             finally:
                 _set(before)
 

@@ -22,6 +22,7 @@ from simgpu._memory.ownership import with_bits
 from simgpu._runtime import streams
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu._runtime.world import active_devices
+from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.queues import Key, Queues, Work
 
 Tensor = torch.Tensor
@@ -32,10 +33,13 @@ _CPU = torch.device("cpu")
 FREED = 255  # the bytes of memory that was handed out again: NaN in every floating dtype
 
 
+_MOST_VIEWS = 64
+
+
 class Block:
     """Memory that was allocated at once."""
 
-    __slots__ = ("begin", "end", "key", "life", "recorded", "storage", "users")
+    __slots__ = ("begin", "end", "key", "life", "recorded", "storage", "users", "views")
 
     def __init__(self, storage: torch.UntypedStorage, key: Key) -> None:
         self.begin = storage.data_ptr()
@@ -45,6 +49,7 @@ class Block:
         self.recorded: set[Key] = set()
         self.users: list[Work] = []  # of other streams
         self.life: _Life | None = None
+        self.views: dict[Any, Tensor] = {}  # those that queued work has held so far
 
 
 class _Life(weakref.ref[Any]):
@@ -63,6 +68,8 @@ class Memory:
         self._blocks: dict[int, Block] = {}
         # Blocks are let go of in the middle of anything: noted then by C code, looked at later.
         self._freed: deque[_Life] = deque()
+        # Views of results that are about to be blocks, which they keep alive, by address.
+        self._coming: dict[int, Tensor] = {}
 
     def own(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
         """Know a block from now on until `allocation` dies."""
@@ -72,6 +79,9 @@ class Memory:
         block = Block(storage, key)
         life = _Life(allocation, self._freed.append)
         life.block, block.life = block, life
+        whole = self._coming.pop(block.begin, None)
+        if whole is not None:
+            block.views[_place(whole)] = whole
         if block.begin not in self._blocks:
             bisect.insort(self._begins, block.begin)
         self._blocks[block.begin] = block
@@ -97,10 +107,26 @@ class Memory:
 
     def held(self, tensor: Tensor, block: Block) -> Tensor | None:
         """The same view of the memory, which keeps no tensor of the program alive; None if none."""
-        offset, rest = divmod(tensor.data_ptr() - block.begin, tensor.itemsize)
-        if rest:
-            return None
-        return with_bits(view_of(block.storage, offset, tensor), tensor.is_conj(), tensor.is_neg())
+        place = _place(tensor)
+        view = block.views.get(place)
+        if view is None:
+            offset, rest = divmod(place[0] - block.begin, tensor.itemsize)
+            if rest:
+                return None
+            if len(block.views) > _MOST_VIEWS:
+                block.views.clear()
+            view = block.views[place] = view_of(block.storage, offset, tensor)
+        if tensor.is_complex():
+            return with_bits(view, tensor.is_conj(), tensor.is_neg())
+        return view
+
+    def expect(self, result: Tensor) -> Tensor:
+        """A view of new memory that is to be a block; it keeps no tensor alive either."""
+        view = result.data
+        if len(self._coming) > _MOST_VIEWS:
+            self._coming.clear()
+        self._coming[view.data_ptr()] = view
+        return view
 
     def record(self, tensor: Tensor, key: Key) -> None:
         """`tensor.record_stream`: freed memory waits for the work that the stream has then."""
@@ -133,6 +159,16 @@ class Memory:
         self._blocks.clear()
         self._begins.clear()
         self._freed.clear()
+        self._coming.clear()
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """What tells one view of a block from another.
+
+    Tensors made in inference mode are others than those made outside of it.
+    """
+    inference = torch.is_inference_mode_enabled()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, inference
 
 
 class _Overwrite:
@@ -156,6 +192,8 @@ def fill_bytes(storage: torch.UntypedStorage) -> None:
 
 def view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
     """A tensor over `storage` with the dtype, shape and strides of `like`."""
+    if no_modes():
+        return torch.empty(0, dtype=like.dtype).set_(storage, offset, like.shape, like.stride())
     tensor: Tensor = _empty(HOST_KEYS, (0,), dtype=like.dtype, device=_CPU)
     _set_storage(HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
     return tensor

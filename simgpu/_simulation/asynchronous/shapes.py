@@ -8,6 +8,7 @@ they run at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.launch import HOST_KEYS, Kernel
+from simgpu._simulation.asynchronous.launch_state import no_modes
 
 Tensor = torch.Tensor
 _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
@@ -49,6 +51,8 @@ class Layout(NamedTuple):
 
     def make(self) -> Tensor:
         """A host tensor of this layout, filled with what nobody takes for a result."""
+        if no_modes():
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype).fill_(self.filler)
         tensor: Tensor = _empty_strided(
             HOST_KEYS, self.shape, self.stride, dtype=self.dtype, device=_CPU
         )
@@ -129,7 +133,8 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     elif any(tag in op.tags for tag in _DEPENDS):
         raise Unplanned("the shape of its results depends on values")
     try:
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        without_modes = nullcontext() if no_modes() else _disable_current_modes()  # slow at first
+        with torch._C.DisableTorchFunction(), without_modes, torch.no_grad():
             meta_args = [_on_meta(value) for value in args]
             meta_kwargs = {name: _on_meta(value) for name, value in kwargs.items()}
             found = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)

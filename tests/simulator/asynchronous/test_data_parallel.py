@@ -1,0 +1,69 @@
+"""DataParallel, ours and PyTorch's own, in legal orders of its streams."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dataparallel
+import simgpu
+
+wrappers = pytest.mark.parametrize(
+    "wrap", [dataparallel.DataParallel, torch.nn.DataParallel], ids=["ours", "torch"]
+)
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Three devices; PyTorch's own DataParallel asks torch.cuda for them."""
+    with simgpu.as_cuda(3) as devices:
+        yield devices
+
+
+def trained(wrap, devices):
+    """The weights after two steps on batches of the host, and an output without gradients."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 2))
+    net = wrap(net.to(devices[0]), device_ids=list(devices))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for batch in torch.arange(96.0).div(7).sin().view(2, 12, 4):
+        optimizer.zero_grad()
+        net(batch).pow(2).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        output = net(torch.ones(9, 4)).cpu()
+    return [output.tolist(), *(value.cpu().tolist() for value in net.state_dict().values())]
+
+
+@wrappers
+def test_training_gives_the_same_bits_in_the_laziest_order(three, wrap):
+    at_once = trained(wrap, three)
+    with simgpu.asynchronous() as queued:
+        assert trained(wrap, three) == at_once
+    assert queued.deferred > 3 * queued.at_once
+
+
+@settings(max_examples=3)
+@given(st.integers(0, 2**32))
+def test_training_gives_the_same_bits_in_every_order(three, seed):
+    for wrap in (dataparallel.DataParallel, torch.nn.DataParallel):
+        at_once = trained(wrap, three)
+        with simgpu.asynchronous(seed):
+            assert trained(wrap, three) == at_once
+
+
+def test_replicas_compute_on_the_streams_of_their_caller(three):
+    """What the caller does on a side stream after the forward pass finds the outputs there."""
+    net = dataparallel.DataParallel(torch.nn.Linear(4, 2).to(three[0]), device_ids=list(three))
+    batch = torch.ones(6, 4)
+    expected = net(batch).tolist()
+    sides = [torch.cuda.Stream(device) for device in three]
+    torch.cuda.synchronize()
+    with simgpu.asynchronous():
+        try:
+            for side in sides:
+                torch.cuda.set_stream(side)
+            assert net(batch).tolist() == expected
+        finally:
+            for device in three:
+                torch.cuda.set_stream(torch.cuda.default_stream(device))

@@ -1,0 +1,217 @@
+"""What is queued and what is not: copies, events, memory, errors, settings of the launch."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.errors import DeviceLostError
+
+NAN = "[nan, nan, nan]"
+
+
+@pytest.fixture
+def pair():
+    with simgpu.devices(2) as devices:
+        yield devices
+
+
+@given(
+    pinned=st.booleans(),
+    non_blocking=st.booleans(),
+    to_device=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    into=st.booleans(),
+)
+def test_copies_between_host_and_device(simulated, pinned, non_blocking, to_device, dtype, into):
+    """Which of them run later, and which of those see what the host writes meanwhile."""
+    ones, zeros = torch.ones(3), torch.zeros(3)
+    with simgpu.asynchronous() as queued:
+        source = ones.pin_memory() if to_device and pinned else ones.to(simulated[0], copy=True)
+        source = ones.clone() if to_device and not pinned else source
+        target = zeros.to(dtype) if not to_device else torch.zeros(3, dtype=dtype, device="simgpu")
+        target = target.pin_memory() if pinned and not to_device else target
+        torch.simgpu.synchronize()
+        before = queued.pending
+        if into:
+            result = target.copy_(source, non_blocking=non_blocking)
+        else:
+            place = "simgpu" if to_device else "cpu"
+            result = source.to(place, dtype, non_blocking=non_blocking, copy=True)
+        later = non_blocking and (to_device or pinned or not into)
+        assert queued.pending - before == later
+        if to_device:
+            source.zero_()  # too early where the copy reads pinned memory when it runs
+            late = non_blocking and pinned and dtype is torch.float32
+            assert result.sum().item() == (0 if late else 3)
+        else:
+            assert (result.sum().item() == 3) is not later
+            torch.simgpu.synchronize()
+            assert result.sum().item() == 3
+
+
+def test_memory_is_given_back_when_the_program_lets_go_of_it(pair):
+    with simgpu.asynchronous() as queued:
+        x = torch.ones(1000, device="simgpu:0")
+        taken = torch.simgpu.memory_allocated(0)
+        y = (x + 1) * 2  # x + 1 is queued, and its memory counts no more
+        assert torch.simgpu.memory_allocated(0) == 2 * taken
+        assert queued.pending
+        assert y.sum().item() == 4000
+
+
+def test_what_has_not_run_is_marked(pair):
+    with simgpu.asynchronous():
+        x = torch.arange(3.0).to("simgpu:0")
+        made = [x + 1, x.long() + 1, x > 9]
+        with torch.simgpu.stream(torch.simgpu.Stream()):
+            early = [str(each.tolist()) for each in made]
+        assert early == [NAN, "[-1, -1, -1]", "[True, True, True]"]
+        assert [each.tolist() for each in made] == [[1.0, 2.0, 3.0], [1, 2, 3], [False] * 3]
+
+
+def test_events_are_passed_when_what_they_mark_has_run(pair):
+    with simgpu.asynchronous() as queued:
+        first, last = (torch.simgpu.Event(enable_timing=True) for _ in range(2))
+        assert first.query()  # never recorded
+        first.record()
+        assert first.query()  # nothing before it
+        x = torch.ones(3, device="simgpu:0") + 1
+        last.record()
+        assert not torch.simgpu.current_stream().query()
+        with pytest.raises(RuntimeError, match="device not ready"):
+            first.elapsed_time(last)
+        while not last.query():  # whoever asks again and again is answered some time
+            pass
+        assert queued.pending == 0
+        assert x.tolist() == [2.0] * 3
+        assert first.elapsed_time(last) > 0
+        with pytest.raises(RuntimeError):
+            last.ipc_handle()
+
+
+OUTSIDE = {
+    "index_select": lambda x, i: x.index_select(0, i),
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x),
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "scatter": lambda x, i: x.scatter(0, i[:, None], 1.0),
+    "index": lambda x, i: x[i],
+    "index_put_": lambda x, i: x.clone().index_put_((i,), x.new_ones(2)),
+    "cross_entropy": lambda x, i: torch.nn.functional.cross_entropy(x[:2], i),
+    "backward": lambda x, i: torch.ops.aten.nll_loss_backward(
+        x.new_ones(()), x[:2], i, None, 1, -100, x.new_ones(())
+    ),
+}
+WAITS = {
+    "synchronize": lambda x, event: torch.simgpu.synchronize(),
+    "item": lambda x, event: x.sum().item(),
+    "event": lambda x, event: event.synchronize(),
+}
+
+
+@pytest.mark.parametrize("call", OUTSIDE.values(), ids=list(OUTSIDE))
+@pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
+def test_an_index_out_of_range_surfaces_where_the_host_waits(pair, call, wait):
+    x, index = torch.ones(3, 2).to("simgpu:0"), torch.tensor([0, 7]).to("simgpu:0")
+    with pytest.raises((IndexError, RuntimeError)) as now:
+        call(x, index)
+    assert not isinstance(now.value, DeviceLostError)
+    with simgpu.asynchronous():
+        call(x, index)  # queued: nothing is raised yet
+        event = torch.simgpu.Event()
+        event.record()
+        with pytest.raises(DeviceLostError, match="device-side assert triggered") as later:
+            wait(x, event)
+        text = str(later.value)
+        assert "Search for `cudaErrorAssert' in" in text
+        assert "CUDA_LAUNCH_BLOCKING=1" in text
+        assert isinstance(later.value, torch.AcceleratorError)
+        assert str(now.value) in text
+        with pytest.raises(DeviceLostError):
+            x + 1
+        assert torch.ones(2, device="simgpu:1").sum().item() == 2  # another device lives on
+
+
+def test_an_error_that_nobody_waits_for_is_told_at_the_end(pair):
+    x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
+    with pytest.raises(DeviceLostError), simgpu.asynchronous():
+        x.index_select(0, index)
+
+
+def test_wrong_shapes_are_refused_at_once(pair):
+    with simgpu.asynchronous():
+        x, y = torch.ones(3, device="simgpu:0"), torch.ones(4, device="simgpu:0")
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            x + y
+        assert (x + 1).tolist() == [2.0] * 3
+
+
+def test_a_kernel_runs_with_the_settings_of_its_launch(pair):
+    seen = []
+    library = torch.library.Library("simgpu_launch_state", "FRAGMENT")
+    library.define("look(Tensor x) -> Tensor")
+
+    def look(x):
+        seen.append((torch.get_num_threads(), torch.is_inference_mode_enabled()))
+        return x.clone()
+
+    library.impl("look", look, "CPU")
+    library.impl("look", lambda x: torch.empty_like(x), "Meta")
+    before = torch.get_num_threads()
+    with simgpu.asynchronous():
+        x = torch.ones(2, device="simgpu:0")
+
+        def launch():
+            torch.set_num_threads(before + 1)
+            with torch.inference_mode():
+                torch.ops.simgpu_launch_state.look(x)
+
+        thread = threading.Thread(target=launch)
+        thread.start()
+        thread.join()
+        assert not seen
+        torch.simgpu.synchronize()
+    assert seen == [(before + 1, True)]
+    assert torch.get_num_threads() == before
+
+
+def test_numbers_of_the_host_are_read_when_a_kernel_is_launched(pair):
+    with simgpu.asynchronous():
+        x, number = torch.ones(3, device="simgpu:0"), torch.tensor(2.0)
+        y = x * number
+        number.fill_(9.0)
+        assert y.tolist() == [2.0] * 3
+
+
+def test_plans_tell_calls_apart_that_compare_equal(pair):
+    with simgpu.asynchronous():
+        x = torch.ones(3, dtype=torch.int64, device="simgpu:0")
+        assert (x * 1).dtype is torch.int64
+        assert (x * 1.0).dtype is torch.float32
+        assert (x * True).dtype is torch.int64
+
+
+def test_blocks_nest_and_refuse_what_is_no_seed(pair):
+    with simgpu.asynchronous() as outer:
+        x = torch.ones(2, device="simgpu:0")
+        with simgpu.asynchronous(3) as inner:
+            assert inner is outer
+            assert inner.seed == 3
+            x += 1
+        assert outer.seed is None
+        assert outer.pending == 0
+    assert x.tolist() == [2.0, 2.0]
+    with pytest.raises(ValueError, match="seed"), simgpu.asynchronous("lazy"):
+        pass
+
+
+def test_a_queue_is_as_long_as_that_of_cuda(pair):
+    with simgpu.asynchronous() as queued:
+        x = torch.zeros(1, device="simgpu:0")
+        for _ in range(1100):
+            x += 1
+        assert queued.pending <= 1024
+        assert x.item() == 1100
