@@ -9,97 +9,67 @@ streams run in; without it, a GPU may compute something else, and the laziest or
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
-FIRST, SECOND = "simgpu:0", "simgpu:1"
+from tests.support.stream_tools import (
+    FIRST,
+    SECOND,
+    main_stream,
+    ones,
+    pinned,
+    program,
+    side_stream,
+)
+from tests.support.stream_tools import (
+    PROGRAMS as PROGRAMS,
+)
 
 
-@dataclass(frozen=True)
-class Program:
-    """One program. `missing` names the synchronisation that is left out where it is not mended."""
-
-    run: Callable[[bool], list[float]]
-    expected: list[float]
-    missing: str
-
-
-PROGRAMS: dict[str, Program] = {}
-
-
-def _program(expected: list[float], missing: str) -> Callable[[Any], Any]:
-    def add(run: Callable[[bool], list[float]]) -> Callable[[bool], list[float]]:
-        PROGRAMS[run.__name__] = Program(run, expected, missing)
-        return run
-
-    return add
-
-
-def _side(device: str = FIRST) -> Any:
-    return torch.simgpu.Stream(device=device)
-
-
-def _ones(n: int = 3, device: str = FIRST) -> torch.Tensor:
-    """Ones that are there: the host has waited for them."""
-    return torch.ones(n).to(device)
-
-
-def _main(device: str = FIRST) -> Any:
-    return torch.simgpu.current_stream(device)
-
-
-def _pinned(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values).pin_memory()
-
-
-@_program([2.0, 2.0, 2.0], "wait_stream")
+@program([2.0, 2.0, 2.0], "wait_stream")
 def read_after_write(mended: bool) -> list[float]:
     """A side stream reads what the default stream writes."""
-    side, x = _side(), _ones()
+    side, x = side_stream(), ones()
     y = x + 1
     if mended:
-        side.wait_stream(_main())
+        side.wait_stream(main_stream())
     with torch.simgpu.stream(side):
         y.record_stream(side)
         z = y.clone()
         return z.tolist()
 
 
-@_program([4.0, 4.0, 4.0], "wait_stream")
+@program([4.0, 4.0, 4.0], "wait_stream")
 def write_after_read(mended: bool) -> list[float]:
     """A side stream overwrites what the default stream has yet to read."""
-    side, x = _side(), _ones()
+    side, x = side_stream(), ones()
     y = x + 3
     if mended:
-        side.wait_stream(_main())
+        side.wait_stream(main_stream())
     with torch.simgpu.stream(side):
         x.fill_(8.0)
     side.synchronize()
     return y.tolist()
 
 
-@_program([5.0, 5.0, 5.0], "wait_stream")
+@program([5.0, 5.0, 5.0], "wait_stream")
 def write_after_write(mended: bool) -> list[float]:
     """Two streams write the same memory: the later one has to win."""
-    side, x = _side(), _ones()
+    side, x = side_stream(), ones()
     x.fill_(4.0)
     if mended:
-        side.wait_stream(_main())
+        side.wait_stream(main_stream())
     with torch.simgpu.stream(side):
         x.fill_(5.0)
     side.synchronize()
     return x.tolist()
 
 
-@_program([2.0, 2.0, 2.0], "record_stream")
+@program([2.0, 2.0, 2.0], "record_stream")
 def freed_too_early(mended: bool) -> list[float]:
     """Memory goes back to its stream while another one has yet to read it."""
-    side, x = _side(), _ones()
+    side, x = side_stream(), ones()
     y = x + 1
-    side.wait_stream(_main())
+    side.wait_stream(main_stream())
     with torch.simgpu.stream(side):
         z = y * 1
     if mended:
@@ -110,18 +80,18 @@ def freed_too_early(mended: bool) -> list[float]:
     return z.tolist()
 
 
-@_program([1.0, 2.0, 3.0], "synchronize")
+@program([1.0, 2.0, 3.0], "synchronize")
 def pinned_source_overwritten(mended: bool) -> list[float]:
     """The host overwrites pinned memory before it has been copied to the device."""
-    source = _pinned([1.0, 2.0, 3.0])
+    source = pinned([1.0, 2.0, 3.0])
     x = source.to(FIRST, non_blocking=True)
     if mended:
-        _main().synchronize()
+        main_stream().synchronize()
     source.zero_()
     return x.tolist()
 
 
-@_program([1.0, 2.0, 3.0], "synchronize")
+@program([1.0, 2.0, 3.0], "synchronize")
 def pinned_result_read(mended: bool) -> list[float]:
     """The host reads pinned memory before the device has copied to it."""
     x = torch.tensor([1.0, 2.0, 3.0]).to(FIRST)
@@ -132,10 +102,10 @@ def pinned_result_read(mended: bool) -> list[float]:
     return result.tolist()
 
 
-@_program([2.0, 2.0, 2.0], "synchronize")
+@program([2.0, 2.0, 2.0], "synchronize")
 def result_to_host_without_blocking(mended: bool) -> list[float]:
     """`to("cpu", non_blocking=True)`, read at once."""
-    result = (_ones() + 1).to("cpu", non_blocking=True)
+    result = (ones() + 1).to("cpu", non_blocking=True)
     if mended:
         event = torch.simgpu.Event()
         event.record()
@@ -143,54 +113,54 @@ def result_to_host_without_blocking(mended: bool) -> list[float]:
     return result.tolist()
 
 
-@_program([0.0, 9.0, 9.0, 9.0], "wait_stream")
+@program([0.0, 9.0, 9.0, 9.0], "wait_stream")
 def shifted_views(mended: bool) -> list[float]:
     """Two streams use views of one tensor that overlap in part."""
-    side, x = _side(), torch.arange(4.0).to(FIRST)
+    side, x = side_stream(), torch.arange(4.0).to(FIRST)
     x[1:].fill_(9.0)
     if mended:
-        side.wait_stream(_main())
+        side.wait_stream(main_stream())
     with torch.simgpu.stream(side):
         return x[:4].clone().tolist()
 
 
-@_program([3.0, 3.0, 3.0], "wait_stream")
+@program([3.0, 3.0, 3.0], "wait_stream")
 def copy_between_devices(mended: bool) -> list[float]:
     """A copy is ordered with the current streams of both devices, and with no other."""
-    side, x = _side(SECOND), _ones()
+    side, x = side_stream(SECOND), ones()
     y = (x + 2).to(SECOND, non_blocking=True)
     if mended:
-        side.wait_stream(_main(SECOND))
+        side.wait_stream(main_stream(SECOND))
     with torch.simgpu.stream(side):
         return y.clone().tolist()
 
 
-@_program([1.0, 1.0, 1.0], "wait_stream")
+@program([1.0, 1.0, 1.0], "wait_stream")
 def copy_from_a_side_stream(mended: bool) -> list[float]:
     """A copy to another device starts on the current stream, not on its source's."""
-    side, x = _side(), torch.zeros(3).to(FIRST)
+    side, x = side_stream(), torch.zeros(3).to(FIRST)
     with torch.simgpu.stream(side):
         x.add_(1.0)
     if mended:
-        _main().wait_stream(side)
+        main_stream().wait_stream(side)
     return x.to(SECOND).tolist()
 
 
-@_program([2.0, 2.0, 2.0], "wait_stream")
+@program([2.0, 2.0, 2.0], "wait_stream")
 def default_stream_reads(mended: bool) -> list[float]:
     """The default stream does not wait for side streams either: PyTorch makes them non-blocking."""
-    side, x = _side(), _ones()
+    side, x = side_stream(), ones()
     with torch.simgpu.stream(side):
         y = x + 1
     if mended:
-        _main().wait_stream(side)
+        main_stream().wait_stream(side)
     return y.tolist()
 
 
-@_program([3.0, 3.0, 3.0], "event recorded after the work")
+@program([3.0, 3.0, 3.0], "event recorded after the work")
 def event_recorded_too_early(mended: bool) -> list[float]:
     """An event marks what was queued before it, and nothing after."""
-    side, x, event = _side(), _ones(), torch.simgpu.Event()
+    side, x, event = side_stream(), ones(), torch.simgpu.Event()
     if not mended:
         event.record()
     y = x + 2
@@ -201,10 +171,10 @@ def event_recorded_too_early(mended: bool) -> list[float]:
         return y.clone().tolist()
 
 
-@_program([3.0, 3.0, 3.0], "event recorded before it is waited for")
+@program([3.0, 3.0, 3.0], "event recorded before it is waited for")
 def event_waited_on_before_recorded(mended: bool) -> list[float]:
     """To wait for an event that was never recorded is to wait for nothing."""
-    side, x, event = _side(), _ones(), torch.simgpu.Event()
+    side, x, event = side_stream(), ones(), torch.simgpu.Event()
     y = x + 2
     if mended:
         event.record()
@@ -215,10 +185,10 @@ def event_waited_on_before_recorded(mended: bool) -> list[float]:
         return y.clone().tolist()
 
 
-@_program([5.0, 5.0, 5.0], "event recorded again")
+@program([5.0, 5.0, 5.0], "event recorded again")
 def event_of_the_last_round(mended: bool) -> list[float]:
     """An event stands for its last record: a loop has to record it in each round."""
-    side, x, event = _side(), _ones(), torch.simgpu.Event()
+    side, x, event = side_stream(), ones(), torch.simgpu.Event()
     event.record()
     x.add_(4.0)
     if mended:
@@ -233,7 +203,7 @@ class _Prefetcher:
 
     def __init__(self, batches: list[torch.Tensor], waits: bool) -> None:
         self.batches, self.waits = iter(batches), waits
-        self.stream = _side()
+        self.stream = side_stream()
         self._fetch()
 
     def _fetch(self) -> None:
@@ -246,15 +216,15 @@ class _Prefetcher:
 
     def next(self) -> torch.Tensor | None:
         if self.waits:
-            _main().wait_stream(self.stream)
+            main_stream().wait_stream(self.stream)
         batch = self.ready
         if batch is not None:
-            batch.record_stream(_main())
+            batch.record_stream(main_stream())
         self._fetch()
         return batch
 
 
-@_program([3.0, 7.0, 11.0], "wait_stream")
+@program([3.0, 7.0, 11.0], "wait_stream")
 def prefetcher(mended: bool) -> list[float]:
     """A loader that copies ahead on a side stream."""
     data = torch.utils.data.DataLoader(torch.arange(1.0, 7.0), batch_size=2)
@@ -264,11 +234,11 @@ def prefetcher(mended: bool) -> list[float]:
     return [value.item() for value in sums]
 
 
-@_program([6.0, 6.0, 6.0], "wait_event")
+@program([6.0, 6.0, 6.0], "wait_event")
 def pipeline_of_two_devices(mended: bool) -> list[float]:
     """The second stage computes on a stream of its own, with what the first one has sent."""
-    copies, work = _side(SECOND), _side(SECOND)
-    y = _ones() + 1
+    copies, work = side_stream(SECOND), side_stream(SECOND)
+    y = ones() + 1
     with torch.simgpu.stream(copies):
         moved = y.to(SECOND, non_blocking=True)
         sent = torch.simgpu.Event()
@@ -280,28 +250,28 @@ def pipeline_of_two_devices(mended: bool) -> list[float]:
         return (moved * 3).tolist()
 
 
-@_program([12.0, 12.0, 12.0], "the second of two waits")
+@program([12.0, 12.0, 12.0], "the second of two waits")
 def graph_of_three_streams(mended: bool) -> list[float]:
     """One stream joins the work of two others."""
-    left, right, x = _side(), _side(), _ones()
+    left, right, x = side_stream(), side_stream(), ones()
     with torch.simgpu.stream(left):
         a = x * 3
     with torch.simgpu.stream(right):
         b = x * 4
-    _main().wait_stream(left)
+    main_stream().wait_stream(left)
     if mended:
-        _main().wait_stream(right)
+        main_stream().wait_stream(right)
     return (a * b).tolist()
 
 
-@_program([2.0, 2.0, 2.0], "wait_stream")
+@program([2.0, 2.0, 2.0], "wait_stream")
 def gradient_hook_on_a_side_stream(mended: bool) -> list[float]:
     """A hook reduces a gradient on a stream of its own, and the host reads the result there."""
-    side, weight, seen = _side(), _ones().requires_grad_(), []
+    side, weight, seen = side_stream(), ones().requires_grad_(), []
 
     def hook(grad: torch.Tensor) -> None:
         if mended:
-            side.wait_stream(_main())
+            side.wait_stream(main_stream())
         with torch.simgpu.stream(side):
             grad.record_stream(side)
             seen.append(grad.clone())
@@ -312,12 +282,12 @@ def gradient_hook_on_a_side_stream(mended: bool) -> list[float]:
         return seen[0].tolist()
 
 
-@_program([6.0, 6.0, 6.0], "wait for the work")
+@program([6.0, 6.0, 6.0], "wait for the work")
 def all_reduce_without_wait(mended: bool) -> list[float]:
     """A sum over devices on a communication stream, used before it has ended."""
-    comm = _side()
-    mine, other = _ones() * 2, _ones(device=SECOND) * 4
-    comm.wait_stream(_main())
+    comm = side_stream()
+    mine, other = ones() * 2, ones(device=SECOND) * 4
+    comm.wait_stream(main_stream())
     with torch.simgpu.stream(comm):
         received = other.to(FIRST, non_blocking=True)
         mine.record_stream(comm)
@@ -325,17 +295,17 @@ def all_reduce_without_wait(mended: bool) -> list[float]:
         done = torch.simgpu.Event()
         done.record()
     if mended:
-        _main().wait_event(done)
+        main_stream().wait_event(done)
     return mine.tolist()
 
 
-@_program([10.0, 10.0, 10.0], "wait_stream")
+@program([10.0, 10.0, 10.0], "wait_stream")
 def double_buffer(mended: bool) -> list[float]:
     """A buffer is filled again while the work of the last round has yet to read it."""
-    loads, buffer, total = _side(), _ones() * 0, _ones() * 0
+    loads, buffer, total = side_stream(), ones() * 0, ones() * 0
     for value in (3.0, 7.0):
         if mended:
-            loads.wait_stream(_main())
+            loads.wait_stream(main_stream())
         with torch.simgpu.stream(loads):
             buffer.fill_(value)
         loads.synchronize()
@@ -343,10 +313,10 @@ def double_buffer(mended: bool) -> list[float]:
     return total.tolist()
 
 
-@_program([4.0, 4.0, 4.0], "wait_stream")
+@program([4.0, 4.0, 4.0], "wait_stream")
 def two_side_streams(mended: bool) -> list[float]:
     """Two side streams do not wait for each other either."""
-    first, second, x = _side(), _side(), _ones()
+    first, second, x = side_stream(), side_stream(), ones()
     with torch.simgpu.stream(first):
         y = x + 3
         y.record_stream(second)
@@ -356,25 +326,25 @@ def two_side_streams(mended: bool) -> list[float]:
         return y.clone().tolist()
 
 
-@_program([2.0, 2.0, 2.0], "synchronize of the device that wrote")
+@program([2.0, 2.0, 2.0], "synchronize of the device that wrote")
 def wrong_device_synchronized(mended: bool) -> list[float]:
     """To wait for one device says nothing of another."""
-    x = _ones(device=SECOND)
+    x = ones(device=SECOND)
     result = torch.zeros(3).pin_memory()
     result.copy_(x + 1, non_blocking=True)
     torch.simgpu.synchronize(SECOND if mended else FIRST)
     return result.tolist()
 
 
-@_program([3.0, 3.0, 3.0], "the old stream is waited for")
+@program([3.0, 3.0, 3.0], "the old stream is waited for")
 def weights_updated_on_a_side_stream(mended: bool) -> list[float]:
     """An optimizer steps on a side stream; the next forward pass needs its result."""
-    side, weight = _side(), torch.nn.Parameter(_ones())
+    side, weight = side_stream(), torch.nn.Parameter(ones())
     optimizer = torch.optim.SGD([weight], lr=2.0)
-    weight.grad = -_ones()
+    weight.grad = -ones()
     torch.simgpu.synchronize(FIRST)
     with torch.simgpu.stream(side):
         optimizer.step()
     if mended:
-        _main().wait_stream(side)
+        main_stream().wait_stream(side)
     return weight.detach().clone().tolist()

@@ -30,6 +30,12 @@ _INDEXING = {"index.Tensor", "index.Tensor_out", "_unsafe_index.Tensor"}
 _MASKS = (torch.bool, torch.uint8)
 # What these make has no values yet: there is nothing to do.
 _EMPTY = ("empty", "new_empty")
+# Their meta kernels answer for another device's kernel: other shapes, or other strides.
+_OTHERWISE = {
+    *("_embedding_bag", "_fft_c2r", "_fft_r2c", "_linalg_svd", "linalg_eig", "max_unpool2d"),
+}
+# Those of batch norms save nothing while they do not train, which is said by the sixth argument.
+_BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit"}
 _PLAIN = (
     *(int, float, bool, complex, str),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -127,6 +133,8 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
     op = kernel.op
+    if kernel.name in _OTHERWISE:
+        raise Unplanned("its meta kernel answers for another device")
     if kernel.name in _INDEXING:
         if any(isinstance(index, Tensor) and index.dtype in _MASKS for index in args[1]):
             raise Unplanned("a mask")
@@ -151,6 +159,8 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
             results.append(_result(value))
         else:
             results.append(_argument(op, declared.alias_info.before_set, len(args)))
+    if kernel.name in _BATCH_NORMS and not args[5]:
+        results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=_META))] * 2
     return Plan(tuple(results), kernel.name.partition(".")[0].startswith(_EMPTY))
 
 

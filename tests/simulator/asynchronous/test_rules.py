@@ -215,3 +215,15 @@ def test_a_queue_is_as_long_as_that_of_cuda(pair):
             x += 1
         assert queued.pending <= 1024
         assert x.item() == 1100
+
+
+def test_batch_norm_returns_what_it_returns_at_once(pair):
+    net = torch.nn.BatchNorm1d(2).to("simgpu:0")
+    x = torch.arange(6.0).view(3, 2).to("simgpu:0")
+    for mode in (True, False):
+        net.train(mode)
+        state = {name: value.clone() for name, value in net.state_dict().items()}
+        at_once = net(x).tolist(), net.running_var.tolist()
+        net.load_state_dict(state)
+        with simgpu.asynchronous():
+            assert (net(x).tolist(), net.running_var.tolist()) == at_once
