@@ -307,4 +307,18 @@ RANDOM_NUMBERS = [
         "numel <= INT32_MAX",
         corners.test_a_tensor_without_gaps_is_halved_too,
     ),
+    fault(
+        "a cache goes for a segment that fits beside it",
+        "simgpu._runtime.caching_allocator:CachingAllocator._new_segment",
+        "whole > limit and",
+        "whole >= limit and",
+        caching.test_a_segment_that_just_fits_leaves_the_cache,
+    ),
+    fault(
+        "what is cached is reserved once more",
+        "simgpu._runtime.caching_allocator:CachingAllocator.reserve_at_least",
+        "nbytes - self.reserved",
+        "nbytes - self.allocated",
+        caching.test_what_is_cached_counts_as_reserved,
+    ),
 ]

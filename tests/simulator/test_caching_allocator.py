@@ -221,6 +221,29 @@ def test_what_counts_is_the_segment_and_not_the_block():
         del kept
 
 
+@given(first=st.integers(5, 20), more=st.integers(1, 10), missing=st.integers(0, 3))
+def test_a_segment_that_just_fits_leaves_the_cache(first, more, missing):
+    allocator = CachingAllocator(0)
+    cached, wanted = 2 * first * MIB, 2 * (first + more) * MIB
+    limit = cached + wanted - missing * 512
+    allocator.allocate(cached, limit)
+    allocator.free(cached)
+    allocator.allocate(wanted, limit)
+    assert allocator.retries == (missing > 0)
+    assert allocator.reserved == (wanted if missing else cached + wanted)
+
+
+@given(cached=st.integers(1, 9), nbytes=st.integers(1, 40 * MIB))
+def test_what_is_cached_counts_as_reserved(cached, nbytes):
+    """What a past needs that is not known in full is reserved beside it."""
+    allocator, size = CachingAllocator(0), cached * 4 * MIB
+    allocator.allocate(size, 2**40)
+    allocator.free(size)
+    before = allocator.reserved
+    allocator.reserve_at_least(nbytes)
+    assert allocator.reserved == before + max(0, -(-(nbytes - before) // (2 * MIB))) * 2 * MIB
+
+
 def test_what_is_full_says_what_is_kept():
     with simgpu.as_cuda(1, memory="64MiB"):
         held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
