@@ -6,10 +6,12 @@ import argparse
 import importlib.machinery
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from simgpu._cli.argument_types import device_count, output_file
+from simgpu._cli.estimates import Clock, ClockUntilExit
 from simgpu._cli.run_script import Program, ScriptOptions, make_devices, prepare, run_script
 from simgpu._runtime.rngs import RNGS
 
@@ -97,6 +99,20 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
         metavar="SEED",
         help="the same, in a legal order that this number draws",
     )
+    run.add_argument(
+        "--clock",
+        metavar="NAME[,NAME...]",
+        help="tell the time of this GPU, or of one per device, by estimate: to events, --trace and "
+        "--summary, which then says where time goes, and runs the program again with other numbers "
+        "of devices",
+    )
+    run.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="for --clock, how the devices are joined: pcie (default), nvlink, dgx-a100, or "
+        "machines of so many GPUs as 2x8",
+    )
+    run.add_argument("--estimate-to", type=output_file, metavar="FILE", help=argparse.SUPPRESS)
 
 
 def _add_program(run: argparse.ArgumentParser) -> None:
@@ -141,11 +157,38 @@ def start(options: argparse.Namespace) -> int:
         asynchronous=options.lazy or options.async_seed is not None,
         async_seed=options.async_seed,
     )
+    environment = dict(os.environ)
+    clock = _clock(options)
     refusal = make_devices(script) or prepare(script.program)
+    if refusal is None and clock is not None:
+        refusal = ClockUntilExit(clock, environment).start()
     if refusal is not None:
         options.parser.error(refusal)
     run_script(script)
     return 0
+
+
+def _clock(options: argparse.Namespace) -> Clock | None:
+    """What is asked of the clock; ends with a message where there is none to be asked."""
+    if options.clock is None:
+        if options.topology is not None:
+            options.parser.error("--topology says how the devices of --clock are joined: add it")
+        return None
+    topology = options.topology or "pcie"
+    again = [sys.executable, "-m", "simgpu", "run", "--devices", "N", "--estimate-to", "FILE"]
+    again += ["--clock", options.clock, "--topology", topology, "--as", options.name]
+    for name in ("memory", "model", "rng"):
+        told = getattr(options, name)
+        again += [] if told is None else [f"--{name}", told]
+    again += ["--force"] * options.force
+    again += ["--replace-data-parallel"] * options.replace_data_parallel
+    again += ["--async"] * options.lazy
+    again += [] if options.async_seed is None else ["--async-seed", str(options.async_seed)]
+    kinds = {"module": ["-m"], "code": ["-c"], "script": []}
+    program = _program(options)
+    again += [*kinds[program.kind], program.text, *program.arguments]
+    report = options.estimate_to and str(options.estimate_to)
+    return Clock(options.clock, topology, options.summary, report, again)
 
 
 def _program(options: argparse.Namespace) -> Program:

@@ -1,7 +1,8 @@
 """The context manager behind `simgpu run --trace` and `--summary`.
 
 The times are those of the host, which does one thing after the other: they show order, streams and
-sizes, never how long a GPU would take or what it would do at once.
+sizes, never how long a GPU would take or what it would do at once. Under `simgpu.clock` they are
+those of its estimate.
 """
 
 from __future__ import annotations

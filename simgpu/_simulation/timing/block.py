@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from simgpu._distributed.communicators import threads
-from simgpu._models.gpus import GENERIC, Names, models, models_of
+from simgpu._models.gpus import GENERIC, Model, Names, models, models_of
 from simgpu._runtime import clock as runtime_clock
 from simgpu._runtime import instruments, world
 from simgpu._simulation.timing.critical_path import Step, critical_path
@@ -75,12 +75,13 @@ class Estimate:
     def _stepped(self, *_: Any) -> None:
         """An optimizer has stepped: a step ends when its work does."""
         ends = self._steps.setdefault(threads.rank, [])
-        ends.append(self.end if threads.rank is None else self.now)
+        machine = self._machine
+        ends.append(machine.end if threads.rank is None else machine.end_on(world.current_device()))
 
 
 @contextmanager
 def clock(
-    model: Names = None,
+    model: Names | Model = None,
     topology: str | Iterable[Any] = "pcie",
     *,
     host_cost: float = HOST_COST,
@@ -130,8 +131,10 @@ def clock(
         yield estimate
 
 
-def _models(names: Names) -> list[Any]:
+def _models(names: Names | Model) -> list[Model]:
     count = world.device_count()
+    if isinstance(names, Model):  # one that the list of models does not have
+        return [names] * count
     if names is not None:
         return models_of(count, names)
     own = [device.model for device in world.active_devices]

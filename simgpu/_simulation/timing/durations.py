@@ -9,13 +9,21 @@ FLOPs is left out, since the rates of data sheets count an addition and a multip
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from simgpu._models.gpus import Model, models
+
+# It would tell every program that Triton's kernels are not counted; there are none.
+_log = logging.getLogger("torch.utils.flop_counter")
+_level = _log.level
+_log.setLevel(logging.ERROR)
+from torch.utils.flop_counter import flop_registry  # noqa: E402
+
+_log.setLevel(_level)
 
 SHARE_OF_PEAK = 0.75  # of its FLOPs that a kernel reaches: flops_to_ns of PyTorch's rules
 

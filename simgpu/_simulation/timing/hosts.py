@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -78,17 +78,20 @@ class _Process:
         """One more launch of a thread that holds Python's lock."""
         self._under_lock += 1
 
-    def rejoin(self) -> Line:
-        """The main thread, which has waited for its helpers."""
-        if self._active:
-            main = self.main
-            in_turns = self._forked_at + self._under_lock * self._cost
-            for device in sorted(self._active):
-                main.follow(self._helpers[device], self._helpers[device].time)
-            main.follow(main, in_turns, since=self._forked_at)
-            self._active.clear()
-            self._under_lock = 0
-        return self.main
+    @property
+    def has_helpers(self) -> bool:
+        """Whether threads have launched something beside the main one, since it went on last."""
+        return bool(self._active)
+
+    def rejoin(self) -> None:
+        """Let the main thread wait for its helpers."""
+        main = self.main
+        in_turns = self._forked_at + self._under_lock * self._cost
+        for device in sorted(self._active):
+            main.follow(self._helpers[device], self._helpers[device].time)
+        main.follow(main, in_turns, since=self._forked_at)
+        self._active.clear()
+        self._under_lock = 0
 
     def __iter__(self) -> Iterator[Line]:
         yield self.main
@@ -96,19 +99,27 @@ class _Process:
 
 
 class Hosts:
-    """All lines of the host; `cost` is what a launch takes of a thread's time."""
+    """All lines of the host.
 
-    def __init__(self, cost: float) -> None:
+    `cost` is what a launch takes of a thread's time; `rejoined` is called with a rank when its main
+    thread goes on after its helpers.
+    """
+
+    def __init__(self, cost: float, rejoined: Callable[[int | None], None]) -> None:
         self.cost = cost
+        self._rejoined = rejoined
         self._thread = threading.get_ident()
         self._processes: dict[int | None, _Process] = {}
 
     def line(self, device: int | None = None) -> Line:
         """The line of the calling thread, where it has to do with `device`."""
         process = self._process()
-        in_backward = _is_in_backward()
+        in_backward = is_in_backward()
         if not in_backward and self._is_main():
-            return process.rejoin()
+            if process.has_helpers:
+                process.rejoin()
+                self._rejoined(threads.rank)
+            return process.main
         device = world.current_device() if device is None else device
         return process.helper(device)
 
@@ -116,13 +127,13 @@ class Hosts:
         """The line of the calling thread after it has launched something on `device`."""
         line = self.line(device)
         line.time += self.cost
-        if not _is_in_backward() and not self._is_main():
+        if not is_in_backward() and not self._is_main():
             self._process().launched_in_turns()
         return line
 
     def hand_over(self, source: int, target: int) -> None:
         """A gradient goes to another device in a backward pass, whose thread waits for it."""
-        if _is_in_backward():
+        if is_in_backward():
             process = self._process()
             giver = process.helper(source)
             process.helper(target).follow(giver, giver.time)
@@ -147,5 +158,6 @@ def _rank(item: tuple[int | None, _Process]) -> int:
     return -1 if item[0] is None else item[0]
 
 
-def _is_in_backward() -> bool:
+def is_in_backward() -> bool:
+    """Whether the calling thread differentiates."""
     return torch._C._current_graph_task_id() != -1

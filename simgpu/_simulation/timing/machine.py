@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from simgpu._distributed.communicators import threads
 from simgpu._models.gpus import Model
 from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import streams, world
@@ -26,7 +27,7 @@ from simgpu._simulation.timing.durations import (
     waits_for_sizes,
 )
 from simgpu._simulation.timing.groups import Groups
-from simgpu._simulation.timing.hosts import Hosts, Line
+from simgpu._simulation.timing.hosts import Hosts, Line, is_in_backward
 from simgpu._simulation.timing.timelines import Span, Stream, Timelines
 from simgpu._simulation.timing.topology import Place, Topology
 
@@ -44,10 +45,12 @@ class Machine(Instrument, Clock):
         self.topology = topology
         self.durations = [Durations(model) for model in models]
         self.gap = launch_gap
-        self.hosts = Hosts(host_cost)
+        self.hosts = Hosts(host_cost, self._rejoined)
         self.timelines = Timelines()
         self.groups = Groups(self.timelines, topology)
         self._lock = _thread.allocate_lock()
+        # What each rank has begun in a backward pass, and on which stream.
+        self._unawaited: dict[int | None, list[tuple[Collective, Stream]]] = {}
 
     # What a clock is asked.
 
@@ -68,6 +71,11 @@ class Machine(Instrument, Clock):
         """When everything that was launched has run, and the host has come to its end."""
         return max(self.hosts.last().time, self.timelines.end)
 
+    def end_on(self, device: int) -> float:
+        """When the calling thread and this device have come to their end."""
+        streams_there = [stream for stream in self.timelines if stream[0] == device]
+        return max(self._line().time, self._free_from(streams_there) if streams_there else 0.0)
+
     # What happens on the devices.
 
     def before_launch(self, launch: Launch) -> None:
@@ -75,8 +83,11 @@ class Machine(Instrument, Clock):
         if about is not None and self._is_here(launch.device.index):
             with self._lock:
                 line = self.hosts.launch(launch.device.index)
-                queued = self._free_from([self._stream(launch.device.index, launch.stream)])
+                stream = self._stream(launch.device.index, launch.stream)
+                queued = self._free_from([stream])
                 self.groups.arrive(about, launch.op, launch.device.index, max(line.time, queued))
+                if is_in_backward():
+                    self._unawaited.setdefault(threads.rank, []).append((about, stream))
 
     def times_of(self, launch: Launch, result: Any, begin: float) -> tuple[float, float]:
         index, about = launch.device.index, launch.kernel.collective
@@ -105,6 +116,16 @@ class Machine(Instrument, Clock):
             times = self.groups.times(about)
             if times is not None:
                 self._stay_busy(self._stream(index, stream.stream_id), times[1])
+
+    def _rejoined(self, rank: int | None) -> None:
+        """A backward pass has ended: DistributedDataParallel waits for its collectives there.
+
+        It does so by futures of C++, of which nobody hears.
+        """
+        for about, stream in self._unawaited.pop(rank, ()):
+            times = self.groups.times(about)
+            if times is not None:
+                self._stay_busy(stream, times[1])
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         if isinstance(awaited, torch.device):

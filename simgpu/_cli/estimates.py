@@ -1,0 +1,123 @@
+"""`simgpu run --clock MODEL`: the program in estimated time, and with --summary on other machines.
+
+The table is printed when the process ends. The program is then run again for each other number of
+devices, in processes whose output nobody sees.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COUNTS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What the command line says of the clock.
+
+    Attributes:
+        model: which GPU each device is; with commas one per device.
+        topology: how they are joined.
+        summary: whether to print the estimate, also for other numbers of devices.
+        report: the file for the estimate, in place of printing it.
+        again: the command that runs the program with another number of devices, put for "N".
+    """
+
+    model: str
+    topology: str
+    summary: bool
+    report: str | None
+    again: Sequence[str]
+
+
+class ClockUntilExit:
+    """Keeps a clock in force until the process ends, and reports the estimate then."""
+
+    def __init__(self, told: Clock, environment: Mapping[str, str]) -> None:
+        self._told, self._environment = told, dict(environment)
+        self._folder, self._process = os.getcwd(), os.getpid()
+        self._ends = contextlib.ExitStack()
+        self._estimate: Any = None
+
+    def start(self) -> str | None:
+        """Put the clock in force; returns why not, where it is refused."""
+        from simgpu._simulation.timing.block import clock
+
+        told = self._told
+        names = told.model.split(",") if "," in told.model else told.model
+        try:
+            self._estimate = self._ends.enter_context(clock(names, told.topology))
+        except ValueError as error:
+            return f"--clock {told.model} --topology {told.topology}: {error}"
+        atexit.register(self._end)
+        return None
+
+    def _end(self) -> None:
+        if os.getpid() != self._process:  # a child that the program forked
+            return
+        summary = self._estimate.summary()
+        count = len(summary.shares)
+        self._ends.close()
+        own = {"seconds": summary.seconds, "step": summary.step_seconds}
+        if self._told.report is not None:
+            Path(self._told.report).write_text(json.dumps(own), encoding="utf-8")
+        elif self._told.summary:
+            sys.stderr.write(f"{summary}\n")
+            sys.stderr.flush()
+            others = {n: own if n == count else self._run_with(n) for n in COUNTS}
+            sys.stderr.write(scaling_table(others))
+
+    def _run_with(self, count: int) -> dict[str, Any]:
+        """The estimate of the program with another number of devices."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "estimate.json"
+            told = {"N": str(count), "FILE": str(report)}
+            command = [told.get(word, word) for word in self._told.again]
+            ended = subprocess.run(
+                command,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            if ended.returncode == 0 and report.exists():
+                read: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+                return read
+        said = ended.stderr.strip().splitlines()
+        return {"failed": said[-1] if said else f"exit status {ended.returncode}"}
+
+
+def scaling_table(estimates: Mapping[int, Mapping[str, Any]]) -> str:
+    """The estimated time of a step, or of the whole program, by number of devices."""
+    from simgpu._simulation.timing.summary import duration
+
+    good = {n: each for n, each in estimates.items() if "failed" not in each}
+    by_step = bool(good) and all(each["step"] is not None for each in good.values())
+    what = "step" if by_step else "program"
+    lines = [f"{'devices':<9}{'estimate of a step' if by_step else 'estimate of it all':>20}"]
+    lines[0] += f"{'speed-up':>10}"
+    if not by_step and good:
+        lines.insert(0, "no optimizer.step() marks steps: the estimates are of the whole program")
+    key = {"step": "step", "program": "seconds"}[what]
+    first = next(iter(good.values()), None)
+    for count, each in estimates.items():
+        if "failed" in each:
+            lines.append(f"{count:<9}{'-':>20}{'-':>10}  {each['failed']}")
+            continue
+        quicker = first[key] / each[key] if first is not None and each[key] else 1.0
+        lines.append(f"{count:<9}{duration(each[key]):>20}{quicker:>10.2f}")
+    return "\n".join(lines) + "\n"
