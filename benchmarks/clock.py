@@ -23,7 +23,7 @@ import without_values
 without_values.leave_out_values()
 
 import torch  # noqa: E402
-from clock_models import GPT2, Translator, resnet50  # noqa: E402
+from clock_models import GPT2, Translator, resnet50, resnext29  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -41,6 +41,7 @@ def _gpu(name: str, flops: float, memory: float, nvlink: float) -> Model:
 
 
 TITAN_RTX = _gpu("TITAN RTX", 16.3e12, 672e9, 100e9)
+GTX_1080_TI = _gpu("GTX 1080 Ti", 11.34e12, 484e9, 0)
 GTX_1080 = _gpu("GTX 1080", 8.87e12, 320e9, 0)
 
 
@@ -55,13 +56,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """What somebody has published; with `relative`, times are those of the first row."""
+    """What somebody has published; with `relative`, times are parts of that of the first row."""
 
     name: str
     source: str
     note: str
     rows: Sequence[Row]
     relative: bool = False
+    images: Sequence[int] = ()
+    """Of a step of each row, where the publication tells images per second."""
 
 
 def _steps(loss: Callable[[], torch.Tensor], parameters: Any, after: Callable[[], Any]) -> None:
@@ -99,12 +102,12 @@ def distributed(
         return float(estimate.summary().step_seconds or math.nan)
 
 
-def images(count: int) -> Callable[[Any], Callable[[], torch.Tensor]]:
-    """Batches of so many images of 224 x 224 and their loss."""
+def images(count: int, size: int = 224) -> Callable[[Any], Callable[[], torch.Tensor]]:
+    """Batches of so many square images and their loss."""
 
     def batch(net: Any) -> Callable[[], torch.Tensor]:
         device = next(net.parameters()).device
-        x = torch.empty(count, 3, 224, 224, device=device)
+        x = torch.empty(count, 3, size, size, device=device)
         y = torch.zeros(count, dtype=torch.long, device=device)
         return lambda: F.cross_entropy(net(x), y)
 
@@ -174,6 +177,17 @@ def _translators() -> list[Row]:
     ]
 
 
+def _resnexts() -> list[Row]:
+    def ours(count: int, size: int) -> Callable[[], float]:
+        batch = images(size, 32)
+        return lambda: data_parallel(GTX_1080_TI, "pcie", count, resnext29, batch)
+
+    return [
+        Row("1 x GTX 1080 Ti, batch 20", 9 * 60 / 50000 * 20, ours(1, 20)),
+        Row("4 x GTX 1080 Ti, batch 128", 4.5 * 60 / 50000 * 128, ours(4, 128)),
+    ]
+
+
 TABLES = [
     Table(
         "ResNet-50, DistributedDataParallel, V100",
@@ -188,6 +202,7 @@ TABLES = [
                 (8, "2x4", 2465.86),
             ],
         ),
+        images=(32, 64, 128, 256),
     ),
     Table(
         "ResNet-50, DistributedDataParallel, A100",
@@ -202,6 +217,7 @@ TABLES = [
                 (8, "2x4", 5862.00),
             ],
         ),
+        images=(32, 64, 128, 256),
     ),
     Table(
         "ResNet-50, DistributedDataParallel, P100",
@@ -220,6 +236,12 @@ TABLES = [
         "huggingface.co/docs/transformers, perf_train_gpu_many: 200 steps of run_clm.py",
         "4 texts per GPU, taken: 1024 tokens each, SGD for AdamW, no dropout.",
         _gpt2(),
+    ),
+    Table(
+        "ResNeXt-29 (16 groups), DataParallel, GTX 1080 Ti",
+        "github.com/prlz77/ResNeXt.pytorch/issues/13: 9 and 4.5 minutes for an epoch of CIFAR",
+        "50,000 images of 32 x 32; copies by PCIe, which is not said.",
+        _resnexts(),
     ),
     Table(
         "Translation with LSTMs, DataParallel, GTX 1080",
@@ -249,11 +271,17 @@ def show(table: Table) -> None:
     ours = [row.ours() for row in table.rows]
     theirs = [row.theirs for row in table.rows]
     unit = "part of the first row" if table.relative else "ms per step"
+    scale, digits = (1.0, 2) if table.relative else (1e3, 1)
+    if table.images:
+        unit, scale, digits = "images per second", 1.0, 0
+        ours, theirs = (
+            [count / each for count, each in zip(table.images, column, strict=True)]
+            for column in (ours, theirs)
+        )
     print(f"| setting | ours (estimate), {unit} | theirs, {unit} | ratio |")
     print("|---|---|---|---|")
     if table.relative:
         ours, theirs = ([each / column[0] for each in column] for column in (ours, theirs))
-    scale, digits = (1, 2) if table.relative else (1e3, 1)
     for row, our, their in zip(table.rows, ours, theirs, strict=True):
         cells = f"{our * scale:.{digits}f} | {their * scale:.{digits}f} | {our / their:.2f}"
         print(f"| {row.setting} | {cells} |")

@@ -41,6 +41,40 @@ def resnet50() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(wide, 1000))
 
 
+class Grouped(nn.Module):
+    """A block of ResNeXt: a convolution in groups between two of 1 x 1, around a shortcut."""
+
+    def __init__(self, wide: int, out: int, stride: int, groups: int) -> None:
+        super().__init__()
+        inner = groups * 64 * out // 256
+        self.body = nn.Sequential(
+            *(nn.Conv2d(wide, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(True)),
+            nn.Conv2d(inner, inner, 3, stride, 1, groups=groups, bias=False),
+            *(nn.BatchNorm2d(inner), nn.ReLU(True)),
+            *(nn.Conv2d(inner, out, 1, bias=False), nn.BatchNorm2d(out)),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if wide != out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(wide, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def resnext29() -> nn.Module:
+    """ResNeXt-29, 16 groups of 64 channels, for the images of CIFAR (Xie et al. 2016)."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)]
+    layers.append(nn.ReLU(True))
+    wide = 64
+    for number, out in enumerate((256, 512, 1024)):
+        for block in range(3):
+            layers.append(Grouped(wide, out, 2 if number and not block else 1, 16))
+            wide = out
+    return nn.Sequential(*layers, nn.AvgPool2d(8), nn.Flatten(), nn.Linear(wide, 10))
+
+
 class Block(nn.Module):
     """A layer of GPT-2, whose attention is computed step by step, as it was in 2021."""
 

@@ -41,6 +41,7 @@ from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
 from tests.planted_faults.in_structures import STRUCTURES
 from tests.planted_faults.in_sums import SUMS
+from tests.planted_faults.in_timing import TIMING
 from tests.planted_faults.in_tools import TOOLS
 from tests.planted_faults.in_transfer import TRANSFER
 from tests.planted_faults.shared import SHARED
@@ -77,6 +78,7 @@ ONCE = [
     *RACES,
     *RANDOM_NUMBERS,
     *COMPOSED_DRAWS,
+    *TIMING,
     *TOOLS,
     *DISTRIBUTED,
 ]

@@ -11,14 +11,8 @@ from tests.simulator.timing import programs
 from tests.simulator.timing.programs import by_hand, run
 
 
-@pytest.fixture(scope="module")
-def three():
-    with simgpu.devices(programs.DEVICES) as devices:
-        yield devices
-
-
 @given(program=programs.programs)
-def test_any_program_takes_what_it_takes_by_hand(three, program):
+def test_any_program_takes_what_it_takes_by_hand(simulated, program):
     estimate, events, queues = run(program)
     host, passed, spans = by_hand(program)
     assert estimate.now == host
@@ -36,7 +30,7 @@ def test_any_program_takes_what_it_takes_by_hand(three, program):
 
 
 @given(program=programs.programs)
-def test_time_goes_on_and_nothing_is_lost(three, program):
+def test_time_goes_on_and_nothing_is_lost(simulated, program):
     times = [0.0]
     estimate, _, _ = run(program, after_each=lambda estimate: times.append(estimate.now))
     assert times == sorted(times)
@@ -53,19 +47,21 @@ def test_time_goes_on_and_nothing_is_lost(three, program):
 
 
 @given(program=programs.programs)
-def test_the_critical_path_leads_from_the_beginning_to_the_end(three, program):
+def test_the_critical_path_leads_from_the_beginning_to_the_end(simulated, program):
     estimate, _, _ = run(program)
     path = estimate.critical_path()
     assert [step.begin for step in path] == [0.0, *(step.end for step in path)][: len(path)]
     assert (path[-1].end if path else 0.0) == estimate.end
     work = [span for spans in estimate.timelines.values() for span in spans]
+    launching = sum(step.seconds for step in path if step.kind == "launch")
+    assert launching <= len(work) * programs.HOST_COST * (1 + 1e-9)
     for step in path:
         if step.kind != "launch":
             assert any(step.begin == span.begin for span in work if span.kind == step.kind)
 
 
 @given(program=programs.programs)
-def test_a_program_takes_equal_times_again_and_no_more_on_faster_links(three, program):
+def test_a_program_takes_equal_times_again_and_no_more_on_faster_links(simulated, program):
     first, second = run(program)[0], run(program)[0]
     assert (first.now, first.end) == (second.now, second.end)
     faster = run(program, programs.FASTER)[0]
@@ -73,8 +69,8 @@ def test_a_program_takes_equal_times_again_and_no_more_on_faster_links(three, pr
     assert faster.end <= first.end
 
 
-def test_streams_overlap_and_wait(three):
-    x, y = torch.ones(2**20, device=three[0]), torch.ones(2**20, device=three[0])
+def test_streams_overlap_and_wait(simulated):
+    x, y = torch.ones(2**20, device=simulated[0]), torch.ones(2**20, device=simulated[0])
     torch.simgpu.set_device(0)
     side, begin, end = torch.simgpu.Stream(), *(torch.simgpu.Event(True) for _ in range(2))
     with simgpu.clock("A100", host_cost=0.0, launch_gap=0.0) as estimate:
@@ -95,23 +91,23 @@ def test_streams_overlap_and_wait(three):
     assert begin.elapsed_time(end) == 2 * one * 1e3
 
 
-def test_two_copies_over_one_link_queue_and_over_two_do_not(three):
+def test_two_copies_over_one_link_queue_and_over_two_do_not(simulated):
     shared = [(0, "switch", 2**30), (1, 2, 2**31), ("switch", 1, 2**30), ("switch", 2, 2**30)]
-    shared.append(("switch", "host", 2**30))
-    x = [torch.ones(2**18, device=device) for device in three]
+    shared += [("switch", end, 2**30) for end in ("host", 3, 4, 5, 6, 7)]
+    x = [torch.ones(2**18, device=device) for device in simulated[:3]]
     took = {}
     for name, pairs in {"one": [(0, 1), (0, 2)], "two": [(0, 1), (1, 2)]}.items():
         with simgpu.clock("A100", shared, host_cost=0.0) as estimate:
             for source, target in pairs:
-                here, there = (torch.simgpu.Stream(three[end]) for end in (source, target))
+                here, there = (torch.simgpu.Stream(simulated[end]) for end in (source, target))
                 with torch.simgpu.stream(here), torch.simgpu.stream(there):
                     x[target].copy_(x[source])
         took[name] = estimate.end
     assert took == {"one": 2 * 2**20 / 2**30, "two": 2**20 / 2**30}
 
 
-def test_a_straggler_is_as_late_as_it_is_slow(three):
-    x = [torch.ones(2**20, device=device) for device in three]
+def test_a_straggler_is_as_late_as_it_is_slow(simulated):
+    x = [torch.ones(2**20, device=device) for device in simulated[:3]]
     with simgpu.faults(slow={1: 4.0}), simgpu.clock("A100", host_cost=0.0) as estimate:
         for each in x:
             each.neg_()

@@ -1,0 +1,147 @@
+"""Faults planted in the estimate of time."""
+
+from functools import partial
+
+from tests.simulator.timing import test_collectives as collectives
+from tests.simulator.timing import test_estimate as estimate
+from tests.simulator.timing import test_hosts as hosts
+from tests.simulator.timing import test_timelines as timelines
+from tests.simulator.timing import test_topology as topology
+from tests.support.plant import fault
+
+BY_HAND = timelines.test_any_program_takes_what_it_takes_by_hand
+MACHINE = "simgpu._simulation.timing.machine:Machine"
+
+TIMING = [
+    fault(
+        "a kernel does not wait for the one before it",
+        f"{MACHINE}._kernel",
+        "begin = max(line.time, self._free_from([stream]))",
+        "begin = line.time",
+        BY_HAND,
+    ),
+    fault(
+        "a copy does not wait for the stream of the device that it writes to",
+        f"{MACHINE}._copy",
+        "if isinstance(source, int) and isinstance(target, int):",
+        "if False:",
+        BY_HAND,
+    ),
+    fault(
+        "a copy between devices blocks the host",
+        f"{MACHINE}._copy",
+        "elif _is_staged(launch, result):",
+        "if True:",
+        BY_HAND,
+    ),
+    fault(
+        "links are never taken",
+        "simgpu._simulation.timing.timelines:Timelines.take_links",
+        "dict.fromkeys(route.hops, until)",
+        "dict.fromkeys(route.hops, 0.0)",
+        timelines.test_two_copies_over_one_link_queue_and_over_two_do_not,
+    ),
+    fault(
+        "a waiting host goes on at once",
+        f"{MACHINE}.wait_until",
+        "self._line().wait(moment)",
+        "pass",
+        BY_HAND,
+    ),
+    fault(
+        "an event tells the host's time",
+        f"{MACHINE}._stay_busy",
+        "if self._is_here(index):",
+        "if False:",
+        BY_HAND,
+    ),
+    fault(
+        "the critical path follows the first stream that comes",
+        "simgpu._simulation.timing.critical_path:_before_launch",
+        "return jumped, timelines.ending_at(jumped), line",
+        "return 0.0, None, line",
+        timelines.test_the_critical_path_leads_from_the_beginning_to_the_end,
+    ),
+    fault(
+        "a slow device is as quick as the others",
+        f"{MACHINE}._kernel",
+        "end = begin + seconds * slow_factor(index)",
+        "end = begin + seconds",
+        timelines.test_a_straggler_is_as_late_as_it_is_slow,
+    ),
+    fault(
+        "an expanded dimension is read again and again",
+        "simgpu._simulation.timing.durations:nbytes",
+        "size if stride or not size else 1",
+        "size",
+        estimate.test_each_device_has_the_rates_of_its_model,
+    ),
+    fault(
+        "tensor cores are never used for float32",
+        "simgpu._simulation.timing.durations:_takes_tf32",
+        "bool(torch._C._get_cublas_allow_tf32())",
+        "False",
+        estimate.test_a_product_takes_its_flops_or_its_bytes,
+    ),
+    fault(
+        "the host goes on while it asks how many elements there are",
+        "simgpu._simulation.timing.durations:waits_for_sizes",
+        "torch.Tag.dynamic_output_shape in kernel.tags",
+        "False",
+        estimate.test_fresh_memory_takes_no_time_and_unknown_sizes_wait,
+    ),
+    fault(
+        "pageable memory is copied behind the host's back",
+        "simgpu._simulation.timing.machine:_is_staged",
+        "not tensor.is_pinned()",
+        "False",
+        estimate.test_pageable_memory_is_waited_for_and_pinned_memory_is_not,
+    ),
+    fault(
+        "devices pass on what is for others",
+        "simgpu._simulation.timing.topology:Topology._shortest",
+        "if isinstance(place, int) and place != source:",
+        "if False:",
+        partial(
+            topology.test_a_topology_that_does_not_fit_is_refused,
+            asked=topology.THROUGH_ANOTHER,
+            count=2,
+            words="no way from device 0 to the host",
+        ),
+    ),
+    fault(
+        "the narrowest of several ways is taken",
+        "simgpu._simulation.timing.topology:Topology._shortest",
+        "self._width(way) > self._width(reached.get(end))",
+        "end not in reached",
+        topology.test_a_route_is_the_widest_of_the_shortest,
+    ),
+    fault(
+        "threads of Python launch at the same time",
+        "simgpu._simulation.timing.hosts:_Process.launched_in_turns",
+        "self._under_lock += 1",
+        "pass",
+        hosts.test_threads_of_python_take_turns,
+    ),
+    fault(
+        "a backward pass has one thread",
+        "simgpu._simulation.timing.hosts:Hosts.line",
+        "if not in_backward and self._is_main():",
+        "if self._is_main():",
+        hosts.test_a_backward_pass_launches_for_all_devices_at_once,
+    ),
+    fault(
+        "helpers go on where the main thread was long ago",
+        "simgpu._simulation.timing.hosts:_Process.helper",
+        "line.follow(self.main, self.main.time)",
+        "pass",
+        hosts.test_threads_of_python_take_turns,
+    ),
+    fault(
+        "a ring goes around once",
+        "simgpu._simulation.timing.collectives:ring",
+        "rounds = 2 if op in _BOTH_WAYS else 1",
+        "rounds = 1",
+        collectives.test_formulas_by_hand,
+    ),
+]

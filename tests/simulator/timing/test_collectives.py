@@ -1,0 +1,84 @@
+"""Collectives take what the formulas of rings and trees say, and begin with the last rank."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed
+
+import simgpu
+from simgpu._simulation.timing.collectives import ring, tree
+
+HOP, BANDWIDTH, GAP = 3.4e-6, 300e9, 2e-6
+quantities = st.tuples(
+    st.integers(1, 64), st.integers(0, 2**30), st.floats(1e9, 1e12), st.floats(0, 1e-4)
+)
+
+
+@given(about=quantities)
+def test_formulas_by_hand(about):
+    n, size, bandwidth, latency = about
+    steps, share = n - 1, (n - 1) / n * (size / bandwidth)
+    assert ring("allreduce_", *about) == pytest.approx(2 * (steps * latency + share))
+    assert ring("allgather_", *about) == pytest.approx(steps * latency + share)
+    halves = [ring(op, *about) for op in ("_reduce_scatter_base_", "_allgather_base_")]
+    assert sum(halves) == pytest.approx(ring("allreduce_", *about))
+    if n > 1:
+        levels = math.ceil(math.log2(n))
+        assert tree("allreduce_", *about) == pytest.approx(
+            2 * (levels * latency + size / bandwidth)
+        )
+        assert ring("broadcast_", *about) == pytest.approx(steps * latency + size / bandwidth)
+    assert ring("send", *about) == pytest.approx(latency + size / bandwidth)
+    assert tree("allgather_", *about) == math.inf
+
+
+def all_reduce(n, size):
+    about = n, size, BANDWIDTH, HOP
+    return min(ring("allreduce_", *about), tree("allreduce_", *about))
+
+
+def test_ranks_wait_for_the_last_one_and_overlap_what_is_asynchronous():
+    n, count = 2, 2**20
+    ends = {}
+
+    def rank(number):
+        torch.cuda.set_device(number)
+        x, y = torch.ones(count, device="cuda"), torch.ones(count, device="cuda")
+        distributed.all_reduce(y)  # from here on, all begin together
+        torch.cuda.synchronize()
+        ends[number, "begin"] = clock.now
+        if number == 1:
+            y.neg_()
+        distributed.all_reduce(x)
+        torch.cuda.synchronize()
+        ends[number, "blocking"] = clock.now
+        work = distributed.all_reduce(x, async_op=True)
+        y.neg_()
+        work.wait()
+        torch.cuda.synchronize()
+        ends[number, "overlapping"] = clock.now
+        if number == 0:
+            distributed.send(x, 1)
+        else:
+            distributed.recv(x, 0)
+        torch.cuda.synchronize()
+        ends[number, "sent"] = clock.now
+
+    with simgpu.as_cuda(n), simgpu.clock("A100", "nvlink", host_cost=0.0) as clock:
+        simgpu.ranks(n, rank)
+    assert all(ends[0, what] == ends[1, what] for what in ("begin", "blocking", "overlapping"))
+    kernel, reduced = GAP + 8 * count / 1555e9, all_reduce(n, 4 * count)
+    blocking, overlapping, sent = (
+        ends[1, after] - ends[1, before]
+        for before, after in (
+            ("begin", "blocking"),
+            ("blocking", "overlapping"),
+            ("overlapping", "sent"),
+        )
+    )
+    assert blocking == pytest.approx(kernel + reduced, rel=1e-9)
+    assert overlapping == pytest.approx(max(kernel, reduced), rel=1e-9)
+    assert sent == pytest.approx(HOP + 4 * count / BANDWIDTH, rel=1e-9)

@@ -1,0 +1,74 @@
+"""`simgpu run --clock`: what it prints, and the program with other numbers of devices."""
+
+import atexit
+import json
+import os
+import subprocess
+
+from simgpu._cli.estimates import Clock, ClockUntilExit, scaling_table
+
+
+def test_a_script_sees_estimated_time(python, tmp_path):
+    script = (
+        "import torch; x = torch.ones(2**20, device='cuda:1'); a, b = (torch.cuda.Event(True) "
+        "for _ in 'ab'); torch.cuda.set_device(1); a.record(); x.neg_(); b.record(); "
+        "print(a.elapsed_time(b))"
+    )
+    told = ["--devices", 2, "--clock", "A100", "--topology", "nvlink"]
+    files = ["--estimate-to", tmp_path / "estimate", "--trace", tmp_path / "trace"]
+    ran = python("-m", "simgpu", "run", *told, *files, "-c", script)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    milliseconds = (2e-6 + 2 * 2**22 / 1555e9) * 1e3
+    assert abs(float(ran.stdout) - milliseconds) < 1e-9
+    estimate = json.loads((tmp_path / "estimate").read_text())
+    assert milliseconds < estimate["seconds"] * 1e3 < 2
+    assert estimate["step"] is None
+    events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
+    (kernel,) = [event for event in events if event["name"] == "neg_"]
+    assert abs(kernel["dur"] - milliseconds * 1e3) < 1e-6
+
+
+def test_the_program_runs_again_with_other_numbers_of_devices(
+    simulated, tmp_path, monkeypatch, capsys
+):
+    commands = []
+
+    def run(command, **options):
+        count, file = command[1], command[2]
+        commands.append(command)
+        if count == "4":
+            return subprocess.CompletedProcess(command, 1, stderr="first\nno such thing\n")
+        with open(file, "w") as report:
+            json.dump({"seconds": 8.0 / int(count), "step": None}, report)
+        assert options["cwd"] == os.getcwd()
+        return subprocess.CompletedProcess(command, 0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    clock = ClockUntilExit(Clock("A100", "nvlink", True, None, ["again", "N", "FILE"]), {})
+    try:
+        assert clock.start() is None
+        (simulated[0], simulated[1])
+    finally:
+        atexit.unregister(clock._end)
+        clock._end()
+    assert [command[1] for command in commands] == ["1", "2", "4"]
+    printed = capsys.readouterr().err
+    assert printed.startswith("estimate for 8 x A100, nvlink")
+    assert "the estimates are of the whole program" in printed
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[-4:]}
+    assert rows["2"] == ["4", "s", "2.00"]
+    assert rows["4"] == ["-", "-", "no", "such", "thing"]
+
+
+def test_what_a_clock_cannot_be_is_said(simulated):
+    told = ClockUntilExit(Clock("A1000", "nvlink", True, None, []), {}).start()
+    assert told.startswith("--clock A1000 --topology nvlink: ")
+    assert "V100" in told
+
+
+def test_steps_are_compared_where_all_have_some():
+    steps = {1: {"seconds": 9.0, "step": 0.5}, 2: {"seconds": 8.0, "step": 0.25}}
+    table = scaling_table(steps)
+    assert "estimate of a step" in table
+    assert "2.00" in table
+    assert "250 ms" in table

@@ -1,0 +1,95 @@
+"""The host's time: threads of replicas, the threads of a backward pass, and no chance in it."""
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dataparallel
+import simgpu
+
+COST = 2**-18
+
+
+def train(devices, wrapper, seed=None):
+    """Two steps of an MLP; returns the times of all spans and the end."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    net.to(devices[0])
+    wrapped = wrapper(net, device_ids=devices)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x = torch.ones(32, 64, device=devices[0])
+
+    def steps():
+        for _ in range(2):
+            optimizer.zero_grad()
+            wrapped(x).square().mean().backward()
+            optimizer.step()
+
+    with simgpu.clock("A100", "nvlink") as estimate:
+        if seed is None:
+            steps()
+        else:
+            with simgpu.schedule(seed, "random"):
+                steps()
+    spans = {
+        stream: [(span.op, span.begin, span.end) for span in each]
+        for stream, each in estimate.timelines.items()
+    }
+    return spans, estimate.end, estimate.steps
+
+
+@pytest.mark.parametrize("wrapper", [dataparallel.DataParallel, torch.nn.DataParallel])
+def test_no_order_of_threads_changes_a_time(simulated, wrapper):
+    expected = train(simulated[:3], wrapper)
+    assert len(expected[2]) == 2
+
+    @settings(max_examples=5)
+    @given(seed=st.none() | st.integers(0, 10**6))
+    def same(seed):
+        assert train(simulated[:3], wrapper, seed) == expected
+
+    same()
+
+
+@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_threads_of_python_take_turns(simulated, counts):
+    tensors = [torch.ones(4, device=device) for device in simulated[: len(counts)]]
+
+    def launch(tensor, count):
+        for _ in range(count):
+            tensor.neg_()
+
+    with simgpu.clock("A100", host_cost=COST) as estimate:
+        tensors[0].neg_()
+        threads = [
+            threading.Thread(target=launch, args=each) for each in zip(tensors, counts, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert estimate.now == (1 + sum(counts)) * COST
+        for index, count in enumerate(counts[1:], 1):
+            begins = [span.launched for span in estimate.timelines.get((index, 0), [])]
+            assert begins == [(2 + i) * COST for i in range(count)]
+
+
+@given(depths=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_a_backward_pass_launches_for_all_devices_at_once(simulated, depths):
+    ends = []
+    for device, depth in zip(simulated, depths, strict=False):
+        y = torch.ones(4, device=device, requires_grad=True)
+        for _ in range(depth):
+            y = y.exp()
+        ends.append(y)
+    gradients = [torch.ones_like(y) for y in ends]
+    with simgpu.trace() as seen, simgpu.clock("A100", host_cost=COST) as estimate:
+        torch.autograd.backward(ends, gradients)
+        took = estimate.now
+    launched = [
+        sum(record.device.index == index for record in seen) for index in range(len(depths))
+    ]
+    assert took == max(launched) * COST

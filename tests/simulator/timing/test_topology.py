@@ -1,0 +1,90 @@
+"""Which links a copy takes, and what the named machines look like."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu._models.gpus import find
+from simgpu._simulation.timing.presets import topology_of
+from simgpu._simulation.timing.topology import Topology
+
+PLACES = [0, 1, "host", "switch"]
+THROUGH_ANOTHER = [(0, 1, 1e9), (1, "host", 1e9)]
+links = st.lists(
+    st.tuples(
+        st.sampled_from(list(itertools.combinations(PLACES, 2))), st.sampled_from([1.0, 2.0, 4.0])
+    ).map(lambda link: simgpu.Link(*link)),
+    min_size=4,
+    max_size=9,
+)
+
+
+def ways(joined, source, target, passed=()):
+    """All ways without a circle, which pass no device: the bandwidths of their links."""
+    if source == target:
+        yield []
+        return
+    if passed and isinstance(source, int):
+        return
+    for link in joined:
+        if source in link.ends:
+            end = link.ends[1 - link.ends.index(source)]
+            if end not in passed:
+                for rest in ways(joined, end, target, (*passed, source)):
+                    yield [link.bandwidth, *rest]
+
+
+@given(joined=links, source=st.integers(0, 1), target=st.sampled_from([0, 1, "host"]))
+def test_a_route_is_the_widest_of_the_shortest(joined, source, target):
+    route = Topology(joined).route(source, target)
+    all_ways = list(ways(joined, source, target))
+    if not all_ways:
+        assert route is None
+    elif source != target:
+        best = min(all_ways, key=lambda way: (len(way), -min(way)))
+        assert len(route.hops) == len(best)
+        assert route.bandwidth == min(best)
+
+
+def test_named_topologies():
+    a100 = [find("A100")]
+    nvlink, pcie = topology_of("nvlink", 2 * a100), topology_of("pcie", 2 * a100)
+    assert (nvlink.route(0, 1).bandwidth, nvlink.route(0, 1).latency) == (300e9, 3.4e-6)
+    assert (pcie.route(0, 1).bandwidth, pcie.route(0, 1).latency) == (32e9, 5.7e-6)
+    assert nvlink.route(0, "host").bandwidth == 32e9
+    dgx = topology_of("DGX-A100", 8 * a100)
+    hops = [set(dgx.route(device, "host").hops) for device in range(3)]
+    assert hops[0] & hops[1]  # one PCIe switch for two
+    assert not hops[0] & hops[2]
+    two = topology_of("2x8", 16 * a100)
+    assert two.route(0, 7).bandwidth == 300e9
+    assert two.route(0, 8).bandwidth == 25e9
+    assert (two.host_of(7), two.host_of(8)) == ("host 0", "host 1")
+    plain = topology_of("2x2", [find("T4")] * 4)  # no NVLink: through the host, not the network
+    assert plain.route(0, 1).bandwidth == plain.route(2, 3).bandwidth == 16e9
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "words"),
+    [
+        ("torus", 1, "pcie, nvlink, dgx-a100, 2x8"),
+        ("dgx-a100", 9, "has 8 devices, and there are 9"),
+        ("1x2", 3, "has 2 devices, and there are 3"),
+        ([(0, 1, 1e9)], 2, "no way from device 0 to the host"),
+        ([(0, "host", 1e9)], 2, "no way from device 0 to device 1"),
+        (THROUGH_ANOTHER, 2, "no way from device 0 to the host"),
+        ([(0, "host", 0.0)], 1, "a bandwidth above 0"),
+        ([(0, 0, 1e9)], 1, "two different ends"),
+    ],
+)
+def test_a_topology_that_does_not_fit_is_refused(asked, count, words):
+    with pytest.raises(ValueError, match=words):
+        topology_of(asked, [find("A100")] * count)
+
+
+def test_a_gpu_without_nvlink_is_told_so():
+    with pytest.raises(ValueError, match="'T4' has no NVLink"):
+        topology_of("nvlink", [find("T4")])
