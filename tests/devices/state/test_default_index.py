@@ -31,7 +31,6 @@ WAYS = {
     "Module.to": lambda x, kind: nn.Linear(1, 1).to(kind).weight,
     "Module.to_empty": lambda x, kind: nn.Linear(1, 1).to_empty(device=kind).weight,
     "Tensor.kind": lambda x, kind: getattr(x, kind)(),
-    "Tensor.new_tensor": lambda x, kind: x.new_tensor([1.0], device=kind),
     "Tensor.new_zeros": lambda x, kind: x.new_zeros(2, device=kind),
     "Tensor.to": lambda x, kind: x.to(kind),
     "Tensor.to copy": lambda x, kind: x.to(device=kind, copy=True),
@@ -98,3 +97,5 @@ def test_new_tensors_of_a_tensor_are_on_its_device(devices, slot, data):
     assert [x.new(data).device, x.new().device, x.new(3, 2).device, x.new(x).device] == [device] * 4
     assert plain(x.new_tensor(data)) == [float(item) for item in data]
     assert x.new_tensor(data).device == x.new_tensor(x.tolist()).device == device
+    # PyTorch makes the tensor's device current for the call: there, no index means that one.
+    assert x.new_tensor(data, device=device.type).device == device
