@@ -39,6 +39,7 @@ from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_schedules import SCHEDULES
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
+from tests.planted_faults.in_streams_that_overlap import ASYNCHRONOUS
 from tests.planted_faults.in_structures import STRUCTURES
 from tests.planted_faults.in_sums import SUMS
 from tests.planted_faults.in_timing import TIMING
@@ -76,6 +77,7 @@ ONCE = [
     *BACKEND,
     *TRANSFER,
     *RACES,
+    *ASYNCHRONOUS,
     *RANDOM_NUMBERS,
     *COMPOSED_DRAWS,
     *TIMING,

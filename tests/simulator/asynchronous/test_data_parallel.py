@@ -13,7 +13,7 @@ wrappers = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def three():
     """Three devices; PyTorch's own DataParallel asks torch.cuda for them."""
     with simgpu.as_cuda(3) as devices:
@@ -52,18 +52,21 @@ def test_training_gives_the_same_bits_in_every_order(three, seed):
             assert trained(wrap, three) == at_once
 
 
-def test_replicas_compute_on_the_streams_of_their_caller(three):
-    """What the caller does on a side stream after the forward pass finds the outputs there."""
-    net = dataparallel.DataParallel(torch.nn.Linear(4, 2).to(three[0]), device_ids=list(three))
-    batch = torch.ones(6, 4)
-    expected = net(batch).tolist()
-    sides = [torch.cuda.Stream(device) for device in three]
-    torch.cuda.synchronize()
-    with simgpu.asynchronous():
-        try:
-            for side in sides:
-                torch.cuda.set_stream(side)
-            assert net(batch).tolist() == expected
-        finally:
-            for device in three:
-                torch.cuda.set_stream(torch.cuda.default_stream(device))
+def test_chunks_of_the_host_arrive_in_the_laziest_order(simulated):
+    """They come on streams of their own, and their memory is freed before they are used."""
+    devices = simulated[:2]
+    net = dataparallel.DataParallel(torch.nn.Linear(4, 2).to(devices[0]), device_ids=devices)
+    with torch.no_grad():
+        expected = net(torch.ones(6, 4)).tolist()
+        with simgpu.asynchronous():
+            assert net(torch.ones(6, 4)).tolist() == expected
+
+
+def test_replicas_compute_on_the_streams_of_their_caller(simulated):
+    """What the caller has queued on a side stream, a replica finds there."""
+    devices = simulated[:2]
+    net = dataparallel.DataParallel(torch.nn.Linear(4, 2).to(devices[0]), device_ids=devices)
+    expected = net(torch.ones(6, 4)).tolist()
+    sides = [torch.simgpu.stream(torch.simgpu.Stream(device)) for device in devices]
+    with simgpu.asynchronous(), sides[1], sides[0]:
+        assert net(torch.ones(6, 4)).tolist() == expected

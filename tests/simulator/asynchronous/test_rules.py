@@ -13,12 +13,6 @@ from simgpu.errors import DeviceLostError
 NAN = "[nan, nan, nan]"
 
 
-@pytest.fixture
-def pair():
-    with simgpu.devices(2) as devices:
-        yield devices
-
-
 @given(
     pinned=st.booleans(),
     non_blocking=st.booleans(),
@@ -53,7 +47,7 @@ def test_copies_between_host_and_device(simulated, pinned, non_blocking, to_devi
             assert result.sum().item() == 3
 
 
-def test_memory_is_given_back_when_the_program_lets_go_of_it(pair):
+def test_memory_is_given_back_when_the_program_lets_go_of_it(simulated):
     with simgpu.asynchronous() as queued:
         x = torch.ones(1000, device="simgpu:0")
         taken = torch.simgpu.memory_allocated(0)
@@ -63,7 +57,7 @@ def test_memory_is_given_back_when_the_program_lets_go_of_it(pair):
         assert y.sum().item() == 4000
 
 
-def test_what_has_not_run_is_marked(pair):
+def test_what_has_not_run_is_marked(simulated):
     with simgpu.asynchronous():
         x = torch.arange(3.0).to("simgpu:0")
         made = [x + 1, x.long() + 1, x > 9]
@@ -73,7 +67,7 @@ def test_what_has_not_run_is_marked(pair):
         assert [each.tolist() for each in made] == [[1.0, 2.0, 3.0], [1, 2, 3], [False] * 3]
 
 
-def test_events_are_passed_when_what_they_mark_has_run(pair):
+def test_events_are_passed_when_what_they_mark_has_run(simulated):
     with simgpu.asynchronous() as queued:
         first, last = (torch.simgpu.Event(enable_timing=True) for _ in range(2))
         assert first.query()  # never recorded
@@ -114,7 +108,7 @@ WAITS = {
 
 @pytest.mark.parametrize("call", OUTSIDE.values(), ids=list(OUTSIDE))
 @pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
-def test_an_index_out_of_range_surfaces_where_the_host_waits(pair, call, wait):
+def test_an_index_out_of_range_surfaces_where_the_host_waits(simulated, call, wait):
     x, index = torch.ones(3, 2).to("simgpu:0"), torch.tensor([0, 7]).to("simgpu:0")
     with pytest.raises((IndexError, RuntimeError)) as now:
         call(x, index)
@@ -135,13 +129,13 @@ def test_an_index_out_of_range_surfaces_where_the_host_waits(pair, call, wait):
         assert torch.ones(2, device="simgpu:1").sum().item() == 2  # another device lives on
 
 
-def test_an_error_that_nobody_waits_for_is_told_at_the_end(pair):
+def test_an_error_that_nobody_waits_for_is_told_at_the_end(simulated):
     x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
     with pytest.raises(DeviceLostError), simgpu.asynchronous():
         x.index_select(0, index)
 
 
-def test_wrong_shapes_are_refused_at_once(pair):
+def test_wrong_shapes_are_refused_at_once(simulated):
     with simgpu.asynchronous():
         x, y = torch.ones(3, device="simgpu:0"), torch.ones(4, device="simgpu:0")
         with pytest.raises(RuntimeError, match="size of tensor"):
@@ -149,7 +143,7 @@ def test_wrong_shapes_are_refused_at_once(pair):
         assert (x + 1).tolist() == [2.0] * 3
 
 
-def test_a_kernel_runs_with_the_settings_of_its_launch(pair):
+def test_a_kernel_runs_with_the_settings_of_its_launch(simulated):
     seen = []
     library = torch.library.Library("simgpu_launch_state", "FRAGMENT")
     library.define("look(Tensor x) -> Tensor")
@@ -178,7 +172,7 @@ def test_a_kernel_runs_with_the_settings_of_its_launch(pair):
     assert torch.get_num_threads() == before
 
 
-def test_numbers_of_the_host_are_read_when_a_kernel_is_launched(pair):
+def test_numbers_of_the_host_are_read_when_a_kernel_is_launched(simulated):
     with simgpu.asynchronous():
         x, number = torch.ones(3, device="simgpu:0"), torch.tensor(2.0)
         y = x * number
@@ -186,7 +180,7 @@ def test_numbers_of_the_host_are_read_when_a_kernel_is_launched(pair):
         assert y.tolist() == [2.0] * 3
 
 
-def test_plans_tell_calls_apart_that_compare_equal(pair):
+def test_plans_tell_calls_apart_that_compare_equal(simulated):
     with simgpu.asynchronous():
         x = torch.ones(3, dtype=torch.int64, device="simgpu:0")
         assert (x * 1).dtype is torch.int64
@@ -194,7 +188,7 @@ def test_plans_tell_calls_apart_that_compare_equal(pair):
         assert (x * True).dtype is torch.int64
 
 
-def test_blocks_nest_and_refuse_what_is_no_seed(pair):
+def test_blocks_nest_and_refuse_what_is_no_seed(simulated):
     with simgpu.asynchronous() as outer:
         x = torch.ones(2, device="simgpu:0")
         with simgpu.asynchronous(3) as inner:
@@ -208,7 +202,7 @@ def test_blocks_nest_and_refuse_what_is_no_seed(pair):
         pass
 
 
-def test_a_queue_is_as_long_as_that_of_cuda(pair):
+def test_a_queue_is_as_long_as_that_of_cuda(simulated):
     with simgpu.asynchronous() as queued:
         x = torch.zeros(1, device="simgpu:0")
         for _ in range(1100):
@@ -217,7 +211,7 @@ def test_a_queue_is_as_long_as_that_of_cuda(pair):
         assert x.item() == 1100
 
 
-def test_batch_norm_returns_what_it_returns_at_once(pair):
+def test_batch_norm_returns_what_it_returns_at_once(simulated):
     net = torch.nn.BatchNorm1d(2).to("simgpu:0")
     x = torch.arange(6.0).view(3, 2).to("simgpu:0")
     for mode in (True, False):

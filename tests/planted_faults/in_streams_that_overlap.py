@@ -1,0 +1,113 @@
+"""Faults planted in work that waits in queues, and in the waits of DataParallel."""
+
+from tests.simulator.asynchronous import test_data_parallel as data_parallel
+from tests.simulator.asynchronous import test_rules as rules
+from tests.support.plant import fault
+
+ASYNCHRONOUS = [
+    fault(
+        "the caller's stream does not wait for the copies of chunks",
+        "dataparallel._transfer.autograd:scatter_split",
+        "main.wait_stream(stream)",
+        "pass",
+        data_parallel.test_chunks_of_the_host_arrive_in_the_laziest_order,
+    ),
+    fault(
+        "the memory of chunks does not wait for the caller's stream",
+        "dataparallel._transfer.autograd:scatter_split",
+        "output.record_stream(main)",
+        "pass",
+        data_parallel.test_chunks_of_the_host_arrive_in_the_laziest_order,
+    ),
+    fault(
+        "replicas compute on the default streams",
+        "dataparallel.parallel_apply:_Call.__init__",
+        "self.stream = current_stream(device)",
+        "self.stream = torch.get_device_module(device).default_stream(device)",
+        data_parallel.test_replicas_compute_on_the_streams_of_their_caller,
+    ),
+    fault(
+        "a stream does not wait for another",
+        "simgpu._simulation.asynchronous.executor:Asynchronous.stream_waits",
+        "self._queues.wait(_key(stream), self._work_of(awaited))",
+        "pass",
+        data_parallel.test_chunks_of_the_host_arrive_in_the_laziest_order,
+    ),
+    fault(
+        "queued work keeps the tensors of the program",
+        "simgpu._simulation.asynchronous.held_work:Deferred.__init__",
+        "self.kernel: Kernel = launch.kernel",
+        "self.kernel: Kernel = launch.kernel\n        self._launch = (*self._launch, launch)",
+        rules.test_memory_is_given_back_when_the_program_lets_go_of_it,
+    ),
+    fault(
+        "copies from pageable memory read it when they run",
+        "simgpu._simulation.asynchronous.copies:staged",
+        "args[position] = source.clone()",
+        "return None",
+        rules.test_copies_between_host_and_device,
+    ),
+    fault(
+        "copies to pageable memory do not block",
+        "simgpu._simulation.asynchronous.copies:blocks",
+        "return not (is_pinned(target) and target.is_contiguous())",
+        "return False",
+        rules.test_copies_between_host_and_device,
+    ),
+    fault(
+        "results hold what the allocator gave",
+        "simgpu._simulation.asynchronous.shapes:Layout.make",
+        ".fill_(self.filler)",
+        "",
+        rules.test_what_has_not_run_is_marked,
+    ),
+    fault(
+        "an event that is asked again and again is never passed",
+        "simgpu._simulation.asynchronous.executor:Asynchronous.is_done",
+        "self._queues.step(work)",
+        "raise TimeoutError",
+        rules.test_events_are_passed_when_what_they_mark_has_run,
+    ),
+    fault(
+        "errors of kernels are raised where they happen to run, and lose nothing",
+        "simgpu._simulation.asynchronous.executor:Asynchronous.check_all",
+        "check(index)",
+        "pass",
+        rules.test_an_error_that_nobody_waits_for_is_told_at_the_end,
+    ),
+    fault(
+        "kernels run with the settings of whoever waits",
+        "simgpu._simulation.asynchronous.launch_state:LaunchState.call",
+        "if before == self._settings:",
+        "if True:",
+        rules.test_a_kernel_runs_with_the_settings_of_its_launch,
+    ),
+    fault(
+        "numbers of the host are read when a kernel runs",
+        "simgpu._simulation.asynchronous.held_work:Holder._hold_host",
+        "number: Tensor = _clone(HOST_KEYS, tensor)",
+        "number: Tensor = tensor",
+        rules.test_numbers_of_the_host_are_read_when_a_kernel_is_launched,
+    ),
+    fault(
+        "1, 1.0 and True make one call",
+        "simgpu._simulation.asynchronous.shapes:_signature",
+        "found.append((type(value), value))",
+        "found.append(value)",
+        rules.test_plans_tell_calls_apart_that_compare_equal,
+    ),
+    fault(
+        "queues have no end",
+        "simgpu._simulation.asynchronous.queues:Queues.add",
+        "elif len(queue) > LONGEST:",
+        "elif False:",
+        rules.test_a_queue_is_as_long_as_that_of_cuda,
+    ),
+    fault(
+        "batch norms that do not train are planned as if they did",
+        "simgpu._simulation.asynchronous.shapes:_plan",
+        "if kernel.name in _BATCH_NORMS and not args[5]:",
+        "if False:",
+        rules.test_batch_norm_returns_what_it_returns_at_once,
+    ),
+]
