@@ -1,6 +1,7 @@
 """What training steps leave behind after every failure: ours and torch.nn.DataParallel.
 
-    python benchmarks/failures.py [--devices 1 2 4 8] [--kinds oom copy launch lose] [--models ...]
+    python benchmarks/failures.py [--devices 1 2 4 8] [--kinds oom copy launch lose]
+        [--models ...] [--wrappers ...]
 
 A table, one line for each wrapper and number of devices, over all models: how many failures were
 tried, after how many memory stayed taken without the garbage collector, a thread was left, another
@@ -34,9 +35,10 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--kinds", nargs="+", default=["oom", "copy", "launch", "lose"])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--wrappers", nargs="+", default=list(WRAPPERS), choices=list(WRAPPERS))
     asked = parser.parse_args()
     print(f"{'':11} devices  failures" + "".join(f"{name:>12}" for name in COLUMNS))
-    for wrapper in WRAPPERS:
+    for wrapper in asked.wrappers:
         for count in asked.devices:
             points = swept(wrapper, count, asked.kinds, asked.models)
             found = [

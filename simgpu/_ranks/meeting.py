@@ -16,7 +16,7 @@ import torch
 from simgpu._distributed import agreement
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending
-from simgpu._ranks.baton import Baton
+from simgpu._ranks.turns import Turns
 from simgpu.errors import CollectiveMismatchError, RankLostError
 
 Tensor = torch.Tensor
@@ -44,13 +44,13 @@ class Transport:
     def __init__(
         self,
         meetings: Meetings,
-        baton: Baton,
+        turns: Turns,
         me: int,
         group: str,
         rank: int,
         ranks: Sequence[int],
     ) -> None:
-        self._meetings, self._baton, self._me = meetings, baton, me
+        self._meetings, self._turns, self._me = meetings, turns, me
         self._group, self._rank, self._ranks = group, rank, ranks
         self._key = (group, tuple(ranks))
         self._aborted = False
@@ -58,7 +58,7 @@ class Transport:
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Come to a call; the last one to come does it for all."""
         pending.waits_by(self._wait)
-        self._baton.pause(self._me)
+        self._turns.pause(self._me, pending.call.kind)
         if self._aborted:
             pending.finish(RankLostError(f"group {self._group!r} was aborted"))
         elif pending.call.kind in ("send", "recv"):
@@ -69,7 +69,7 @@ class Transport:
     def _wait(self, pending: Pending) -> None:
         call = pending.call
         what = f"{call.says} at {call.place} (call {call.number} of group {self._group!r})"
-        self._baton.wait(self._me, pending.done, what)
+        self._turns.wait(self._me, pending.done, what)
 
     def _meet_all(self, pending: Pending) -> None:
         key = (self._key, pending.call.number)

@@ -15,9 +15,11 @@ from simgpu._distributed import communicators
 from simgpu._distributed.communicators import threads
 from simgpu._patches import Patches
 from simgpu._ranks import isolation
-from simgpu._ranks.baton import Baton
 from simgpu._ranks.meeting import Meetings, Transport
+from simgpu._ranks.turns import Turns, scheduler_of
 from simgpu._runtime import world
+from simgpu._simulation.schedules.scheduler import Scheduler
+from simgpu._simulation.schedules.tasks import Ended
 
 T = TypeVar("T")
 
@@ -29,7 +31,7 @@ def ranks(
     function: Callable[[int], T],
     *,
     backend: str | None = "nccl",
-    schedule: int | None = None,
+    schedule: int | str | None = None,
 ) -> list[T]:
     """What `function(rank)` returns on each rank of a fresh world of torch.distributed.
 
@@ -42,7 +44,10 @@ def ranks(
         count: how many ranks.
         function: called with a rank, from 0.
         backend: as in `torch.distributed.init_process_group`.
-        schedule: a seed that says in which order the ranks go on; by default one after the other.
+        schedule: a seed that says in which order the ranks go on, or the token of such an order; by
+            default they go on one after the other. With it another one may go on not only at
+            collectives but wherever one of `simgpu.schedule` may, as with `strategy="random"`.
+            Within such a block that schedule decides, and this argument does nothing.
 
     Within `simgpu.as_cuda(n)` or `simgpu.devices(n)` the ranks have its devices; without one,
     `count` fresh ones by the name of CUDA.
@@ -51,7 +56,7 @@ def ranks(
         the first error that a rank raised, with those of the others as notes.
         DeadlockError: no rank can go on; the text says what each one waits for, and in which line.
         CollectiveMismatchError: the ranks made different calls.
-        ValueError: there are fewer devices than ranks.
+        ValueError: there are fewer devices than ranks, or `schedule` is none.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"the number of ranks must be an integer from 1 on, got {count!r}")
@@ -71,44 +76,31 @@ def ranks(
         patches.apply(isolation.PATCHES)
         surroundings = isolation.Surroundings()
         ends.callback(surroundings.restore)
-        return _World(count, function, backend, schedule).results()
+        scheduler = ends.enter_context(scheduler_of(schedule))
+        return _World(count, function, backend, scheduler).results()
 
 
 class _World:
     """One run of all ranks."""
 
     def __init__(
-        self, count: int, function: Callable[[int], Any], backend: str | None, seed: int | None
+        self, count: int, function: Callable[[int], Any], backend: str | None, scheduler: Scheduler
     ) -> None:
         self._count, self._function, self._backend = count, function, backend
-        self._states = [isolation.State(rank, count) for rank in range(count)]
-        self._baton = Baton(
-            count,
-            seed,
-            leaves=lambda rank: self._states[rank].save(),
-            enters=lambda rank: self._states[rank].restore(),
-        )
+        self._turns = Turns(scheduler)
         self._meetings = Meetings()
         self._store: Any = vars(distributed)["HashStore"]()
         self._results: list[Any] = [None] * count
 
     def results(self) -> list[Any]:
-        started = [
-            threading.Thread(target=self._rank, args=(rank,), name=f"rank {rank}", daemon=True)
-            for rank in range(self._count)
-        ]
-        for thread in started:
-            thread.start()
-        self._baton.run()
-        for thread in started:
-            thread.join()
+        count = self._count
+        self._turns.run(self._rank, [isolation.State(rank, count) for rank in range(count)])
         self._raise()
         return self._results
 
     def _rank(self, rank: int) -> None:
-        self._baton.begin(rank)
         threads.rank = rank
-        threads.carrier = functools.partial(Transport, self._meetings, self._baton, rank)
+        threads.carrier = functools.partial(Transport, self._meetings, self._turns, rank)
         isolation.begin_groups()
         try:
             world.set_current_device(rank)
@@ -116,31 +108,32 @@ class _World:
                 self._backend, rank=rank, world_size=self._count, store=self._store
             )
             self._results[rank] = self._function(rank)
+        except Ended:  # the schedule is over
+            raise
         except BaseException as error:
-            self._baton.failures[rank] = error
+            self._turns.failures[rank] = error
         finally:
             self._end_groups(rank)
             threads.rank = threads.carrier = None
-            self._baton.end(rank)
 
     def _end_groups(self, rank: int) -> None:
         try:
             isolation.end_groups()
             communicators.forget()
         except BaseException as error:
-            self._baton.failures.setdefault(rank, error)
+            self._turns.failures.setdefault(rank, error)
 
     def _raise(self) -> None:
         """Raise what the first rank raised by itself, and note what became of the others."""
-        failures = self._baton.failures
+        failures = self._turns.failures
         if not failures:
             return
         first = next(
-            (rank for rank, error in failures.items() if error is not self._baton.stopped),
+            (rank for rank, error in failures.items() if error is not self._turns.stopped),
             next(iter(failures)),
         )
         error = failures[first]
-        stopped = self._baton.stopped
+        stopped = self._turns.stopped
         notes = [f"raised by rank {first} of {self._count}"]
         notes += [
             f"rank {rank} has raised {type(other).__name__}: {other}"

@@ -10,7 +10,7 @@ from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
 from tests.distributed import test_transport as transport
 from tests.support import rank_cases
-from tests.support.plant import Edit, fault
+from tests.support.plant import fault
 
 
 def case(name):
@@ -153,18 +153,17 @@ DISTRIBUTED = [
     ),
     fault(
         "a deadlock does not say who has ended",
-        "simgpu._ranks.baton:Baton._why_nobody_can",
+        "simgpu._ranks.turns:Turns._why_nobody_can",
         'else f"rank {rank} has ended"',
         'else "somebody has ended"',
         ranks.test_a_rank_that_leaves_early_is_a_deadlock,
     ),
     fault(
         "the order is the same for all seeds",
-        "simgpu._ranks.baton:Baton._choose",
-        "if self._numbers is not None:",
-        "if False:",
+        "simgpu._ranks.turns:scheduler_of",
+        'seeded("random", schedule)',
+        "Strategy()",
         ranks.test_seeds_give_different_orders,
-        Edit("simgpu._ranks.baton:Baton.pause", "self._numbers is not None", "False"),
     ),
     fault(
         "ranks draw from one generator of torch",

@@ -36,12 +36,15 @@ class Baton:
 
     Attributes:
         now: seconds since the beginning, of the schedule's own clock.
-        trace: every choice so far.
+        trace: every choice so far, if it is kept.
+        when_stuck: called where no thread can go on; true if one can by then.
         steps, switches: points that were passed, and how often the baton changed hands.
     """
 
-    def __init__(self, strategy: Strategy, max_steps: int = MAX_STEPS) -> None:
-        self.strategy, self.max_steps = strategy, max_steps
+    def __init__(
+        self, strategy: Strategy, max_steps: int = MAX_STEPS, *, traced: bool = True
+    ) -> None:
+        self.strategy, self.max_steps, self._is_traced = strategy, max_steps, traced
         self._order, self._rank = strategy.order, strategy.rank
         self._is_told = type(strategy).chose is not Strategy.chose
         self.now = 0.0
@@ -52,6 +55,7 @@ class Baton:
         self._failure: BaseException | None = None
         self.failed: BaseException | None = None
         self.over = self._draining = False
+        self.when_stuck: Callable[[], bool] | None = None
         self._leaving: threading.Thread | None = None
         self._urgent: Task | None = None
         self.running_task: Task | None = None
@@ -132,9 +136,10 @@ class Baton:
             options = self._order(me, ready, expiring, self.steps)
             rank = self._rank(options, me, len(self.trace))
             chosen = options[rank]
-            # What Choice(...) does, without a call of Python.
-            entry = (me.number, me.what, tuple(map(_number_of, options)), rank)
-            self.trace.append(_new_tuple(Choice, entry))
+            if self._is_traced:
+                # What Choice(...) does, without a call of Python.
+                entry = (me.number, me.what, tuple(map(_number_of, options)), rank)
+                self.trace.append(_new_tuple(Choice, entry))
             if self._is_told:
                 self.strategy.chose(self.trace)
         me.run_length = me.run_length + 1 if chosen is me else 0
@@ -159,7 +164,9 @@ class Baton:
 
     def _able_by_now(self) -> tuple[list[Task], list[Task]]:
         """The same where nobody can go on, unless a thread from elsewhere lets one; or deadlock."""
-        while reports.others_make_progress(self._alive):
+        while reports.others_make_progress(self._alive) or (
+            self.when_stuck is not None and self.when_stuck()
+        ):
             ready, expiring = self._able()
             if ready or expiring:
                 return ready, expiring
@@ -194,6 +201,9 @@ class Baton:
     def _hand_over(self, me: Task, chosen: Task) -> None:
         self.switches += 1
         self.running_task = chosen
+        if me.state is not chosen.state and me.state is not None:
+            with outside(me):
+                me.state.save()
         chosen.baton.release()
         me.in_line = True
         try:
@@ -213,6 +223,9 @@ class Baton:
             if thread is not me.thread:
                 with outside(me):
                     join_thread(thread, PATIENCE)
+        if me.state is not None:
+            with outside(me):
+                me.state.restore()
 
     def _raise_if_due(self, me: Task) -> None:
         if self.over:

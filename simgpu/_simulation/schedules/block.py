@@ -34,7 +34,7 @@ class Schedule(Instrument):
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.launches: list[tuple[Any, ...]] = []
 
     def before_launch(self, launch: Launch) -> None:
@@ -51,21 +51,21 @@ class Schedule(Instrument):
     @property
     def trace(self) -> list[Choice]:
         """Every moment in which several threads could go on, and which of them did."""
-        return self._scheduler.trace
+        return self.scheduler.trace
 
     @property
     def steps(self) -> int:
         """How many points its threads have passed."""
-        return self._scheduler.steps
+        return self.scheduler.steps
 
     @property
     def switches(self) -> int:
         """How often another thread went on than the one that ran."""
-        return self._scheduler.switches
+        return self.scheduler.switches
 
     @property
     def left_behind(self) -> list[str]:
-        return self._scheduler.left_behind
+        return self.scheduler.left_behind
 
     @property
     def token(self) -> str:
@@ -73,7 +73,7 @@ class Schedule(Instrument):
 
         It has under 100 characters.
         """
-        return token_of(self._scheduler.strategy, self.trace)
+        return token_of(self.scheduler.strategy, self.trace)
 
     def digest(self) -> str:
         """A hash of all choices, of the launches and of the memory taken at each of them."""
@@ -113,11 +113,16 @@ def schedule(
     if replay is not None:
         chosen: Strategy = Replay(replay)
     else:
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
-            raise ValueError(f"seed={seed!r}: a number from 0 to {SEEDS - 1} is expected")
-        chosen = strategy_of(strategy, seed)
+        chosen = seeded(strategy, seed)
     with controlled(chosen, max_steps) as controls:
         yield controls
+
+
+def seeded(strategy: str, seed: int) -> Strategy:
+    """The strategy of this name and seed; ValueError for what is neither."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+        raise ValueError(f"seed={seed!r}: a number from 0 to {SEEDS - 1} is expected")
+    return strategy_of(strategy, seed)
 
 
 @contextmanager

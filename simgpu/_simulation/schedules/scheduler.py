@@ -47,13 +47,20 @@ def current() -> Scheduler | None:
 class Scheduler(Baton):
     """Runs threads one at a time; see the description of this folder."""
 
-    def spawn(self, function: Callable[..., Any], *args: Any, name: str = "") -> Task:
-        """Run `function(*args)` in a new thread of the schedule; errors go to excepthook."""
+    def spawn(
+        self, function: Callable[..., Any], *args: Any, name: str = "", state: Any = None
+    ) -> Task:
+        """Run `function(*args)` in a new thread of the schedule; errors go to excepthook.
+
+        With a `state`, see `Task`, this thread and those that it starts share it.
+        """
         thread = threading.Thread(target=function, args=args, daemon=True)
         thread.name = name or getattr(function, "__name__", "thread")
-        return self.start(thread, _start_thread)
+        return self.start(thread, _start_thread, state)
 
-    def start(self, thread: threading.Thread, stock_start: Callable[[Any], None]) -> Task:
+    def start(
+        self, thread: threading.Thread, stock_start: Callable[[Any], None], state: Any = None
+    ) -> Task:
         """Start `thread` as a task of the schedule; the calling thread is one."""
         me = calling_task()
         if me is None:
@@ -64,6 +71,7 @@ class Scheduler(Baton):
             stock_start(thread)
         task = Task(self, len(self.tasks), thread.name)
         task.thread, task.daemon = thread, thread.daemon
+        task.state = me.state if state is None else state
         run = vars(thread).get("run")
 
         def body() -> None:
@@ -98,6 +106,9 @@ class Scheduler(Baton):
         task.baton.acquire()
         try:
             if not self.over:
+                if task.state is not None:
+                    with outside(task):
+                        task.state.restore()
                 thread.run()
         except Ended:
             pass
@@ -119,8 +130,11 @@ class Scheduler(Baton):
         chosen.give_baton()
 
     @contextmanager
-    def running(self) -> Iterator[Scheduler]:
-        """Let the calling thread be task 0, and end what is left of the others at the end."""
+    def running(self, watch: bool = True) -> Iterator[Scheduler]:
+        """Let the calling thread be task 0, and end what is left of the others at the end.
+
+        A thread that waits for what it does not know of is told, unless `watch` is false.
+        """
         global _current
         if _current is not None or self.tasks:
             raise ScheduleError(
@@ -138,7 +152,7 @@ class Scheduler(Baton):
         _current = self
         try:
             try:
-                with interrupts_wait(first, self.interrupt), watched(self):
+                with interrupts_wait(first, self.interrupt), watched(self, watch):
                     yield self
             except BaseException as error:
                 if self.failed is None or not isinstance(error, (Ended, Exception)):

@@ -41,12 +41,14 @@ class Task:
         expired: whether the time-out came first.
         what: where it stands, in a word; `on` is what it waits for, if there is an object.
         priority, hasty_after: for the strategies.
+        state: what its threads have of their own in the process, with `save` and `restore`; other
+            threads find theirs. None for those that share everything.
     """
 
     __slots__ = (
         "baton", "daemon", "deadline", "done", "ended_by", "expired", "expiries", "hasty_after",
         "ident", "in_line", "interrupt", "name", "number", "on", "patient", "priority",
-        "run_length", "scheduler", "thread", "until", "what", "yielding",
+        "run_length", "scheduler", "state", "thread", "until", "what", "yielding",
     )  # fmt: skip
 
     def __init__(self, scheduler: Any, number: int, name: str) -> None:
@@ -63,6 +65,7 @@ class Task:
         self.what, self.on = "start", None
         self.run_length = self.expiries = self.hasty_after = self.ended_by = 0
         self.priority = 0.0
+        self.state: Any = None
 
     def give_baton(self) -> None:
         """Let it go on; nothing where it has been told so already."""
@@ -103,6 +106,17 @@ def outside(task: Task) -> Iterator[None]:
         yield
     finally:
         _tasks[task.ident] = task
+
+
+@contextmanager
+def standing_in(task: Task) -> Iterator[None]:
+    """Within the block the calling thread, which is of no schedule, waits for its task's turn."""
+    ident = _thread.get_ident()
+    _tasks[ident] = task
+    try:
+        yield
+    finally:
+        del _tasks[ident]
 
 
 @contextmanager
