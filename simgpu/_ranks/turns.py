@@ -17,7 +17,22 @@ from simgpu._simulation.schedules.replays import Replay
 from simgpu._simulation.schedules.scheduler import Scheduler, current
 from simgpu._simulation.schedules.strategies import Strategy
 from simgpu._simulation.schedules.tasks import Task, calling_task, standing_in
-from simgpu.errors import DeadlockError, RankLostError
+from simgpu.errors import DeadlockError, RankLostError, ScheduleError
+
+
+class _InTurn(Strategy):
+    """Who runs goes on until it waits; then the next one after it that can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = self._order
+
+    @staticmethod
+    def _order(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
+        if me in ready:
+            return [me]
+        first = [task for task in ready if task.number > me.number]
+        return first or ready or expiring
 
 
 @contextlib.contextmanager
@@ -27,7 +42,7 @@ def scheduler_of(schedule: int | str | None) -> Iterator[Scheduler]:
     if inner is not None:
         yield inner
     elif schedule is None:
-        scheduler = Scheduler(Strategy(), sys.maxsize, traced=False)
+        scheduler = Scheduler(_InTurn(), sys.maxsize, traced=False)
         with scheduler.running(watch=False):
             yield scheduler
     else:
@@ -57,14 +72,22 @@ class Turns:
                 name = f"rank {rank}"
                 self._tasks.append(scheduler.spawn(function, rank, name=name, state=state))
             scheduler.wait_for(self._tasks)
-        except BaseException as error:  # Ctrl-C: let them end, too
+        except BaseException as error:  # Ctrl-C, or an end of the schedule
             if not scheduler.over:
                 cause = type(error).__name__
                 self.stopped = RankLostError(f"the ranks were interrupted by {cause}")
-                scheduler.wait_for(self._tasks)
+                self._end()
             raise
         finally:
             scheduler.when_stuck = outer
+
+    def _end(self) -> None:
+        """Let all ranks end: those that wait for others hear why, the rest ends where it waits."""
+        for _ in range(3):
+            with contextlib.suppress(ScheduleError):
+                self._scheduler.wait_for(self._tasks)
+                return
+            self._scheduler.dismiss(self._tasks)
 
     def pause(self, rank: int, what: str) -> None:
         """Let others run, if the scheduler says so."""

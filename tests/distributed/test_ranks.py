@@ -250,6 +250,75 @@ def test_tensors_of_the_cpu_travel_where_the_group_has_gloo(count, seed, backend
         )
 
 
+def count_up(**how):
+    """Two ranks count in a variable that both have, with a kernel between reading and writing."""
+    total = [0]
+
+    def add(rank):
+        before = total[0]
+        torch.ones(1, device="cuda").add_(1)
+        total[0] = before + 1
+        dist.barrier(device_ids=[rank])
+        assert total[0] == 2
+
+    simgpu.ranks(2, add, **how)
+
+
+def test_a_schedule_switches_ranks_at_kernels_and_a_token_repeats_it():
+    count_up()  # one after the other
+    (token,) = simgpu.schedules(count_up, 150, state=[]).tokens
+    for _ in range(3):
+        with pytest.raises(AssertionError):
+            count_up(schedule=token)
+        with pytest.raises(AssertionError), simgpu.schedule(replay=token):
+            count_up()
+    with pytest.raises(ValueError, match="is no token"):
+        count_up(schedule="first")
+    with pytest.raises(ValueError, match="seed=-1"):
+        count_up(schedule=-1)
+
+
+def test_a_lock_cycle_of_ranks_is_told_with_their_lines():
+    def program():
+        one, other = threading.Lock(), threading.Lock()
+
+        def take(rank):
+            with (one, other)[rank]:
+                torch.ones(1, device="cuda")
+                with (other, one)[rank]:
+                    pass
+
+        simgpu.ranks(2, take)
+
+    before = left_behind()
+    report = simgpu.schedules(program, 150, state=[])
+    assert isinstance(report.runs[-1].error, DeadlockError)
+    assert "(rank 1) waits for a lock that thread" in str(report.runs[-1].error)
+    del report
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_that_a_rank_starts_are_of_its_rank(seed):
+    """In a schedule, where they take turns with those of other ranks."""
+
+    def start(rank):
+        found = []
+
+        def work():
+            for _ in range(3):
+                torch.ones(1, device=f"cuda:{rank}")
+                found.append(os.environ["RANK"])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        dist.barrier(device_ids=[rank])
+        thread.join()
+        return found
+
+    assert simgpu.ranks(2, start, schedule=seed) == [["0"] * 3, ["1"] * 3]
+
+
 @pytest.mark.ranks(3)
 def test_the_fixture_has_as_many_ranks_as_its_marker_says(ranks):
     assert ranks(lambda rank: dist.get_world_size(), backend="cpu:gloo,cuda:nccl") == [3, 3, 3]

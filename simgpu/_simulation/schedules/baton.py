@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from simgpu._simulation.schedules import reports
@@ -58,6 +58,7 @@ class Baton:
         self.when_stuck: Callable[[], bool] | None = None
         self._leaving: threading.Thread | None = None
         self._urgent: Task | None = None
+        self._state_in_place: Any = None
         self.running_task: Task | None = None
         self.left_behind: list[str] = []
         self.numbers = itertools.count()  # for what is told apart by its address elsewhere
@@ -201,9 +202,8 @@ class Baton:
     def _hand_over(self, me: Task, chosen: Task) -> None:
         self.switches += 1
         self.running_task = chosen
-        if me.state is not chosen.state and me.state is not None:
-            with outside(me):
-                me.state.save()
+        if me.state is not chosen.state:
+            self._put_away(me)
         chosen.baton.release()
         me.in_line = True
         try:
@@ -223,6 +223,16 @@ class Baton:
             if thread is not me.thread:
                 with outside(me):
                     join_thread(thread, PATIENCE)
+        if self._state_in_place is not me.state and not self.over:
+            self._put_in_place(me)
+
+    def _put_away(self, me: Task) -> None:
+        if me.state is not None:
+            with outside(me):
+                me.state.save()
+
+    def _put_in_place(self, me: Task) -> None:
+        self._state_in_place = me.state
         if me.state is not None:
             with outside(me):
                 me.state.restore()
@@ -243,6 +253,12 @@ class Baton:
     def interrupt(self) -> None:
         """Let KeyboardInterrupt be raised in task 0, where it stands, at the next point of any."""
         self._interrupt(KeyboardInterrupt())
+
+    def dismiss(self, tasks: Sequence[Task]) -> None:
+        """Let those that have not ended end where they wait."""
+        for task in tasks:
+            if not task.done:
+                task.interrupt, task.until = Ended(), None
 
     def _interrupt(self, interrupt: BaseException) -> None:
         first = self.tasks[0]

@@ -106,9 +106,8 @@ class Scheduler(Baton):
         task.baton.acquire()
         try:
             if not self.over:
-                if task.state is not None:
-                    with outside(task):
-                        task.state.restore()
+                if self._state_in_place is not task.state:
+                    self._put_in_place(task)
                 thread.run()
         except Ended:
             pass
@@ -124,6 +123,8 @@ class Scheduler(Baton):
         self._leaving = task.thread
         self.progress_at = self.steps
         chosen = self.tasks[0] if self.over else self._next(task)
+        if task.state is not chosen.state:
+            self._put_away(task)
         forget(task)
         self.switches += 1
         self.running_task = chosen
