@@ -10,7 +10,7 @@ from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
 from tests.distributed import test_transport as transport
 from tests.support import rank_cases
-from tests.support.plant import fault
+from tests.support.plant import Edit, fault
 
 
 def case(name):
