@@ -125,7 +125,7 @@ def test_threads_that_outlive_a_schedule_are_ended():
     before = threading.active_count()
     with simgpu.schedule() as schedule:
         for _ in range(2):
-            threading.Thread(target=serve).start()
+            threading.Thread(target=serve, daemon=True).start()  # a failure lets the process end
     assert ended == ["Thread-1 (serve)", "Thread-2 (serve)"]
     assert threading.active_count() == before
     assert [line.split(", at ")[1].split(": ")[1] for line in schedule.left_behind] == [
