@@ -175,6 +175,16 @@ PATCHES: tuple[Row, ...] = (
             ("_run_allreduce_hook", low_precision.filling),
         )
     ),
+    *(
+        Patch(
+            _GROUP,
+            name,
+            wrap=communicators.ending(how),
+            needs=name,
+            why="a call of a group that has ended is an error",
+        )
+        for name, how in (("abort", "aborted"), ("shutdown", "destroyed"))
+    ),
     Patch(
         _GROUP,
         "split_group",

@@ -6,6 +6,7 @@ It lives as long as the group's Python object, which torch.distributed keeps unt
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from simgpu._distributed.works import Pending, Work
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import instruments
 from simgpu._runtime.instruments import Instrument
-from simgpu.errors import UnsupportedError
+from simgpu.errors import RankLostError, UnsupportedError
 
 _get_backend: Callable[..., Any] = distributed.ProcessGroup._get_backend
 
@@ -63,6 +64,8 @@ class Communicator:
         self.transport = self._carried_by(backend)
         self.owner = threads.carrier
         """Whose it is, where ranks are threads of one process."""
+        self.ended = _ended.get(group, "")
+        """What this rank has done to the group, if it can make no calls any more."""
         self.open: set[Work] = set()
         self.coalesced: list[Pending] | None = None
         """The calls since `_start_coalescing`; None outside."""
@@ -84,6 +87,10 @@ class Communicator:
 
     def submit(self, call: Call, asynchronous: bool) -> Pending:
         """Begin a call; unless it is asynchronous, it has run when this returns."""
+        if self.ended:
+            raise RankLostError(
+                f"{call.says} at {call.place}: group {self.name!r} was {self.ended} by this rank"
+            )
         stream = _stream(call)
         with self._lock:
             call.number = self._numbers[stream] = self._numbers.get(stream, 0) + 1
@@ -162,6 +169,26 @@ def abort(backend: Any) -> None:
     for group, communicator in list(_communicators.items()):
         if backend_of(group) is backend:
             communicator.transport.abort()
+
+
+_ended: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def ending(how: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A method of ProcessGroup after which this rank can make no calls of the group."""
+
+    def wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def end(self: Any) -> Any:
+            _ended[self] = how
+            communicator = _communicators.get(self)
+            if communicator is not None:
+                communicator.ended = how
+            return stock(self)
+
+        return end
+
+    return wrap
 
 
 _kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

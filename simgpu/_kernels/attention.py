@@ -7,10 +7,13 @@ of every pair of positions. Here the choice is made first; it is the CPU's, whos
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import distributed
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -57,7 +60,6 @@ def scaled_dot_product_attention(
         dropout_p > 0  # CUDA's fused kernels drop out, so this must not fail where they are forced
         or query.numel() == 0  # with no heads, the kernel would divide by their number
         or _is_batched()
-        or any(map(is_traceable_wrapper_subclass, (query, key, value)))  # DTensor shards the steps
         or not _may_be_fused()
         or not _consistent(query, key, value, attn_mask)
         or _host_choice(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa) != _FUSED
@@ -65,6 +67,8 @@ def scaled_dot_product_attention(
     ):
         result: Tensor = _in_steps(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa)
         return result
+    if is_traceable_wrapper_subclass(query):
+        _let_distributed_tensors_pass()
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
         mask = _summand(mask, query.dtype)
@@ -104,6 +108,28 @@ def _consistent(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
             )
         )
     )
+
+
+@functools.cache
+def _let_distributed_tensors_pass() -> None:
+    """Tell DTensor how the fused kernel is sharded: by batches or heads, as those of CUDA are."""
+    if not distributed.is_available():
+        return
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    def rules(tensors_out: int, tensors_in: int) -> Callable[..., Any]:
+        def accepted(*args: Any, attn_mask: Any = None, scale: Any = None) -> Any:
+            others = [None] * (len(args) - tensors_in)
+            placements = [Replicate(), *([] if attn_mask is not None else [Shard(0), Shard(1)])]
+            return [([each] * tensors_out, [each] * tensors_in + others) for each in placements]
+
+        return accepted
+
+    forward = overload("_scaled_dot_product_flash_attention_for_cpu")
+    backward = overload("_scaled_dot_product_flash_attention_for_cpu_backward")
+    register_sharding(forward)(rules(2, 3))
+    register_sharding(backward)(rules(3, 6))
 
 
 def _summand(allowed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,6 +37,19 @@ def test_ranks_that_differ_are_all_told_so():
             assert text.count("rank_cases.py:") == 2, text
 
 
+def test_a_rank_that_does_not_come_is_told_of_after_the_timeout():
+    text, _ = results(2, rank_cases.late, timeout=0.5)
+    assert text.startswith("CollectiveTimeoutError: call 1 of group '0'"), text
+    assert "all_reduce float32 (3,) SUM at " in text
+    assert "rank_cases.py:" in text
+
+
+def test_groups_that_have_ended_make_no_calls():
+    for aborted, destroyed in results(2, rank_cases.ended):
+        assert "was aborted by this rank" in aborted
+        assert "was destroyed by this rank" in destroyed
+
+
 def test_ranks_that_are_started_again_do_not_read_what_the_last_ones_wrote(monkeypatch):
     server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "localhost")

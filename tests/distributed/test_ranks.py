@@ -180,6 +180,38 @@ def test_a_wait_for_the_last_call_is_one_for_those_before():
     assert simgpu.ranks(2, wait_once) == [[2.0, 2.0]] * 2
 
 
+@few
+@given(
+    count=strategies.world_sizes(1, 3),
+    used=st.booleans(),
+    how=st.sampled_from(["aborted", "destroyed"]),
+)
+def test_a_group_that_has_ended_makes_no_calls(count, used, how):
+    """The others go on, and so does the world."""
+    end = {
+        "aborted": vars(dist.distributed_c10d)["_abort_process_group"],
+        "destroyed": dist.destroy_process_group,
+    }[how]
+
+    def use(rank):
+        x = torch.ones(2, device="cuda")
+        ended, other = (dist.new_group(range(count)) for _ in range(2))
+        if used:
+            dist.all_reduce(x, group=ended)
+        end(ended)
+        with pytest.raises((SimGPUError, ValueError)) as raised:
+            dist.all_reduce(x, group=ended)
+        # PyTorch's logger fails over it, as it does not know the group any more.
+        error = raised.value.__context__ or raised.value
+        assert re.search(rf"all_reduce .*test_ranks.py:\d+.*was {how}", str(error)), error
+        dist.all_reduce(x, group=other)
+        dist.all_reduce(x)
+        return x.tolist()
+
+    total = count ** (2 + used)
+    assert simgpu.ranks(count, use) == [[total, total]] * count
+
+
 def test_too_few_devices_and_worlds_within_worlds_are_refused():
     with pytest.raises(ValueError, match="9 ranks need 9 devices"):
         simgpu.ranks(9, lambda rank: None)

@@ -143,6 +143,36 @@ def test_distributed_tensors_keep_their_values(count, rows, dims, seed):
         assert all(map(torch.equal, found, [whole, whole @ whole.t(), whole.sum(0)]))
 
 
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    dim=st.sampled_from([0, 1, 2]),
+    causal=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_attention_of_distributed_tensors_is_that_of_whole_ones(count, dim, causal, seed):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    generator = torch.Generator().manual_seed(seed)
+    whole = [torch.randn(4, 4, 5, 3, generator=generator).requires_grad_() for _ in range(3)]
+    attention = functools.partial(nn.functional.scaled_dot_product_attention, is_causal=causal)
+    wanted = attention(*whole)
+    wanted.square().sum().backward()
+
+    def attend(rank):
+        mesh = init_device_mesh("cuda", (count,))
+        parts = [distribute_tensor(x.detach().cuda(), mesh, [Shard(dim)]) for x in whole]
+        mine = [part.requires_grad_() for part in parts]
+        out = attention(*mine)
+        out.square().sum().backward()
+        return full([out.detach()]), full(x.grad for x in mine)
+
+    for out, gradients in simgpu.ranks(count, attend):
+        torch.testing.assert_close(out, [wanted.detach()])
+        torch.testing.assert_close(gradients, [x.grad for x in whole])
+
+
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("kind", ["ScheduleGPipe", "Schedule1F1B"])
 def test_a_pipeline_has_the_gradients_of_the_whole_model(count, kind):

@@ -285,6 +285,14 @@ DISTRIBUTED = [
         "parts[0]",
         transport.test_calls_that_come_again_are_what_they_were,
     ),
+    fault(
+        "a group that has ended makes calls",
+        "simgpu._distributed.communicators:Communicator.submit",
+        "if self.ended:",
+        "if False:",
+        ranks.test_a_group_that_has_ended_makes_no_calls,
+        raises=BaseException,
+    ),
     # In programs, and in what they call of PyTorch.
     fault(
         "shards overlap",

@@ -273,6 +273,32 @@ def sparse_sum(rank, rows, width, seed, backed):
     expect(work.get_future().value()[0].to_dense(), mine.to_dense().cpu())
 
 
+def late(rank):
+    """Rank 1 does not come to a collective; what rank 0 is told of it."""
+    store = vars(dist.distributed_c10d)["_get_default_store"]()
+    if rank:
+        store.get("told")
+        return ""
+    text = told(dist.all_reduce, torch.ones(3, device=device()))
+    store.set("told", "")
+    return text
+
+
+def ended(rank):
+    """A group that was aborted, and one that was destroyed, say so; the default group goes on."""
+    found = []
+    for end in (vars(dist.distributed_c10d)["_abort_process_group"], dist.destroy_process_group):
+        group = dist.new_group()
+        x = torch.ones(2, device=device())
+        dist.all_reduce(x, group=group)
+        end(group)
+        found.append(told(dist.all_reduce, x, group=group))
+    x = torch.ones(2, device=device())
+    dist.all_reduce(x)
+    assert x.tolist() == [dist.get_world_size()] * 2
+    return found
+
+
 # What ranks may get wrong. Each returns the text of the error that the rank got.
 
 
@@ -281,6 +307,8 @@ def told(function, *arguments, **named):
         function(*arguments, **named)
     except dist.DistBackendError as error:
         return f"{type(error).__name__}: {error}"
+    except ValueError as error:  # PyTorch's logger does not know a group that has ended
+        return str(error.__context__)
     return None
 
 
