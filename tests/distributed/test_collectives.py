@@ -193,3 +193,34 @@ def test_collectives_are_seen_and_take_no_memory_of_a_device():
         ("0", 1, (0, 1, 2))
     }
     assert all("test_collectives.py:" in record.collective.place for record in seen)
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    rows=st.integers(1, 3),
+    seed=st.integers(0, 99),
+    schedule=schedules,
+)
+def test_functional_collectives_are_what_they_are_defined_to_be(count, rows, seed, schedule):
+    from torch.distributed import _functional_collectives as functional
+
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.randint(-3, 4, (count * rows, 2), generator=generator) for _ in range(count)]
+    total = sum(parts[1:], parts[0])
+
+    def each(rank):
+        mine, group = parts[rank].cuda(), dist.group.WORLD
+        found = [
+            functional.all_reduce(mine, "sum", group),
+            functional.all_gather_tensor(mine, 0, group),
+            functional.reduce_scatter_tensor(mine, "sum", 0, group),
+            functional.all_to_all_single(mine, None, None, group),
+            functional.broadcast(mine, count - 1, group),
+        ]
+        return [functional.wait_tensor(tensor).cpu() for tensor in found]
+
+    for rank, found in enumerate(simgpu.ranks(count, each, schedule=schedule)):
+        here = slice(rank * rows, (rank + 1) * rows)
+        wanted = [total, torch.cat(parts), total[here], torch.cat([p[here] for p in parts])]
+        assert all(map(torch.equal, found, [*wanted, parts[-1]]))

@@ -22,7 +22,10 @@ import simgpu
 from simgpu import strategies
 from tests.support.worlds import few, schedules
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -231,6 +234,48 @@ def test_a_communication_hook_changes_no_exact_gradient(hook, count):
 
     for found in simgpu.ranks(count, train):
         assert equal(found, wanted)
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), period=st.integers(2, 3), seed=st.integers(0, 99))
+def test_models_are_averaged_from_time_to_time(count, period, seed):
+    """PostLocalSGD: own gradients, and a mean of the parameters after so many steps."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+    from torch.distributed.algorithms.model_averaging import averagers
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    model, x = One(seed), rows(count, seed)
+    steps = 2 * period
+
+    def train(rank):
+        ddp = parallel(model, rank)
+        state = post_localSGD_hook.PostLocalSGDState(
+            None, None, 0, post_local_gradient_allreduce=False
+        )
+        ddp.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        inner = torch.optim.SGD(ddp.parameters(), lr=0.5)
+        averager = averagers.PeriodicModelAverager(period=period, warmup_steps=0)
+        optimizer = PostLocalSGDOptimizer(inner, averager)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            ddp(x[rank : rank + 1].cuda()).sum().backward()
+            optimizer.step()
+        return [p.detach().cpu() for p in ddp.parameters()]
+
+    alone = [copy.deepcopy(model) for _ in range(count)]
+    averager_steps = [step for step in range(steps) if step % period == 0]
+    for step in range(steps):
+        for rank, each in enumerate(alone):
+            each.zero_grad()
+            each(x[rank : rank + 1]).sum().backward()
+            torch.optim.SGD(each.parameters(), lr=0.5).step()
+        if step in averager_steps:
+            for same in zip(*(each.parameters() for each in alone), strict=True):
+                mean = sum(p.detach() for p in same) / count
+                for parameter in same:
+                    parameter.data = mean.clone()
+    for found, each in zip(simgpu.ranks(count, train), alone, strict=True):
+        torch.testing.assert_close(found, [p.detach() for p in each.parameters()])
 
 
 class Normalized(nn.Module):

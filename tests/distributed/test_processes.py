@@ -44,6 +44,11 @@ def test_a_rank_that_does_not_come_is_told_of_after_the_timeout():
     assert "rank_cases.py:" in text
 
 
+def test_a_group_is_split_into_groups_of_its_kind():
+    for text in results(3, rank_cases.parts_of_a_group, bound=True):
+        assert text == "Cannot use ReduceOp.BOR with NCCL"
+
+
 def test_groups_that_have_ended_make_no_calls():
     for aborted, destroyed in results(2, rank_cases.ended):
         assert "was aborted by this rank" in aborted
@@ -63,3 +68,19 @@ def test_ranks_that_are_started_again_do_not_read_what_the_last_ones_wrote(monke
         assert not faster.check(["0/address"])
         slower.set("0/address", str(restart))
         assert faster.get("0/address") == str(restart).encode()
+
+
+def test_a_mesh_chooses_the_device_of_a_process_that_has_not():
+    """As init_device_mesh asks CUDA, which is initialized when a process has used a device."""
+
+    def initialized(use):
+        with simgpu.as_cuda(2):
+            assert torch.cuda.device_count() == 2
+            torch.manual_seed(0)
+            before = torch.cuda.is_initialized()
+            use()
+            return before, torch.cuda.is_initialized()
+
+    assert initialized(lambda: None) == (False, False)
+    assert initialized(lambda: torch.cuda.set_device(1)) == (False, True)
+    assert initialized(lambda: torch.ones(1, device="cuda:1")) == (False, True)

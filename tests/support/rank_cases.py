@@ -273,6 +273,22 @@ def sparse_sum(rank, rows, width, seed, backed):
     expect(work.get_future().value()[0].to_dense(), mine.to_dense().cpu())
 
 
+def parts_of_a_group(rank):
+    """split_group: each half sums its own, by the rules of NCCL."""
+    half = dist.split_group(split_ranks=[[0], [1, 2]])
+    members = [0] if rank == 0 else [1, 2]
+    x = torch.full((2,), rank + 1.0, device=device())
+    dist.all_reduce(x, group=half)
+    assert x.tolist() == [sum(member + 1 for member in members)] * 2
+    assert dist.get_process_group_ranks(half) == members
+    text = ""
+    try:
+        dist.all_reduce(x.int(), dist.ReduceOp.BOR, group=half)
+    except ValueError as error:
+        text = str(error)
+    return text
+
+
 def late(rank):
     """Rank 1 does not come to a collective; what rank 0 is told of it."""
     store = vars(dist.distributed_c10d)["_get_default_store"]()

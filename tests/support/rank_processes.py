@@ -26,8 +26,10 @@ def _context():
     return context
 
 
-def run(count, function, *arguments, backend="nccl", timeout=60.0):
+def run(count, function, *arguments, backend="nccl", timeout=60.0, bound=False):
     """What `function(rank, *arguments)` returned or raised on each rank, in order.
+
+    With `bound`, `init_process_group` is given its device.
 
     A rank that raised has an `Exception` in its place, one that ended by itself None.
     """
@@ -36,7 +38,8 @@ def run(count, function, *arguments, backend="nccl", timeout=60.0):
         started = []
         for rank in range(count):
             receiver, sender = context.Pipe(duplex=False)
-            what = (function, rank, count, arguments, backend, timeout, f"{folder}/store", sender)
+            named = {"device_id": f"cuda:{rank}"} if bound else {}
+            what = (function, rank, count, arguments, backend, timeout, named, folder, sender)
             process = context.Process(target=_rank, args=what, daemon=True)
             process.start()
             sender.close()
@@ -55,7 +58,7 @@ def _received(receiver):
         return None
 
 
-def _rank(function, rank, count, arguments, backend, timeout, path, sender):
+def _rank(function, rank, count, arguments, backend, timeout, named, folder, sender):
     import torch
     from torch import distributed
 
@@ -69,8 +72,9 @@ def _rank(function, rank, count, arguments, backend, timeout, path, sender):
                 backend,
                 rank=rank,
                 world_size=count,
-                store=distributed.FileStore(path, count),
+                store=distributed.FileStore(f"{folder}/store", count),
                 timeout=timedelta(seconds=timeout),
+                **{name: torch.device(value) for name, value in named.items()},
             )
             try:
                 result = function(rank, *arguments)
