@@ -78,9 +78,9 @@ DONE = {
 }
 
 
-def bytes_sent(parallel, x, at):
+def bytes_sent(parallel, x, at, mode=torch.no_grad):
     """Between devices, besides the chunks of the input and the outputs."""
-    with torch.no_grad(), simgpu.trace() as trace:
+    with mode(), simgpu.trace() as trace:
         parallel(x, at)
     moved = len(x) - len(x) // len(parallel.device_ids)
     return trace.bytes_copied() - moved * (3 + 3) * 4 - moved * 8
@@ -93,21 +93,21 @@ def expected(net, names, devices):
 
 @pytest.mark.parametrize("name", DONE)
 @few
-@given(data=st.data())
-def test_only_what_has_changed_is_sent(simulated, name, data):
+@given(data=st.data(), mode=st.sampled_from((torch.no_grad, torch.inference_mode)))
+def test_only_what_has_changed_is_sent(simulated, name, data, mode):
     targets = data.draw(strategies.device_lists(simulated, min_size=3, max_size=4))
     change, sent = DONE[name]
     net = Two().to(targets[0])
     parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)
     x = values((2 * len(targets), 3), "float32").to(targets[0])
     at = torch.arange(len(targets)).repeat_interleave(2).to(targets[0])
-    assert bytes_sent(parallel, x, at) == expected(net, EVERYTHING, len(targets))
+    assert bytes_sent(parallel, x, at, mode) == expected(net, EVERYTHING, len(targets))
     with torch.no_grad():
         change(net, parallel)
     for again in (sent, OF_OTHER if name == "a call in training" else []):
         if name == "a call in training" and again is sent:
-            bytes_sent(parallel, x, at)  # it is the call that may have written them
-        assert bytes_sent(parallel, x, at) == expected(net, again, len(targets))
+            bytes_sent(parallel, x, at, mode)  # it is the call that may have written them
+        assert bytes_sent(parallel, x, at, mode) == expected(net, again, len(targets))
 
 
 @few

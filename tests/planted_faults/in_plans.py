@@ -37,6 +37,14 @@ PLANS = [
         raises=Exception,
     ),
     fault(
+        "a plan outlives a parametrization",
+        f"{PLAN}:Plan.is_current_for",
+        "if type(module) is not recipe.kind or _contents(module) != recipe.contents:",
+        "if False:",
+        seen(name="parametrization"),
+        raises=Exception,
+    ),
+    fault(
         "replicas have no full backward hooks",
         f"{PLAN}:Plan.build",
         'state["_is_replica"] = True',
