@@ -36,7 +36,8 @@ def test_inputs_of_sums_stay_as_they_were(devices, kind, sparse):
 
 @pytest.mark.devices(2)
 def test_results_are_cut_off_from_autograd(devices):
-    tensors = [values((4,), "float64", k).to(devices[0]).requires_grad_() for k in range(3)]
+    tensors = [values((4,), "float64", k).to(devices[0]).requires_grad_() for k in range(5)]
+    tensors += [values((3, 2), "float64").to(devices[0]).t().requires_grad_()]
     rows = comm.broadcast_coalesced(tensors, devices[:2])
     assert all(one is other for one, other in zip(rows[0], tensors, strict=True))
     others = [t.detach().to(devices[1]).requires_grad_() for t in tensors]

@@ -229,3 +229,21 @@ def test_the_warning_about_numbers_names_the_line_of_the_caller(devices):
     with pytest.warns(UserWarning, match="every replica returned a 0-dimensional") as told:
         dataparallel.gather(numbers, devices[0])
     assert [warning.filename for warning in told] == [__file__]
+
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("dim", [-2, -1, 0, 1])
+def test_any_dimension_there_is_may_be_joined_along(devices, dim):
+    x = values((4, 6), "float32", 1).to(devices[0])
+    chunks = dataparallel.scatter(x, devices[:2], dim)
+    assert plain(dataparallel.gather(chunks, devices[0], dim)) == plain(x)
+
+
+@pytest.mark.devices(2, distinct=True)
+def test_a_failure_on_the_current_device_names_its_number(devices):
+    kind = devices[0].type
+    with (
+        torch.get_device_module(kind).device(devices[1]),
+        pytest.raises(ValueError, match=f"in replica 0 on device {devices[1].index}\\."),
+    ):
+        dataparallel.parallel_apply([Failing()] * 2, [(3,)] * 2, None, [torch.device(kind)] * 2)

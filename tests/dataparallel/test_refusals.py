@@ -167,6 +167,12 @@ REFUSED = {
         "reduce_add expects at least one tensor to sum, but got none",
         None,
     ),
+    "sums of other sizes": (
+        lambda at: comm.reduce_add_coalesced([[rows(at[0], 4)], [rows(at[1], 2)]], at[0]),
+        ValueError,
+        "tensor 0 of device 1 has size [2, 3], but expected [4, 3]",
+        None,
+    ),
     "nowhere to scatter to": (
         lambda at: comm.scatter(rows(at[0])),
         RuntimeError,

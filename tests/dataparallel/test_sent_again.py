@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import dataparallel
 import simgpu
@@ -61,6 +62,10 @@ DONE = {
     "two parameters": (
         lambda net, parallel: (net.layer.bias.add_(1), net.norm.weight.add_(1)),
         ["layer.bias", "norm.weight"],
+    ),
+    "a parameter, often": (
+        lambda net, parallel: [net.layer.weight.add_(1) for _ in range(300)],
+        ["layer.weight"],
     ),
     "other memory": (
         lambda net, parallel: setattr(net.layer.bias, "data", net.layer.bias.data.clone()),
@@ -123,6 +128,19 @@ def test_what_a_replica_has_written_is_sent_again(simulated, data, name):
     net.writes = ""
     assert bytes_sent(parallel, x, at) == expected(net, [name], len(targets))
     assert bytes_sent(parallel, x, at) == 0
+
+
+def test_steps_are_counted_once(simulated):
+    """However many calls keep copies, optimizers are watched by one of them."""
+    x = values((4, 3), "float32").to(simulated[0])
+    at = torch.zeros(4, dtype=torch.int64, device=simulated[0])
+    counts = []
+    for _ in range(2):
+        net = Two().to(simulated[0])
+        parallel = dataparallel.DataParallel(net, simulated[:2], cache_parameters=True)
+        bytes_sent(parallel, x, at)
+        counts.append(len(_global_optimizer_post_hooks))
+    assert counts[0] == counts[1] > 0
 
 
 @few

@@ -71,6 +71,11 @@ CALLS = {
     ),
     "joined on a device": (lambda it: dataparallel.gather(it.parts, it.first), False),
     "joined on the host": (lambda it: dataparallel.gather(it.parts, "cpu"), True),
+    "joined of the host": (lambda it: dataparallel.gather([it.x, it.x], it.first), False),
+    "joined large of the host": (
+        lambda it: dataparallel.gather([it.x.repeat(8000, 1)] * 2, it.first),
+        False,
+    ),
     "joined large on a device": (lambda it: dataparallel.gather(it.large, it.first), False),
     "joined large on the host": (lambda it: dataparallel.gather(it.large, "cpu"), True),
     "a module": (lambda it: it.parallel(it.x), False),
