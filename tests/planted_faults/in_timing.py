@@ -144,4 +144,11 @@ TIMING = [
         "rounds = 1",
         collectives.test_formulas_by_hand,
     ),
+    fault(
+        "the thread of a device does not wait for gradients of another",
+        "simgpu._simulation.timing.hosts:Hosts.hand_over",
+        "process.helper(target).follow(giver, giver.time)",
+        "pass",
+        hosts.test_a_gradient_is_launched_for_after_it_was_handed_over,
+    ),
 ]

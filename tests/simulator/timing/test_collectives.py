@@ -53,12 +53,12 @@ def test_ranks_wait_for_the_last_one_and_overlap_what_is_asynchronous():
         if number == 1:
             y.neg_()
         distributed.all_reduce(x)
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
         ends[number, "blocking"] = clock.now
         work = distributed.all_reduce(x, async_op=True)
         y.neg_()
         work.wait()
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
         ends[number, "overlapping"] = clock.now
         if number == 0:
             distributed.send(x, 1)
@@ -82,3 +82,27 @@ def test_ranks_wait_for_the_last_one_and_overlap_what_is_asynchronous():
     assert blocking == pytest.approx(kernel + reduced, rel=1e-9)
     assert overlapping == pytest.approx(max(kernel, reduced), rel=1e-9)
     assert sent == pytest.approx(HOP + 4 * count / BANDWIDTH, rel=1e-9)
+
+
+def test_a_step_of_data_parallelism_waits_for_its_collectives():
+    marks = {}
+
+    def rank(number):
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 1024).cuda())
+        net(torch.ones(8, 1024, device="cuda")).sum().backward()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        event.synchronize()
+        marks[number] = clock.now
+
+    with simgpu.as_cuda(2), simgpu.clock("A100", "pcie") as clock:
+        simgpu.ranks(2, rank)
+    reductions = [
+        span
+        for (_, stream), spans in clock.timelines.items()
+        if isinstance(stream, str)
+        for span in spans
+        if span.nbytes >= 4 * 1024 * 1025
+    ]
+    assert reductions
+    assert min(marks.values()) >= max(span.end for span in reductions)

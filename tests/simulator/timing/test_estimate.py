@@ -9,7 +9,12 @@ import simgpu
 from simgpu.errors import NoDevicesError
 
 GAP, SHARE = 2e-6, 0.75
-RATES = {torch.float32: 19.5e12, torch.float16: 312e12, torch.bfloat16: 312e12}
+RATES = {
+    torch.float32: 19.5e12,
+    torch.float16: 312e12,
+    torch.bfloat16: 312e12,
+    torch.float64: 9.75e12,
+}
 sizes = st.integers(1, 16).map(lambda size: 16 * size)
 
 

@@ -93,3 +93,16 @@ def test_a_backward_pass_launches_for_all_devices_at_once(simulated, depths):
         sum(record.device.index == index for record in seen) for index in range(len(depths))
     ]
     assert took == max(launched) * COST
+
+
+def test_a_gradient_is_launched_for_after_it_was_handed_over(simulated):
+    x = torch.ones(4, device=simulated[0], requires_grad=True)
+    y = (x.exp().exp().to(simulated[1]).exp().exp().exp()).to(simulated[2])
+    gradient = torch.ones_like(y)
+    with simgpu.clock("A100", host_cost=COST) as estimate:
+        y.backward(gradient)
+    times = {device: estimate.timelines[device, 0] for device in range(3)}
+    for earlier, later in ((2, 1), (1, 0)):
+        (copy,) = [span for span in times[earlier] if span.streams == ((earlier, 0), (later, 0))]
+        own = [span for span in times[later] if span.kind == "kernel"]
+        assert min(span.launched for span in own) > copy.launched
