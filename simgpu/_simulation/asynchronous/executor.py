@@ -21,6 +21,7 @@ from simgpu._simulation.asynchronous.shapes import Plans, Unplanned
 from simgpu._simulation.lost_devices import check, untold
 
 Tensor = torch.Tensor
+_transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _plans = Plans()  # the same for the whole process
 
 
@@ -88,6 +89,8 @@ class Asynchronous(Executor):
         kernel, args, kwargs = launch.kernel, launch.args, launch.kwargs
         if kernel.at_once:
             raise Unplanned("works on more than its arguments")
+        if _transform_level() is not None:  # of torch.func, which would wrap what is made here
+            raise Unplanned("is within a transform")
         if (launch.device.index, launch.stream) in streams.captured:
             raise Unplanned("is captured")
         copies_memory = launch.kind == "copy"

@@ -211,6 +211,17 @@ def test_a_queue_is_as_long_as_that_of_cuda(simulated):
         assert x.item() == 1100
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_transforms_compute_what_they_compute_at_once(simulated):
+    x = torch.arange(3.0).to("simgpu:0")
+    torch.ones(2, device="simgpu:0", requires_grad=True).sum().backward()
+    hessian = torch.func.hessian(lambda x: (x**3).sum())
+    per_row = torch.func.vmap(torch.func.grad(lambda x: x.sin().sum()))
+    at_once = hessian(x).tolist(), per_row(x.expand(2, 3)).tolist()
+    with simgpu.asynchronous():
+        assert (hessian(x).tolist(), per_row(x.expand(2, 3)).tolist()) == at_once
+
+
 def test_batch_norm_returns_what_it_returns_at_once(simulated):
     net = torch.nn.BatchNorm1d(2).to("simgpu:0")
     x = torch.arange(6.0).view(3, 2).to("simgpu:0")
