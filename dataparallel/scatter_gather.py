@@ -188,7 +188,7 @@ def _scatter_leaf(
 ) -> Sequence[Any]:
     if isinstance(leaf, torch.Tensor):
         if sizes is None:
-            return [leaf.to(device, non_blocking=True) for device in devices]
+            return [leaf.to(device, non_blocking=device != CPU) for device in devices]
         if len(sizes) == 1 and leaf.device == devices[0]:
             return [leaf]  # whole, and where it shall be
         if leaf.requires_grad and torch.is_grad_enabled():

@@ -77,7 +77,7 @@ def split(
             rows.extend(start + position for position in alive)
             batch_sizes.append(len(alive))
         index = torch.tensor(rows, device=packed.data.device)
-        data = packed.data.index_select(0, index).to(device, non_blocking=True)
+        data = packed.data.index_select(0, index).to(device, non_blocking=device != CPU)
         indices = _permutations(order, packed.sorted_indices is not None, device)
         chunks.append(PackedSequence(data, torch.tensor(batch_sizes, device=CPU), *indices))
     return chunks

@@ -36,7 +36,7 @@ def broadcast_to(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[
             given = True
             results.append(tensor)
         else:
-            results.append(tensor.to(device, non_blocking=True, copy=True))
+            results.append(tensor.to(device, non_blocking=device != CPU, copy=True))
     return results
 
 
@@ -81,7 +81,7 @@ def scatter_chunks(
             continue
         stream = streams[index] if streams is not None and index < len(streams) else None
         if stream is None:
-            moved.append(chunk.to(device, non_blocking=True))
+            moved.append(chunk.to(device, non_blocking=device != CPU))
             continue
         if stream.device != device:
             raise RuntimeError(
@@ -89,7 +89,7 @@ def scatter_chunks(
                 f"{stream.device}) to match the device supplied at that index (expected {device})"
             )
         with on_stream(stream):
-            moved.append(chunk.to(device, non_blocking=True))
+            moved.append(chunk.to(device, non_blocking=device != CPU))
     return tuple(moved)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dataparallel._devices import CPU
 from dataparallel._transfer import nccl, transforms
 from dataparallel._transfer.buckets import Layout, flatten, unflatten
 
@@ -24,11 +25,11 @@ def sum_to(inputs: list[torch.Tensor], root: int) -> torch.Tensor:
         return nccl.reduce(inputs, root)
     device = inputs[root].device
     others = [tensor for index, tensor in enumerate(inputs) if index != root]
-    result = inputs[root] + others[0].to(device, non_blocking=True)
+    result = inputs[root] + others[0].to(device, non_blocking=device != CPU)
     # Within a transform what is added may have more dimensions than the sum so far.
     add = torch.add if transforms.active(inputs) else torch.Tensor.add_
     for other in others[1:]:
-        result = add(result, other.to(device, non_blocking=True))
+        result = add(result, other.to(device, non_blocking=device != CPU))
     return result
 
 

@@ -138,6 +138,13 @@ RACES = [
         partial(data_parallel.test_training_has_no_races, wrapper="ours"),
     ),
     fault(
+        "chunks come to the host while it goes on",
+        "dataparallel._transfer.copies:scatter_chunks",
+        "moved.append(chunk.to(device, non_blocking=device != CPU))\n            continue",
+        "moved.append(chunk.to(device, non_blocking=True))\n            continue",
+        data_parallel.test_gradients_that_go_back_to_the_host_are_there,
+    ),
+    fault(
         "views of the same rows share their bytes",
         "simgpu._simulation.races.accesses:share_bytes",
         "if _is_filled(one) and _is_filled(other):",

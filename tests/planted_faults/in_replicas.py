@@ -32,8 +32,8 @@ GRADIENTS = [
     fault(
         "the sum is written over an input",
         f"{SUM}:sum_to",
-        "result = inputs[root] + others[0].to(device, non_blocking=True)",
-        "result = inputs[root].add_(others[0].to(device, non_blocking=True))",
+        "result = inputs[root] + others[0].to(device, non_blocking=device != CPU)",
+        "result = inputs[root].add_(others[0].to(device, non_blocking=device != CPU))",
         sums.test_summing_leaves_its_inputs_alone,
     ),
     fault(
@@ -53,7 +53,7 @@ GRADIENTS = [
     fault(
         "gradients travel in half precision",
         f"{SUM}:sum_to",
-        "add(result, other.to(device, non_blocking=True))",
+        "add(result, other.to(device, non_blocking=device != CPU))",
         "add(result, other.half().to(device, result.dtype, non_blocking=True))",
         partial(sums.test_the_sum_over_replicas_keeps_the_rounding_bound, dtype="float32"),
     ),
@@ -131,7 +131,7 @@ REPLICATE = [
     fault(
         "a copy for another device is left where it was",
         f"{MOVE}:broadcast_to",
-        "results.append(tensor.to(device, non_blocking=True, copy=True))",
+        "results.append(tensor.to(device, non_blocking=device != CPU, copy=True))",
         "results.append(tensor.clone())",
         replicate.test_broadcast_puts_the_same_values_everywhere,
     ),

@@ -90,7 +90,12 @@ def _pass_backward() -> None:
         _disable_current_modes(),
     ):
         number = torch.zeros((), device="cpu", requires_grad=True)
-        torch.autograd.backward(number.neg())
+        # Not `torch.autograd.backward`, which refuses within a transform of torch.func.
+        torch.autograd.Variable._execution_engine.run_backward(
+            *((number.neg(),), (torch.ones((), device="cpu"),), False, False, ()),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
 
 
 _starting = threading.Lock()

@@ -50,3 +50,36 @@ def test_training_has_no_races(simulated, wrapper, count, batch, side, pinned):
             model(x).sum().backward()
             optimizer.step()
     assert [str(race) for race in found] == []
+
+
+@given(count=st.integers(1, 3), batch=st.integers(3, 9))
+def test_what_comes_to_the_host_is_there(simulated, count, batch):
+    """Outputs on the CPU, and gradients of tensors there, may be read at once."""
+    devices = simulated[:count]
+    with simgpu.races() as found:
+        x = torch.arange(float(batch)).requires_grad_()
+        chunks = dataparallel.scatter(x, devices)
+        out = dataparallel.gather([chunk * 2 for chunk in chunks], "cpu")
+        assert out.tolist() == [2 * value for value in range(batch)]
+        out.sum().backward()
+        assert x.grad.tolist() == [2.0] * batch
+        copies = [part.cpu() for part in chunks]
+        whole = dataparallel.gather(copies, devices[0])
+        assert whole.tolist() == list(range(batch))
+        model = dataparallel.DataParallel(network().to(devices[0]), devices, output_device="cpu")
+        model.eval()(torch.ones(batch, 4)).sum().backward()
+        total = torch.zeros(2, requires_grad=True)
+        for each in dataparallel.replicate(torch.nn.Linear(2, 1).to(devices[0]), devices):
+            total = total + each.weight.sum().cpu()
+        assert total.sum().item() == total.tolist()[0] * 2
+    assert [str(race) for race in found] == []
+
+
+@given(count=st.integers(1, 3))
+def test_gradients_that_go_back_to_the_host_are_there(simulated, count):
+    """Chunks of the backward pass of a gather whose inputs are on the CPU, too."""
+    with simgpu.races() as found:
+        parts = [torch.ones(2, requires_grad=True) for _ in range(count)]
+        dataparallel.gather(parts, simulated[0]).sum().backward()
+        assert [part.grad.tolist() for part in parts] == [[1.0, 1.0]] * count
+    assert [str(race) for race in found] == []
