@@ -133,11 +133,11 @@ def test_what_was_charged_before_there_were_instruments_is_not_told_of_others(na
 
 
 class Failing(Asking):
-    """Fails a launch when all is computed, once."""
+    """Fails a launch when its results are about to be entered in the ledger, once."""
 
     fails = True
 
-    def computed(self, launch, result):
+    def launched(self, launch, result):
         if self.fails:
             self.fails = False
             raise ValueError("for a test")
