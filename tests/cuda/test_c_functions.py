@@ -9,6 +9,7 @@ from torch.nn.parameter import UninitializedParameter
 
 import simgpu
 from simgpu._cuda import c_functions
+from simgpu._runtime.clock import Clock
 
 
 def test_every_function_is_there_and_goes_away():
@@ -63,7 +64,7 @@ def test_handles_tell_streams_and_events_apart(cuda):
     assert (first.device, second.device) == (cuda[0], cuda[1])
 
 
-class Waiting:
+class Waiting(Clock):
     """A clock on which time goes by only where somebody waits."""
 
     def __init__(self):

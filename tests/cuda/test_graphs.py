@@ -138,6 +138,8 @@ def test_training_by_replays_gives_the_weights_of_training(cuda, name, seed, rep
     assert all(torch.equal(plain[key], replayed[key]) for key in plain)
 
 
+# PyTorch warms up on one stream and captures on another, and warns of that, as on CUDA.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @given(rows=st.integers(1, 4), calls=st.integers(1, 3))
 def test_graphed_callables_have_the_gradients_of_the_module(cuda, rows, calls):
     batches = [torch.arange(rows * 3.0).view(rows, 3) + call for call in range(calls)]
