@@ -171,15 +171,15 @@ OPERATORS = [
     fault(
         "the gradient of what is kept is scaled twice",
         "simgpu._kernels.dropout:_host_backward",
-        "grad_input = grad_output * kept",
-        "grad_input = grad_output * kept * scale",
+        "mask.view(torch.uint8)).mul_(scale)",
+        "mask.view(torch.uint8) * scale).mul_(scale)",
         dropout.test_dropout_and_its_gradient_are_products_with_the_mask,
     ),
     fault(
         "the scale of a gradient is rounded to its dtype first",
         "simgpu._kernels.dropout:_host_backward",
-        "grad_input.mul_(scale)",
-        "grad_input.mul_(torch.tensor(scale, dtype=grad_input.dtype))",
+        ".mul_(scale)",
+        ".mul_(torch.tensor(scale, dtype=grad_output.dtype))",
         partial(dropout.test_gradients_of_half_precision_are_rounded_once, dtype=torch.float16),
     ),
     fault(

@@ -31,7 +31,7 @@ RACES = [
         f"{ORDER}.wait",
         "join(self.clock(queue), self.clock(other))",
         "join(self.clock(other), self.clock(queue))",
-        paths,
+        partial(programs, name="read_after_write"),
     ),
     fault(
         "an event marks what comes after it too",

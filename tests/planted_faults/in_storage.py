@@ -200,10 +200,10 @@ GENERATORS = [
         partial(generators.test_a_generator_repeats_what_it_drew, draw="rand"),
     ),
     fault(
-        "new tensors are on the current device",
+        "new tensors of a list are on the first device",
         "simgpu._backend.torch_patches.tensor_methods:new",
-        "MakeCurrent(index)",
-        "MakeCurrent(0)",
+        "world.device(index)",
+        "world.device(0)",
         without_index.test_new_tensors_of_a_tensor_are_on_its_device,
     ),
     fault(

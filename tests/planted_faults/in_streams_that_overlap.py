@@ -1,5 +1,6 @@
 """Faults planted in work that waits in queues, and in the waits of DataParallel."""
 
+from simgpu.errors import DeviceLostError
 from tests.simulator.asynchronous import test_data_parallel as data_parallel
 from tests.simulator.asynchronous import test_rules as rules
 from tests.support.plant import fault
@@ -37,7 +38,7 @@ ASYNCHRONOUS = [
         "queued work keeps the tensors of the program",
         "simgpu._simulation.asynchronous.held_work:Deferred.__init__",
         "self.kernel: Kernel = launch.kernel",
-        "self.kernel: Kernel = launch.kernel\n        self._launch = (*self._launch, launch)",
+        "self.kernel: Kernel = launch.kernel; self._launch = (*self._launch, launch)",
         rules.test_memory_is_given_back_when_the_program_lets_go_of_it,
     ),
     fault(
@@ -67,6 +68,7 @@ ASYNCHRONOUS = [
         "self._queues.step(work)",
         "raise TimeoutError",
         rules.test_events_are_passed_when_what_they_mark_has_run,
+        raises=TimeoutError,
     ),
     fault(
         "errors of kernels are raised where they happen to run, and lose nothing",
@@ -109,5 +111,7 @@ ASYNCHRONOUS = [
         "if kernel.name in _BATCH_NORMS and not args[5]:",
         "if False:",
         rules.test_batch_norm_returns_what_it_returns_at_once,
+        raises=DeviceLostError,
+        keepers=("simgpu._simulation.asynchronous.executor:_plans",),
     ),
 ]

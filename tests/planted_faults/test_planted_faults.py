@@ -6,6 +6,7 @@ Always on simulated devices: these tests judge the suite, not the hardware.
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 
 import pytest
@@ -67,7 +68,7 @@ def run_on(test, arguments, examples=None, seen=None):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_property_catches_it(arguments_of, fault, record_property):
-    seen, time = [], clock._clock
+    seen, time, environment = [], clock._clock, dict(os.environ)
     record_property("planted fault", fault.name)
     try:
         arguments = arguments_of(fault.caught_by)
@@ -78,6 +79,8 @@ def test_the_property_catches_it(arguments_of, fault, record_property):
         # What a fault may have left behind, which is no business of the next test's.
         torch._C._set_multithreading_enabled(True)
         clock._clock = time
+        os.environ.clear()
+        os.environ.update(environment)
         find_devices()
 
 

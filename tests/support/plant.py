@@ -21,27 +21,43 @@ import pytest
 from hypothesis import Phase, given, settings
 
 
+def named(where: str) -> Any:
+    """What "module:name.name" names."""
+    module, _, name = where.partition(":")
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
 @dataclass(frozen=True)
 class Edit:
-    """In the function `where` ("module:name.name"), put `new` in the place of `old`."""
+    """In the function `where` ("module:name.name"), put `new` in the place of `old`.
+
+    `keepers` are other objects, named likewise, that keep answers of it and have a `cache_clear`.
+    """
 
     where: str
     old: str
     new: str
+    keepers: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
         function = self.function()
         sound = function.__code__
         function.__code__ = self.edited(function)
+        self.forget()
         try:
             yield
         finally:
             function.__code__ = sound
+            self.forget()
+
+    def forget(self) -> None:
+        """Empty the caches of what keeps answers: the function itself, and those in `keepers`."""
+        for keeper in (self.where, *self.keepers):
+            getattr(named(keeper), "cache_clear", lambda: None)()
 
     def function(self) -> Any:
-        module, _, name = self.where.partition(":")
-        found = operator.attrgetter(name)(importlib.import_module(module))
+        found = named(self.where)
         found = found.fget if isinstance(found, property) else found
         return inspect.unwrap(getattr(found, "__func__", found))
 
@@ -100,10 +116,11 @@ def fault(
     caught_by: Callable[..., None],
     *more: Edit,
     raises: type[BaseException] | None = None,
+    keepers: tuple[str, ...] = (),
 ) -> Fault:
     """Make a line of the table; `raises` if the fault shows as another error than a failed test."""
     errors = (AssertionError, pytest.fail.Exception) if raises is None else (raises,)
-    return Fault(name, (Edit(where, old, new), *more), caught_by, errors)
+    return Fault(name, (Edit(where, old, new, keepers), *more), caught_by, errors)
 
 
 def run(

@@ -133,12 +133,13 @@ def test_without_the_option_nothing_is_there(suite, monkeypatch):
     suite.runpytest_inprocess("--devices", "simgpu").assert_outcomes(skipped=8)
 
 
-OPTIONS = {
-    "simgpu_as_cuda": True, "simgpu_devices": "simgpu", "simgpu_oversubscribe": False,
-    "simgpu_device_count": None, "simgpu_gpus_per_worker": None, "simgpu_device_memory": None,
-    "simgpu_device_model": None, "simgpu_device_rng": None, "simgpu_faults": None,
-    "simgpu_schedules": None, "simgpu_schedule": None,
-}  # fmt: skip
+class Options(SimpleNamespace):
+    """Of a session: what is not told is not given."""
+
+    def __getattr__(self, name):
+        if name.startswith("simgpu_"):
+            return None
+        raise AttributeError(name)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ OPTIONS = {
 def test_what_contradicts_it_is_refused(monkeypatch, options, says):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    namespace = SimpleNamespace(**OPTIONS | options)
+    namespace = Options(**{"simgpu_as_cuda": True, "simgpu_devices": "simgpu"} | options)
     config = SimpleNamespace(known_args_namespace=namespace, add_cleanup=lambda call: None)
     with pytest.raises(pytest.UsageError, match=says):
         as_cuda.pytest_load_initial_conftests(config, [])

@@ -29,7 +29,8 @@ def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     ):
         host = torch.empty(0, dtype=self.dtype, device="cpu").new(*args)
         return host.to(world.device(index).torch_device)
-    # C++ sets the current device by a guard that cannot reach ours, and asks for it right after.
+    # C++ makes the device current by our guard, which does nothing where `guard_answers` could not
+    # be installed, and asks for it right after.
     with world.MakeCurrent(index):
         return _stock_new(self, *args, **kwargs)
 
@@ -38,7 +39,7 @@ def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`tensor.new_tensor(...)`: on the tensor's own device unless told otherwise."""
     if self.device.type != DEVICE_TYPE or kwargs.get("device") is not None:
         return _stock_new_tensor(self, *args, **kwargs)
-    # C++ would make the tensor's device current by the guard, which knows one device only.
+    # As in `new`.
     return _stock_new_tensor(self, *args, **{**kwargs, "device": self.device})
 
 

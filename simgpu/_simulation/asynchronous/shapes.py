@@ -85,6 +85,10 @@ class Plans:
     def __init__(self) -> None:
         self._known: dict[Kernel, dict[Any, Plan | Unplanned]] = {}
 
+    def cache_clear(self) -> None:
+        """Forget all plans, as functions that keep their answers do."""
+        self._known.clear()
+
     def of(self, kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
         """The plan of a call; raises Unplanned."""
         key = (
