@@ -138,7 +138,7 @@ class Options(SimpleNamespace):
 
     def __getattr__(self, name):
         if name.startswith("simgpu_"):
-            return None
+            return
         raise AttributeError(name)
 
 
