@@ -143,6 +143,26 @@ def same(expected, got):
         assert plain(one) == plain(other)
 
 
+# Those in which a gradient of torch.func may pass from a device to another. PyTorch's engine tells
+# the allocator of it, and finds no memory in what a level of torch.func wraps.
+BETWEEN_DEVICES = {
+    *("grad", "jacrev", "hessian", "jvp of grad", "parameters: grad"),
+    *("batched backward", "parameters: batched backward", "parameters: gradients per sample"),
+    "parameters: batched backward of backward",
+}
+
+
+def same_unless_refused(expected, compute, refused):
+    """As `same`; where it may be `refused`, also PyTorch's own error will do."""
+    try:
+        got = compute()
+    except NotImplementedError as error:
+        if not (refused and str(error).startswith("Cannot access storage of ")):
+            raise
+    else:
+        same(expected, got)
+
+
 @pytest.mark.parametrize("name", sorted(TRANSFORMS))
 @few
 @given(data=st.data(), frozen=st.booleans())
@@ -161,7 +181,9 @@ def test_transforms_of_a_parallel_module(devices, name, data, frozen):
         return functional_call(model, dataparallel.add_prefix(parameters), (x,))
 
     transform = TRANSFORMS[name]
-    same(transform(alone, state, x), transform(parallel, state, x))
+    refused = name in BETWEEN_DEVICES and len(set(targets)) > 1
+    expected = transform(alone, state, x)
+    same_unless_refused(expected, lambda: transform(parallel, state, x), refused)
     # Nothing of the transform is left for calls without one.
     same(net(x), model(x))
 
@@ -273,7 +295,8 @@ def test_transforms_of_transfers(devices, name, derivative, data):
     parallel, alone = TRANSFERS[name]
     derive = DERIVATIVES[derivative]
     expected = derive(lambda x: alone(x, len(targets)), x)
-    same(expected, derive(lambda x: parallel(x, targets), x))
+    refused = derivative == "grad" and len(set(targets)) > 1
+    same_unless_refused(expected, lambda: derive(lambda x: parallel(x, targets), x), refused)
 
 
 # It warns of what it leaves, and looks at autograd functions in a way it has deprecated.

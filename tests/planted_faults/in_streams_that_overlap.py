@@ -1,6 +1,7 @@
 """Faults planted in work that waits in queues, and in the waits of DataParallel."""
 
 from simgpu.errors import DeviceLostError
+from tests.simulator.asynchronous import test_backward as backward
 from tests.simulator.asynchronous import test_data_parallel as data_parallel
 from tests.simulator.asynchronous import test_rules as rules
 from tests.support.plant import fault
@@ -113,5 +114,19 @@ ASYNCHRONOUS = [
         rules.test_batch_norm_returns_what_it_returns_at_once,
         raises=DeviceLostError,
         keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
+    fault(
+        "waits of autograd's engine are left out of queues",
+        "simgpu._runtime.engine_waits:_Log._tell",
+        "event.wait(stream)",
+        "pass",
+        backward.test_gradients_are_right_whatever_streams_the_forward_used,
+    ),
+    fault(
+        "memory of gradients is used again while another stream reads it",
+        "simgpu._simulation.asynchronous.executor:Asynchronous.memory_used_on_stream",
+        "self._memory.record(address, _key(stream))",
+        "pass",
+        backward.test_gradients_are_right_whatever_streams_the_forward_used,
     ),
 ]

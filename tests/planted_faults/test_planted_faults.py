@@ -82,6 +82,7 @@ def test_the_property_catches_it(arguments_of, fault, record_property):
         os.environ.clear()
         os.environ.update(environment)
         find_devices()
+        torch.nn.parallel.DistributedDataParallel._active_ddp_module = None
 
 
 @pytest.mark.parametrize("test", PROPERTIES, ids=name_of)

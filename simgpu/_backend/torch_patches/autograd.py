@@ -19,6 +19,7 @@ single number (`_drop_unfinished_work`).
 
 from __future__ import annotations
 
+import _thread
 import functools
 import threading
 from collections.abc import Callable
@@ -102,6 +103,22 @@ _starting = threading.Lock()
 _has_started = False
 
 
+def _start_engine() -> None:
+    """Let the engine make its threads, by a backward pass of a thread that no transform is in."""
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        _per_thread.depth = 1  # the engine is asked for nothing more in there
+        try:
+            _pass_backward()
+        finally:
+            done.release()
+
+    _thread.start_new_thread(run, ())
+    done.acquire()
+
+
 def _let_engine_know_devices() -> None:
     """Let the engine know of all devices, but not before it has made its threads.
 
@@ -112,11 +129,7 @@ def _let_engine_know_devices() -> None:
     if not _has_started and _per_thread.depth == 0:
         with _starting:
             if not _has_started:
-                _per_thread.depth = 1  # within: nothing else is
-                try:
-                    _pass_backward()
-                finally:
-                    _per_thread.depth = 0
+                _start_engine()
                 _has_started = True
     if _has_started:
         let_cpp_count_devices()

@@ -141,8 +141,11 @@ class Asynchronous(Executor):
             self._memory.own(index, storage, allocation)
 
     def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        self.memory_used_on_stream(tensor.data_ptr(), stream)
+
+    def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
         with self._lock:
-            self._memory.record(tensor, _key(stream))
+            self._memory.record(address, _key(stream))
 
     # Waiting
 

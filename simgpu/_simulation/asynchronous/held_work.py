@@ -70,7 +70,7 @@ class Holder:
             return _empty_strided(  # type: ignore[no-any-return]
                 HOST_KEYS, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
-        block = self._memory.find(tensor)
+        block = self._memory.find(tensor.data_ptr())
         if block is None:
             return self._hold_host(tensor, written is not None)
         self.blocks.append(block)

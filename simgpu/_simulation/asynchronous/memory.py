@@ -96,9 +96,8 @@ class Memory:
                 if owner is not None and storage.nbytes():
                     self._own((owner.index, 0), storage, allocation)
 
-    def find(self, tensor: Tensor) -> Block | None:
-        """The block that a tensor lies in."""
-        address = tensor.data_ptr()
+    def find(self, address: int) -> Block | None:
+        """The block that an address lies in."""
         place = bisect.bisect_right(self._begins, address) - 1
         if place < 0:
             return None
@@ -128,9 +127,9 @@ class Memory:
         self._coming[view.data_ptr()] = view
         return view
 
-    def record(self, tensor: Tensor, key: Key) -> None:
+    def record(self, address: int, key: Key) -> None:
         """`tensor.record_stream`: freed memory waits for the work that the stream has then."""
-        block = self.find(tensor)
+        block = self.find(address)
         if block is not None:
             block.recorded.add(key)
 

@@ -7,15 +7,16 @@ else, and two accesses are in order where a path leads from one to the other.
 import itertools
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
 
-STREAMS = 4  # 0 and 1 of the first device, 2 and 3 of the second; 0 and 2 are the default ones
+HOME = (0, 0, 0, 1, 1)  # the device of each stream; 0 and 3 are the default ones
+STREAMS = len(HOME)
 PARTS = ((slice(0, 2), slice(0, 4)), (slice(1, 3), slice(0, 4)), (slice(0, 3), slice(1, 2)))
 
-streams = st.sampled_from((0, 1, 0, 1, 2, 3))  # mostly those of one device
+streams = st.sampled_from((0, 1, 2, 0, 1, 3, 4))  # mostly those of one device
 accesses = st.tuples(st.sampled_from(("write", "read")), streams, st.integers(0, 2))
 steps = st.one_of(
     *[accesses] * 5,
@@ -82,7 +83,10 @@ class Program:
         self.streams = [
             stream
             for device in devices
-            for stream in (torch.simgpu.default_stream(device), torch.simgpu.Stream(device))
+            for stream in (
+                torch.simgpu.default_stream(device),
+                *(torch.simgpu.Stream(device) for _ in range(HOME.count(device.index) - 1)),
+            )
         ]
         self.events = [None, None]
         for device in devices:
@@ -101,7 +105,7 @@ class Program:
                 awaited.synchronize()
             return
         stream = self.streams[what[0]]
-        tensor = self.tensors[what[0] // 2]
+        tensor = self.tensors[HOME[what[0]]]
         with torch.simgpu.stream(stream):
             if kind == "write":
                 tensor[PARTS[what[1]]].fill_(1.0)
@@ -114,7 +118,7 @@ class Program:
                 self.events[what[1]].record(stream)
             elif kind == "pass" and self.events[what[1]] is not None:
                 stream.wait_event(self.events[what[1]])
-            elif kind == "copy" and what[0] // 2 != what[1] // 2:
+            elif kind == "copy" and HOME[what[0]] != HOME[what[1]]:
                 with torch.simgpu.stream(self.streams[what[1]]), torch.simgpu.stream(stream):
                     torch.ones(1, device=stream.device).to(self.streams[what[1]].device)
             elif kind == "number":
@@ -125,7 +129,7 @@ def asked(oracle, kind, *what):
     """Do a step in the graph; whether it races."""
     last, host = oracle.last, oracle.host_point
     if kind in ("write", "read"):
-        return oracle.access(oracle.point(what[0]), what[0] // 2, what[1], kind == "write")
+        return oracle.access(oracle.point(what[0]), HOME[what[0]], what[1], kind == "write")
     if kind == "wait":
         oracle.point(what[0], last[what[1]])
     elif kind == "record":
@@ -137,8 +141,8 @@ def asked(oracle, kind, *what):
     elif kind == "finish event":
         host(oracle.events[what[0]])
     elif kind == "finish device":
-        host(*last[2 * what[0] : 2 * what[0] + 2])
-    elif kind == "copy" and what[0] // 2 != what[1] // 2:
+        host(*(point for point, home in zip(last, HOME, strict=True) if home == what[0]))
+    elif kind == "copy" and HOME[what[0]] != HOME[what[1]]:
         point = oracle.point(what[0], last[what[1]])
         oracle.point(what[1], point)
     elif kind == "number":
@@ -147,6 +151,12 @@ def asked(oracle, kind, *what):
 
 
 @given(program=st.lists(steps, min_size=4, max_size=14))
+@example(program=[("write", 1, 0), ("finish device", 0), ("write", 0, 0)])
+@example(program=[("read", 0, 0), ("write", 1, 0)])
+@example(program=[("read", 0, 0), ("read", 1, 0), ("write", 1, 0)])
+@example(program=[("write", 0, 0), ("wait", 1, 0), ("read", 1, 0), ("read", 2, 0)])
+@example(program=[("write", 0, 0), ("copy", 0, 3), ("wait", 1, 3), ("read", 1, 0)])
+@example(program=[("write", 0, 0), ("number", 0), ("read", 1, 0)])
 def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program):
     oracle, found_at, expected_at = Oracle(), None, None
     with simgpu.races() as found:
