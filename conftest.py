@@ -103,6 +103,11 @@ def pytest_terminal_summary(terminalreporter):
         if name == "recording"
     }
     if lines:
+        from tests.support.comparison import row_of_json, table
+
         terminalreporter.section("simulated against hardware")
-        for line in sorted(lines):
+        rows = sorted(line for line in lines if line.startswith("{"))
+        if rows:
+            terminalreporter.write(table(map(row_of_json, rows)))
+        for line in sorted(lines.difference(rows)):
             terminalreporter.write_line(line)

@@ -27,12 +27,7 @@ row_of = functools.cache(compare)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_gpus_printed_is_what_is_seen(path, record_property):
     row = row_of(path)
-    record_property(
-        "recording",
-        f"{path.name}: {row.cases} cases with {row.numbers} numbers, {row.agreed} agreed, "
-        f"{row.cases - row.agreed - row.not_compared} known differences, {row.not_compared} not "
-        "compared",
-    )
+    record_property("recording", row.as_json())
     assert row.wrong == []
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import conftest
 from simgpu._pytest import pools
+from tests.support.comparison import row_of_recording
 from tests.support.corpus import KEYS, corpus
 from tests.support.observe import BAD_CALLS, MODELS, OPS, Case, observe
 from tests.support.recording import (
@@ -41,17 +42,9 @@ def replay(recording, devices):
 @pytest.mark.devices(8)
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_what_hardware_did_is_what_is_seen(devices, path, record_property):
-    recording = load(path)
-    found = replay(recording, devices)
-    known = [one for one in found if one[4] is not None]
-    cases = len(recording["cases"])
-    agreed = cases - len({json.dumps(one[0]) for one in found})
-    record_property(
-        "recording",
-        f"{path.name}: {cases} cases compared, {agreed} agreed, {len(known)} known differences; "
-        f"from {described(recording['origin'])}",
-    )
-    assert [one for one in found if one[4] is None] == []
+    row = row_of_recording(path.stem, load(path), devices)
+    record_property("recording", row.as_json())
+    assert row.wrong == []
 
 
 def test_record_these_devices(devices, request):

@@ -4,6 +4,7 @@
 docs/fidelity.md shows the current one.
 """
 
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -38,6 +39,15 @@ class Row:
         differ = self.cases - self.agreed - self.not_compared
         counts = (self.cases, self.numbers, self.agreed, differ, self.not_compared)
         return (self.name, self.gpu, self.torch, *map(str, counts))
+
+    def as_json(self):
+        """As a text from which `row_of_json` makes it again."""
+        return json.dumps(vars(self), default=str)
+
+
+def row_of_json(text):
+    told = json.loads(text)
+    return Row(**{**told, "reasons": Counter(told["reasons"])})
 
 
 def files():
