@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dataparallel
+from dataparallel._structure.scalar_warning import _warned_lines
 from tests.support.observe import plain, values
 
 
@@ -226,6 +227,7 @@ def test_a_large_join_takes_no_more_than_its_result(devices):
 @pytest.mark.devices(2)
 def test_the_warning_about_numbers_names_the_line_of_the_caller(devices):
     numbers = [torch.ones((), device=device) for device in devices[:2]]
+    _warned_lines.clear()  # it is given once for each line
     with pytest.warns(UserWarning, match="every replica returned a 0-dimensional") as told:
         dataparallel.gather(numbers, devices[0])
     assert [warning.filename for warning in told] == [__file__]

@@ -8,6 +8,7 @@ from torch import nn
 
 import dataparallel
 from tests.support.observe import plain, values
+from tests.support.training import exact
 
 
 class Noting(nn.Module):
@@ -83,7 +84,7 @@ def test_a_replica_has_all_of_it_on_its_device(devices, kind):
 @pytest.mark.parametrize("kind", [Noting, Copied])
 @pytest.mark.parametrize("cached", [False, True])
 def test_it_trains_as_on_one_device(devices, kind, cached):
-    module = kind().to(devices[0])
+    module = exact(kind(), devices[0])
     x = values((6, 3), "float32", 1).to(devices[0])
     parallel = dataparallel.DataParallel(module, devices[:3], cache_parameters=cached)
     seen = []
