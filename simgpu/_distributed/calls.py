@@ -6,7 +6,6 @@ sees no tensor of a device.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,11 +17,6 @@ from simgpu._distributed.reductions import Reduction
 from simgpu._runtime.instruments import Collective
 
 Tensor = torch.Tensor
-
-_FOREIGN = tuple(
-    os.path.dirname(os.path.abspath(file)) + os.sep
-    for file in (torch.__file__, os.path.dirname(os.path.abspath(__file__)))
-)
 
 
 @dataclass(eq=False)
@@ -78,11 +72,3 @@ def called_by_autograd() -> bool:
     while frame is not None and frame.f_globals["__name__"].startswith("simgpu._distributed."):
         frame = frame.f_back
     return frame is not None and frame.f_globals["__name__"] in _ENGINES
-
-
-def place_of_caller() -> str:
-    """The innermost line that is neither of torch nor of simgpu, as "file:line"."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOREIGN):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from simgpu._distributed.calls import Call, called_by_autograd, place_of_caller
+from simgpu._distributed.calls import Call, called_by_autograd
 from simgpu._distributed.communicators import Communicator
 from simgpu._distributed.works import Pending, Work, awaited, completed
 from simgpu._runtime import world
 from simgpu._runtime.instruments import Collective
 from simgpu._runtime.launch import Kernel, launch
+from simgpu._runtime.places import place_of_caller
 
 Tensor = torch.Tensor
 _BETWEEN_TWO = ("send", "recv_")

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from simgpu._pytest.wrapping import wrap_test
+
 DESCRIPTION = (
     "every_oom: the test runs once more for each allocation of simulated memory in it, which fails "
     "that time; it has to let OutOfMemoryError out, or go on, and to leave no memory taken."
@@ -25,12 +27,7 @@ def repeat_if_wanted(item: pytest.Item, everywhere: bool) -> None:
         return
     if not everywhere and item.get_closest_marker("every_oom") is None:
         return
-    given = getattr(item.obj, "hypothesis", None)
-    if given is None:
-        item.obj = _with_every_failure(item.obj)
-    elif not hasattr(given.inner_test, "every_oom"):  # one function, many parametrized items
-        given.inner_test = _with_every_failure(given.inner_test)
-        given.inner_test.every_oom = True
+    wrap_test(item, "every_oom", _with_every_failure)
 
 
 def _with_every_failure(test: Callable[..., Any]) -> Callable[..., Any]:

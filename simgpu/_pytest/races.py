@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
+from simgpu._pytest.wrapping import wrap_test
+
 
 def watch_if_wanted(item: pytest.Item, wanted: bool) -> None:
     """Let a test function fail for the races that it has; one of hypothesis, in each example."""
-    if not wanted or not isinstance(item, pytest.Function):
-        return
-    given = getattr(item.obj, "hypothesis", None)
-    if given is None:
-        item.obj = _watched(item.obj)
-    elif not hasattr(given.inner_test, "races"):  # one function, many parametrized items
-        given.inner_test = _watched(given.inner_test)
-        given.inner_test.races = True
+    if wanted and isinstance(item, pytest.Function):
+        wrap_test(item, "races", _watched)
 
 
 def _watched(test: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from simgpu._pytest.wrapping import wrap_test
+
 DESCRIPTION = (
     "schedules(n=20): the test runs under n schedules of its threads (simgpu.schedule), up to the "
     "first in which it fails."
@@ -34,12 +36,12 @@ def repeat_if_wanted(item: pytest.Item, everywhere: int | None, token: str | Non
     n = everywhere or (None if marker is None else _count(*marker.args, **marker.kwargs))
     if n is None and token is None:
         return
-    given = getattr(item.obj, "hypothesis", None)
-    if given is None:
-        item.obj = _under_schedules(item.obj, n or 1, token, item.nodeid)
-    elif not hasattr(given.inner_test, "schedules"):  # one function, many parametrized items
-        given.inner_test = _under_drawn_schedules(given.inner_test, n or 1, token)
-        given.inner_test.schedules = True
+    wrap_test(
+        item,
+        "schedules",
+        lambda test: _under_schedules(test, n or 1, token, item.nodeid),
+        lambda test: _under_drawn_schedules(test, n or 1, token),
+    )
 
 
 def _count(n: int = DEFAULT) -> int:

@@ -192,7 +192,7 @@ def _record(about: Launch, result: Any, begin: float, end: float) -> Record:
         stream=about.stream,
         source=about.source,
         target=about.target,
-        nbytes=sum(part.nbytes for tensor in tensors for part in _parts(tensor)),
+        nbytes=sum(part.nbytes for tensor in tensors for part in dense_parts(tensor)),
         shapes=tuple(shape for tensor in tensors for shape in _shapes(tensor)),
         thread=threading.current_thread().name,
         begin=begin,
@@ -202,7 +202,7 @@ def _record(about: Launch, result: Any, begin: float, end: float) -> Record:
     )
 
 
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The dense tensors whose memory a host tensor has: itself, unless it is sparse or nested."""
     if tensor.is_nested:
         return (tensor.values(),)
@@ -212,7 +212,9 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tensor._indices(), tensor._values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()  # memory of another library (MKL-DNN)
 
 
 def _shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:

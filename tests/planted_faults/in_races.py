@@ -147,7 +147,7 @@ RACES = [
     fault(
         "views of the same rows share their bytes",
         "simgpu._simulation.races.accesses:share_bytes",
-        "if _is_filled(one) and _is_filled(other):",
+        "if is_filled(one) and is_filled(other):",
         "if True:",
         accesses.test_two_views_share_bytes_if_their_sets_do,
     ),

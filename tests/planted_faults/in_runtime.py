@@ -37,7 +37,7 @@ RUNTIME = [
     ),
     fault(
         "the column indices of a sparse tensor have no bytes",
-        f"{LAUNCH}:_parts",
+        f"{LAUNCH}:dense_parts",
         "return tensor.crow_indices(), tensor.col_indices(), tensor.values()",
         "return tensor.crow_indices(), tensor.values()",
         recorded(name="a sparse tensor of rows"),

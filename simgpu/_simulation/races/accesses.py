@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from simgpu._runtime.launch import dense_parts
 from simgpu._simulation.races.order import Queue
 
 Tensor = torch.Tensor
@@ -80,25 +81,10 @@ def tensors_of(
 def dense(value: Any) -> Iterator[Tensor]:
     """The tensors with memory of their own in an argument or result."""
     if isinstance(value, Tensor):
-        if value.layout is torch.strided and not value.is_nested:
-            yield value
-        else:
-            yield from _parts(value)
+        yield from dense_parts(value)
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from dense(item)
-
-
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    if tensor.is_nested:
-        return (tensor.values(),)
-    if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    return ()  # memory of another library (MKL-DNN)
 
 
 def span_of(tensor: Tensor) -> Span | None:
@@ -115,7 +101,7 @@ def share_bytes(one: Span, other: Span) -> bool:
     """Whether two spans have a byte in common: columns of a matrix have none, for example."""
     if one.begin >= other.end or other.begin >= one.end:
         return False
-    if _is_filled(one) and _is_filled(other):
+    if is_filled(one) and is_filled(other):
         return True
     begin = min(one.begin, other.begin)
     marks = torch.zeros(max(one.end, other.end) - begin, dtype=torch.bool, device="cpu")
@@ -123,7 +109,7 @@ def share_bytes(one: Span, other: Span) -> bool:
     return bool(_bytes_within(marks, other, begin).any())
 
 
-def _is_filled(span: Span) -> bool:
+def is_filled(span: Span) -> bool:
     """Whether a span has no gaps: as many elements as fit."""
     elements = 1
     for size, step in zip(span.shape, span.stride, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
-from simgpu._simulation.races.accesses import Access, Span
+from simgpu._simulation.races.accesses import Access, Span, is_filled
 from simgpu._simulation.races.order import Clock, Queue
 
 
@@ -42,7 +42,7 @@ class Region:
         come after it races with `access`, too.
         """
         begin, end = access.span.begin, access.span.end
-        covers = (end - begin) == _elements(access.span) * access.span.itemsize
+        covers = is_filled(access.span)
         self.accesses = [
             other
             for other in self.accesses
@@ -55,14 +55,6 @@ class Region:
             )
         ]
         self.accesses.append(access)
-
-
-def _elements(span: Span) -> int:
-    """How many elements a span names; more than it has where a step is 0."""
-    count = 1
-    for size in span.shape:
-        count *= size
-    return count
 
 
 class Regions:
