@@ -16,11 +16,13 @@ from dataparallel._transfer import transforms
 
 
 def usable(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether NCCL takes these tensors: on distinct devices of its own, dense and contiguous.
+    """Whether NCCL takes these tensors: on devices of their own, dense, contiguous, of one dtype.
 
     Source: torch/cuda/nccl.py, is_available.
     """
     if len(tensors) < 2 or len({tensor.device for tensor in tensors}) < len(tensors):
+        return False
+    if len({tensor.dtype for tensor in tensors}) > 1:
         return False
     return all(_is_plain(tensor) for tensor in tensors) and _nccl_accepts(tensors)
 

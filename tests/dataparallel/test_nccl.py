@@ -51,6 +51,7 @@ class Library:
         assert self.there
         assert len({tensor.device for tensor in tensors}) == len(tensors) >= 2
         assert len({tensor.device.type for tensor in tensors}) == 1
+        assert len({tensor.dtype for tensor in tensors}) == 1
         for tensor in tensors:
             assert tensor.layout is torch.strided
             assert tensor.is_contiguous()
@@ -152,6 +153,22 @@ def test_quantized_numbers_are_copied():
         library(patch)
         assert nccl.usable([torch.ones(1), torch.ones(1, device="meta")])
         assert not nccl.usable([QUANTIZED, torch.ones(1, device="meta")])
+
+
+@few
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_numbers_of_another_dtype_are_converted(devices, data, seed):
+    """NCCL would take the bytes of the one for numbers of the other."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=4))
+    x = values((2, 3), "float32", seed).to(targets[0])
+    outs = [torch.zeros(2, 3, dtype=torch.float64, device=each) for each in targets[1:]]
+    with pytest.MonkeyPatch.context() as patch:
+        asked = library(patch).asked
+        copies = comm.broadcast(x, out=outs)
+        total = comm.reduce_add([x, *outs], targets[0])
+    assert asked == []
+    assert [dense(copy) for copy in copies] == [dense(x)] * len(outs)
+    assert dense(total) == dense(x * len(targets))
 
 
 def test_devices_of_two_types_are_not_one_library(devices):

@@ -34,6 +34,13 @@ TRANSFER = [
         partial(nccl.test_what_a_sum_asks_for, kind="dense", spoiled="repeated"),
     ),
     fault(
+        "NCCL takes the bytes of a dtype for those of another",
+        f"{NCCL}:usable",
+        "len({tensor.dtype for tensor in tensors}) > 1",
+        "False",
+        nccl.test_numbers_of_another_dtype_are_converted,
+    ),
+    fault(
         "a bucket for a device that is named twice goes by NCCL",
         f"{NCCL}:can_broadcast",
         "len(set(devices)) == len(devices) > 1",
