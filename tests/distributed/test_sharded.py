@@ -86,7 +86,7 @@ def test_fully_sharded_gradients_are_those_of_the_whole_batch(count, width, laye
 @given(count=strategies.world_sizes(1, 4), seed=st.integers(0, 99), sequence=st.booleans())
 def test_tensor_parallel_computes_what_one_device_does(count, seed, sequence):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -94,7 +94,8 @@ def test_tensor_parallel_computes_what_one_device_does(count, seed, sequence):
         parallelize_module,
     )
 
-    net, x = network(seed, 4), whole_numbers((2, 4, 3), seed)
+    # Tensor parallelism takes sizes that the ranks divide.
+    net, x = network(seed, 2 * count), whole_numbers((2, 2 * count, 3), seed)
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     if sequence:
         net = nn.Sequential(nn.LayerNorm(3), *net)
@@ -107,7 +108,9 @@ def test_tensor_parallel_computes_what_one_device_does(count, seed, sequence):
     def train(rank):
         mesh = init_device_mesh("cuda", (count,))
         mine = parallelize_module(copy.deepcopy(net).cuda(), mesh, plan)
-        out = mine(x.cuda())
+        # A plain tensor would be taken for this rank's part of the sequence.
+        given = distribute_tensor(x.cuda(), mesh, [Shard(1)]) if sequence else x.cuda()
+        out = mine(given)
         out.sum().backward()
         gradients = [parameter.grad for parameter in mine.parameters()]
         return out.detach().cpu(), [
