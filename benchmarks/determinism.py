@@ -5,9 +5,10 @@
 Runs the training step of the README on 4 devices under each seed many times, in several processes
 at once, and counts the digests: of the choices, the launches and the memory taken at each. Then
 looks for every ordering fault of `tests/support/ordering_faults.py`, and replays its token 100
-times. Prints too how many schedules there are a second in one process, what a switch costs, next to
-the hand-over of two bare locks between two threads, and how much longer a kernel takes in a process
-that has had schedules than in one that has not, in pairs.
+times. Prints too how many schedules there are a second in one process; what a switch costs, next to
+the hand-over of two bare locks between two threads, wherever the system puts them and on one CPU as
+those of a schedule; and how much longer a kernel takes in a process that has had schedules than in
+one that has not, in pairs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import nn
 
 import simgpu
 from dataparallel import DataParallel
+from simgpu._simulation.schedules.one_cpu import one_cpu
 from tests.support.ordering_faults import ALWAYS_WRONG, PROGRAMS, outcome
 
 
@@ -86,6 +88,7 @@ def print_faults(replays: int = 100) -> None:
 
 
 def print_costs() -> None:
+    torch.set_num_threads(1)  # or the threads of a schedule keep all CPUs
     with simgpu.devices(4):
         step, count = training_step(4), 200
         begin = HOST_TIME()
@@ -94,15 +97,21 @@ def print_costs() -> None:
                 step()
         seconds = HOST_TIME() - begin
         print(f"{count / seconds:.0f} schedules a second of the training step on 4 devices")
-    pairs = [(microseconds_per_switch(), microseconds_per_hand_over()) for _ in range(25)]
+    rounds = [
+        (microseconds_per_switch(), microseconds_per_hand_over(), hand_over_on_one_cpu())
+        for _ in range(100)
+    ]
     for name, of in (("median", statistics.median), ("least", min)):
-        switch, bare = (of(column) for column in zip(*pairs, strict=True))
-        print(f"{switch:.1f} us a switch, and {bare:.1f} between two bare locks ({name} of 25)")
+        switch, bare, near = (of(column) for column in zip(*rounds, strict=True))
+        print(
+            f"{switch:.1f} us a switch; between two bare locks {bare:.1f}, on one CPU {near:.1f} "
+            f"({name} of {len(rounds)})"
+        )
     off, spread = launches_compared()
     print(f"a kernel after schedules takes {off:.3f} times what it took before (+- {spread:.3f})")
 
 
-def microseconds_per_switch(count: int = 5000) -> float:
+def microseconds_per_switch(count: int = 1000) -> float:
     """Two threads that hand the baton to each other."""
 
     def work():
@@ -120,7 +129,7 @@ def microseconds_per_switch(count: int = 5000) -> float:
     return seconds / schedule.switches * 1e6
 
 
-def microseconds_per_hand_over(count: int = 5000) -> float:
+def microseconds_per_hand_over(count: int = 1000) -> float:
     """Two threads that do nothing else: what Python and the system take of the above."""
     one, other = threading.Lock(), threading.Lock()
 
@@ -139,6 +148,12 @@ def microseconds_per_hand_over(count: int = 5000) -> float:
     for thread in threads:
         thread.join()
     return (HOST_TIME() - begin) / (2 * count) * 1e6
+
+
+def hand_over_on_one_cpu() -> float:
+    """The same as threads of a schedule have it."""
+    with one_cpu():
+        return microseconds_per_hand_over()
 
 
 HOST_TIME = time.perf_counter  # kept from before the schedules, in which time is their own

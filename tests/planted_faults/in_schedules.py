@@ -6,6 +6,7 @@ from simgpu.errors import DeadlockError
 from tests.simulator.schedules import test_data_parallel as parallel
 from tests.simulator.schedules import test_deadlocks as deadlocks
 from tests.simulator.schedules import test_exploring as exploring
+from tests.simulator.schedules import test_one_cpu as one_cpu
 from tests.simulator.schedules import test_rules as rules
 from tests.simulator.schedules import test_schedule as schedule
 from tests.support.ordering_faults import lost_update
@@ -190,5 +191,54 @@ SCHEDULES = [
             "return [[hook(call.module, (), call.output) for hook in"
             " call.module._forward_hooks.values()][-1] for call in calls]",
         ),
+    ),
+    fault(
+        "threads keep the one CPU of a schedule",
+        "simgpu._simulation.schedules.one_cpu:one_cpu",
+        "_sharing.end()",
+        "pass",
+        one_cpu.test_threads_of_a_schedule_share_a_cpu_and_have_theirs_back,
+    ),
+    fault(
+        "only the calling thread has its CPUs back",
+        "simgpu._simulation.schedules.one_cpu:_Sharing.end",
+        "for thread in _threads() - self._others:",
+        "for thread in {0}:",
+        one_cpu.test_what_the_threads_start_has_all_cpus,
+    ),
+    fault(
+        "processes get the one CPU of a schedule",
+        "simgpu._simulation.schedules.one_cpu:on_all_cpus",
+        "if sharing is None or not sharing.leave():",
+        "if True:",
+        one_cpu.test_what_the_threads_start_has_all_cpus,
+    ),
+    fault(
+        "forked processes get the one CPU of a schedule",
+        "simgpu._simulation.schedules.one_cpu:_leave_for_good",
+        "if _sharing is not None:",
+        "if False:",
+        one_cpu.test_what_the_threads_start_has_all_cpus,
+    ),
+    fault(
+        "a thread that has started a process goes on on all CPUs",
+        "simgpu._simulation.schedules.one_cpu:on_all_cpus",
+        "sharing.share()",
+        "pass",
+        one_cpu.test_what_the_threads_start_has_all_cpus,
+    ),
+    fault(
+        "pools of kernels are bound to one CPU",
+        "simgpu._simulation.schedules.one_cpu:one_cpu",
+        "torch.get_num_threads() > 1",
+        "torch.get_num_threads() > 2",
+        one_cpu.test_kernels_of_several_threads_keep_their_cpus,
+    ),
+    fault(
+        "a program sees the one CPU of a schedule",
+        "simgpu._simulation.schedules.one_cpu:all_cpus",
+        "return set(_sharing.cpus)",
+        "return found",
+        one_cpu.test_threads_of_a_schedule_share_a_cpu_and_have_theirs_back,
     ),
 ]

@@ -14,6 +14,7 @@ from simgpu._runtime.world import active_devices
 from simgpu._simulation.collector import no_garbage_collection
 from simgpu._simulation.schedules import replaced
 from simgpu._simulation.schedules.baton import MAX_STEPS
+from simgpu._simulation.schedules.one_cpu import one_cpu
 from simgpu._simulation.schedules.orders import Name
 from simgpu._simulation.schedules.replays import Replay
 from simgpu._simulation.schedules.scheduler import Scheduler, current
@@ -143,6 +144,7 @@ def controlled(
         patches = Patches()
         stack.callback(patches.undo)
         patches.apply(replaced.PATCHES)
+        stack.enter_context(one_cpu())
         stack.enter_context(scheduler.running())  # the last one: threads end before all else does
         try:
             yield controls
