@@ -122,7 +122,9 @@ class _Worker(threading.Thread):
                 finally:
                     if not reusable:
                         batch.start_next()
-                    # Nothing of the job may stay alive in this frame while it waits for another.
+                    # Nothing of the job may stay alive in this frame: not while it waits for
+                    # another, and not once the caller has heard that this one is done.
+                    job = None
                     job = batch.one_done(self if reusable else None)
             del batch
 

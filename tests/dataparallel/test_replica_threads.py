@@ -1,6 +1,8 @@
 """The threads of replicas: their names, what happens without them, and failures around a call."""
 
+import contextlib
 import threading
+import weakref
 
 import pytest
 import torch
@@ -102,3 +104,33 @@ def test_a_failure_around_a_call_is_told_unless_the_call_has_its_own(when, faili
                 [Doing(action)] * 2, [torch.ones(1)] * 2, devices=["cpu"] * 2
             )
     assert "in replica 0 on device cpu" in str(caught.value)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_thread_that_has_told_that_it_is_done_holds_nothing_of_its_call(failing, no_collector):
+    """Whoever looks at the memory after a call may do so before that thread goes on."""
+    stock, go_on, seen = worker_pool._Batch.one_done, threading.Event(), []
+
+    def one_done(batch, worker=None):
+        job = stock(batch, worker)
+        if job is None:
+            go_on.wait(60)
+        return job
+
+    def action(x):
+        seen.extend([weakref.ref(x), weakref.ref(out := x + 1)])
+        if failing:
+            raise ValueError("planted")
+        return out
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ValueError):
+        patch.setattr(worker_pool._Batch, "one_done", one_done)
+        patch.setattr(worker_pool, "_pools", weakref.WeakKeyDictionary())  # threads of its own
+        inputs = [torch.ones(2) for _ in range(3)]
+        try:
+            dataparallel.parallel_apply([Doing(action)] * 3, inputs, None, ["cpu"] * 3)
+        finally:
+            del inputs
+    alive = [ref() is not None for ref in seen]
+    go_on.set()
+    assert alive == [False] * 6

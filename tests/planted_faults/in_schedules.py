@@ -3,6 +3,7 @@
 from functools import partial
 
 from simgpu.errors import DeadlockError
+from tests.dataparallel import test_replica_threads as threads
 from tests.simulator.schedules import test_data_parallel as parallel
 from tests.simulator.schedules import test_deadlocks as deadlocks
 from tests.simulator.schedules import test_exploring as exploring
@@ -157,6 +158,16 @@ SCHEDULES = [
         "if self._left == 0:",
         "if self._left == 1:",
         partial(parallel.test_training_is_the_same_in_every_order, cached=True),
+    ),
+    fault(
+        "a thread holds the call that it has told to be done",
+        "dataparallel._threads.worker_pool:_Worker.run",
+        "job = None\n",
+        "pass\n",
+        partial(
+            threads.test_a_thread_that_has_told_that_it_is_done_holds_nothing_of_its_call,
+            failing=True,
+        ),
     ),
     fault(
         "a thread is given back twice",
