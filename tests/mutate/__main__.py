@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="try the mutants of equivalent.toml, which have to survive",
     )
+    add("--survivors", action="store_true", help="only those that earlier runs have left alive")
     add("--known", action="store_true", help="try those of killed.jsonl, each with its one test")
     add("--keep", type=int, metavar="N", help="write N of the kills found to killed.jsonl")
     add("--afresh", action="store_true", help="forget what earlier runs found out")
@@ -190,6 +191,8 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             campaign.servers.close()
     mutants = chosen(folders, options.sample, options.seed)
+    if options.survivors:
+        mutants = [mutant for mutant in mutants if campaign.kept.survived(mutant)]
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
             campaign.measure(pool)

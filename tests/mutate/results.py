@@ -72,6 +72,10 @@ class Kept:
             return None
         return verdict if same else None
 
+    def survived(self, mutant: Mutant) -> bool:
+        """Whether an earlier run has tried it, and no test has noticed."""
+        return bool(self._entry(mutant)) and self.find(mutant) is None
+
     def untried(self, mutant: Mutant, tests: Sequence[str]) -> list[str]:
         """Those of the tests that the mutant has not yet survived."""
         survived = set(self._entry(mutant).get("survived", ()))

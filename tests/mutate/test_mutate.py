@@ -109,7 +109,7 @@ def test_a_mutant_reaches_functions_in_memory_and_modules_that_are_not(source):
 def test_a_survivor_is_tried_by_other_tests_only(source, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.mutate.results.KEPT", tmp_path)
     monkeypatch.setattr(covering, "ROOT", tmp_path)
-    survivor, killed, *_ = mutants.mutants_of(source)
+    survivor, killed, other, *_ = mutants.mutants_of(source)
     for name in ("test_a.py", "test_b.py"):
         (tmp_path / name).write_text("")
     tests = ["test_a.py::one", "test_a.py::two", "test_b.py::three"]
@@ -121,6 +121,7 @@ def test_a_survivor_is_tried_by_other_tests_only(source, tmp_path, monkeypatch):
         kept.add(killed, Verdict("killed", 1, "test_a.py::two"), tests)
         kept = Kept("some")
         assert (kept.find(survivor), kept.untried(survivor, tests)) == (None, tests[2:])
+        assert [kept.survived(each) for each in (survivor, killed, other)] == [True, False, False]
         assert kept.find(killed) == Verdict("killed", 1, "test_a.py::two")
         kept.add(survivor, Verdict("survived", 1), tests[2:])
         assert Kept("some").untried(survivor, tests) == []
