@@ -119,7 +119,7 @@ def refreshed(
     # Copies made as inference tensors could not be used, or counted, outside inference mode.
     with torch.inference_mode(False), torch.no_grad():
         rows = broadcast_laid_out(list(tensors), devices, partial)
-    if cache is not None and known:
+    if cache is not None:  # of other devices nothing is unchanged
         for row, old in zip(rows[1:], cache.rows[1:], strict=False):
             for index, copy in enumerate(old):
                 if index not in changed:

@@ -228,7 +228,6 @@ def _custom_replica(recipe: _ModuleRecipe, row: Row) -> Module:
     # Set as plain attributes first, so that a module which keeps lists of its weights hears of it
     # (torch.nn.RNNBase); then put where parameters() and buffers() look.
     replica._parameters = {}
-    replica._buffers = {}
     for name, index in [*recipe.params, *recipe.buffers]:
         if index >= 0:
             setattr(replica, name, row[index])
