@@ -64,6 +64,17 @@ def test_a_seed_gives_the_same_order_and_numbers(count, seed):
     assert all(each == numbers[0] for each in numbers)  # each rank's are its own, of one seed
 
 
+@few
+@given(count=strategies.world_sizes(), seed=schedules)
+def test_the_future_of_a_call_has_its_sums(count, seed):
+    def sums(rank):
+        call = dist.all_reduce(torch.full((3,), rank + 1.0, device="cuda"), async_op=True)
+        return call.get_future().then(lambda done: done.value()[0].tolist()).wait()
+
+    total = count * (count + 1) / 2
+    assert simgpu.ranks(count, sums, schedule=seed) == [[total] * 3] * count
+
+
 def test_seeds_give_different_orders():
     def order_of(seed):
         order = []

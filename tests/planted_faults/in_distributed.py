@@ -49,7 +49,7 @@ DISTRIBUTED = [
         "simgpu._distributed.works:Work.get_future",
         "self._land()",
         "pass",
-        data_parallel.test_gradients_are_those_of_the_whole_batch,
+        ranks.test_the_future_of_a_call_has_its_sums,
     ),
     fault(
         "calls before the one that is waited for do not land",
