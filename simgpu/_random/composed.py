@@ -7,7 +7,7 @@ functions are handed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ _aten = torch.ops.aten
 _ODD = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # spread seed and place over 64 bits
 
 
-_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
+# With the words of an operator where two sizes do not fit each other.
+_broadcast: Callable[..., Sequence[int]] = torch._C._infer_size
+_MOST_CATEGORIES = 2**24
 
 
-def _resized(out: Tensor | None, shape: torch.Size, like: Tensor) -> Tensor:
+def _resized(out: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
     if out is None:
         return torch.empty(shape, dtype=like.dtype, device="cpu")
     return out if out.shape == shape else out.resize_(shape)
@@ -41,7 +43,7 @@ def normal(
             raise RuntimeError("normal expects standard deviation to be non-complex")
         if std.numel() and not bool(std.min() >= 0):
             raise RuntimeError("normal expects all elements of std >= 0.0")
-        shape = std.shape
+        shape: Sequence[int] = std.shape
         if isinstance(mean, Tensor):
             shape = _broadcast(mean.shape, std.shape)
         result = _resized(out, shape, mean if isinstance(mean, Tensor) else std)
@@ -75,7 +77,8 @@ def multinomial(
     if (
         not weights.numel()
         or not weights.is_floating_point()
-        or weights.dim() > 2
+        or not 1 <= weights.dim() <= 2
+        or categories > _MOST_CATEGORIES
         or samples <= 0
         or (samples > categories and not replacement)
         or (out is not None and out.dtype is not torch.int64)

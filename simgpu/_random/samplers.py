@@ -29,6 +29,7 @@ SCRATCH: torch.Generator = _Stock()
 
 REAL = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _UNITS = 0.0, 1.0, 1.0
+_PAST_FLOATS = 2**62  # no float counts so far in ones
 _clone = _aten.clone.default._handle.redispatch_boxed
 
 
@@ -150,6 +151,12 @@ def random_from(
     keys: Keys, tensor: Tensor, low: int, high: int | None, *, generator: Source
 ) -> Tensor:
     """`random_(low, high)`."""
+    if high is None and low >= _PAST_FLOATS and tensor.dtype in integers.DIGITS:
+        # PyTorch's own check of these overflows where they are rounded up, or never ends.
+        raise RuntimeError(
+            "random_ expects 'from' casted to dtype to be less than or equal to 'to_inc' casted to "
+            f"dtype, but got from={low} > to_inc={2 ** integers.DIGITS[tensor.dtype]}"
+        )
     check(keys, getattr(_aten.random_, "from"), tensor, low, high)
     fill(tensor, generator, integers.from_to(tensor.dtype, low, high))
     return tensor
@@ -175,6 +182,7 @@ def bernoulli_tensor(keys: Keys, tensor: Tensor, p: Tensor, *, generator: Source
     if not tensor.numel():
         return tensor
     refuse_overlap(tensor)
+    check(keys, _aten.bernoulli_.Tensor, tensor, torch.ones(1, device="cpu"))
     dtype = torch.float64 if _is_double(tensor) else torch.float32
     chances = p.to(dtype).expand(tensor.shape)
     if not p.is_floating_point() or not bool(((chances >= 0) & (chances <= 1)).all()):

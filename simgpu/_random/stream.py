@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -64,14 +65,14 @@ class Stream:
 
     def set_offset(self, offset: int) -> None:
         """Go on from `offset`; raises TypeError or RuntimeError unless it is a multiple of 4."""
-        if not isinstance(offset, int) or isinstance(offset, bool):
+        if not isinstance(offset, Integral) or isinstance(offset, bool):
             raise TypeError(f"offset must be an int, got {offset!r}")
         if not 0 <= offset < _WORD:
             raise RuntimeError(f"offset must be from 0 to {_WORD - 1}, got {offset}")
         if offset % 4:
             raise RuntimeError(f"offset must be a multiple of 4, got {offset}")
         with self._lock:
-            self._offset = offset
+            self._offset = int(offset)
 
     def get_state(self) -> torch.Tensor:
         """Seed and offset as a CPU uint8 tensor of 16 bytes, laid out as CUDA's."""
@@ -83,11 +84,15 @@ class Stream:
 
     def set_state(self, new_state: torch.Tensor) -> None:
         """Take over what `get_state` gave; as on CUDA, 8 bytes are a seed alone."""
-        if not isinstance(new_state, torch.Tensor) or not (
-            new_state.dtype is torch.uint8 and new_state.is_cpu
-        ):
-            kind = new_state.type() if isinstance(new_state, torch.Tensor) else type(new_state)
-            raise TypeError(f"RNG state must be a torch.ByteTensor, got {kind}")
+        if not isinstance(new_state, torch.Tensor):
+            raise TypeError(f"expected a torch.ByteTensor, but got {type(new_state).__name__}")
+        strided = new_state.layout is torch.strided
+        if not (strided and new_state.dtype is torch.uint8 and new_state.is_cpu):
+            raise TypeError(f"RNG state must be a torch.ByteTensor, got {new_state.type()}")
+        if not new_state.is_contiguous():
+            raise RuntimeError(
+                f"RNG state must be contiguous, got strides {new_state.stride()}: say .contiguous()"
+            )
         size = new_state.numel()
         if size not in (8, _STATE.size):
             raise RuntimeError(

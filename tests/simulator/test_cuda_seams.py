@@ -100,6 +100,8 @@ def test_a_state_holds_every_offset_and_the_last_is_followed_by_the_first(seed, 
     assert (other.initial_seed(), other.get_offset()) == (seed, offset)
     assert other.take(increment) == (seed, offset // 4)
     assert other.get_offset() == (offset + (increment + 3) // 4 * 4) % 2**64
+    other.set_state(state[:8])  # a seed alone
+    assert (other.initial_seed(), other.get_offset()) == (seed, 0)
 
 
 REFUSED = {
@@ -127,3 +129,47 @@ def test_what_the_cpu_refuses_draws_nothing(simulated, call, dtype, numel):
         getattr(torch.empty(numel, dtype=dtype, device=simulated[0]), name)(*args)
     assert str(here.value) == str(there.value)
     assert torch.simgpu.default_generators[0].get_offset() == 0
+
+
+def _tossed(dtype):
+    return lambda device: (
+        torch.zeros(3, device=device).to(dtype).bernoulli_(torch.full((3,), 0.5, device=device))
+    )
+
+
+# What no kernel takes: PyTorch's words are the same for all devices.
+NEVER = {
+    "weights without dimensions": lambda d: torch.multinomial(torch.tensor(1.0, device=d), 1, True),
+    "samples of them": lambda d: torch.multinomial(torch.tensor(1.0, device=d), 3, True),
+    "too many categories": lambda d: torch.multinomial(
+        torch.ones(1, device=d).expand(2**24 + 1), 1
+    ),
+    "sizes that do not fit": lambda d: torch.normal(
+        torch.zeros(3, device=d), torch.ones(4, device=d)
+    ),
+    "tosses as complex numbers": _tossed(torch.complex64),
+    "tosses as wide unsigned ones": _tossed(torch.uint32),
+    "tosses in 8 bits of a float": _tossed(torch.float8_e5m2),
+    "from past all floats": lambda d: torch.zeros(3, device=d).random_(2**62, None),
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_no_kernel_takes_draws_nothing(simulated, name):
+    torch.simgpu.default_generators[0].manual_seed(1)
+    with pytest.raises((RuntimeError, NotImplementedError)) as there:
+        NEVER[name]("cpu")
+    with pytest.raises(type(there.value)) as here:
+        NEVER[name](simulated[0])
+    assert str(here.value) == str(there.value)
+    assert torch.simgpu.default_generators[0].get_offset() == 0
+
+
+@given(
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+    low=st.integers(2**62, 2**63 - 1) | st.integers(2**63 - 9, 2**63 - 1),
+)
+def test_a_range_past_all_floats_is_refused_at_once(simulated, dtype, low):
+    """PyTorch's own check of the last numbers takes them for negative ones, or never ends."""
+    with pytest.raises(RuntimeError, match=f"but got from={low} > to_inc=[0-9]+$"):
+        torch.zeros(3, dtype=dtype, device=simulated[0]).random_(low, None)

@@ -154,3 +154,26 @@ def test_only_a_generator_of_a_device_has_a_stream_to_share(devices, state):
     with pytest.raises((TypeError, RuntimeError), match=r"(?i)expected a .*generator"):
         generator.graphsafe_set_state(state)
     assert generator.set_state(generator.get_state()) is generator
+
+
+STATES = {
+    "nothing": lambda state: None,
+    "with gaps": lambda state: torch.stack([state, state], 1)[:, 0],
+    "one byte for all": lambda state: state[:1].expand(len(state)),
+    "sparse": lambda state: state.to_sparse(),
+    "numbers": lambda state: state.long(),
+    "one byte less": lambda state: state[:-1],
+    "one byte more": lambda state: torch.cat([state, state[:1]]),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(STATES))
+@given(slot=slots, seed=st.integers(0, 1000))
+def test_a_state_that_is_none_is_refused_and_changes_nothing(devices, kind, slot, seed):
+    generator = torch.Generator(device=place(slot, devices)).manual_seed(seed)
+    state = generator.get_state()
+    other = STATES[kind](torch.ones_like(state))
+    expected = TypeError if kind in ("nothing", "sparse", "numbers") else RuntimeError
+    with pytest.raises(expected, match=r"RNG state|torch\.ByteTensor"):
+        generator.set_state(other)
+    assert torch.equal(generator.get_state(), state)
