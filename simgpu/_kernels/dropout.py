@@ -90,16 +90,17 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
     """Zero elements with probability `p` and scale the rest; the mask is the second result."""
     index = input.get_device()
     host = relabel(input, HOST)
-    if train is False or p == 0:
+    device = world.device(index)
+    generator = device.generator
+    if train is False:
+        result = launch(_IDENTITY, index, (host,), {})
+    elif isinstance(generator, Stream):  # as on CUDA, also where p is 0
+        source = Source(generator, device.resident_threads)
+        result = launch(_CUDA_DROPOUT, index, (host, p, source), {})
+    elif p == 0:
         result = launch(_IDENTITY, index, (host,), {})
     else:
-        device = world.device(index)
-        generator = device.generator
-        if isinstance(generator, Stream):
-            source = Source(generator, device.resident_threads)
-            result = launch(_CUDA_DROPOUT, index, (host, p, source), {})
-        else:
-            result = launch(_DROPOUT, index, (host, p, generator), {})
+        result = launch(_DROPOUT, index, (host, p, generator), {})
     return tuple(adopt(tensor, index) for tensor in result)
 
 

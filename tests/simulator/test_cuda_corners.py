@@ -49,6 +49,9 @@ def test_a_draw_of_one(simulated):
     assert of_one(simulated, lambda x: x.cauchy_()) == pytest.approx(1 / (math.pi * EPS), rel=0.3)
     assert of_one(simulated, lambda x: x.bernoulli_(1.0)) == 0
     assert of_one(simulated, lambda x: torch.bernoulli(torch.ones_like(x))) == 1
+    start(simulated[0], (132, 2048), SEED, 0)
+    mask = torch.native_dropout(torch.ones(8192, device=simulated[0]), 0.0, True)[1]
+    assert (~mask).nonzero().tolist() == [[4 * THREAD]]  # four words of each thread
 
 
 @given(before=st.integers(1, 12), step=st.integers(1, 3), numel=st.integers(1, 40))
@@ -82,11 +85,15 @@ def moved(dtype, limit, towards):
 @given(data=st.data(), bits=st.integers(4, 62))
 def test_limits_are_moved_where_they_are_rounded(dtype, data, bits):
     most = 60_000 if dtype is torch.float16 else 2**bits
-    low = data.draw(st.integers(-most, most - 2))
+    low = data.draw(st.integers(-most, most - 2) | st.integers(-most, -most // 3))
     high = data.draw(st.integers(low + 1, most))
     kind = integers.from_to(dtype, low, high)
     ends = moved(dtype, low, 1), moved(dtype, high, -1)
     assert (kind.base, kind.span) == (ends[0], (ends[1] - ends[0]) % 2**64)
+    most = 2 ** integers.DIGITS[dtype]
+    if low < most:  # to as far as the dtype counts in ones
+        kind = integers.from_to(dtype, low, None)
+        assert (kind.base, kind.span) == (ends[0], most + 1 - ends[0])
 
 
 @given(numel=st.integers(1, 2**36), itemsize=st.sampled_from([1, 2, 4, 8]))
@@ -207,6 +214,19 @@ def test_others_move_the_generator_on_as_on_cuda(simulated, name):
     generator = start(simulated[0], GPU, 0, 8)
     draw(torch.tensor([1.0, 2.0, 3.0], device=simulated[0]))
     assert generator.get_offset() == 8 + increment
+
+
+@given(p=st.sampled_from([0.0, 0.3, 1.0]), numel=st.integers(1, 700), seed=st.integers(0, 99))
+def test_dropout_draws_unless_it_is_told_not_to_train(simulated, p, numel, seed):
+    """Also where nobody says whether it trains; what is dropped for certain is not drawn."""
+    found = {}
+    for train in (True, None, False):
+        generator = start(simulated[0], GPU, seed, 8)
+        mask = torch.native_dropout(torch.ones(numel, device=simulated[0]), p, train)[1]
+        found[train] = mask.tolist(), generator.get_offset() - 8
+    assert found[None] == found[True]
+    assert found[False] == ([True] * numel, 0)
+    assert found[True][1] == (0 if p == 1 else cuda_draws.policy(numel, 4, GPU)[1])
 
 
 @given(p=st.floats(0.001, 0.999))
