@@ -1,5 +1,7 @@
 """Faults planted in `simgpu._backend` and `simgpu.comm`: what torch asks, generators, sums."""
 
+from functools import partial
+
 from tests.dataparallel import test_summation_orders as models
 from tests.devices.memory import test_statistics as memory
 from tests.devices.state import test_current as current
@@ -7,6 +9,7 @@ from tests.devices.state import test_generators as generators
 from tests.devices.state import test_threads as threads
 from tests.simulator import test_memory_statistics as statistics
 from tests.support.plant import fault
+from tests.tools import test_rng_option as rng_option
 
 GENERATOR = "simgpu._backend.generators"
 STATE = generators.test_a_generator_shares_its_stream_and_is_pickled_with_its_place
@@ -163,5 +166,21 @@ BACKEND = [
         "device_",
         current.test_the_device_of_a_tensor_is_current_within,
         raises=RuntimeError,
+    ),
+    fault(
+        "a state may have gaps",
+        "simgpu._random.stream:Stream.set_state",
+        "not new_state.is_contiguous()",
+        "False",
+        partial(
+            generators.test_a_state_that_is_none_is_refused_and_changes_nothing, kind="with gaps"
+        ),
+    ),
+    fault(
+        "a program's generators are CUDA's whatever draws",
+        "simgpu._backend.generators:_fresh",
+        'here.rng == "host"',
+        "False",
+        rng_option.test_generators_of_a_program_draw_as_the_devices_do,
     ),
 ]

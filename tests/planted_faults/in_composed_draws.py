@@ -1,9 +1,13 @@
-"""Faults planted in draws of several steps: dropout of all kinds, multinomial, permutations."""
+"""Faults planted in dropout of all kinds, multinomial, permutations, and what draws refuse."""
 
 from functools import partial
 
+import torch
+
 from tests.simulator import test_attention as attention
 from tests.simulator import test_cuda_composed as composed
+from tests.simulator import test_cuda_corners as corners
+from tests.simulator import test_cuda_random as draws
 from tests.simulator import test_cuda_samplers as samplers
 from tests.simulator import test_cuda_seams as seams
 from tests.simulator import test_dropout as dropout
@@ -158,5 +162,69 @@ COMPOSED_DRAWS = [
         "check(keys, _aten.exponential_.default, tensor, lambd)",
         "pass",
         seams.test_what_the_cpu_refuses_draws_nothing,
+    ),
+    fault(
+        "dropout that is not told to train does nothing",
+        "simgpu._kernels.dropout:native_dropout",
+        "if train is False:",
+        "if not train:",
+        corners.test_dropout_draws_unless_it_is_told_not_to_train,
+    ),
+    fault(
+        "dropout of nothing draws nothing",
+        "simgpu._kernels.dropout:native_dropout",
+        "if train is False:",
+        "if train is False or p == 0:",
+        corners.test_dropout_draws_unless_it_is_told_not_to_train,
+    ),
+    fault(
+        "dropout counts the threads of the current device",
+        "simgpu._kernels.dropout:native_dropout",
+        "device.resident_threads",
+        "world.device(world.current_device()).resident_threads",
+        partial(draws.test_threads_are_those_of_the_gpu_that_draws, kind="dropout"),
+    ),
+    fault(
+        "draws count the threads of the current device",
+        "simgpu._kernels.random:Draw.choose",
+        "device.resident_threads",
+        "world.device(world.current_device()).resident_threads",
+        partial(draws.test_threads_are_those_of_the_gpu_that_draws, kind="uniform_"),
+    ),
+    fault(
+        "a range that is open above begins where it is told",
+        "simgpu._random.integers:from_to",
+        "        if dtype in DIGITS:\n            low = _least(dtype, low)\n",
+        "",
+        partial(corners.test_limits_are_moved_where_they_are_rounded, dtype=torch.float32),
+    ),
+    fault(
+        "a range past all floats is left to PyTorch",
+        "simgpu._random.samplers:random_from",
+        "low >= _PAST_FLOATS",
+        "low >= 2 * _PAST_FLOATS - 1",
+        seams.test_a_range_past_all_floats_is_refused_at_once,
+        raises=Exception,
+    ),
+    fault(
+        "a seed alone leaves the offset",
+        "simgpu._random.stream:Stream.set_state",
+        "    self.set_offset(",
+        "    if size > 8:\n        self.set_offset(",
+        seams.test_a_state_holds_every_offset_and_the_last_is_followed_by_the_first,
+    ),
+    fault(
+        "a weight without dimensions is a distribution",
+        "simgpu._random.composed:multinomial",
+        "not 1 <= weights.dim() <= 2",
+        "weights.dim() > 2",
+        partial(seams.test_what_no_kernel_takes_draws_nothing, name="samples of them"),
+    ),
+    fault(
+        "tosses by a tensor have any dtype",
+        "simgpu._random.samplers:bernoulli_tensor",
+        "check(keys, ",
+        "(lambda *_: None)(",
+        partial(seams.test_what_no_kernel_takes_draws_nothing, name="tosses as complex numbers"),
     ),
 ]

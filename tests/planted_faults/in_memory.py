@@ -7,6 +7,7 @@ import torch
 from tests.devices.computing import test_mixing_devices as mixing
 from tests.devices.memory import test_overlap as overlap
 from tests.devices.memory import test_pinned as pinned
+from tests.simulator import test_caching_allocator as caching
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_worlds as worlds
 from tests.support.plant import fault
@@ -81,5 +82,26 @@ MEMORY = [
         "device.capacity - reserved",
         "device.limit - reserved",
         HISTORY,
+    ),
+    fault(
+        "an error tells the block and not the segment that is missing",
+        "simgpu._runtime.out_of_memory:_figures",
+        "segment_size(rounded(nbytes))",
+        "rounded(nbytes)",
+        caching.test_what_is_asked_for_in_vain_is_a_segment,
+    ),
+    fault(
+        "an empty cache is that of the current device",
+        "simgpu._backend.device_module.memory:empty_cache",
+        "in world.active_devices:",
+        "in [world.device(world.current_device())]:",
+        caching.test_every_device_gives_back_what_is_unused,
+    ),
+    fault(
+        "the most that was kept is the most that was in use",
+        "simgpu._backend.device_module.memory:max_memory_reserved",
+        '"reserved_bytes"',
+        '"allocated_bytes"',
+        caching.test_asking_in_between_changes_nothing,
     ),
 ]

@@ -171,6 +171,10 @@ def test_asking_in_between_changes_nothing(events, asks):
                 for segment in torch.simgpu.memory_snapshot()
             ]
             found.append((stats, sizes))
+            for name, amount in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")):
+                for call, kind in (("memory", "current"), ("max_memory", "peak")):
+                    told = getattr(torch.simgpu, f"{call}_{name}")(0)
+                    assert told == stats[f"{amount}.all.{kind}"], (call, name)
     assert found[0] == found[1]
 
 
@@ -242,6 +246,28 @@ def test_what_is_cached_counts_as_reserved(cached, nbytes):
     before = allocator.reserved
     allocator.reserve_at_least(nbytes)
     assert allocator.reserved == before + max(0, -(-(nbytes - before) // (2 * MIB))) * 2 * MIB
+
+
+@given(nbytes=st.integers(1, 64 * MIB) | st.sampled_from([MIB, MIB + 1, 10 * MIB - 511]))
+def test_what_is_asked_for_in_vain_is_a_segment(nbytes):
+    size = -(-nbytes // 512) * 512
+    asked = 2 if size <= MIB else 20 if size < 10 * MIB else -(-size // (2 * MIB)) * 2
+    with simgpu.devices(1, memory=0), pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.empty(nbytes, dtype=torch.uint8, device="simgpu:0")
+    assert f"Tried to allocate {asked}.00 MiB. " in str(caught.value)
+
+
+@given(current=st.integers(0, 2), kept=st.sets(st.integers(0, 2)))
+def test_every_device_gives_back_what_is_unused(current, kept):
+    """Whichever is current, as on CUDA."""
+    with simgpu.devices(3):
+        held = [torch.empty(3 * MIB, dtype=torch.uint8, device=f"simgpu:{n}") for n in range(3)]
+        held = [tensor for n, tensor in enumerate(held) if n in kept]
+        with torch.simgpu.device(current):
+            torch.simgpu.empty_cache()
+        reserved = [torch.simgpu.memory_reserved(n) for n in range(3)]
+        assert reserved == [20 * MIB if n in kept else 0 for n in range(3)]
+        del held
 
 
 def test_what_is_full_says_what_is_kept():

@@ -172,6 +172,34 @@ def test_many_small_draws_one_after_the_other(simulated, data, gpu, seed):
         assert generator.get_offset() == offset
 
 
+@pytest.mark.parametrize("kind", ["rand", "rand of a dtype", "uniform_", "dropout"])
+@given(slots=st.tuples(st.integers(0, 1), st.integers(0, 1)), numel=st.integers(200, 1200),
+       seed=seeds)  # fmt: skip
+def test_threads_are_those_of_the_gpu_that_draws(simulated, kind, slots, numel, seed):
+    """Whichever device is current, and of whichever the generator is."""
+    for index in (0, 1):
+        become(simulated[index], (1 + index, 256))
+    slot, current = slots
+    device, gpu = simulated[slot], (1 + slot, 256)
+    generator = torch.Generator(simulated[current]).manual_seed(seed)
+    torch.simgpu.manual_seed_all(seed)
+    with torch.simgpu.device(current):
+        if kind == "dropout":  # of every other element of memory: one a thread
+            gaps = torch.ones(numel, 2, device=device)[:, 0]
+            drawn = torch.native_dropout(gaps, 0.25, True)[1].tolist()
+        elif kind == "uniform_":
+            drawn = torch.empty(numel, device=device).uniform_(generator=generator).tolist()
+        else:
+            dtype = torch.float32 if kind == "rand" else torch.float16
+            drawn = torch.rand(numel, device=device, dtype=dtype, generator=generator).tolist()
+    units = cuda_draws.grid_stride(numel, 4, gpu, seed, 0, cuda_draws.four_floats)
+    if kind == "dropout":
+        assert drawn == [unit < 0.75 for unit in units]
+    else:
+        rounded = torch.tensor(units).to(torch.float16) if kind == "rand of a dtype" else units
+        assert drawn == [0 if unit == 1 else float(unit) for unit in rounded]
+
+
 def test_a_generator_that_goes_back_draws_the_same_again(simulated):
     """Some of the words that it has computed ahead lie before the place that it comes from."""
     generator = torch.simgpu.default_generators[0]

@@ -35,6 +35,18 @@ def test_what_draws_is_what_was_asked_for(how, rng, count, seed):
         assert (torch.simgpu.get_rng_state(0).numel() == 16) == (rng != "host")
 
 
+@given(rng=st.sampled_from(["cuda", "host"]), seed=st.integers(0, 2**64 - 1))
+def test_generators_of_a_program_draw_as_the_devices_do(rng, seed):
+    """With the host's generator, the numbers are those that the CPU draws from that seed."""
+    with simgpu.devices(2, rng=rng):
+        generator = torch.Generator("simgpu:1").manual_seed(seed)
+        assert generator.initial_seed() == seed
+        drawn = torch.rand(5, device="simgpu:1", generator=generator).cpu()
+        there = torch.rand(5, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(drawn, there) == (rng == "host")
+        assert generator.get_state().numel() == torch.simgpu.get_rng_state(1).numel()
+
+
 @pytest.mark.parametrize("how", sorted(MAKERS))
 @pytest.mark.parametrize("rng", ["mine", "CUDA", "", None, 1])
 def test_anything_else_is_refused(how, rng):
