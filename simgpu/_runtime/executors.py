@@ -26,6 +26,10 @@ class Executor(Instrument):
         """The results of `launch`: host tensors whose values may come later, by `compute`."""
         raise NotImplementedError
 
+    def begins(self, launch: Launch, action: Callable[[], None]) -> None:
+        """Call `action` when this launch, which is about to be run or queued, comes to its turn."""
+        raise NotImplementedError
+
     def is_done(self, awaited: torch.Stream | torch.Event) -> bool:
         """Whether all work of a stream has run, or all before an event. Never waits."""
         raise NotImplementedError

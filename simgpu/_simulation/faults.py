@@ -12,10 +12,10 @@ import torch
 
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import clock, instruments, world
-from simgpu._runtime.instruments import Instrument, Launch, Record
+from simgpu._runtime.instruments import Instrument, Launch, Record, hooks
 from simgpu._runtime.world import DeviceLike
 from simgpu._simulation.bits import flip_bit
-from simgpu._simulation.lost_devices import lose_device
+from simgpu._simulation.lost_devices import check, mark_lost, text_of_loss
 from simgpu.errors import InjectedFaultError, OutOfMemoryError
 
 
@@ -35,7 +35,9 @@ class Faults(Instrument):
         lose: tuple[int | None, int] | None = None,
         flip: tuple[int, int, int] | None = None,
         slow: Mapping[int, float] | None = None,
+        at_once: bool = False,
     ) -> None:
+        self._at_once = at_once  # a device is lost by the call, and not where the kernel runs
         self.allocations = self.kernels = self.copies = 0
         self.fired: list[str] = []
         self._oom_at, self._copy_at, self._launch_at = oom_at, copy_at, launch_at
@@ -87,7 +89,12 @@ class Faults(Instrument):
         lost = launch.device.index if index is None else index
         place = f"{DEVICE_TYPE}:{lost} at launch {at}, {launch.op}"
         self.fired.append(place)
-        lose_device(lost, f"simgpu.faults lost {place}")
+        text = text_of_loss(f"simgpu.faults lost {place}")
+        if hooks.executor is None or self._at_once:
+            mark_lost(lost, text)
+            check(lost)
+        else:  # it surfaces where something waits for what is queued
+            hooks.executor.begins(launch, lambda: mark_lost(lost, text))
 
     def computed(self, launch: Launch, result: Any) -> None:
         if self._flip is None or launch.device.index != self._flip[0]:
@@ -133,7 +140,8 @@ def faults(
             run, and what comes after it can.
         lose: a device, and which of the launches (kernels and copies) that it takes part in is the
             one at which it is lost. From then on until the devices end, also after the block, each
-            use of it raises DeviceLostError; its memory can still be given back.
+            use of it raises DeviceLostError; its memory can still be given back. Under
+            `simgpu.asynchronous` that begins where something waits for this launch.
         flip: a device, which of its launches, and the bit of the first tensor that this one wrote
             which comes out wrong, counted from its first element on, modulo its size in bits.
         slow: by device how many times as long its kernels and copies take: of the host's time, or

@@ -42,14 +42,12 @@ class _LostDevices(Instrument):
 _lost = _LostDevices()
 
 
-def lose_device(index: int, reason: str) -> None:
-    """Lose device `index` for good, and raise; `reason` is told with every error."""
-    mark_lost(
-        index,
+def text_of_loss(reason: str) -> str:
+    """What is told with every error of a device that is lost for this reason."""
+    return (
         f"{DEVICE_TYPE} error: uncorrectable ECC error encountered. {reason}: it is of no use "
-        "until its devices end",
+        "until its devices end"
     )
-    check(index)
 
 
 def mark_lost(index: int, text: str) -> None:
@@ -62,6 +60,11 @@ def mark_lost(index: int, text: str) -> None:
 def check(index: int) -> None:
     """Raise DeviceLostError if device `index` is lost."""
     _lost._check(index)
+
+
+def is_lost(index: int) -> bool:
+    """Whether device `index` is lost, be it told or not."""
+    return index in _lost.reasons
 
 
 def untold() -> list[int]:

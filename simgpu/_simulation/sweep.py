@@ -174,7 +174,7 @@ class _Attempt:
 
 def _failure(kind: Kind, number: int) -> Faults:
     if kind == "lose":
-        return Faults(lose=(None, number))
+        return Faults(lose=(None, number), at_once=True)
     return Faults(
         oom_at=number if kind == "oom" else None,
         copy_at=number if kind == "copy" else None,

@@ -118,4 +118,33 @@ FAILURES = [
         sweep.test_an_optimizer_that_fails_midway_is_told_apart,
         raises=UnrepeatableStepError,
     ),
+    fault(
+        "a device whose work is queued is lost by the call",
+        "simgpu._simulation.faults:Faults._lose_if_due",
+        "if hooks.executor is None or self._at_once:",
+        "if True:",
+        faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,
+        raises=DeviceLostError,
+    ),
+    fault(
+        "what is queued on a lost device runs",
+        "simgpu._simulation.asynchronous.executor:Asynchronous._queue",
+        "if any(map(is_lost, ends)):",
+        "if False:",
+        faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,
+    ),
+    fault(
+        "who waits for a copy from a lost device finds nothing wrong",
+        "simgpu._simulation.asynchronous.executor:Asynchronous._queue",
+        "self._missing.extend(ends)",
+        "None",
+        faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,
+    ),
+    fault(
+        "only a device that is waited for tells its loss at the end",
+        "simgpu._simulation.asynchronous.executor:Asynchronous.check_all",
+        "check(index)",
+        "pass",
+        faults.test_a_loss_that_nobody_waits_for_is_told_at_the_end,
+    ),
 ]

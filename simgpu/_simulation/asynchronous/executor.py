@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from simgpu._simulation.asynchronous.held_work import Deferred, Holder
 from simgpu._simulation.asynchronous.memory import Memory
 from simgpu._simulation.asynchronous.queues import Key, Queues, Work
 from simgpu._simulation.asynchronous.shapes import Plans, Unplanned
-from simgpu._simulation.lost_devices import check, untold
+from simgpu._simulation.lost_devices import check, is_lost, untold
 
 Tensor = torch.Tensor
 _transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
@@ -46,6 +46,7 @@ class Asynchronous(Executor):
         self._lock = _thread.RLock()
         self._queues = Queues(seed)
         self._memory = Memory(self._queues)
+        self._missing: list[int] = []  # devices that were lost before a copy, which others await
 
     @property
     def pending(self) -> int:
@@ -67,7 +68,7 @@ class Asynchronous(Executor):
             for key in (own, self._other(launch)):
                 if key is not None:
                     self._queues.force(self._queues.last(key))
-            check(launch.device.index)
+            self._check(_ends(launch))
         found = value_checks.get(launch.kernel.op)
         if found is not None:
             found(launch.args, launch.kwargs)
@@ -75,6 +76,10 @@ class Asynchronous(Executor):
         with self._lock:
             self._queues.perhaps()
         return results
+
+    def begins(self, launch: Launch, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._queues.add((launch.device.index, launch.stream), action)
 
     def _deferred(self, launch: Launch, compute: Compute) -> Deferred | None:
         """What is to be queued; None where the launch has to run at once."""
@@ -107,20 +112,28 @@ class Asynchronous(Executor):
         results = deferred.results(launch, self._memory)
         if not deferred.plan.idle:
             other = self._other(launch)
-            (index, stream), name = own, launch.op
+            (index, stream), name, ends = own, launch.op, _ends(launch)
+            arrived: list[bool] = []
 
             def run() -> None:
                 try:
+                    if any(map(is_lost, ends)):  # what is queued there never runs
+                        return
                     deferred.run()
+                    arrived.append(True)
                 except Exception as error:
                     lose_by(error.with_traceback(None), index, stream, name)
                     self._queues.drop(index)
+
+            def receive() -> None:
+                if not arrived:
+                    self._missing.extend(ends)
 
             # A copy between devices waits for the target's stream, which then waits for the copy.
             needs = () if other is None else (self._queues.last(other),)
             work = self._queues.add(own, run, needs)
             if other is not None:
-                self._queues.wait(other, work)
+                self._queues.add(other, receive, (work,))
             self._memory.used(deferred.blocks, work)
         return results
 
@@ -171,8 +184,8 @@ class Asynchronous(Executor):
                 self._queues.finish(self._queues.streams(awaited.index))
             else:
                 self._queues.force(self._work_of(awaited))
-            if awaited is not None and (device := _device_of(awaited)) is not None:
-                check(device)
+            device = _device_of(awaited)
+            self._check(() if device is None else (device,))
 
     def is_done(self, awaited: torch.Stream | torch.Event) -> bool:
         """Whether that much has run. What asks again and again finds it done some time."""
@@ -215,6 +228,13 @@ class Asynchronous(Executor):
             self._queues.clear()
             self._memory.clear()
 
+    def _check(self, devices: Iterable[int]) -> None:
+        """Raise if one of these is lost, or a copy that was waited for never came, unseen."""
+        missing, self._missing = self._missing, []
+        unseen = untold()
+        for index in (*devices, *(index for index in missing if index in unseen)):
+            check(index)
+
     def check_all(self) -> None:
         """Raise if a device was lost to an error of its kernels that nobody was told of."""
         for index in untold():
@@ -224,6 +244,11 @@ class Asynchronous(Executor):
         """Know the memory that was allocated before."""
         with self._lock:
             self._memory.own_all()
+
+
+def _ends(launch: Launch) -> set[int]:
+    """The devices that a launch takes part in."""
+    return {end.index for end in (launch.source, launch.target) if end.type != "cpu"}
 
 
 def _device_of(awaited: torch.device | torch.Stream | torch.Event) -> int | None:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simgpu
@@ -71,6 +71,51 @@ def test_a_lost_device_is_of_no_use_until_the_devices_end(index, at):
             use(devices[index - 1])
             del attempt, kept
             assert torch.simgpu.memory_allocated(devices[index]) == 0
+
+
+WAITS = {
+    "synchronize": lambda x, y, event: torch.simgpu.synchronize(x.device),
+    "stream": lambda x, y, event: torch.simgpu.current_stream(x.device).synchronize(),
+    "event": lambda x, y, event: event.synchronize(),
+    "item": lambda x, y, event: x.sum().item(),
+    "copy to the host": lambda x, y, event: x.cpu(),
+    "what was copied to another device": lambda x, y, event: y.cpu(),
+}
+
+
+@settings(max_examples=30)
+@given(
+    index=st.integers(0, 1),
+    at=st.integers(0, 3),
+    wait=st.sampled_from(sorted(WAITS)),
+)
+def test_with_streams_that_overlap_a_loss_surfaces_where_something_waits(index, at, wait):
+    with simgpu.devices(2) as devices:
+        device, other = devices[index], devices[1 - index]
+        x, event = torch.zeros(2, device=device), torch.simgpu.Event()
+        with simgpu.asynchronous(), simgpu.faults(lose=(device, at)) as injected:
+            for _ in range(at + 1):
+                x = x + 1  # queued
+            y = x.to(other)
+            event.record(torch.simgpu.current_stream(device))
+            assert injected.fired == [f"simgpu:{index} at launch {at}, add.Scalar"]
+            with pytest.raises(DeviceLostError, match=f"ECC.*simgpu:{index} at launch {at}, add"):
+                WAITS[wait](x, y, event)
+            for _ in range(2):  # for good, and at once
+                with pytest.raises(DeviceLostError):
+                    x + 1
+            assert torch.ones(2, device=other).sum().item() == 2
+
+
+def test_a_loss_that_nobody_waits_for_is_told_at_the_end():
+    with simgpu.devices(1) as devices:
+        x = torch.zeros(2, device=devices[0])
+        with (
+            pytest.raises(DeviceLostError, match="at launch 0"),
+            simgpu.asynchronous(),
+            simgpu.faults(lose=(0, 0)),
+        ):
+            x.add_(1)
 
 
 @given(
