@@ -159,7 +159,7 @@ def faults(
         launch_at,
         None if lose is None else _located("lose=(device, k)", lose, 2),
         None if flip is None else _located("flip=(device, k, bit)", flip, 3),
-        {_index("slow", device): _factor(device, by) for device, by in (slow or {}).items()},
+        _factors({} if slow is None else slow),
     )
     with injecting(injected):
         yield injected
@@ -202,7 +202,11 @@ def _index(name: str, device: DeviceLike) -> int:
     return index
 
 
-def _factor(device: DeviceLike, by: float) -> float:
-    if not 1 <= by < float("inf"):
-        raise ValueError(f"slow={{{device!r}: {by!r}}}: a factor of 1 or more is expected")
-    return float(by)
+def _factors(slow: Mapping[Any, float]) -> dict[int, float]:
+    """By the index of a device how many times as long it takes."""
+    if not isinstance(slow, Mapping):
+        raise ValueError(f"slow takes a factor for each device, as {{0: 4.0}}, got {slow!r}")
+    for device, by in slow.items():
+        if not isinstance(by, (int, float)) or not 1 <= by < float("inf"):
+            raise ValueError(f"slow={{{device!r}: {by!r}}}: a factor of 1 or more is expected")
+    return {_index("slow", device): float(by) for device, by in slow.items()}

@@ -73,9 +73,7 @@ def sweep(
         reference, count = _reference(step, before, kind)
         kept_at_rest, threads = _bytes(), threading.active_count()
         points = []
-        for number in range(count) if at is None else sorted(set(at)):
-            if not 0 <= number < count:
-                raise ValueError(f"at={number}: the step has {count} of this kind, from 0")
+        for number in range(count) if at is None else _numbers(at, count):
             attempt = _Attempt(step, before, kind, number)
             kept = [now - then for now, then in zip(_bytes(), kept_at_rest, strict=True)]
             point = attempt.judged(kept)
@@ -107,6 +105,15 @@ def _reference(step: Callable[[], Any], before: State, kind: Kind) -> tuple[Any,
         )
     of_kind = {"oom": counted.allocations, "copy": counted.copies, "launch": counted.kernels}
     return outcomes[0], of_kind.get(kind, counted.kernels + counted.copies)
+
+
+def _numbers(at: Iterable[int], count: int) -> list[int]:
+    """Each of `at` once, in order; ValueError for what is none of `count`."""
+    numbers = list(at) if isinstance(at, Iterable) else [at]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            raise ValueError(f"at={number!r}: the step has {count} of this kind, from 0")
+    return sorted(set(numbers))
 
 
 def _bytes() -> list[int]:

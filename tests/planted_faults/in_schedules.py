@@ -252,4 +252,11 @@ SCHEDULES = [
         "return found",
         one_cpu.test_threads_of_a_schedule_share_a_cpu_and_have_theirs_back,
     ),
+    fault(
+        "who asks again and again for an event keeps others from going on",
+        "simgpu._simulation.schedules.waiting:is_set",
+        'me.scheduler.point("event", self)',
+        "pass",
+        rules.test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on,
+    ),
 ]

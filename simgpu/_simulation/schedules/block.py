@@ -18,7 +18,7 @@ from simgpu._simulation.schedules.one_cpu import one_cpu
 from simgpu._simulation.schedules.orders import Name
 from simgpu._simulation.schedules.replays import Replay
 from simgpu._simulation.schedules.scheduler import Scheduler, current
-from simgpu._simulation.schedules.strategies import SEEDS, Strategy, strategy_of
+from simgpu._simulation.schedules.strategies import Strategy, check_seed, strategy_of
 from simgpu._simulation.schedules.tasks import Choice, calling_task
 from simgpu._simulation.schedules.threads import ScheduleClock
 from simgpu._simulation.schedules.tokens import token_of
@@ -121,8 +121,7 @@ def schedule(
 
 def seeded(strategy: str, seed: int) -> Strategy:
     """The strategy of this name and seed; ValueError for what is neither."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
-        raise ValueError(f"seed={seed!r}: a number from 0 to {SEEDS - 1} is expected")
+    check_seed(seed)
     return strategy_of(strategy, seed)
 
 
@@ -131,6 +130,8 @@ def controlled(
     strategy: Strategy, max_steps: int = MAX_STEPS, *, launches: bool = True
 ) -> Iterator[Schedule]:
     """`schedule` with any strategy; without `launches`, these are no points."""
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
+        raise ValueError(f"max_steps={max_steps!r}: a number from 1 on is expected")
     if current() is not None:
         raise ScheduleError("a schedule is in force already, and threads have one: leave its block")
     scheduler = Scheduler(strategy, max_steps)

@@ -10,7 +10,7 @@ from typing import Any
 from simgpu._simulation.schedules.block import Schedule, controlled
 from simgpu._simulation.schedules.older_locks import adopted
 from simgpu._simulation.schedules.orders import Name, orders
-from simgpu._simulation.schedules.strategies import DEFAULT_RULE, Deviations, Strategy
+from simgpu._simulation.schedules.strategies import DEFAULT_RULE, Deviations, Strategy, check_seed
 from simgpu._simulation.schedules.tasks import Choice
 from simgpu._simulation.schedules.tokens import MOST
 from simgpu._simulation.state import State, find_state, host_copy, same
@@ -103,11 +103,12 @@ def schedules(
             default what the function names.
         compare: whether the results have to be equal.
 
-    Returns a `ScheduleReport`. Raises ValueError for what names no strategy, and what
+    Returns a `ScheduleReport`. Raises ValueError for what is no strategy, number or seed, and what
     `simgpu.schedule` raises where a schedule is in force.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n={n!r}: a number from 1 on is expected")
+    check_seed(seed)
     before = State(find_state(step) if state is None else state)
     with adopted(step):
         return _explored(step, n, strategy, seed, before, compare)

@@ -24,6 +24,7 @@ PATCHES: tuple[Row, ...] = (
     Patch("concurrent.futures.thread", "_global_shutdown_lock", wrap=locks.around, why=_LOCKS),
     Patch("threading.Condition", "__enter__", waiting.enter, why=_WAITS),
     Patch("threading.Condition", "wait", waiting.wait, why=_WAITS),
+    Patch("threading.Event", "is_set", waiting.is_set, why=_WAITS),
     Patch("queue", "SimpleQueue", waiting.SimpleQueue, why=_WAITS),
     Patch("threading.Thread", "start", wrap=threads.new_start, why=_THREADS),
     Patch("threading", "_counter", wrap=threads.new_counter, why=_NAMES),

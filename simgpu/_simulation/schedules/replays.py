@@ -16,6 +16,8 @@ class Replay(Strategy):
     def __init__(self, token: str) -> None:
         self.token = token
         try:
+            if not isinstance(token, str):
+                raise ValueError(token)
             self._told, self.count, self._checks = strategy_in(token)
         except (ValueError, LookupError, StopIteration):
             raise ValueError(

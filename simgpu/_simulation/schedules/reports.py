@@ -26,6 +26,7 @@ _WORDS = {
     "queue.get": "waits for an item of a queue",
     "condition": "waits on a condition (an event, barrier, semaphore, queue or future)",
     "sleep": "sleeps",
+    "event": "asks whether an event is set",
     "start": "can go on",
     "end": "has left the block of the schedule",
 }

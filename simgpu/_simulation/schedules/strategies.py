@@ -192,6 +192,12 @@ class PCT(Strategy):
         return options.index(best)
 
 
+def check_seed(seed: Any) -> None:
+    """ValueError for what is no seed of a schedule."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+        raise ValueError(f"seed={seed!r}: a number from 0 to {SEEDS - 1} is expected")
+
+
 def strategy_of(name: str, seed: Any) -> Strategy:
     """The strategy that `simgpu.schedule(seed=..., strategy=...)` names."""
     if name == "deviate":

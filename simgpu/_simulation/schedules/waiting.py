@@ -16,6 +16,7 @@ from simgpu._simulation.schedules.tasks import calling_task
 
 _stock_wait = threading.Condition.wait
 _stock_enter = threading.Condition.__enter__
+_stock_is_set = threading.Event.is_set
 _RealQueue = queue.SimpleQueue
 
 
@@ -49,6 +50,14 @@ def wait(self: Any, timeout: float | None = None) -> bool:
         self._acquire_restore(saved)
         if not notified and waiter in self._waiters:
             self._waiters.remove(waiter)
+
+
+def is_set(self: threading.Event) -> bool:
+    """`Event.is_set`: a point, or who asks again and again would keep all others from going on."""
+    me = calling_task()
+    if me is not None and not me.scheduler.over:
+        me.scheduler.point("event", self)
+    return _stock_is_set(self)
 
 
 class SimpleQueue:

@@ -174,7 +174,11 @@ def test_a_slow_device_takes_its_factor_of_time():
         ({"lose": 3}, "takes a tuple of 2, got 3"),
         ({"lose": (9, 1)}, "there are 2 simulated devices"),
         ({"flip": (0, 1)}, "takes a tuple of 3"),
+        ({"flip": (0, 0, -1)}, "counts from 0, got -1"),
         ({"slow": {0: 0.5}}, "a factor of 1 or more"),
+        ({"slow": {0: "4"}}, "a factor of 1 or more"),
+        ({"slow": 4.0}, "a factor for each device"),
+        ({"slow": {2: 4.0}}, "there are 2 simulated devices"),
     ],
 )
 def test_what_names_nothing_is_refused(wrong, text):

@@ -202,6 +202,9 @@ def test_steps_that_cannot_be_repeated_are_refused(simulated):
         simgpu.sweep(lambda: None, "oops")
     with pytest.raises(ValueError, match="at=7: the step has 0"):
         simgpu.sweep(lambda: None, at=[7])
+    for at in (0, [0.5], ["a"], [-1]):
+        with pytest.raises(ValueError, match="the step has 0"):
+            simgpu.sweep(lambda: None, at=at)
 
 
 def test_without_devices_there_is_nothing_to_sweep():

@@ -63,7 +63,7 @@ def test_a_failed_schedule_is_made_as_short_as_can_be(simulated, strategy):
     assert sum(choice.rank > 0 for choice in report.runs[-1].trace) <= 2
 
 
-@pytest.mark.parametrize("how", [{"n": 0}, {"n": True}, {"strategy": "dfs"}])
+@pytest.mark.parametrize("how", [{"n": 0}, {"n": True}, {"strategy": "dfs"}, {"seed": -3}])
 def test_what_names_no_schedules_is_refused(how):
     with pytest.raises(ValueError, match=next(iter(how))):
         simgpu.schedules(lambda: None, **how)

@@ -200,6 +200,23 @@ def test_a_thread_that_spins_at_a_lock_lets_others_go_on():
         assert together(spins, ends) == ["ended", "spun"]
 
 
+def test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on():
+    for seed in range(5):
+        with simgpu.schedule(seed, "random"):
+            event = threading.Event()
+
+            def asks(note, event=event):
+                note(any(event.is_set() for _ in range(20_000)))
+
+            def tells(note, event=event):
+                event.set()
+
+            assert together(asks, tells) == [True]
+            thread = threading.Thread(target=time.sleep, args=(1,))
+            thread.start()
+            assert any(not thread.is_alive() for _ in range(20_000))
+
+
 def test_trying_a_lock_is_a_point():
     with simgpu.schedule() as schedule:
         lock = threading.Lock()

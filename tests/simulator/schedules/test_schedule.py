@@ -70,13 +70,21 @@ def test_a_replay_of_another_program_says_where_it_diverged(simulated, threads, 
         run(other, replay=schedule.token)
 
 
-@pytest.mark.parametrize("replay", ["", "S1", "S1f", "S1x", "S1fAQ", "schedule", "S1fé", "S1F//"])
+@pytest.mark.parametrize(
+    "replay", ["", "S1", "S1f", "S1x", "S1fAQ", "schedule", "S1fé", "S1F//", 5, b"S1fAAA"]
+)
 def test_what_is_no_token_is_refused(replay):
     with pytest.raises(ValueError, match="is no token"), simgpu.schedule(replay=replay):
         pass
 
 
-@pytest.mark.parametrize("how", [{"seed": -1}, {"seed": True}, {"seed": 1.0}, {"strategy": "dfs"}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"seed": -1}, {"seed": True}, {"seed": 1.0}, {"strategy": "dfs"},
+        {"max_steps": 0}, {"max_steps": "9"}, {"max_steps": True},
+    ],
+)  # fmt: skip
 def test_what_names_no_schedule_is_refused(how):
     with pytest.raises(ValueError, match=next(iter(how))), simgpu.schedule(**how):
         pass
