@@ -25,7 +25,20 @@ def count_of(step, kind):
     )
 
 
-@settings(max_examples=24)
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_every_model_survives_failures_under_every_wrapper(simulated, model, count):
+    """A few of each; `benchmarks/failures.py` tries all."""
+    for turn, wrapper in enumerate(OURS):
+        step = Step(model, wrapper, simulated[:count])
+        step()
+        kind = KINDS[(turn + count + len(model)) % len(KINDS)]
+        if number := count_of(step, kind):
+            report = simgpu.sweep(step, kind, at=[number * (turn + 1) // 4])
+            assert not report.problems, str(report)
+
+
+@settings(max_examples=10)
 @given(
     model=st.sampled_from(sorted(MODELS)),
     wrapper=st.sampled_from(OURS),
