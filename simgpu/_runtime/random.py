@@ -43,13 +43,15 @@ class Generator(torch.Generator):
         return torch.device(DEVICE_TYPE, self._index)
 
     def manual_seed(self, seed: int) -> Generator:
-        """Restart the stream from `seed`."""
-        super().manual_seed((seed + self._index * _GOLDEN) & 0xFFFF_FFFF_FFFF_FFFF)
-        self._seed = seed
+        """Restart the stream from `seed`, which PyTorch maps to 64 bits or refuses."""
+        super().manual_seed(seed)
+        mapped = super().initial_seed()
+        super().manual_seed((mapped + self._index * _GOLDEN) & 0xFFFF_FFFF_FFFF_FFFF)
+        self._seed = mapped
         return self
 
     def initial_seed(self) -> int:
-        """The seed that was last set, as the caller gave it."""
+        """The seed that was last set, before it was made this device's own."""
         return self._seed
 
     def seed(self) -> int:

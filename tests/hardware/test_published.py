@@ -85,9 +85,13 @@ def test_one_other_number_would_be_noticed(case, data):
 def test_numbers_are_compared_to_the_digits_that_were_printed(number, digits):
     printed = float(f"{number:.{digits}f}")
     assert published.same([number], [printed], digits)
-    assert not published.same([number + 2 * 10.0**-digits], [printed], digits)
+    for away in (-2, -0.6, 0.6, 2):
+        assert not published.same([printed + away * 10.0**-digits], [printed], digits)
+        assert published.same([printed + away / 5 * 10.0**-digits], [printed], digits)
     assert not published.same([number, number], [printed], digits)
     assert published.same(number, printed) == (number == printed)
+    assert not published.same(True, 1)
+    assert not published.same(1, 1.0)
 
 
 @given(

@@ -8,6 +8,7 @@ from tests.devices.state import test_current as current
 from tests.devices.state import test_generators as generators
 from tests.devices.state import test_threads as threads
 from tests.simulator import test_memory_statistics as statistics
+from tests.simulator import test_models as gpus
 from tests.support.plant import fault
 from tests.tools import test_rng_option as rng_option
 
@@ -182,5 +183,42 @@ BACKEND = [
         'here.rng == "host"',
         "False",
         rng_option.test_generators_of_a_program_draw_as_the_devices_do,
+    ),
+    fault(
+        "a seed of the host's generator is told as the device has it",
+        "simgpu._runtime.random:Generator.manual_seed",
+        "self._seed = mapped",
+        "self._seed = super().initial_seed()",
+        partial(
+            rng_option.test_a_seed_is_told_as_pytorch_has_it_and_repeats_the_numbers, rng="host"
+        ),
+    ),
+    fault(
+        "a seed from the operating system is not made the device's own",
+        "simgpu._runtime.random:Generator.seed",
+        "self.manual_seed(seed)",
+        "self._seed = seed",
+        partial(
+            rng_option.test_a_seed_is_told_as_pytorch_has_it_and_repeats_the_numbers, rng="host"
+        ),
+    ),
+    fault(
+        "a variable for memory hides the one for models",
+        "simgpu._startup.process_devices:start_process_devices",
+        "if model is None else",
+        "if model is None or memory else",
+        partial(
+            gpus.test_each_variable_is_heeded_whatever_the_others_say,
+            memory="2GiB",
+            model="t4",
+            rng=None,
+        ),
+    ),
+    fault(
+        "devices without a block that go by the name of CUDA have no model",
+        "simgpu._startup.without_block:enable",
+        "cuda.start(count, memory, model,",
+        "cuda.start(count, memory, None,",
+        gpus.test_devices_without_a_block_are_their_models_too,
     ),
 ]

@@ -110,4 +110,18 @@ REPLAYS = [
         "_size(figures.unallocated)",
         full("pytorch/pytorch#59778, 2021-06"),
     ),
+    fault(
+        "numbers may be a whole digit away",
+        f"{REPLAY}:same",
+        "0.5001 * 10**-digits",
+        "1.5 * 10**-digits",
+        replays.test_numbers_are_compared_to_the_digits_that_were_printed,
+    ),
+    fault(
+        "true is one",
+        f"{REPLAY}:same",
+        "type(got) is type(printed) and got == printed",
+        "got == printed",
+        replays.test_numbers_are_compared_to_the_digits_that_were_printed,
+    ),
 ]

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import dataparallel
 import simgpu
 from simgpu._models.gpus import GENERIC, find, models, models_of
+from simgpu._runtime import world
+from simgpu._startup import process_devices
 
 MODELS = models()
 keys = st.sampled_from(list(MODELS))
@@ -73,6 +75,41 @@ def test_a_model_that_is_no_name_is_refused(model):
 def test_a_list_of_another_length_is_refused(count):
     with pytest.raises(ValueError, match=f"has 2 entries for {count} devices"):
         simgpu.enable(count, model=["A100", "T4"])
+
+
+@given(names=st.lists(keys, min_size=1, max_size=3), as_cuda=st.booleans())
+def test_devices_without_a_block_are_their_models_too(names, as_cuda):
+    simgpu.enable(len(names), model=names, as_cuda=as_cuda)
+    try:
+        module = torch.cuda if as_cuda else torch.simgpu
+        found = [module.get_device_name(index) for index in range(len(names))]
+    finally:
+        simgpu.disable()
+    assert found == [MODELS[name].name for name in names]
+
+
+@pytest.mark.parametrize("rng", [None, "host"])
+@pytest.mark.parametrize("model", [None, "t4", "A100,t4"])
+@pytest.mark.parametrize("memory", [None, "2GiB", "1GiB,512MiB"])
+def test_each_variable_is_heeded_whatever_the_others_say(monkeypatch, memory, model, rng):
+    told = {"DEVICE_COUNT": "2", "DEVICE_MEMORY": memory, "MODEL": model, "RNG": rng}
+    for name, value in told.items():
+        if value is not None:
+            monkeypatch.setenv(f"SIMGPU_{name}", value)
+    process_devices.start_process_devices()
+    try:
+        found = [torch.simgpu.get_device_properties(index) for index in range(2)]
+        assert (torch.simgpu.get_rng_state(0).numel() == 16) == (rng is None)
+    finally:
+        world.leave(world.current_world())
+    models = {None: [GENERIC] * 2, "t4": [MODELS["T4"]] * 2}.get(
+        model, [MODELS["A100"], MODELS["T4"]]
+    )
+    sizes = {None: [each.total_memory for each in models], "2GiB": [2**31] * 2}.get(
+        memory, [2**30, 2**29]
+    )
+    assert [each.name for each in found] == [each.name for each in models]
+    assert [each.total_memory for each in found] == sizes
 
 
 @given(names=st.lists(keys, min_size=1, max_size=6), as_cuda=st.booleans())

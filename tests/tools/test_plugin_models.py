@@ -3,11 +3,17 @@
 import pytest
 
 SUITE = """
+import pytest
 import torch
 
 def test_names(devices):
     module = torch.get_device_module(devices[0])
     assert [module.get_device_name(d) for d in devices] == ["NVIDIA A100-SXM4-40GB", "Tesla T4"]
+
+@pytest.mark.devices(1)
+def test_the_first(devices):
+    module = torch.get_device_module(devices[0])
+    assert [module.get_device_name(d) for d in devices] == ["NVIDIA A100-SXM4-40GB"]
 
 def test_generator(devices):
     assert torch.get_device_module(devices[0]).get_rng_state(devices[0]).numel() > 16
@@ -27,7 +33,7 @@ NO_CACHE = ("-p", "no:cacheprovider", "--device-count", "2")
 def test_each_device_is_its_model(pytester, options):
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess(*NO_CACHE, *options)
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3)
     line = "*devices: 2 simulated GPUs, model NVIDIA A100-SXM4-40GB, Tesla T4, rng host (simgpu*"
     result.stdout.fnmatch_lines(line)
 

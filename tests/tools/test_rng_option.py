@@ -35,6 +35,25 @@ def test_what_draws_is_what_was_asked_for(how, rng, count, seed):
         assert (torch.simgpu.get_rng_state(0).numel() == 16) == (rng != "host")
 
 
+@pytest.mark.parametrize("rng", ["cuda", "host"])
+@given(index=st.integers(0, 1), seed=st.integers(-(2**63), 2**64 - 1) | st.integers(-3, 3))
+def test_a_seed_is_told_as_pytorch_has_it_and_repeats_the_numbers(rng, index, seed):
+    """Also one from the operating system."""
+    with simgpu.devices(2, rng=rng):
+        torch.simgpu.set_device(index)
+        for restart in (lambda: torch.simgpu.manual_seed(seed), torch.simgpu.seed):
+            restart()
+            drawn, told = torch.rand(5, device="simgpu"), torch.simgpu.initial_seed()
+            assert 0 <= told < 2**64
+            torch.simgpu.manual_seed(told)
+            assert torch.equal(torch.rand(5, device="simgpu"), drawn)
+            assert torch.simgpu.initial_seed() == told
+        torch.simgpu.manual_seed(seed)
+        assert torch.simgpu.initial_seed() == torch.Generator().manual_seed(seed).initial_seed()
+        with pytest.raises(ValueError, match="Overflow when unpacking long long"):
+            torch.simgpu.manual_seed(seed + (2**64 if seed >= 0 else -(2**63) - 1))
+
+
 @given(rng=st.sampled_from(["cuda", "host"]), seed=st.integers(0, 2**64 - 1))
 def test_generators_of_a_program_draw_as_the_devices_do(rng, seed):
     """With the host's generator, the numbers are those that the CPU draws from that seed."""
