@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu._random import fill, floats, geometry, integers, layout
+from simgpu._random.bernoulli import order_of_elements
 from simgpu._random.dropout import parameters
 from simgpu._random.layout import in_memory_order, launches
 from simgpu._random.multinomial import _buckets
@@ -52,6 +53,48 @@ def test_a_draw_of_one(simulated):
     start(simulated[0], (132, 2048), SEED, 0)
     mask = torch.native_dropout(torch.ones(8192, device=simulated[0]), 0.0, True)[1]
     assert (~mask).nonzero().tolist() == [[4 * THREAD]]  # four words of each thread
+
+
+@given(bits=st.integers(1, 53), high=st.booleans(), p=st.sampled_from([1e-12, 1e-3, 0.3, 1 - 1e-9]))
+def test_doubles_beside_their_ends_are_not_taken_for_floats(bits, high, p):
+    """Which are clipped there, and have no exact logarithm of 1 - p."""
+    unit = 1 - 2.0**-bits if high else 2.0**-bits
+
+    def made(kind):
+        values = np.array([unit])
+        kind.transform(values)
+        return float(values[0])
+
+    assert made(floats.Exponential(True, 2)) == pytest.approx(-math.log(unit) / 2, rel=1e-12)
+    tangent = math.tan(math.pi * (unit - 0.5))
+    assert made(floats.Cauchy(True, 0, 1)) == pytest.approx(tangent, rel=1e-12, abs=1e-12)
+    tosses = math.log(unit) / math.log1p(-p)
+    assert made(floats.Geometric(True, p)) == pytest.approx(tosses + 0.5, rel=1e-12, abs=0.5001)
+
+
+strides = st.sampled_from([1, 10, 100, 1000])
+dimensions = st.lists(st.tuples(st.integers(1, 3), strides, strides), min_size=3, max_size=5)
+
+
+@given(size=st.integers(2, 5), stride=st.integers(1, 4), apart=st.integers(0, 3))
+def test_a_tensor_that_overlaps_is_walked_through_by_its_indices(size, stride, apart):
+    """It does where the second element of a dimension is the last of the one within."""
+    strides = stride, (size - 1) * stride + apart
+    assert order_of_elements((size, 2), strides, (1, size)) == ([1, 0] if apart else [0, 1])
+
+
+@given(dimensions=dimensions)
+def test_dimensions_of_one_element_do_not_order_the_others(dimensions):
+    """Each has a size, and the strides of a tensor and of its chances."""
+
+    def order(dims):
+        columns = list(zip(*(dimensions[dim] for dim in dims), strict=True)) or [(), (), ()]
+        return [dims[place] for place in order_of_elements(*columns)]
+
+    several = [dim for dim, (size, _, _) in enumerate(dimensions) if size > 1]
+    found = order(list(range(len(dimensions))))
+    assert sorted(found) == list(range(len(dimensions)))
+    assert [dim for dim in found if dim in several] == order(several)
 
 
 @given(before=st.integers(1, 12), step=st.integers(1, 3), numel=st.integers(1, 40))
