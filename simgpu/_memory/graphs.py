@@ -155,6 +155,7 @@ class Graph:
             route = about.source.index, about.target.index
         kernel = Kernel(about.kernel.op, _into(about.kernel, outputs))
         kernel.at_once = True
+        kernel.writes = outputs
         written = {id(tensor) for tensor in _written(about)}
         reads = about.kind == "kernel"
         args = tuple(memory.own(v, reads and id(v) not in written) for v in about.args)

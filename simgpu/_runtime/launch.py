@@ -28,7 +28,7 @@ _CPU = torch.device("cpu")
 class Kernel:
     """An operator together with the host code that computes it."""
 
-    __slots__ = ("at_once", "changes_more", "collective", "name", "op", "run")
+    __slots__ = ("at_once", "changes_more", "collective", "name", "op", "run", "writes")
 
     def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
         self.op = op
@@ -39,6 +39,8 @@ class Kernel:
         self.changes_more = changes_more_than_results(op)
         # Whether no executor may run it later: it works on more than its arguments.
         self.at_once = False
+        # What it writes to beside what its schema says: a graph's results, where they lie.
+        self.writes: Sequence[torch.Tensor] = ()
         # Of torch.distributed's operators: the call of a process group.
         self.collective: Collective | None = None
 

@@ -5,6 +5,7 @@ from functools import partial
 from tests.simulator.races import test_accesses as accesses
 from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_data_parallel as data_parallel
+from tests.simulator.races import test_graphs as graphs
 from tests.simulator.races import test_order as order
 from tests.simulator.races import test_programs as races
 from tests.support.plant import fault
@@ -157,5 +158,44 @@ RACES = [
         "step * span.itemsize",
         "step",
         accesses.test_two_views_share_bytes_if_their_sets_do,
+    ),
+    fault(
+        "what is captured runs at once",
+        f"{DETECTOR}.launched",
+        "if queue in streams.captured:",
+        "if False:",
+        graphs.test_a_graph_is_in_the_order_of_its_replays,
+    ),
+    fault(
+        "the memory of a graph goes back to a stream",
+        f"{DETECTOR}.after_allocate",
+        "None if queue in streams.captured else queue",
+        "queue",
+        graphs.test_a_graph_is_in_the_order_of_its_replays,
+    ),
+    fault(
+        "a captured wait is one of the stream",
+        f"{DETECTOR}.stream_waits",
+        "elif queue_of(awaited) not in streams.captured:",
+        "else:",
+        partial(
+            graphs.test_a_wait_that_is_captured_orders_nothing_else, captured=True, by_event=False
+        ),
+    ),
+    fault(
+        "a captured event is one of the stream",
+        f"{DETECTOR}.event_recorded",
+        "if queue_of(stream) not in streams.captured:",
+        "if True:",
+        partial(
+            graphs.test_a_wait_that_is_captured_orders_nothing_else, captured=True, by_event=True
+        ),
+    ),
+    fault(
+        "a graph writes nothing",
+        f"{DETECTOR}.launched",
+        "for tensor in launch.kernel.writes:",
+        "for tensor in ():",
+        partial(graphs.test_results_of_a_graph_are_there_after_its_replay, waits=False),
     ),
 ]

@@ -51,8 +51,10 @@ class Detector(Instrument):
 
     def launched(self, launch: Launch, result: Any) -> None:
         """Compare what a launch reads and writes, and remember it."""
-        place = place_of_caller()
         queue = launch.device.index, launch.stream
+        if queue in streams.captured:
+            return  # nothing runs before the graph is replayed
+        place = place_of_caller()
         if launch.kernel.collective is not None:
             self._collective(launch.kernel.collective, launch.op, queue, result)
             return
@@ -68,6 +70,8 @@ class Detector(Instrument):
                     continue  # the end of a copy that is not on a device
                 if tensor.dim() or self._memory.at(tensor.data_ptr()):  # else a number of the host
                     self._touch(tensor, queue, number, clock, writes, launch.op, place)
+            for tensor in launch.kernel.writes:
+                self._touch(tensor, queue, number, clock, True, launch.op, place)
             for tensor in dense(result if launch.target.type != "cpu" else ()):
                 span = span_of(tensor)
                 if span is not None and self._memory.at(span.begin) is None:
@@ -204,14 +208,17 @@ class Detector(Instrument):
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
         with self._lock:
+            if queue_of(stream) in streams.captured:
+                return
             if isinstance(awaited, torch.Event):
                 self._order.wait_event(queue_of(stream), awaited)
-            else:
+            elif queue_of(awaited) not in streams.captured:
                 self._order.wait(queue_of(stream), queue_of(awaited))
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
-        with self._lock:
-            self._order.record(event, queue_of(stream))
+        if queue_of(stream) not in streams.captured:
+            with self._lock:
+                self._order.record(event, queue_of(stream))
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         with self._lock:
@@ -223,7 +230,9 @@ class Detector(Instrument):
         address = getattr(nbytes, "address", 0)
         if not address:
             return
-        owner = device.index, streams.current_stream_id(device.index)
+        queue = device.index, streams.current_stream_id(device.index)
+        # A graph keeps the memory that it was captured with: no stream gives it to others.
+        owner = None if queue in streams.captured else queue
         with self._lock:
             region = self._memory.allocate(address, address + int(nbytes.requested), owner)
             access = self._made.pop(address, None)

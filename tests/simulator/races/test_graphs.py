@@ -1,0 +1,89 @@
+"""A capture runs nothing: what a graph does to memory is done where it is replayed."""
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import simgpu
+from tests.support.training import few
+
+
+@few
+@given(waits=st.booleans(), warmed_up=st.booleans(), branches=st.booleans(), side=st.booleans())
+@example(waits=True, warmed_up=True, branches=True, side=True)
+@example(waits=False, warmed_up=False, branches=False, side=True)
+@example(waits=True, warmed_up=False, branches=False, side=False)
+def test_a_graph_is_in_the_order_of_its_replays(waits, warmed_up, branches, side):
+    kind = torch.cuda
+    with simgpu.as_cuda(1), simgpu.races() as found:
+        x = torch.ones(3, device="cuda")
+        main, other = kind.current_stream(), kind.Stream()
+        if warmed_up:
+            other.wait_stream(main)
+            with kind.stream(other):
+                x * 2
+            main.wait_stream(other)
+        graph = kind.CUDAGraph()
+        with kind.graph(graph):
+            if branches:
+                branch = kind.Stream()
+                branch.wait_stream(kind.current_stream())
+                with kind.stream(branch):
+                    x * 3
+                kind.current_stream().wait_stream(branch)
+            y = x * 2
+        x.fill_(5)
+        with kind.stream(other if side else main):
+            if side and waits:
+                other.wait_stream(main)
+            graph.replay()
+        if side and waits:
+            main.wait_stream(other)
+        assert y.tolist() == [10] * 3
+        graph.replay()
+        del y  # its memory stays the graph's
+        torch.ones(1, device="cuda")
+    assert bool(found) == (side and not waits)
+    assert all(race.first.op.startswith("fill_") for race in found[:1])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_results_of_a_graph_are_there_after_its_replay(waits):
+    kind = torch.cuda
+    with simgpu.as_cuda(1), simgpu.races() as found:
+        graph, other = kind.CUDAGraph(), kind.Stream()
+        with kind.graph(graph):
+            y = torch.ones(3, device="cuda") * 2
+        with kind.stream(other):
+            graph.replay()
+        if waits:
+            kind.current_stream().wait_stream(other)
+        y + 1
+    assert bool(found) != waits
+
+
+@pytest.mark.parametrize("by_event", [False, True])
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_wait_that_is_captured_orders_nothing_else(captured, by_event):
+    kind = torch.cuda
+    with simgpu.as_cuda(1), simgpu.races() as found:
+        x, (one, other) = torch.ones(3, device="cuda"), (kind.Stream(), kind.Stream())
+        kind.synchronize()
+        graph = kind.CUDAGraph()
+        with kind.stream(one):
+            x.fill_(2)
+            if captured:
+                graph.capture_begin()
+                torch.ones(2, device="cuda").mul_(2)
+            if by_event:
+                one.record_event().wait(other)
+            else:
+                other.wait_stream(one)
+            if captured:
+                one.wait_stream(other)
+                graph.capture_end()
+        with kind.stream(other):
+            x + 1
+        kind.synchronize()
+    assert len(found) == captured
