@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from simgpu.errors import DeadlockError
+from simgpu.errors import DeadlockError, LivelockError
 from tests.dataparallel import test_replica_threads as threads
 from tests.simulator.schedules import test_data_parallel as parallel
 from tests.simulator.schedules import test_deadlocks as deadlocks
@@ -23,6 +23,30 @@ SCHEDULES = [
         "elif task.deadline is not None:",
         "elif task.deadline is not None and task.what == 'sleep':",
         partial(schedule.test_a_time_out_comes_in_some_orders, strategy="random"),
+    ),
+    fault(
+        "a thread that works for ever lets no time pass",
+        "simgpu._simulation.schedules.baton:Baton._is_time_to_pass",
+        "for steps in (self.steps - self.progress_at, me.run_length)",
+        "for steps in (self.steps - self.progress_at,)",
+        partial(
+            deadlocks.test_threads_that_work_until_they_are_stopped_let_time_pass,
+            workers=1,
+            seconds=60,
+        ),
+        raises=LivelockError,
+    ),
+    fault(
+        "two threads that take turns let no time pass",
+        "simgpu._simulation.schedules.baton:Baton._be_fair",
+        "elif due and me.run_length > QUANTUM:",
+        "elif False:",
+        partial(
+            deadlocks.test_threads_that_work_until_they_are_stopped_let_time_pass,
+            workers=2,
+            seconds=0.002,
+        ),
+        raises=LivelockError,
     ),
     fault(
         "threads see the host's time",

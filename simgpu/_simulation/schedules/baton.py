@@ -20,7 +20,7 @@ from simgpu.errors import DeadlockError, LivelockError, ScheduleError
 
 TICK = 1e-6  # seconds that each step takes, so that loops which look at the clock come to an end
 QUANTUM = 1000  # steps after which others who can go on have their turn
-TURNS = 5 * QUANTUM  # steps without device work after which a time-out comes
+TURNS = 5 * QUANTUM  # steps of one thread, or without device work, after which a time-out comes
 PATIENT = 10.0  # seconds from which on a time-out is for emergencies: it comes if nobody can go on
 MAX_IDLE = 100_000  # steps without device work, or a thread that begins or ends: a livelock
 MAX_STEPS = 10_000_000
@@ -122,11 +122,11 @@ class Baton:
 
         All of it happens while every other thread waits.
         """
-        ready, expiring = self._able()
+        ready, expiring = self._able(me)
         if self._draining:
             return self._next_to_drain(ready, expiring)
         if not ready and not expiring:
-            ready, expiring = self._able_by_now()
+            ready, expiring = self._able_by_now(me)
         idle = self.steps - self.progress_at
         if idle > QUANTUM or me.run_length > QUANTUM or self.steps > self.max_steps:
             self._check_steps()
@@ -148,7 +148,7 @@ class Baton:
             self._expire(chosen)
         return chosen
 
-    def _able(self) -> tuple[list[Task], list[Task]]:
+    def _able(self, me: Task) -> tuple[list[Task], list[Task]]:
         """Those that can go on, and those for which a time-out can come."""
         ready: list[Task] = []
         expiring: list[Task] = []
@@ -159,30 +159,36 @@ class Baton:
                 ready.append(task)
             elif task.deadline is not None:
                 (patient if task.patient else expiring).append(task)
-        if patient and not expiring and (not ready or self._is_time_to_pass()):
+        if patient and not expiring and (not ready or self._is_time_to_pass(me)):
             expiring.append(min(patient, key=lambda task: (task.deadline, task.number)))
         return ready, expiring
 
-    def _able_by_now(self) -> tuple[list[Task], list[Task]]:
+    def _able_by_now(self, me: Task) -> tuple[list[Task], list[Task]]:
         """The same where nobody can go on, unless a thread from elsewhere lets one; or deadlock."""
         while reports.others_make_progress(self._alive) or (
             self.when_stuck is not None and self.when_stuck()
         ):
-            ready, expiring = self._able()
+            ready, expiring = self._able(me)
             if ready or expiring:
                 return ready, expiring
         raise DeadlockError(reports.of_deadlock(self._alive))
 
     def _be_fair(self, me: Task, ready: list[Task], expiring: list[Task]) -> None:
         """Let the others have a turn, and time pass, where threads wait in loops."""
-        if expiring and self._is_time_to_pass():
+        due = [task for task in expiring if (task.deadline or 0.0) <= self.now]
+        if expiring and self._is_time_to_pass(me):
             ready.clear()
+        elif due and me.run_length > QUANTUM:  # also where several keep each other company
+            ready.clear()
+            expiring[:] = due
         elif me.run_length > QUANTUM and len(ready) > 1 and me in ready:
             ready.remove(me)
 
-    def _is_time_to_pass(self) -> bool:
-        idle = self.steps - self.progress_at
-        return idle > 0 and idle % TURNS == 0
+    def _is_time_to_pass(self, me: Task) -> bool:
+        return any(
+            steps > 0 and steps % TURNS == 0
+            for steps in (self.steps - self.progress_at, me.run_length)
+        )
 
     def _expire(self, task: Task) -> None:
         assert task.deadline is not None

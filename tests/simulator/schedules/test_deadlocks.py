@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,30 @@ def test_a_loop_that_waits_lets_others_go_on():
         for thread in threads:
             thread.start()
         time.sleep(1)
+        done.append(True)
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.1), (1, 60), (2, 0.002)])
+def test_threads_that_work_until_they_are_stopped_let_time_pass(
+    simulated, workers, seconds, monkeypatch
+):
+    """Each launch is progress, so that only their own steps tell that others want to go on."""
+    monkeypatch.setattr("simgpu._simulation.schedules.baton.QUANTUM", 30)
+    monkeypatch.setattr("simgpu._simulation.schedules.baton.TURNS", 150)
+    with simgpu.schedule(max_steps=5000):
+        done = []
+
+        def work():
+            x = torch.zeros(1, device=simulated[0])
+            while not done:
+                x += 1
+
+        threads = [threading.Thread(target=work) for _ in range(workers)]
+        for thread in threads:
+            thread.start()
+        time.sleep(seconds)
         done.append(True)
         for thread in threads:
             thread.join()
