@@ -20,6 +20,7 @@ from simgpu._pytest.marker import (
     DESCRIPTION,
     MARKED_DEVICES,
     Wanted,
+    fail_if_wrong,
     give_devices_if_marked,
     wanted_by,
 )
@@ -73,6 +74,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     every_oom.repeat_if_wanted(item, options.faults == "oom")
     races.watch_if_wanted(item, options.races)
     schedules.repeat_if_wanted(item, options.schedules, options.schedule)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    fail_if_wrong(item)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -134,9 +140,9 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
 
     As many as ``@pytest.mark.ranks(n)`` says, in threads of this process, as `simgpu.ranks` has
     it; with its arguments ``backend`` and ``schedule``. There are `n` simulated devices by the name
-    of CUDA, unless the test has others already.
+    of CUDA, of the sort that the options of the session say, unless the test has others already.
     """
-    with lend_ranks(request.node) as run:
+    with lend_ranks(request) as run:
         yield run
 
 
@@ -152,7 +158,10 @@ def _lend(
 ) -> contextlib.AbstractContextManager[list[torch.device]]:
     """Give a test what its marker asks for, or skip it."""
     pool = session_pool(request.config)
-    wanted = wanted_by(request.node) or Wanted(pool.count)
+    try:
+        wanted = wanted_by(request.node) or Wanted(pool.count)
+    except (TypeError, ValueError) as error:
+        pytest.fail(str(error), pytrace=False)
     if wanted.count > pool.count:
         needs = plural(wanted.count, "device")
         skips.skip(request, f"needs {needs}, this session has {pool.count}")

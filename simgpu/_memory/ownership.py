@@ -25,10 +25,7 @@ def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
 
     The caller must not use `host` afterwards: it has no memory of its own any more.
     """
-    try:
-        device = active_devices[index]
-    except IndexError:
-        device = world.device(index)  # raises, and says what there is
+    device = active_devices[index] if index < len(active_devices) else world.device(index)
     try:
         storage = host.untyped_storage()
         nbytes = storage.nbytes()
@@ -66,10 +63,7 @@ def to_device(host: torch.Tensor, index: int) -> torch.Tensor:
 
 def make_sure_of_room(index: int, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
     """Raise if device `index` has no room for a tensor, before the host makes one."""
-    try:
-        device = active_devices[index]
-    except IndexError:
-        device = world.device(index)  # raises, and says what there is
+    device = active_devices[index] if index < len(active_devices) else world.device(index)
     nbytes = math.prod(shape) * (torch.get_default_dtype() if dtype is None else dtype).itemsize
     # What has died and is not counted yet only makes room.
     if nbytes > device.limit - device.taken + device.freed and nbytes > (

@@ -28,9 +28,52 @@ class Wanted:
 
 
 def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
-    """Return what the nearest marker of a test asks for; None if there is no marker."""
+    """Return what the nearest marker of a test asks for; None if there is no marker.
+
+    Raises TypeError or ValueError for one with other arguments than `Wanted` has.
+    """
     marker = node.get_closest_marker("devices")
-    return None if marker is None else Wanted(*marker.args, **marker.kwargs)
+    if marker is None:
+        return None
+    try:
+        wanted = Wanted(*marker.args, **marker.kwargs)
+    except TypeError:
+        raise TypeError(_words(marker)) from None
+    kinds = [type(told) for told in (wanted.count, wanted.distinct, wanted.at_least)]
+    if kinds != [int, bool, bool]:
+        raise TypeError(_words(marker))
+    if wanted.count < 1:
+        raise ValueError(_words(marker))
+    return wanted
+
+
+# What is wrong with a marker of a test, which is told as an error of that test.
+_WRONG = pytest.StashKey[str]()
+
+
+def tell_wrong(item: pytest.Item, marker: pytest.Mark, way_out: str) -> None:
+    """Let a test fail for one of its markers, before anything of it runs."""
+    item.stash[_WRONG] = f"{item.nodeid}: {call_of(marker)}: {way_out}"
+
+
+def fail_if_wrong(item: pytest.Item) -> None:
+    """Raise what `tell_wrong` was told of this test."""
+    if _WRONG in item.stash:
+        pytest.fail(item.stash[_WRONG], pytrace=False)
+
+
+def call_of(marker: pytest.Mark) -> str:
+    """A marker as the test has it: "@pytest.mark.devices(2)"."""
+    named = [f"{name}={value!r}" for name, value in marker.kwargs.items()]
+    told = ", ".join([*map(repr, marker.args), *named])
+    return f"@pytest.mark.{marker.name}({told})"
+
+
+def _words(marker: pytest.Mark) -> str:
+    return (
+        f"{call_of(marker)}: write @pytest.mark.devices(n), n being an int from 1 on, with "
+        "distinct=True or at_least=True where that is meant"
+    )
 
 
 def give_devices_if_marked(item: pytest.Item) -> None:
@@ -46,9 +89,9 @@ def _is_marked(item: pytest.Item) -> bool:
     """Whether a test has our marker, and not one that its suite calls by the same name."""
     try:
         wanted = wanted_by(item)
-    except TypeError:
+    except (TypeError, ValueError):
         return False
-    if wanted is None or type(wanted.count) is not int:
+    if wanted is None:
         return False
     declared = [line for line in item.config.getini("markers") if line.startswith("devices")]
     return declared == [DESCRIPTION]

@@ -9,6 +9,12 @@ from typing import Any
 
 import pytest
 
+from simgpu._pytest import skips
+from simgpu._pytest.choose import simulated_pool
+from simgpu._pytest.marker import call_of
+from simgpu._pytest.options import read_options
+from simgpu._pytest.pools import plural
+
 DESCRIPTION = (
     "ranks(count): the fixture `ranks` runs a function on `count` ranks of torch.distributed, "
     "which are threads of this process with one simulated device each."
@@ -18,19 +24,40 @@ Run = Callable[..., list[Any]]
 
 
 @contextlib.contextmanager
-def lend_ranks(node: pytest.Item) -> Iterator[Run]:
-    """What the marker of a test asks for; devices by the name of CUDA, where there are none."""
-    marker = node.get_closest_marker("ranks")
-    if marker is None or len(marker.args) != 1 or marker.kwargs:
-        raise pytest.UsageError(
-            f"{node.nodeid} takes the fixture `ranks`, and has to say how many: "
-            "@pytest.mark.ranks(4)"
-        )
+def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """What the marker of a test asks for; devices by the name of CUDA, where there are none.
+
+    These are of the sort that the session's options say; where they say fewer, the test is skipped.
+    """
+    node = request.node
+    count = _count(node)
+    options = read_options(node.config)
+    pool = simulated_pool(options)
+    if options.count is not None and count > pool.count:
+        needs = plural(count, "device")
+        skips.skip(request, f"needs {needs}, this session has {pool.count}")
     import simgpu
     from simgpu._runtime import world
 
-    [count] = marker.args
     with contextlib.ExitStack() as ends:
         if not world.device_count():
-            ends.enter_context(simgpu.as_cuda(count))
+            ends.enter_context(simgpu.as_cuda(count, **pool.sort(count)))
+            made = world.current_world()
+            assert made is not None
+            made.maker = f"the fixture `ranks`, for @pytest.mark.ranks({count})"
+            made.way_out = "pytest's fixture `ranks` made them: use these, or do without it"
         yield functools.partial(simgpu.ranks, count)
+
+
+def _count(node: pytest.Item) -> int:
+    """How many ranks the marker of a test asks for."""
+    marker = node.get_closest_marker("ranks")
+    args = () if marker is None or marker.kwargs else marker.args
+    if len(args) != 1 or type(args[0]) is not int or args[0] < 1:
+        told = "" if marker is None else f", not {call_of(marker)}"
+        pytest.fail(
+            f"{node.nodeid} takes the fixture `ranks`, and has to say how many: "
+            f"@pytest.mark.ranks(4){told}",
+            pytrace=False,
+        )
+    return int(args[0])

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from simgpu._pytest.marker import tell_wrong
 from simgpu._pytest.wrapping import wrap_test
 
 DESCRIPTION = (
@@ -33,7 +34,8 @@ def repeat_if_wanted(item: pytest.Item, everywhere: int | None, token: str | Non
     if not isinstance(item, pytest.Function):
         return
     marker = item.get_closest_marker("schedules")
-    n = everywhere or (None if marker is None else _count(*marker.args, **marker.kwargs))
+    told = None if marker is None else _count(item, marker)
+    n = everywhere or told
     if n is None and token is None:
         return
     wrap_test(
@@ -44,9 +46,15 @@ def repeat_if_wanted(item: pytest.Item, everywhere: int | None, token: str | Non
     )
 
 
-def _count(n: int = DEFAULT) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise pytest.UsageError(f"@pytest.mark.schedules({n!r}): a number from 1 on is expected")
+def _count(item: pytest.Item, marker: pytest.Mark) -> int | None:
+    """How many schedules a marker asks for; None where that is an error of its test."""
+    told = [*marker.args, *(value for name, value in marker.kwargs.items() if name == "n")]
+    n = told[0] if told else DEFAULT
+    if len(told) < len(marker.args) + len(marker.kwargs) or len(told) > 1 or type(n) is not int:
+        n = 0
+    if n < 1:
+        tell_wrong(item, marker, "write @pytest.mark.schedules(n), n being an int from 1 on")
+        return None
     return n
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -58,6 +58,13 @@ class SimulatedPool:
             words += f", asynchronous {self.order}"
         return f"{words} (simgpu{f', {self.source}' if self.source else ''})"
 
+    def sort(self, count: int) -> dict[str, Any]:
+        """Of which sort `count` of them are, as arguments of `simgpu.devices`."""
+        memory, model = (
+            told[:count] if isinstance(told, list) else told for told in (self.memory, self.model)
+        )
+        return {"memory": memory, "model": model, "rng": self.rng}
+
     @contextlib.contextmanager
     def lend(self, count: int, scope: Scope = "function") -> Iterator[list[torch.device]]:
         import torch  # noqa: F401  # which makes the devices of SIMGPU_DEVICE_COUNT
@@ -90,10 +97,7 @@ class SimulatedPool:
         import simgpu
         from simgpu._runtime import world
 
-        memory, model = (
-            told[:count] if isinstance(told, list) else told for told in (self.memory, self.model)
-        )
-        with simgpu.devices(count, memory=memory, model=model, rng=self.rng) as devices:
+        with simgpu.devices(count, **self.sort(count)) as devices:
             made = world.current_world()
             assert made is not None
             made.way_out = (
@@ -118,6 +122,14 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
     from simgpu._runtime import world
 
     if count > active:
+        there = world.current_world()
+        maker = there and there.maker
+        if maker:
+            pytest.fail(
+                f"the test asks for {plural(count, 'device')}, and {active} are there already, "
+                f"made by {maker}: ask both for as many",
+                pytrace=False,
+            )
         pytest.fail(
             f"the test asks for {plural(count, 'device')}, and {active} are there already, made "
             "outside of it (by a fixture of yours, or by module_devices): say "

@@ -3,8 +3,9 @@
 run         `ranks` itself
 turns       who runs: threads of a scheduler, and what is told where none of them can go on
 meeting     collectives of such ranks: the last one to come does the work of all
+stores      keys and values that ranks leave for each other
 isolation   what each rank has of its own: process groups, random numbers, environment
 
-May import: `_simulation/schedules`, `_distributed`, `_cuda`, `_runtime`, `errors`, `_naming`,
-`torch`.
+May import: `_simulation/schedules`, `_distributed`, `_backend/install`, `_cuda`, `_runtime`,
+`_models`, `errors`, `_naming`, `torch`.
 """

@@ -31,6 +31,17 @@ class _Groups(distributed_c10d._World):
         super().__init__()
         self._own: dict[str, Any] = {name: {} for name in _MAPS}
         self._count = 0
+        self.lives = 0
+        """How many default groups there were: later ones have the same names as the first."""
+
+    @property
+    def default_pg(self) -> Any:
+        return self._default_pg
+
+    @default_pg.setter
+    def default_pg(self, value: Any) -> None:
+        self._default_pg = value
+        self.lives += value is not None
 
     @property
     def group_count(self) -> int:
@@ -80,6 +91,12 @@ class _GroupsOfThread:
 def begin_groups() -> None:
     """Let the calling thread have groups of its own, none so far."""
     _per_thread.groups = _Groups()
+
+
+def life() -> int:
+    """Which default group of the calling thread, counted from 1, is in force."""
+    groups = _per_thread.groups
+    return 0 if groups is None else groups.lives
 
 
 def end_groups() -> None:

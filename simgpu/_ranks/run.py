@@ -10,14 +10,18 @@ from typing import Any, TypeVar
 
 from torch import distributed
 
+from simgpu import _naming
+from simgpu._backend.devices import Memory
 from simgpu._cuda import as_cuda
 from simgpu._distributed import communicators
 from simgpu._distributed.communicators import threads
+from simgpu._models.gpus import Names
 from simgpu._patches import Patches
-from simgpu._ranks import isolation
+from simgpu._ranks import isolation, stores
 from simgpu._ranks.meeting import Meetings, Transport
 from simgpu._ranks.turns import Turns, scheduler_of
 from simgpu._runtime import world
+from simgpu._runtime.rngs import RNGS
 from simgpu._simulation.schedules.scheduler import Scheduler
 from simgpu._simulation.schedules.tasks import Ended
 
@@ -32,6 +36,9 @@ def ranks(
     *,
     backend: str | None = "nccl",
     schedule: int | str | None = None,
+    memory: Memory = None,
+    model: Names = None,
+    rng: str | None = None,
 ) -> list[T]:
     """What `function(rank)` returns on each rank of a fresh world of torch.distributed.
 
@@ -48,15 +55,18 @@ def ranks(
             default they go on one after the other. With it another one may go on not only at
             collectives but wherever one of `simgpu.schedule` may, as with `strategy="random"`.
             Within such a block that schedule decides, and this argument does nothing.
+        memory, model, rng: of the fresh devices, as in `simgpu.devices`.
 
-    Within `simgpu.as_cuda(n)` or `simgpu.devices(n)` the ranks have its devices; without one,
-    `count` fresh ones by the name of CUDA.
+    Without devices there are `count` fresh ones by the name of CUDA. Within `simgpu.as_cuda(n)` the
+    ranks have its devices; within `simgpu.devices(n)` too, for every backend but NCCL.
 
     Raises:
         the first error that a rank raised, with those of the others as notes.
         DeadlockError: no rank can go on; the text says what each one waits for, and in which line.
         CollectiveMismatchError: the ranks made different calls.
-        ValueError: there are fewer devices than ranks, or `schedule` is none.
+        ValueError: there are fewer devices than ranks, or some already where a sort of them is
+            asked for; or `schedule`, `memory`, `model` or `rng` is none.
+        RuntimeError: NCCL, on devices that do not go by the name of CUDA.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"the number of ranks must be an integer from 1 on, got {count!r}")
@@ -64,7 +74,10 @@ def ranks(
         raise RuntimeError(f"rank {threads.rank} of a world cannot start another world")
     with contextlib.ExitStack() as ends:
         if not world.device_count():
-            ends.enter_context(as_cuda.as_cuda(count))
+            fresh = as_cuda.as_cuda(count, memory=memory, model=model, rng=rng or RNGS[0])
+            ends.enter_context(fresh)
+        else:
+            _check_devices(backend, memory=memory, model=model, rng=rng)
         if world.device_count() < count:
             raise ValueError(
                 f"{count} ranks need {count} devices, one each, and there are "
@@ -74,10 +87,27 @@ def ranks(
         patches = Patches()
         ends.callback(patches.undo)
         patches.apply(isolation.PATCHES)
+        patches.apply(stores.PATCHES)
         surroundings = isolation.Surroundings()
         ends.callback(surroundings.restore)
         scheduler = ends.enter_context(scheduler_of(schedule))
         return _World(count, function, backend, scheduler).results()
+
+
+def _check_devices(backend: str | None, **wanted: Any) -> None:
+    """Raise where the devices that are there already are not what a world asks for."""
+    told = [f"{name}={value!r}" for name, value in wanted.items() if value is not None]
+    if told:
+        raise ValueError(
+            f"{', '.join(told)} is of fresh devices, and {world.device_count()} are there already: "
+            "say it where they are made, or make none before"
+        )
+    if "nccl" in (backend or "").lower() and "cuda" not in _naming.names:
+        raise RuntimeError(
+            f"backend {backend!r} is of devices by the name of CUDA, and there are devices without "
+            "it: make them by simgpu.as_cuda(n) or simgpu.enable(n, as_cuda=True), or make none "
+            'before simgpu.ranks, or say backend="gloo"'
+        )
 
 
 class _World:
@@ -101,6 +131,7 @@ class _World:
     def _rank(self, rank: int) -> None:
         threads.rank = rank
         threads.carrier = functools.partial(Transport, self._meetings, self._turns, rank)
+        stores.begin(stores.Place(self._turns, rank, self._count, self._store))
         isolation.begin_groups()
         try:
             world.set_current_device(rank)
@@ -115,6 +146,7 @@ class _World:
         finally:
             self._end_groups(rank)
             threads.rank = threads.carrier = None
+            stores.begin(None)
 
     def _end_groups(self, rank: int) -> None:
         try:

@@ -91,7 +91,7 @@ class Turns:
 
     def pause(self, rank: int, what: str) -> None:
         """Let others run, if the scheduler says so."""
-        self._check()
+        self.check()
         self._scheduler.progress_at = self._scheduler.steps
         self._scheduler.point(what)
 
@@ -99,7 +99,7 @@ class Turns:
         """Let others run until `ready()`; raises where that will never be."""
         if ready():
             return
-        self._check()
+        self.check()
         self._waiting[rank] = what
         with contextlib.ExitStack() as stack:
             if calling_task() is None:  # a thread that C++ or the rank itself has made
@@ -107,9 +107,10 @@ class Turns:
             self._scheduler.block(lambda: ready() or self.stopped is not None, None, what)
         del self._waiting[rank]
         if not ready():
-            self._check()
+            self.check()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise why nobody can go on, if that is so."""
         if self.stopped is not None:
             raise self.stopped
 

@@ -45,6 +45,8 @@ class World:
             "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
         )
         """What an error says to do where other devices are wanted than these."""
+        self.maker: str | None = None
+        """What made them, in the words of an error; None where a program or a variable did."""
 
     def in_use(self) -> bool:
         """Whether anything was done with the devices beyond counting them."""

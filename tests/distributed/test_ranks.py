@@ -6,6 +6,7 @@ import random
 import re
 import sys
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -221,6 +222,71 @@ def test_a_group_that_has_ended_makes_no_calls(count, used, how):
 
     total = count ** (2 + used)
     assert simgpu.ranks(count, use) == [[total, total]] * count
+
+
+HOWS = {
+    "nothing": lambda rank, count: {},
+    "env": lambda rank, count: {"init_method": "env://"},
+    "numbers": lambda rank, count: {"rank": rank, "world_size": count},
+    "tcp": lambda rank, count: {
+        "init_method": "tcp://localhost:29500",
+        "rank": rank,
+        "world_size": count,
+    },
+    "store": lambda rank, count: {
+        "store": dist.TCPStore("localhost", 29501, count, rank == 0),
+        "rank": rank,
+        "world_size": count,
+    },
+}
+
+
+@few
+@given(
+    count=strategies.world_sizes(2, 4),
+    hows=st.lists(st.sampled_from(sorted(HOWS)), min_size=1, max_size=3),
+    seed=schedules,
+)
+def test_default_groups_follow_each_other(count, hows, seed):
+    def again(rank):
+        for how in hows:
+            if rank == 0:  # which nobody meets
+                dist.isend(torch.ones(1, device="cuda"), 1)
+            dist.destroy_process_group()
+            dist.init_process_group("nccl", **HOWS[how](rank, count))
+            store = dist.distributed_c10d._get_default_store()
+            if rank == 0:
+                assert store.get("told") == b"by rank 1"
+            elif rank == 1:
+                assert not store.check(["told"])
+                store.set("told", "by rank 1")
+            received = torch.zeros(1, device="cuda")
+            if rank == 0:
+                dist.send(torch.full((1,), 7.0, device="cuda"), 1)
+            elif rank == 1:
+                dist.recv(received, 0)
+                assert received.item() == 7
+        return rank
+
+    assert simgpu.ranks(count, again, schedule=seed) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({}, r"rank 0 waits for 2 ranks at the store tcp://localhost:0; rank 1 has ended"),
+        ({"store": dist.HashStore(), "rank": 0, "world_size": 2}, "last_worker' in a store"),
+    ],
+)
+def test_a_group_that_others_do_not_make_is_a_deadlock(how, text):
+    def make(rank):
+        if rank == 0:
+            dist.destroy_process_group()
+            dist.init_process_group("nccl", **how)
+
+    barrier = mock.patch.dict(os.environ, TORCH_DIST_INIT_BARRIER="1")
+    with barrier, pytest.raises(DeadlockError, match=text):
+        simgpu.ranks(2, make)
 
 
 def test_too_few_devices_and_worlds_within_worlds_are_refused():

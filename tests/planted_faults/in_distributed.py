@@ -29,7 +29,42 @@ REFUSED = partial(
 )
 DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
 
+AGAIN = ranks.test_default_groups_follow_each_other
+ALONE = partial(
+    ranks.test_a_group_that_others_do_not_make_is_a_deadlock,
+    how={},
+    text="rank 0 waits for 2 ranks at the store tcp://localhost:0; rank 1 has ended",
+)
+
 DISTRIBUTED = [
+    fault(
+        "calls that nobody met are met by those of the next default group",
+        "simgpu._ranks.isolation:life",
+        "groups.lives",
+        "1",
+        AGAIN,
+    ),
+    fault(
+        "the keys of a store outlive the groups that it was made for",
+        "simgpu._ranks.stores:TCPStore.__init__",
+        "{isolation.life()} tcp",
+        "tcp",
+        AGAIN,
+    ),
+    fault(
+        "what a thread of a schedule waits for is a point where others go on",
+        "simgpu._simulation.schedules.baton:Baton.point",
+        "me is None or self._deciding",
+        "me is None",
+        ranks.test_a_read_before_the_wait_sees_no_number,
+    ),
+    fault(
+        "a store of a rank waits for no other ranks",
+        "simgpu._ranks.stores:TCPStore._wait_for_others",
+        ">= wanted",
+        ">= 0",
+        ALONE,
+    ),
     fault(
         "the output of an asynchronous call is not poisoned",
         "simgpu._distributed.works:poison",

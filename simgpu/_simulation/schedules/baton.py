@@ -59,6 +59,7 @@ class Baton:
         self._leaving: threading.Thread | None = None
         self._urgent: Task | None = None
         self._state_in_place: Any = None
+        self._deciding = False
         self.running_task: Task | None = None
         self.left_behind: list[str] = []
         self.numbers = itertools.count()  # for what is told apart by its address elsewhere
@@ -66,7 +67,7 @@ class Baton:
     def point(self, what: str, on: Any = None, yielding: bool = False) -> None:
         """Another thread may go on here; nothing in a thread of no schedule."""
         me = calling_task()
-        if me is None:
+        if me is None or self._deciding:  # what somebody waits for is asked by one of these calls
             return
         if self.over:
             self._end_here(me)
@@ -104,6 +105,7 @@ class Baton:
         """The task that goes on; `me` has the baton and stands at a point."""
         self.steps += 1
         self.now += TICK
+        self._deciding = True
         try:
             if self._urgent is not None:
                 urgent, self._urgent = self._urgent, None
@@ -116,6 +118,8 @@ class Baton:
             first = self.tasks[0]
             first.until = None
             return first
+        finally:
+            self._deciding = False
 
     def _chosen(self, me: Task) -> Task:
         """One of those that can go on, as the strategy says. What is called each time stands here.

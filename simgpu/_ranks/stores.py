@@ -1,0 +1,146 @@
+"""Stores of torch.distributed among ranks that are threads: who waits for a key lets others run.
+
+`init_process_group` without a store makes a TCPStore, whose server waits for its clients: among
+threads of which one runs at a time that would be for ever. Here it is a part of the one store that
+the world has in memory, under the address that it was asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C import _distributed_c10d as c10d
+
+from simgpu._patches import Patch, Row
+from simgpu._ranks import isolation
+from simgpu._ranks.turns import Turns
+
+_PrefixStore: Any = c10d.PrefixStore
+_stock_add: Callable[[Any, str, int], int] = c10d.Store.add
+_stock_check: Callable[[Any, list[str]], bool] = c10d.Store.check
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands: in which world, and with which memory for keys."""
+
+    turns: Turns
+    rank: int
+    count: int
+    store: Any
+
+
+class _PerThread(threading.local):
+    place: Place | None = None
+
+
+_per_thread = _PerThread()
+
+
+def begin(place: Place | None) -> None:
+    """Let the stores of the calling thread be those of a rank; with None, of no rank any more."""
+    _per_thread.place = place
+
+
+class TCPStore(_PrefixStore):  # type: ignore[misc]
+    """A TCPStore of a rank: the keys of one address in the memory of its world."""
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Any = None,
+        wait_for_workers: bool = True,
+        **_: Any,
+    ) -> None:
+        place = _per_thread.place
+        assert place is not None, "only a rank makes one"
+        self.host, self.port = host_name, port
+        # A server ends with the groups that it was made for: the next ones find no old keys.
+        super().__init__(f"{isolation.life()} tcp://{host_name}:{port}", place.store)
+        times = _stock_add(self, f"joined by {place.rank}", 1)
+        if is_master and wait_for_workers and world_size is not None and world_size > 0:
+            self._wait_for_others(place, world_size, times)
+
+    def _wait_for_others(self, place: Place, wanted: int, times: int) -> None:
+        """Until so many ranks have come as often as this one has."""
+
+        def ready() -> bool:
+            came = [_stock_add(self, f"joined by {rank}", 0) for rank in range(place.count)]
+            return sum(often >= times for often in came) >= wanted
+
+        place.turns.wait(
+            place.rank, ready, f"{wanted} ranks at the store tcp://{self.host}:{self.port}"
+        )
+
+
+def _tcp_store(stock: Any) -> Any:
+    """TCPStore: one in memory for a rank, PyTorch's own for all other threads."""
+
+    class _Class(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, (stock, TCPStore))
+
+    class _TCPStore(metaclass=_Class):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (stock if _per_thread.place is None else TCPStore)(*args, **kwargs)
+
+    functools.update_wrapper(_TCPStore, stock, updated=())
+    return _TCPStore
+
+
+def _waiting(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of Store that waits for keys, the first argument: others run until they are set."""
+
+    @functools.wraps(stock)
+    def call(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        place = _per_thread.place
+        if place is not None:
+            names: list[Any] = [keys] if isinstance(keys, (str, bytes)) else list(keys)
+            place.turns.wait(
+                place.rank,
+                lambda: _stock_check(self, names),
+                f"{', '.join(map(repr, names))} in a store",
+            )
+        return stock(self, keys, *args, **kwargs)
+
+    return call
+
+
+def _going_on(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of Store that a rank asks again and again: an error where no rank can go on."""
+
+    @functools.wraps(stock)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _per_thread.place is not None:
+            _per_thread.place.turns.check()
+        return stock(self, *args, **kwargs)
+
+    return call
+
+
+_STORE = "torch._C._distributed_c10d.Store"
+
+PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(
+            module,
+            "TCPStore",
+            wrap=_tcp_store,
+            needs="TCPStore",
+            why="its server waits for other ranks, which are threads that wait for this one",
+        )
+        for module in ("torch.distributed", "torch.distributed.rendezvous")
+    ),
+    *(
+        Patch(_STORE, name, wrap=_waiting, needs=name, why="others run while a rank waits for keys")
+        for name in ("get", "wait", "multi_get")
+    ),
+    Patch(_STORE, "add", wrap=_going_on, why="a barrier in a store catches errors, and asks again"),
+)

@@ -1,0 +1,60 @@
+"""Which devices a world of ranks has: fresh ones of the sort that is asked for, or those there."""
+
+import re
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import simgpu
+
+
+def sort_of(rank):
+    dist.barrier(device_ids=[rank])
+    sort = torch.cuda.get_device_properties(rank)
+    return sort.name, sort.total_memory
+
+
+def test_fresh_devices_are_of_the_sort_that_is_asked_for():
+    told = simgpu.ranks(2, sort_of, model="A100", memory=["1GiB", "2GiB"])
+    assert told == [("NVIDIA A100-SXM4-40GB", size << 30) for size in (1, 2)]
+
+
+def test_the_generator_of_fresh_devices_is_the_one_that_is_asked_for():
+    def drawn(rank):
+        torch.manual_seed(0)
+        return torch.rand(4, device="cuda").tolist()
+
+    [cuda], [host] = (simgpu.ranks(1, drawn, rng=rng) for rng in ("cuda", "host"))
+    assert cuda != host
+    assert cuda == simgpu.ranks(1, drawn)[0]
+
+
+def test_ranks_of_gloo_have_devices_by_their_own_name():
+    def total(rank):
+        x = torch.ones(1, device=f"simgpu:{rank}")
+        dist.all_reduce(x)
+        return x.item()
+
+    with simgpu.devices(2):
+        assert simgpu.ranks(2, total, backend="gloo") == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("block", "named", "error", "text"),
+    [
+        (simgpu.devices, {}, RuntimeError, "'nccl' is of devices by the name of CUDA"),
+        (simgpu.devices, {"backend": "cpu:gloo,cuda:nccl"}, RuntimeError, "simgpu.as_cuda(n)"),
+        (simgpu.as_cuda, {"model": "A100"}, ValueError, "model='A100' is of fresh devices, and 2"),
+        (simgpu.as_cuda, {"rng": "host"}, ValueError, "rng='host' is of fresh devices"),
+    ],
+)
+def test_devices_that_a_world_cannot_have_are_told(block, named, error, text):
+    with block(2), pytest.raises(error, match=re.escape(text)):
+        simgpu.ranks(2, sort_of, **named)
+
+
+@pytest.mark.parametrize("named", [{"model": "Z9"}, {"memory": "much"}, {"rng": "dice"}])
+def test_a_sort_that_does_not_exist_is_told(named):
+    with pytest.raises(ValueError, match=str(*named.values())):
+        simgpu.ranks(2, sort_of, **named)

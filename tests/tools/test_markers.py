@@ -1,0 +1,81 @@
+"""Markers of the pytest plugin: what they give with the session's options, and wrong ones."""
+
+WRONG = """
+import pytest, torch
+
+@pytest.mark.devices
+def test_no_count(devices): pass
+
+@pytest.mark.devices(2, atleast=True)
+def test_name(devices): pass
+
+@pytest.mark.devices("2")
+def test_text(devices): pass
+
+@pytest.mark.devices(0)
+def test_none(devices): pass
+
+@pytest.mark.schedules("many")
+def test_many(): pass
+
+@pytest.mark.schedules(n=3, m=4)
+def test_two(): pass
+
+@pytest.mark.every_oom(3)
+def test_oom(): pass
+
+@pytest.mark.ranks("2")
+def test_ranks(ranks): pass
+
+@pytest.mark.ranks(2)
+@pytest.mark.devices(3)
+def test_both(ranks, devices): pass
+
+def test_right(): pass
+"""
+TOLD = """
+@pytest.mark.devices(): write @pytest.mark.devices(n), n being an int from 1 on
+@pytest.mark.devices(2, atleast=True): write @pytest.mark.devices(n)
+@pytest.mark.devices('2'): write @pytest.mark.devices(n)
+@pytest.mark.devices(0): write @pytest.mark.devices(n)
+::test_many: @pytest.mark.schedules('many'): write @pytest.mark.schedules(n), n being an int from 1
+::test_two: @pytest.mark.schedules(n=3, m=4): write @pytest.mark.schedules(n), n being an int
+::test_oom: @pytest.mark.every_oom(3): write @pytest.mark.every_oom, which takes no arguments
+::test_ranks takes the fixture `ranks`, and has to say how many: @pytest.mark.ranks(4), not @pytest
+2 are there already, made by the fixture `ranks`, for @pytest.mark.ranks(2): ask both for as many
+"""
+
+
+def test_a_wrong_marker_is_an_error_of_its_test_in_one_line(pytester):
+    pytester.makepyfile(WRONG)
+    seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
+    seen.assert_outcomes(passed=1, errors=9)
+    for told in TOLD.strip().splitlines():
+        seen.stdout.fnmatch_lines(f"*{told.replace('[', '[[]')}*")
+    seen.stdout.no_fnmatch_line("*Traceback*")
+    seen.stdout.no_fnmatch_line("*unexpected keyword*")
+
+
+RANKS = """
+import pytest, torch, simgpu
+from simgpu._runtime import world
+
+@pytest.mark.ranks(2)
+def test_sort(ranks):
+    def tell(rank):
+        sort = torch.cuda.get_device_properties(rank)
+        return sort.name, sort.total_memory, world.current_world().rng
+
+    assert ranks(tell) == [("NVIDIA A100-SXM4-40GB", 1 << 30, "host")] * 2
+
+@pytest.mark.ranks(5)
+def test_more(ranks): pass
+"""
+
+
+def test_ranks_have_the_devices_of_the_options(pytester):
+    pytester.makepyfile(RANKS)
+    told = ("--model", "A100", "--device-memory", "1GiB", "--rng", "host", "--device-count", "4")
+    seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", *told)
+    seen.assert_outcomes(passed=1, skipped=1)
+    seen.stdout.fnmatch_lines("*needs 5 devices, this session has 4*")
