@@ -1,6 +1,7 @@
 """`simgpu.sweep`: DataParallel survives every failure, and the sweep sees what does not."""
 
 import contextlib
+import random
 import threading
 
 import pytest
@@ -79,6 +80,44 @@ def test_each_point_is_tried_once(simulated, kind):
     assert report.problems == []
     assert all("simgpu:1" in point.place for point in report.points)
     assert len(str(report).splitlines()) == report.count + 2
+
+
+def training(device):
+    net = torch.nn.Linear(2, 1).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step():  # gradients add up, momentum goes on
+        net(torch.ones(4, 2, device=device)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def counting(device):
+    total = torch.zeros(2, device=device)
+    return lambda: total.add_(1).cpu()
+
+
+# What a step changes: each has to be put back, or the next step is another one.
+CHANGES = {
+    "gradients": lambda device: small(device)[1],
+    "parameters, gradients and an optimizer": training,
+    "buffers": lambda device: Step("convolution and BatchNorm", "ours", [device]),
+    "a tensor": counting,
+    "the device's generator": lambda device: lambda: torch.rand(2, device=device),
+    "the host's generator": lambda device: (
+        lambda: torch.ones(2, device=device).cpu() * torch.rand(2)
+    ),
+    "Python's generator": lambda device: lambda: torch.ones(2, device=device) * random.random(),
+}
+
+
+@pytest.mark.parametrize("make", CHANGES.values(), ids=list(CHANGES))
+def test_all_that_a_step_changes_is_put_back(simulated, make):
+    step = make(simulated[1])
+    report = simgpu.sweep(step, "launch", at=[0])
+    assert not report.problems, str(report)
+    assert simgpu.schedules(step, 3).problems == []
 
 
 def keeping(device):
