@@ -102,7 +102,14 @@ FAILURES = [
         "simgpu._simulation.faults:Faults.after_launch",
         "(factor - 1)",
         "factor",
-        faults.test_a_slow_device_takes_its_factor_of_time,
+        partial(faults.test_a_slow_device_takes_its_factor_of_time, factors=(4.0,)),
+    ),
+    fault(
+        "of two blocks that slow a device down one counts",
+        "simgpu._simulation.faults:slow_factor",
+        "math.prod(each._slow.get(index, 1.0) for each in _injected)",
+        "max(each._slow.get(index, 1.0) for each in _injected)",
+        partial(faults.test_a_slow_device_takes_its_factor_of_time, factors=(2.0, 2.0)),
     ),
     fault(
         "a sweep does not look at the memory that is kept",
@@ -187,5 +194,12 @@ FAILURES = [
         "pass",
         partial(PUT_BACK, make=sweep.CHANGES["Python's generator"]),
         raises=UnrepeatableStepError,
+    ),
+    fault(
+        "an optimizer goes on counting in what a sweep puts back",
+        "simgpu._simulation.state:State.restore",
+        "copy.deepcopy(settings)",
+        "settings",
+        partial(PUT_BACK, make=sweep.CHANGES["parameters, gradients and an optimizer"]),
     ),
 ]

@@ -283,4 +283,25 @@ SCHEDULES = [
         "pass",
         rules.test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on,
     ),
+    fault(
+        "a replay compares its choices at the end only",
+        "simgpu._simulation.schedules.replays:Replay.chose",
+        "if number + 1 in self._checks:",
+        "if number + 1 == self.count:",
+        rules.test_a_replay_notices_every_difference,
+    ),
+    fault(
+        "of time-outs for emergencies the last one comes first",
+        "simgpu._simulation.schedules.baton:Baton._able",
+        "expiring.append(min(",
+        "expiring.append(max(",
+        partial(rules.test_time_outs_come_in_the_order_of_time, seconds=(20.0, 30.0, 10.0)),
+    ),
+    fault(
+        "others go on while a thread is ending",
+        "simgpu._simulation.schedules.scheduler:Scheduler._finish",
+        "self._leaving = task.thread",
+        "pass",
+        rules.test_what_a_thread_does_at_its_very_end_is_done_before_others_go_on,
+    ),
 ]

@@ -49,6 +49,14 @@ def test_raises_something_else(devices):
 
 
 @pytest.mark.every_oom
+def test_raises_one_of_its_own(devices):
+    try:
+        torch.ones(8, device=devices[0])
+    except torch.OutOfMemoryError:
+        raise torch.OutOfMemoryError("of its own") from None
+
+
+@pytest.mark.every_oom
 def test_keeps_memory(devices):
     x = torch.ones(8, device=devices[0])
     try:
@@ -80,9 +88,10 @@ def test_without_the_marker(devices):
 def test_each_allocation_of_a_marked_test_fails_once(pytester):
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
-    result.assert_outcomes(passed=5, failed=3)
+    result.assert_outcomes(passed=5, failed=4)
     said = result.stdout.str()
     assert "with allocation 0, of 512 bytes on simgpu:0, the test raised KeyError" in said
+    assert "OutOfMemoryError: of its own" in said
     assert "512 bytes stay taken on device 0" in said
     assert "the test raised AssertionError" in said
     chosen = ("-k", "without_the_marker", "--faults", "oom")

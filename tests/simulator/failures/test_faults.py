@@ -1,5 +1,6 @@
 """`simgpu.faults`: what fails is what was named, and it fails with the types that CUDA raises."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -141,7 +142,9 @@ def test_one_bit_of_one_launch_is_flipped(simulated, x, bit, index, dtype):
     assert len(injected.fired) == 1
 
 
-def test_a_slow_device_takes_its_factor_of_time():
+@pytest.mark.parametrize("factors", [(4.0,), (2.0, 2.0), (4.0, 1.0)])
+def test_a_slow_device_takes_its_factor_of_time(factors):
+    """That of all blocks together."""
     from simgpu._runtime import clock
 
     class Counted(clock.Clock):
@@ -156,7 +159,9 @@ def test_a_slow_device_takes_its_factor_of_time():
 
     with simgpu.devices(2) as devices, clock.use(Counted()), simgpu.trace() as trace:
         x, y = (torch.ones(2, device=device) for device in devices)
-        with simgpu.faults(slow={1: 4.0}):
+        with contextlib.ExitStack() as stack:
+            for factor in factors:
+                stack.enter_context(simgpu.faults(slow={1: factor}))
             trace.clear()
             for _ in range(3):
                 x.neg(), y.neg()

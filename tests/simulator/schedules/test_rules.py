@@ -2,6 +2,7 @@
 
 import gc
 import queue
+import re
 import threading
 import time
 
@@ -109,8 +110,11 @@ def test_a_replay_notices_every_difference(trace, data):
     other[at] = trace[at]._replace(what="queue.get")
     # A byte is compared after some choices, and always after the last one.
     assume(checksum(other) & 255 != checksum(trace) & 255)
-    with pytest.raises(ScheduleDivergedError, match="was another"):
+    with pytest.raises(ScheduleDivergedError, match="was another") as told:
         replayed(Replay(token), other)
+    # It says where, to a sixteenth of the schedule.
+    low, high = re.findall(r"between its choices (\d+) and (\d+)", str(told.value))[0]
+    assert int(high) - int(low) < -(-len(trace) // 16)
     few = [choice._replace(rank=0) for choice in trace]
     few[at] = trace[at]
     if trace[at].rank:
@@ -137,7 +141,9 @@ def test_priorities_fall_at_depth_minus_one_moments(depth, seed):
     assert changes <= depth - 1
 
 
-@pytest.mark.parametrize("seconds", [(1.0, 2.0, 3.0), (3.0, 1.0, 2.0), (2.0, 3.0, 1.0)])
+@pytest.mark.parametrize(
+    "seconds", [(1.0, 2.0, 3.0), (3.0, 1.0, 2.0), (2.0, 3.0, 1.0), (20.0, 30.0, 10.0)]
+)
 def test_time_outs_come_in_the_order_of_time(seconds):
     with simgpu.schedule():
         begun = time.monotonic()
@@ -215,6 +221,26 @@ def test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on():
             thread = threading.Thread(target=time.sleep, args=(1,))
             thread.start()
             assert any(not thread.is_alive() for _ in range(20_000))
+
+
+def test_what_a_thread_does_at_its_very_end_is_done_before_others_go_on():
+    order, kept = [], threading.local()
+    nobody_releases = threading.Lock()
+    nobody_releases.acquire()
+
+    class Last:
+        def __del__(self):
+            nobody_releases.acquire(timeout=0.05)  # whoever may go on does
+            order.append("end")
+
+    def work():
+        kept.last = Last()
+
+    with simgpu.schedule():
+        threading.Thread(target=work).start()
+        time.sleep(1)
+        order.append("others")
+    assert order == ["end", "others"]
 
 
 def test_trying_a_lock_is_a_point():
