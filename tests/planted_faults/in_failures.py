@@ -202,4 +202,11 @@ FAILURES = [
         "settings",
         partial(PUT_BACK, make=sweep.CHANGES["parameters, gradients and an optimizer"]),
     ),
+    fault(
+        "a pool of threads that fills up is taken for threads left behind",
+        "simgpu._simulation.sweep:_Attempt.adds_threads_each_time",
+        "return False",
+        "return True",
+        sweep.test_a_pool_of_threads_that_fills_up_leaves_none_behind,
+    ),
 ]

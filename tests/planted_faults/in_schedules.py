@@ -304,4 +304,18 @@ SCHEDULES = [
         "pass",
         rules.test_what_a_thread_does_at_its_very_end_is_done_before_others_go_on,
     ),
+    fault(
+        "Ctrl-C goes on to a schedule that is over",
+        "simgpu._simulation.schedules.signals:interrupts_wait",
+        "signal.signal(signal.SIGINT, outer)",
+        "pass",
+        schedule.test_waiting_takes_no_time_and_everything_is_put_back,
+    ),
+    fault(
+        "a thread that catches everything never stands still",
+        "simgpu._simulation.schedules.baton:Baton._end_here",
+        "if me.ended_by > _STUBBORN:",
+        "if False:",
+        schedule.test_a_thread_that_will_not_end_stands_still_for_good,
+    ),
 ]

@@ -62,6 +62,7 @@ def test_a_lost_device_is_of_no_use_until_the_devices_end(index, at):
                     torch.cat([torch.ones(2, device=devices[index]), kept])
             for attempt in (
                 lambda: use(devices[index]),
+                lambda: torch.empty(2, device=devices[index]),
                 lambda kept=kept: kept.cpu(),
                 lambda: torch.ones(2).to(devices[index]),
                 lambda kept=kept: kept.to(devices[index - 1]),

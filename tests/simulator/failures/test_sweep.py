@@ -209,6 +209,24 @@ def test_what_a_step_does_wrong_is_seen(simulated, make):
     assert expected in str(report)
 
 
+def test_a_pool_of_threads_that_fills_up_leaves_none_behind(simulated):
+    net, run = small(simulated[0])
+    stop, pool = threading.Event(), []
+
+    def step():
+        try:
+            run()
+        except RuntimeError:
+            if len(pool) < 2:
+                pool.append(threading.Thread(target=stop.wait, daemon=True))
+                pool[-1].start()
+            raise
+
+    report = simgpu.sweep(step, "oom", state=[net], at=[0, 1, 2])
+    stop.set()
+    assert report.problems == []
+
+
 def test_what_pytorchs_data_parallel_keeps_is_seen(simulated):
     step = Step("MLP", "PyTorch's", simulated[:4])
     report = simgpu.sweep(step, "oom")

@@ -1,6 +1,7 @@
 """`simgpu.schedule`: equal seeds give equal runs, and so do tokens."""
 
 import gc
+import signal
 import threading
 import time
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu.errors import ScheduleDivergedError, ScheduleError
+from simgpu.errors import LivelockError, ScheduleDivergedError, ScheduleError
 from tests.support.thread_programs import Program, programs
 
 STRATEGIES = ("deviate", "random", "pct")
@@ -97,7 +98,11 @@ def test_there_is_one_schedule_at_a_time():
 
 
 def test_waiting_takes_no_time_and_everything_is_put_back():
-    stock = threading.Lock, threading.Thread.start, time.sleep, time.monotonic, gc.isenabled()
+    def now():
+        replaced = threading.Lock, threading.Thread.start, time.sleep, time.monotonic
+        return replaced, gc.isenabled(), signal.getsignal(signal.SIGINT)
+
+    stock = now()
     began = time.monotonic()
     with simgpu.schedule():
         begin = time.monotonic(), time.perf_counter_ns(), time.time()
@@ -106,8 +111,20 @@ def test_waiting_takes_no_time_and_everything_is_put_back():
     assert time.monotonic() - began < 3600
     passed = [later - former for former, later in zip(begin, end, strict=True)]
     assert [round(passed[0]), passed[1] // 10**9, round(passed[2])] == [3600] * 3
-    after = threading.Lock, threading.Thread.start, time.sleep, time.monotonic, gc.isenabled()
-    assert after == stock
+    assert now() == stock
+
+
+def test_kernels_have_the_time_of_the_schedule(simulated):
+    def times():
+        with simgpu.schedule(), simgpu.trace() as trace:
+            x = torch.ones(2, device=simulated[0])
+            time.sleep(5)
+            x.neg()
+        return [(record.begin, record.end) for record in trace]
+
+    (first, _), *_, (last, _) = times()
+    assert 5 < last - first < 6
+    assert times() == times()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -139,6 +156,25 @@ def test_threads_that_outlive_a_schedule_are_ended():
     assert [line.split(", at ")[1].split(": ")[1] for line in schedule.left_behind] == [
         "threading.Event().wait()"
     ] * 2
+
+
+def test_a_thread_that_will_not_end_stands_still_for_good():
+    caught = []
+
+    def stubborn():
+        for _ in range(1000):
+            try:
+                time.sleep(0)
+            except BaseException as error:
+                caught.append(type(error).__name__)
+
+    def start_and_wait():
+        threading.Thread(target=stubborn, daemon=True).start()
+        threading.Event().wait()
+
+    with pytest.raises(LivelockError), simgpu.schedule(max_steps=50):
+        start_and_wait()
+    assert 0 < len(caught) < 200
 
 
 def test_what_is_older_than_the_schedule_takes_part_in_it():
