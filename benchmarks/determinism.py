@@ -88,7 +88,7 @@ def print_faults(replays: int = 100) -> None:
 
 
 def print_costs() -> None:
-    torch.set_num_threads(1)  # or the threads of a schedule keep all CPUs
+    torch.set_num_threads(1)  # or the threads of a schedule keep all CPUs, as on a busy machine
     with simgpu.devices(4):
         step, count = training_step(4), 200
         begin = HOST_TIME()

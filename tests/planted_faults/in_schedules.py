@@ -318,4 +318,11 @@ SCHEDULES = [
         "if False:",
         schedule.test_a_thread_that_will_not_end_stands_still_for_good,
     ),
+    fault(
+        "threads share a CPU where all are busy",
+        "simgpu._simulation.schedules.one_cpu:one_cpu",
+        "and _is_a_cpu_idle()",
+        "",
+        one_cpu.test_on_a_busy_machine_the_system_decides,
+    ),
 ]

@@ -4,9 +4,10 @@ To wake a thread up on another CPU takes several times as long as on the same on
 that has been woken up there is not to take the CPU from the one that gives it the baton before
 that one waits for its own: such a batch thread (`SCHED_BATCH`) does not.
 
-What computes in several threads keeps its CPUs: where torch has more than one thread for a kernel,
-nothing is bound to a CPU. Processes that are started in the block may use all CPUs at once, and
-threads that outlive it, or that others than Python have started, from its end on.
+All that is for a machine with idle CPUs. What computes in several threads keeps its CPUs: where
+torch has more than one thread for a kernel, nothing is bound to a CPU. Processes that are started
+in the block may use all CPUs at once, and threads that outlive it, or that others than Python have
+started, from its end on.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def one_cpu() -> Iterator[None]:
     """Within the block the calling thread and those that it starts have one CPU, where they can."""
     global _sharing
     with suppress(OSError, AttributeError):  # a system without all this, or one that forbids it
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        if os.sched_getscheduler(0) == os.SCHED_OTHER and _is_a_cpu_idle():
             several = torch.get_num_threads() > 1  # asked on all CPUs: the first answer is kept
             _sharing = _Sharing(os.sched_getaffinity(0), None if several else _cpu())
             _sharing.share()
@@ -93,6 +94,16 @@ def one_cpu() -> Iterator[None]:
         if _sharing is not None:
             _sharing.end()
             _sharing = None
+
+
+def _is_a_cpu_idle() -> bool:
+    """Whether fewer threads of the machine want to run than there are CPUs.
+
+    Where all are busy, the system leaves threads where they are by itself, and those that are bound
+    to a CPU have a smaller share of it.
+    """
+    running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    return running < len(os.sched_getaffinity(0))
 
 
 def _cpu() -> int:

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import simgpu
+from simgpu._simulation.schedules import one_cpu
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or not Path("/proc/thread-self").exists(),
@@ -30,11 +31,13 @@ def of_the_system(text=None):
 
 @contextlib.contextmanager
 def threads_of_kernels(count):
-    """So many; whatever goes wrong in the block, the session goes on as it was."""
+    """So many, on an idle machine; whatever goes wrong, the session goes on as it was."""
     before, cpus = torch.get_num_threads(), os.sched_getaffinity(0)
     torch.set_num_threads(count)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(one_cpu, "_is_a_cpu_idle", lambda: True)
+            yield
     finally:
         torch.set_num_threads(before)
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -107,3 +110,11 @@ def test_kernels_of_several_threads_keep_their_cpus():
     before = of_the_system()
     with threads_of_kernels(2), simgpu.schedule():
         assert of_the_system()[0] == before[0]
+
+
+def test_on_a_busy_machine_the_system_decides():
+    before = of_the_system()
+    with threads_of_kernels(1), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_cpu, "_is_a_cpu_idle", lambda: False)
+        with simgpu.schedule():
+            assert of_the_system() == before
