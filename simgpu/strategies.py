@@ -62,6 +62,11 @@ __all__ = [
 
 T = TypeVar("T")
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 DTYPES = (*FLOATS, "int64", "int32", "uint8", "int8", "bool", "complex64", "complex128")
 LAYOUTS = ("contiguous", "transposed", "strided", "offset", "channels_last")
@@ -123,6 +128,8 @@ def device_lists(
 
     Shrinks to the first device alone. Raises ValueError where no such list exists.
     """
+    if isinstance(devices, (str, bytes)):
+        raise TypeError(f"devices must be a list, such as [{devices!r}], and not a text")
     most = len(devices) if max_size is None else max_size
     if not devices or not 0 <= min_size <= most or (most > len(devices) and not repeats):
         raise ValueError(
@@ -168,6 +175,9 @@ def batches(devices: int, max_size: int = 200, min_size: int = 0) -> SearchStrat
     largest prime and the largest size. Shrinks to the smallest size. Each combination drawn is
     reported by `tried`.
     """
+    for name, value in (("devices", devices), ("min_size", min_size), ("max_size", max_size)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
     if devices < 1 or not 0 <= min_size <= max_size:
         raise ValueError(
             f"devices={devices} must be 1 or more, and sizes from {min_size} to {max_size} must "
@@ -244,6 +254,8 @@ def tensors(
     if shape is None:
         shape = st.lists(st.integers(0, 3), max_size=4)
     wanted = draw(shape) if isinstance(shape, SearchStrategy) else shape
+    if not all(isinstance(size, int) and size >= 0 for size in wanted):
+        raise ValueError(f"a shape is a list of ints from 0 on, got {wanted!r}")
     dtype = draw(st.sampled_from(tuple(dtypes)))
     layout = draw(st.sampled_from(tuple(layouts)))
     rounds = draw(st.booleans()) if exact is None else not exact

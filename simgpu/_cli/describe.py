@@ -79,7 +79,7 @@ def _devices() -> Iterator[str]:
         return
     for trick in status.TRICKS:
         says = "active" if active[trick.name] else f"NOT ACTIVE: {trick.otherwise}"
-        yield f"  {trick.name + ':':<34}{says}"
+        yield f"  {trick.name + ':':<33} {says}"
 
 
 def _plugin() -> str:

@@ -57,6 +57,8 @@ def issue(
         async_op: whether the caller waits by itself.
         outputs: what the Work's future holds.
     """
+    for call in calls:
+        _check_peer(group, call)
     # The Reducer asks for the future of each call at once, which waits: it need not be put off.
     asynchronous = (async_op and not called_by_autograd()) or group.coalesced is not None
     place = place_of_caller()
@@ -91,6 +93,16 @@ def issue(
     if not asynchronous:
         awaited([about])
     return in_one_work(group, pending if asynchronous else [], outputs)
+
+
+def _check_peer(group: Communicator, call: Call) -> None:
+    """Raise for a root, or another side of a send, that is no member of the group."""
+    if not 0 <= call.peer < group.size:
+        role = "rank" if call.kind in ("send", "recv") else "root rank"
+        raise ValueError(
+            f"{call.says}: invalid {role}: {call.peer}, the {group.size} ranks of group "
+            f"{group.name!r} are 0 to {group.size - 1}"
+        )
 
 
 def in_one_work(group: Communicator, pending: list[Pending], outputs: list[Tensor]) -> Any:

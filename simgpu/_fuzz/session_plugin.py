@@ -21,6 +21,9 @@ from simgpu._testing import example_log
 
 PROFILE = "simgpu-fuzz"
 
+# Where hypothesis keeps the settings of a test.
+_OF_TEST = "_hypothesis_internal_use_settings"
+
 _SETTINGS = pytest.StashKey[SessionSettings]()
 _RECORDER = pytest.StashKey[ExampleRecorder]()
 
@@ -53,7 +56,7 @@ def _load_profile(session: SessionSettings) -> None:
         base,
         derandomize=False,
         database=database_of(session.database),
-        max_examples=session.examples or 10**9,
+        max_examples=_most(session),
         deadline=None,
         print_blob=True,
         suppress_health_check=sorted(allowed, key=lambda check: check.value),
@@ -61,14 +64,24 @@ def _load_profile(session: SessionSettings) -> None:
     settings.load_profile(PROFILE)
 
 
+def _most(session: SessionSettings) -> int:
+    return session.examples or 10**9  # where the time decides, no number does
+
+
 def _is_property(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and hasattr(item.obj, "hypothesis")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    blob = item.config.stash[_SETTINGS].blob
-    if blob is not None and isinstance(item, pytest.Function) and _is_property(item):
-        test = getattr(item.obj, "__func__", item.obj)
+    if not isinstance(item, pytest.Function) or not _is_property(item):
+        return
+    session = item.config.stash[_SETTINGS]
+    test = getattr(item.obj, "__func__", item.obj)
+    told = getattr(test, _OF_TEST, None)
+    if told is not None:  # what the campaign was asked for wins over the test's own number
+        setattr(test, _OF_TEST, settings(told, max_examples=_most(session)))
+    blob = session.blob
+    if blob is not None:
         hypothesis.reproduce_failure(hypothesis.__version__, blob.encode())(test)
 
 

@@ -40,7 +40,7 @@ def _device_is_answered() -> bool:
 
 TRICKS = (
     Trick(
-        "capsules by their layout",
+        "tensors relabelled in place",
         dlpack_relabel.is_active,
         "capsules are asked for their pointer by CPython's C API: every operator is slower",
     ),
@@ -75,12 +75,12 @@ TRICKS = (
         "pin_memory=True raises in factories; Tensor.pin_memory works",
     ),
     Trick(
-        "constant answers in machine code",
+        "backward pass without Python",
         constant_answers.is_active,
         "PyTorch asks Python while it differentiates: Ctrl-C there may abort the process",
     ),
     Trick(
-        "devices and streams of backward passes",
+        "backward on each device's stream",
         guard_answers.is_active,
         "backward runs on the stream and device that are current where it is called",
     ),

@@ -54,6 +54,20 @@ def test_devices_that_a_world_cannot_have_are_told(block, named, error, text):
         simgpu.ranks(2, sort_of, **named)
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda x: dist.broadcast(x, src=5), "broadcast float32 (1,) from 5: invalid root rank: 5"),
+        (lambda x: dist.reduce(x, dst=2), "invalid root rank: 2, the 2 ranks of group '0' are 0"),
+        (lambda x: dist.scatter(x, src=2), "invalid root rank: 2"),
+        (lambda x: dist.send(x, dst=2), "invalid rank: 2"),
+    ],
+)
+def test_a_rank_that_is_in_no_group_is_told(call, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        simgpu.ranks(2, lambda rank: call(torch.ones(1, device="cuda")))
+
+
 @pytest.mark.parametrize("named", [{"model": "Z9"}, {"memory": "much"}, {"rng": "dice"}])
 def test_a_sort_that_does_not_exist_is_told(named):
     with pytest.raises(ValueError, match=str(*named.values())):

@@ -124,9 +124,7 @@ def test_every_trick_says_whether_it_is_active(simulated):
     assert all(trick.otherwise for trick in status.TRICKS)
     machine_code = executable_memory.is_possible_here()
     assert [name for name, works in active.items() if not works] == (
-        []
-        if machine_code
-        else ["constant answers in machine code", "devices and streams of backward passes"]
+        [] if machine_code else ["backward pass without Python", "backward on each device's stream"]
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import simgpu
-from simgpu.errors import DeviceBlockError, DevicesActiveError, NoDevicesError
+from simgpu.errors import DeviceBlockError, DevicesActiveError, InvalidDeviceError, NoDevicesError
 
 WAYS = {
     "simgpu.devices(2)": lambda: simgpu.devices(2),
@@ -36,8 +36,17 @@ def test_devices_last_until_they_are_disabled(name):
         torch.ones(1000, device=devices[1])
     simgpu.disable()
     assert (x.device.type, x.tolist()[0]) == ("simgpu", 1.0)
-    with pytest.raises(NoDevicesError, match=r"simgpu\.enable\(n\)"):
+    with pytest.raises(NoDevicesError, match=r"simgpu\.enable\(n\)") as raised:
         torch.ones(1, device="simgpu:0")
+    assert raised.value.__context__ is None
+
+
+def test_a_device_that_is_not_there_is_told_alone():
+    with simgpu.devices(2):
+        for call in (torch.ones, torch.empty, torch.randn):
+            with pytest.raises(InvalidDeviceError, match="simgpu:9 was asked for") as raised:
+                call(3, device="simgpu:9")
+            assert raised.value.__context__ is None
 
 
 def test_devices_begin_anew_every_time():

@@ -173,6 +173,11 @@ def test_replay_says_which_packages_are_missing(monkeypatch, capsys):
     )
 
 
+def test_replay_refuses_what_is_no_code(capsys):
+    assert main(["replay", "tests/test_it.py::test_it", "garbage"]) == 4
+    assert "'garbage' is no code of an example" in capsys.readouterr().out
+
+
 def test_info_says_what_a_bug_report_needs(python):
     done = python("-m", "simgpu", "info", SIMGPU_DEVICE_COUNT="many")
     assert done.returncode == 0, done.stderr

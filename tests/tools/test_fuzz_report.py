@@ -275,3 +275,12 @@ def test_the_progress_line_says_how_long_it_will_take(monkeypatch):
     line = next(line for line in sys.stderr.getvalue().split("\r") if "20%" in line)
     assert re.match(r" 20% .*02:00<08:00", line)
     assert "\n" not in sys.stderr.getvalue()
+
+
+def test_the_progress_line_says_that_tests_are_collected(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    progress = Progress(1.0, None)
+    progress.show(Tally(), 5.0)
+    progress.close()
+    assert "collecting tests" in sys.stderr.getvalue()
+    assert "examples" not in sys.stderr.getvalue()

@@ -36,7 +36,7 @@ def test_device_counts_stay_in_their_range(least, more, data):
 
 @given(size=st.integers(1, 8), repeats=st.booleans(), data=st.data())
 def test_device_lists_are_made_of_the_devices(size, repeats, data):
-    devices = "abcdefgh"[:size]
+    devices = [*"abcdefgh"][:size]
     most = 10 if repeats else size
     some = data.draw(strategies.device_lists(devices, 1, most, repeats=repeats))
     assert 1 <= len(some) <= most
@@ -47,11 +47,11 @@ def test_device_lists_are_made_of_the_devices(size, repeats, data):
 @pytest.mark.parametrize("order", list(itertools.permutations("abc")))
 def test_every_order_and_subset_is_reached(order):
     for size in (1, 2, 3):
-        assert reaches(strategies.device_lists("abc"), lambda some: some == list(order[:size]))  # noqa: B023  # called at once
+        assert reaches(strategies.device_lists([*"abc"]), lambda some: some == list(order[:size]))  # noqa: B023  # called at once
 
 
 def test_repeats_are_reached_only_where_asked_for():
-    twice = strategies.device_lists("abc", repeats=True)
+    twice = strategies.device_lists([*"abc"], repeats=True)
     assert reaches(twice, lambda some: len(set(some)) < len(some))
 
 
@@ -209,15 +209,15 @@ def test_a_frozen_layer_gets_no_gradient_and_the_others_do():
 
 SHRINKS = {
     "a count": (strategies.device_counts(), lambda n: n >= 3, 3),
-    "any devices": (strategies.device_lists("abcd"), lambda some: True, ["a"]),
-    "two devices": (strategies.device_lists("abcd"), lambda some: len(some) > 1, ["a", "b"]),
+    "any devices": (strategies.device_lists([*"abcd"]), lambda some: True, ["a"]),
+    "two devices": (strategies.device_lists([*"abcd"]), lambda some: len(some) > 1, ["a", "b"]),
     "an order": (
-        strategies.device_lists("abcd"),
+        strategies.device_lists([*"abcd"]),
         lambda some: some != sorted(some),
         ["b", "a"],
     ),
     "a repeat": (
-        strategies.device_lists("abcd", repeats=True),
+        strategies.device_lists([*"abcd"], repeats=True),
         lambda some: len(set(some)) < len(some),
         ["a", "a"],
     ),
@@ -274,12 +274,12 @@ def test_combinations_are_told_to_a_listener_and_to_nobody_else():
 def test_a_fuzzing_run_may_narrow_the_device_counts():
     example_log.limit_devices((2, 3))
     try:
-        assert smallest(strategies.device_lists("abcd")) == ["a", "b"]
+        assert smallest(strategies.device_lists([*"abcd"])) == ["a", "b"]
         assert not reaches(strategies.device_counts(), lambda n: n > 3)
         assert smallest(strategies.device_counts(5, 6)) == 5  # what it asks for is elsewhere
         example_log.limit_devices(device_range("4"))
         assert not reaches(strategies.device_counts(), lambda n: n != 4, 40)
-        assert not reaches(strategies.device_lists("abcdef"), lambda some: len(some) != 4, 40)
+        assert not reaches(strategies.device_lists([*"abcdef"]), lambda some: len(some) != 4, 40)
         assert smallest(strategies.world_sizes()) == 1  # which are not numbers of devices
     finally:
         example_log.limit_devices(None)
@@ -301,14 +301,15 @@ def test_a_fuzzing_run_may_narrow_the_numbers_of_ranks():
     [
         lambda: strategies.device_counts(3, 2),
         lambda: strategies.device_lists([]),
-        lambda: strategies.device_lists("ab", 3),
-        lambda: strategies.device_lists("ab", 1, 3),
+        lambda: strategies.device_lists(["a", "b"], 3),
+        lambda: strategies.device_lists(["a", "b"], 1, 3),
         lambda: strategies.batches(0),
         lambda: strategies.batches(2, 3, 4),
         lambda: strategies.chunkings(3, 2, 2),
         lambda: strategies.laid_out(torch.ones(2), "diagonal"),
         lambda: strategies.exact_values((2,), "float31"),
         lambda: strategies.Network((2,)),
+        lambda: find(strategies.tensors([2, -1]), lambda _: True),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(call):
@@ -341,3 +342,20 @@ def test_a_module_is_loaded_once_from_a_folder_around_the_caller(tmp_path):
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             strategies.load_module(str(inner / "x.py"), "test_broken.py")
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: strategies.batches("2"), "devices must be an int, got '2'"),
+        (lambda: strategies.batches(2, 3.5), "max_size must be an int, got 3.5"),
+        (lambda: strategies.device_lists("cuda:0"), r"such as \['cuda:0'\], and not a text"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_in_words(call, says):
+    with pytest.raises(TypeError, match=says):
+        call()
+
+
+def test_the_names_of_the_module_are_its_strategies():
+    assert dir(strategies) == sorted(strategies.__all__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._simulation.races.accesses import Access
@@ -41,20 +41,26 @@ class Race:
     second: Access | None
     owner: Queue | None
     advice: str
+    _text: str = field(init=False, repr=False, compare=False, default="")
+
+    def __post_init__(self) -> None:
+        # With the name that the devices have where it is found, and not where it is printed.
+        object.__setattr__(self, "_text", visible_text(self._told()))
 
     def __str__(self) -> str:
+        return self._text
+
+    def _told(self) -> str:
         if self.second is None:
             assert self.owner is not None, "a free has an owner"
-            text = (
+            return (
                 f"race: memory of {name_of(self.owner)} is free for its next allocation while\n"
                 f"    {_said(self.first)}\n  {self.advice}"
             )
-        else:
-            text = (
-                f"race: {_said(self.second)}\n"
-                f"  in no order with\n    {_said(self.first)}\n  {self.advice}"
-            )
-        return visible_text(text)
+        return (
+            f"race: {_said(self.second)}\n"
+            f"  in no order with\n    {_said(self.first)}\n  {self.advice}"
+        )
 
 
 def race_of(first: Access, second: Access) -> Race:

@@ -1,6 +1,7 @@
 """Small programs with a synchronisation that is there or is not, as `simgpu.races` sees them."""
 
 import pytest
+import torch
 
 import simgpu
 from tests.support.stream_programs import PROGRAMS
@@ -20,3 +21,13 @@ def test_what_is_missing_is_reported_and_nothing_else(simulated, name):
     assert {line.rpartition("/")[2] for line in lines} == {"stream_programs.py"}
     assert "simgpu:" in str(race)
     assert all(line in str(race) for line in lines)
+
+
+def test_a_report_keeps_the_name_under_which_it_was_found():
+    with simgpu.as_cuda(1), simgpu.races() as found:
+        x = torch.ones(4, device="cuda")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.add_(1)
+        told = str(found[0])
+    assert "on cuda:0, stream" in told
+    assert str(found[0]) == told
