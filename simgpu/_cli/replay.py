@@ -41,24 +41,12 @@ def add_arguments(commands: Any) -> None:
     replay.set_defaults(start=start)
 
 
-def _is_example(code: str) -> bool:
-    """Whether hypothesis can read the code of an example."""
-    from hypothesis.core import decode_failure
-    from hypothesis.errors import InvalidArgument
-
-    try:
-        decode_failure(code.encode())
-    except InvalidArgument:
-        return False
-    return True
-
-
 def start(options: argparse.Namespace) -> int:
     if missing_packages():
         return 4
     token = options.blob or options.property
     if not token.startswith(PREFIX):
-        if options.blob and not _is_example(options.blob):
+        if options.blob and not sessions.is_example(options.blob):
             print(
                 f"{options.blob!r} is no code of an example, and no token of a schedule: copy the "
                 "whole command from the report, or leave it out for what the database has"

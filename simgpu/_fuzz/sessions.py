@@ -49,3 +49,15 @@ def replay(
         )
         command = pytest_command(settings, [name, *(["--schedules", "1"] if schedules else [])])
         return subprocess.run(command, env=settings.environment(), check=False).returncode
+
+
+def is_example(code: str) -> bool:
+    """Whether hypothesis can read the code of an example."""
+    from hypothesis.core import decode_failure
+    from hypothesis.errors import InvalidArgument
+
+    try:
+        decode_failure(code.encode())
+    except InvalidArgument:
+        return False
+    return True

@@ -57,6 +57,7 @@ DISTRIBUTED = [
         "me is None or self._deciding",
         "me is None",
         ranks.test_a_read_before_the_wait_sees_no_number,
+        raises=BaseException,
     ),
     fault(
         "a store of a rank waits for no other ranks",
