@@ -38,9 +38,11 @@ _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_ke
 
 
 def _host_forward(op: Any, tensors: Sequence[Tensor], layout: _Layout) -> tuple[Tensor, ...]:
-    """Run the host's layer; where a tensor wants a gradient, with a graph."""
-    wanted = any(tensor.requires_grad for tensor in tensors)
-    with torch.set_grad_enabled(wanted):
+    """Run the host's layer, with a graph if one is wanted.
+
+    Without one, tensors still say that they want gradients: the host chooses products by it.
+    """
+    with torch.set_grad_enabled(layout.graph):
         return tuple(op(*layout.arguments(tensors)))
 
 
@@ -57,6 +59,7 @@ class _Layout:
     """
 
     def __init__(self, op: torch._ops.OpOverload, arguments: Sequence[Any]) -> None:
+        self.graph = False  # whether the host keeps a graph of the call
         self._arguments = list(arguments)
         self._moved = [
             argument.name != "batch_sizes" and isinstance(value, (Tensor, list, tuple))
@@ -89,6 +92,7 @@ class _Layer(torch.autograd.Function):
             host_alias(tensor).requires_grad_(wanted)
             for tensor, wanted in zip(tensors, ctx.needs_input_grad[2:], strict=True)
         ]
+        layout.graph = any(host.requires_grad for host in hosts)
         results = launch(kernel, index, (hosts, layout), {})
         owned = tuple(adopt(_fresh(result), index) for result in results)
         ctx.kept = _Kept(index, hosts, results)
@@ -178,7 +182,9 @@ def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in layout.tensors):
             return _Layer.apply(kernel, layout, *layout.tensors)  # type: ignore[no-untyped-call]
         index = layout.tensors[0].get_device()
-        hosts = [host_alias(tensor) for tensor in layout.tensors]
+        hosts = [
+            host_alias(tensor).requires_grad_(tensor.requires_grad) for tensor in layout.tensors
+        ]
         return tuple(
             adopt(_fresh(result), index) for result in launch(kernel, index, (hosts, layout), {})
         )

@@ -40,8 +40,8 @@ def test_a_hook_holds_those_who_override_it_in_their_order(lists, data):
                 if name in lists[index] and index not in gone
             ]
             assert getattr(hooks, name) == (*before[name], *expected)
-            seen = hooks.before_launch or hooks.computed or hooks.after_launch
-            assert hooks.launches == bool(seen)
+            of_launches = ("before_launch", "computed", "launched", "after_launch")
+            assert hooks.launches == any(getattr(hooks, name) for name in of_launches)
     assert {name: getattr(hooks, name) for name in NAMES} == before
 
 

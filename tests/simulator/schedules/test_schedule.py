@@ -1,5 +1,6 @@
 """`simgpu.schedule`: equal seeds give equal runs, and so do tokens."""
 
+import contextlib
 import gc
 import signal
 import threading
@@ -97,6 +98,17 @@ def test_there_is_one_schedule_at_a_time():
         pass
 
 
+@contextlib.contextmanager
+def ctrl_c():
+    """Python's own handler, which a process in the background may lack."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@ctrl_c()
 def test_waiting_takes_no_time_and_everything_is_put_back():
     def now():
         replaced = threading.Lock, threading.Thread.start, time.sleep, time.monotonic
