@@ -189,10 +189,8 @@ class Baton:
             ready.remove(me)
 
     def _is_time_to_pass(self, me: Task) -> bool:
-        return any(
-            steps > 0 and steps % TURNS == 0
-            for steps in (self.steps - self.progress_at, me.run_length)
-        )
+        idle, alone = self.steps - self.progress_at, me.run_length
+        return (idle > 0 and idle % TURNS == 0) or (alone > 0 and alone % TURNS == 0)
 
     def _expire(self, task: Task) -> None:
         assert task.deadline is not None
