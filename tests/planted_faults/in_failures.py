@@ -9,6 +9,29 @@ from tests.simulator.failures import test_sweep as sweep
 from tests.support.plant import fault
 
 PUT_BACK = sweep.test_all_that_a_step_changes_is_put_back
+# What a sweep puts back: the line that does it, what is left of it, and a step that needs it.
+PUT_BACK_BY = [
+    ("gradients", "for name, grad in self._grads.items():", "for name, grad in ():", "gradients"),
+    (
+        "optimizers",
+        "optimizer.load_state_dict(copy.deepcopy(settings))",
+        "pass",
+        "parameters, gradients and an optimizer",
+    ),
+    (
+        "the device's generator",
+        "device.generator.set_state(state)",
+        "pass",
+        "the device's generator",
+    ),
+    (
+        "the host's generator",
+        "torch.default_generator.set_state(host)",
+        "pass",
+        "the host's generator",
+    ),
+    ("Python's generator", "random.setstate(python)", "pass", "Python's generator"),
+]
 BYTES_KEPT = partial(sweep.test_what_a_step_does_wrong_is_seen, make=sweep.keeping)
 
 FAILURES = [
@@ -155,45 +178,16 @@ FAILURES = [
         "pass",
         faults.test_a_loss_that_nobody_waits_for_is_told_at_the_end,
     ),
-    fault(
-        "a sweep does not put gradients back",
-        "simgpu._simulation.state:State.restore",
-        "for name, grad in self._grads.items():",
-        "for name, grad in ():",
-        partial(PUT_BACK, make=sweep.CHANGES["gradients"]),
-        raises=UnrepeatableStepError,
-    ),
-    fault(
-        "a sweep does not put optimizers back",
-        "simgpu._simulation.state:State.restore",
-        "optimizer.load_state_dict(copy.deepcopy(settings))",
-        "pass",
-        partial(PUT_BACK, make=sweep.CHANGES["parameters, gradients and an optimizer"]),
-        raises=UnrepeatableStepError,
-    ),
-    fault(
-        "a sweep does not put the device's generator back",
-        "simgpu._simulation.state:State.restore",
-        "device.generator.set_state(state)",
-        "pass",
-        partial(PUT_BACK, make=sweep.CHANGES["the device's generator"]),
-        raises=UnrepeatableStepError,
-    ),
-    fault(
-        "a sweep does not put the host's generator back",
-        "simgpu._simulation.state:State.restore",
-        "torch.default_generator.set_state(host)",
-        "pass",
-        partial(PUT_BACK, make=sweep.CHANGES["the host's generator"]),
-        raises=UnrepeatableStepError,
-    ),
-    fault(
-        "a sweep does not put Python's generator back",
-        "simgpu._simulation.state:State.restore",
-        "random.setstate(python)",
-        "pass",
-        partial(PUT_BACK, make=sweep.CHANGES["Python's generator"]),
-        raises=UnrepeatableStepError,
+    *(
+        fault(
+            f"a sweep does not put {what} back",
+            "simgpu._simulation.state:State.restore",
+            line,
+            without,
+            partial(PUT_BACK, make=sweep.CHANGES[change]),
+            raises=UnrepeatableStepError,
+        )
+        for what, line, without, change in PUT_BACK_BY
     ),
     fault(
         "an optimizer goes on counting in what a sweep puts back",
