@@ -1,7 +1,8 @@
 """What each rank that is a thread has of its own, and what is replaced in torch for that.
 
-Process groups of Python and C++, random numbers, and the variables that torchrun sets. Everything
-else, such as the globals of modules, is shared by the ranks, as threads share it.
+Process groups of Python and C++, random numbers, the environment that torchrun sets, and the few
+variables in which PyTorch keeps something of one rank. Everything else, such as other globals of
+modules, is shared by the ranks, as threads share it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -110,8 +111,28 @@ def end_groups() -> None:
         _per_thread.groups = None
 
 
+# Where PyTorch keeps something of a rank in its process: None, until the rank has some.
+_VARIABLES = (
+    # in whose forward it is, for which `torch.compile` splits graphs
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "_active_ddp_module"),
+    # the generator of DTensors, with its device
+    ("torch.distributed.tensor._random", "", "_rng_tracker"),
+    # the group of the sharded tensors that are being loaded
+    ("torch.distributed._shard.api", "", "_CURRENT_PROCESS_GROUP"),
+)
+
+
+def _variables() -> Iterator[tuple[Any, str]]:
+    """The owner and the name of each of them, if its module has been imported."""
+    for path, inside, name in _VARIABLES:
+        module = sys.modules.get(path)
+        owner = getattr(module, inside, None) if inside else module
+        if hasattr(owner, name):
+            yield owner, name
+
+
 class State:
-    """Random numbers and environment of one rank, kept while others run."""
+    """What one rank has in variables of the process, kept while others run."""
 
     def __init__(self, rank: int, count: int) -> None:
         self._variables = {
@@ -124,13 +145,15 @@ class State:
             "MASTER_PORT": "0",
         }
         self.save()
+        self._noted: dict[tuple[Any, str], Any] = {}
 
     def save(self) -> None:
-        """Note the generators, which another rank is about to use."""
+        """Note generators and variables, which another rank is about to use."""
         self._torch = torch.get_rng_state()
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy = None if numpy is None else numpy.random.get_state()
+        self._noted = {(owner, name): getattr(owner, name) for owner, name in _variables()}
 
     def restore(self) -> None:
         """Put all in place."""
@@ -138,6 +161,8 @@ class State:
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
+        for owner, name in _variables():
+            setattr(owner, name, self._noted.get((owner, name)))
         os.environ.update(self._variables)
 
 
@@ -149,6 +174,7 @@ class Surroundings(State):
 
     def __init__(self) -> None:
         super().__init__(0, 1)
+        self.save()
         self._before = {name: os.environ.get(name) for name in self._variables}
         self._excepthook = sys.excepthook
 

@@ -228,6 +228,29 @@ HOOKS = {
 }
 
 
+class Meeting(One):
+    """Meets the other ranks in its forward, as synchronized normalization does."""
+
+    def forward(self, x):
+        before = DistributedDataParallel._get_active_ddp_module().module
+        dist.all_reduce(torch.ones(1, device=x.device))
+        assert before is self is DistributedDataParallel._get_active_ddp_module().module
+        return super().forward(x)
+
+
+@few
+@given(count=strategies.world_sizes(), schedule=schedules)
+def test_a_rank_is_in_the_forward_of_its_own_wrapper_alone(count, schedule):
+    """`torch.compile` asks for the wrapper, which PyTorch notes once for the process."""
+
+    def forward(rank):
+        assert DistributedDataParallel._get_active_ddp_module() is None
+        parallel(Meeting(rank), rank)(rows(1, 0).cuda())
+
+    simgpu.ranks(count, forward, schedule=schedule)
+    assert DistributedDataParallel._get_active_ddp_module() is None
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_communication_hook_changes_no_exact_gradient(hook, count):

@@ -147,6 +147,25 @@ def test_distributed_tensors_keep_their_values(count, rows, dims, seed):
 
 
 @few
+@given(count=strategies.world_sizes(2, 4), seed=st.integers(0, 99), schedule=schedules)
+def test_random_distributed_tensors_are_drawn_as_by_the_first_rank(count, seed, schedule):
+    """Whatever seeds the ranks have: their generators are set to that of rank 0."""
+    from torch.distributed import tensor
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def draw(rank):
+        torch.cuda.manual_seed(seed + rank)
+        mesh = init_device_mesh("cuda", (count,))
+        whole = tensor.rand(5, device_mesh=mesh, placements=[tensor.Replicate()]).to_local()
+        generator = torch.Generator("cuda").manual_seed(seed)
+        assert whole.tolist() == torch.rand(5, device="cuda", generator=generator).tolist()
+        return torch.cuda.get_rng_state().tolist()
+
+    first, *others = simgpu.ranks(count, draw, schedule=schedule)
+    assert all(state == first for state in others)
+
+
+@few
 @given(
     count=strategies.world_sizes(1, 4),
     dim=st.sampled_from([0, 1, 2]),

@@ -8,6 +8,7 @@ from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
+from tests.distributed import test_sharded as sharded
 from tests.distributed import test_transport as transport
 from tests.support import rank_cases
 from tests.support.plant import Edit, fault
@@ -241,6 +242,21 @@ DISTRIBUTED = [
         "torch.set_rng_state(self._torch)",
         "pass",
         ranks.test_a_seed_gives_the_same_order_and_numbers,
+    ),
+    fault(
+        "a rank is in the forward of another rank's wrapper",
+        "simgpu._ranks.isolation:_variables",
+        "in _VARIABLES:",
+        "in _VARIABLES[1:]:",
+        data_parallel.test_a_rank_is_in_the_forward_of_its_own_wrapper_alone,
+        raises=BaseException,
+    ),
+    fault(
+        "one generator draws the distributed tensors of all ranks",
+        "simgpu._ranks.isolation:_variables",
+        "in _VARIABLES:",
+        "in _VARIABLES[:1]:",
+        sharded.test_random_distributed_tensors_are_drawn_as_by_the_first_rank,
     ),
     fault(
         "ranks draw from one generator of Python",
