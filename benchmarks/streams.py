@@ -1,13 +1,14 @@
-"""What `simgpu.asynchronous` costs: microseconds per operator, next to the same operator at once.
+"""What `simgpu.races` and `simgpu.asynchronous` cost, next to the same operator without them.
 
     python -m benchmarks.streams
 
-Both are measured in turns, in CPU time, best of several rounds, in one run. The time of an
+All are measured in turns, in CPU time, best of several rounds, in one run. The time of an
 operator that is queued is that of its launch and of its work later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -42,23 +43,33 @@ def seconds(call: Callable[[], torch.Tensor]) -> float:
     return (time.process_time() - begin) / CALLS
 
 
-def measured(call: Callable[[], torch.Tensor]) -> tuple[float, float]:
-    """Seconds per call, at once and queued: the best of rounds that take turns."""
-    at_once, queued = [], []
+WAYS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+    "at once": contextlib.nullcontext,
+    "races": simgpu.races,
+    "queued": simgpu.asynchronous,
+}
+
+
+def measured(call: Callable[[], torch.Tensor]) -> dict[str, float]:
+    """Microseconds per call, in each way: the best of rounds that take turns."""
+    best = dict.fromkeys(WAYS, float("inf"))
     for _ in range(ROUNDS):
-        at_once.append(seconds(call))
-        with simgpu.asynchronous():
-            queued.append(seconds(call))
-    return min(at_once), min(queued)
+        for name, way in WAYS.items():
+            with way():
+                best[name] = min(best[name], 1e6 * seconds(call))
+    return best
 
 
 def main() -> None:
-    print(f"{'':12}{'at once':>10}{'queued':>10}{'ratio':>8}    (microseconds per call)")
+    first, *others = WAYS
+    columns = [*WAYS, *(f"{name} / {first}" for name in others)]
+    print(f"{'':12}" + "".join(f"{column:>18}" for column in columns) + "    (microseconds)")
     with simgpu.devices(1):
         for name, call in operators().items():
             call()
-            now, later = (1e6 * each for each in measured(call))
-            print(f"{name:12}{now:10.1f}{later:10.1f}{later / now:8.1f}")
+            found = measured(call)
+            numbers = [*found.values(), *(found[name] / found[first] for name in others)]
+            print(f"{name:12}" + "".join(f"{number:18.1f}" for number in numbers))
 
 
 if __name__ == "__main__":

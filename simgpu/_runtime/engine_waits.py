@@ -83,6 +83,8 @@ def followed() -> Iterator[None]:
     finally:
         row[LOG] = 0
         del _logs[log.address]
+        for passed in hooks.backward_passed:
+            passed()
 
 
 def tell() -> None:

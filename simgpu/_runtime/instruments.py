@@ -40,7 +40,7 @@ class Collective:
     nbytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which makes one cost five times as much
 class Launch:
     """One kernel or copy that is about to run.
 
@@ -156,6 +156,9 @@ class Instrument:
     def collectives_finished(self, collectives: Sequence[Collective]) -> None:
         """The host has waited until these are over: it asked for their future."""
 
+    def backward_passed(self) -> None:
+        """A backward pass of the thread is over, and the modes of PyTorch are those before it."""
+
     def devices_created(self, devices: Sequence[torch.device]) -> None:
         """There are simulated devices from now on."""
 
@@ -187,6 +190,7 @@ class Hooks:
     host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]
     collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream], None], ...]
     collectives_finished: tuple[Callable[[Sequence[Collective]], None], ...]
+    backward_passed: tuple[Callable[[], None], ...]
     devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]
     devices_removed: tuple[Callable[[], None], ...]
     executor: Any  # who runs what is launched (`executors.Executor`); None: at once

@@ -7,6 +7,7 @@ kernel.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -140,21 +141,24 @@ def _launch_watched(
     """`launch` with instruments before and after the kernel, for whose results memory is `held`."""
     if thread_state.per_thread.row[LOG]:
         engine_waits.tell()
-    source, target = map(_device_or_host, route or (index, index))
+    device = source = target = _device_or_host(index)
+    if route is not None:
+        source, target = map(_device_or_host, route)
     about = Launch(
-        kind="kernel" if route is None else "copy",
-        op=kernel.name,
-        device=torch.device(DEVICE_TYPE, index),
-        stream=streams.current_stream_id(index),
-        source=source,
-        target=target,
-        args=tuple(args),
-        kwargs=kwargs,
-        kernel=kernel,
+        "kernel" if route is None else "copy",
+        kernel.name,
+        device,
+        streams.current_stream_id(index),
+        source,
+        target,
+        tuple(args),
+        kwargs,
+        kernel,
     )
     for before in hooks.before_launch:
         before(about)
-    begin = clock.now()
+    timed = hooks.after_launch or clock.follows_devices()
+    begin = clock.now() if timed else 0.0
     try:
         if hooks.executor is None:
             result = compute(about, about.args, kwargs)
@@ -167,6 +171,8 @@ def _launch_watched(
         held.release(result)
     for launched in hooks.launched:
         launched(about, result)
+    if not timed:
+        return result
     begin, end = clock.times_of(about, result, begin)
     if hooks.after_launch:
         record = _record(about, result, begin, end)
@@ -226,5 +232,6 @@ def _shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
     return [tuple(tensor.shape)]
 
 
+@functools.cache
 def _device_or_host(index: int | None) -> torch.device:
     return _CPU if index is None else torch.device(DEVICE_TYPE, index)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from types import CodeType
 
 import torch
 
@@ -12,10 +14,26 @@ _FOREIGN = tuple(
     os.path.abspath(folder) + os.sep for folder in (os.path.dirname(torch.__file__), _PACKAGE)
 )
 
+# By address of a code object and place in it; the object is kept, so that no other has its address.
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
+_MOST_TEXTS = 2**16
+
 
 def place_of_caller() -> str:
     """The innermost line that is neither of torch nor of simgpu, as "file:line"."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOREIGN):
+    while _is_foreign(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    key = id(frame.f_code), frame.f_lasti
+    found = _texts.get(key)
+    if found is None:
+        if len(_texts) >= _MOST_TEXTS:
+            _texts.clear()
+        text = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        found = _texts[key] = frame.f_code, text
+    return found[1]
+
+
+@functools.cache
+def _is_foreign(file: str) -> bool:
+    return file.startswith(_FOREIGN)

@@ -6,12 +6,14 @@ from tests.simulator.races import test_accesses as accesses
 from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_data_parallel as data_parallel
 from tests.simulator.races import test_graphs as graphs
+from tests.simulator.races import test_host as host
 from tests.simulator.races import test_order as order
 from tests.simulator.races import test_programs as races
 from tests.support.plant import fault
 
 ORDER = "simgpu._simulation.races.order:Order"
 REGION = "simgpu._simulation.races.regions:Region"
+HOST = "simgpu._simulation.races.host:HostAccesses"
 DETECTOR = "simgpu._simulation.races.detector:Detector"
 
 programs = races.test_what_is_missing_is_reported_and_nothing_else
@@ -50,23 +52,23 @@ RACES = [
     ),
     fault(
         "a write after a read is no race",
-        f"{REGION}.unordered",
-        "(access.writes or other.writes)",
-        "other.writes",
+        f"{REGION}.meet",
+        "elif (writes or other.writes)",
+        "elif other.writes",
         paths,
     ),
     fault(
         "the last access is the only one that counts",
-        f"{REGION}.add",
-        "and clock.get(other.queue, 0) >= other.number",
-        "",
+        f"{REGION}.meet",
+        "if clock.get(other.queue, 0) >= other.number:",
+        "if True:",
         paths,
     ),
     fault(
         "a read stands for the write before it",
-        f"{REGION}.add",
-        "and (access.writes or not other.writes)",
-        "",
+        f"{REGION}.meet",
+        "if covered and (writes or not other.writes):",
+        "if covered:",
         paths,
     ),
     fault(
@@ -93,8 +95,8 @@ RACES = [
     fault(
         "what a copy from the host makes was always there",
         f"{DETECTOR}.launched",
-        'if launch.target.type != "cpu" else ()',
-        'if launch.kind == "kernel" else ()',
+        "() if to_host else dense(result)",
+        "() if host else dense(result)",
         partial(programs, name="prefetcher"),
     ),
     fault(
@@ -148,16 +150,54 @@ RACES = [
     fault(
         "views of the same rows share their bytes",
         "simgpu._simulation.races.accesses:share_bytes",
-        "if is_filled(one) and is_filled(other):",
+        "if one[2] is None and other[2] is None:",
         "if True:",
         accesses.test_two_views_share_bytes_if_their_sets_do,
     ),
     fault(
         "steps between elements are steps between bytes",
         "simgpu._simulation.races.accesses:_bytes_within",
-        "step * span.itemsize",
+        "step * layout.itemsize",
         "step",
         accesses.test_two_views_share_bytes_if_their_sets_do,
+    ),
+    fault(
+        "the host is not watched from the first copy of pinned memory on",
+        f"{DETECTOR}._copy_of_host",
+        "self.host.begin()",
+        "pass",
+        partial(programs, name="pinned_result_read"),
+    ),
+    fault(
+        "the host is watched in the modes of the program alone",
+        f"{HOST}.__enter__",
+        "if self._are_there():",
+        "if False:",
+        host.test_the_host_is_watched_while_devices_use_its_memory,
+        raises=Exception,
+    ),
+    fault(
+        "the end of a backward pass is the end of what the host is watched by",
+        "simgpu._runtime.engine_waits:followed",
+        "for passed in hooks.backward_passed:",
+        "for passed in ():",
+        host.test_a_gradient_that_comes_to_the_host_is_not_read_at_once,
+        raises=Exception,
+    ),
+    fault(
+        "modes that PyTorch took away are left all the same",
+        f"{HOST}._put_back",
+        "push(mode)",
+        "pass",
+        host.test_a_gradient_that_comes_to_the_host_is_not_read_at_once,
+        raises=Exception,
+    ),
+    fault(
+        "the host is not watched later if it could not be at first",
+        f"{DETECTOR}.launched",
+        "if self._storages:",
+        "if False:",
+        host.test_the_host_is_watched_while_devices_use_its_memory,
     ),
     fault(
         "what is captured runs at once",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +14,16 @@ from simgpu._simulation.races.order import Queue
 Tensor = torch.Tensor
 
 
-class Span(NamedTuple):
-    """Where a tensor lies: its first byte, the one after its last, and how it steps between."""
+class Layout(NamedTuple):
+    """How a tensor steps through its bytes, where it leaves some of them out."""
 
-    begin: int
-    end: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     itemsize: int
+
+
+# Where a tensor lies: its first byte, the one after its last, and None where it has no gaps.
+Span = tuple[int, int, Layout | None]
 
 
 class Access(NamedTuple):
@@ -29,28 +31,41 @@ class Access(NamedTuple):
 
     queue: Queue
     number: int
-    span: Span
+    begin: int  # its span
+    end: int
+    layout: Layout | None
     writes: bool
     op: str
     place: str
 
+    @property
+    def span(self) -> Span:
+        """Where the bytes lie."""
+        return self.begin, self.end, self.layout
+
 
 class Touched(NamedTuple):
-    """By position and by name, the arguments of an operator that it reads, and that it writes."""
+    """The arguments of an operator that are tensors which it reads (False) or writes (True).
+
+    `waits`: the shapes of its results depend on values, for which the host has to wait on a GPU.
+    """
 
     positions: tuple[tuple[int, bool], ...]
     names: tuple[tuple[str, bool], ...]
+    waits: bool
 
 
 # They look at the shapes of their tensors only.
 _DESCRIPTIVE = ("_like", "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full")
+_WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 @functools.cache
 def touched(op: torch._ops.OpOverload) -> Touched:
-    """Which arguments of `op` are tensors whose memory it reads (False) or writes (True)."""
+    """Which arguments of `op` are tensors whose memory it reads or writes."""
+    waits = not _WAITS.isdisjoint(op.tags)
     if op._schema.name.rpartition("::")[2].endswith(_DESCRIPTIVE):
-        return Touched((), ())
+        return Touched((), (), waits)
     arguments = [
         (at, argument.name, bool(argument.alias_info and argument.alias_info.is_write))
         for at, argument in enumerate(op._schema.arguments)
@@ -59,67 +74,71 @@ def touched(op: torch._ops.OpOverload) -> Touched:
     return Touched(
         tuple((at, writes) for at, _, writes in arguments),
         tuple((name, writes) for _, name, writes in arguments),
+        waits,
     )
 
 
 def tensors_of(
-    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[Tensor, bool]]:
+    marked: Touched, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[Tensor, bool]]:
     """The tensors that a call touches, and whether it writes to each."""
-    marked = touched(op)
-    for at, writes in marked.positions:
-        if at < len(args):
-            for tensor in dense(args[at]):
-                yield tensor, writes
+    found = [
+        (tensor, writes)
+        for at, writes in marked.positions
+        if at < len(args)
+        for tensor in dense(args[at])
+    ]
     if kwargs:
-        for name, writes in marked.names:
-            if name in kwargs:
-                for tensor in dense(kwargs[name]):
-                    yield tensor, writes
+        found += [
+            (tensor, writes)
+            for name, writes in marked.names
+            if name in kwargs
+            for tensor in dense(kwargs[name])
+        ]
+    return found
 
 
-def dense(value: Any) -> Iterator[Tensor]:
+def dense(value: Any) -> Sequence[Tensor]:
     """The tensors with memory of their own in an argument or result."""
     if isinstance(value, Tensor):
-        yield from dense_parts(value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from dense(item)
+        return dense_parts(value)
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in dense(item)]
+    return ()
 
 
 def span_of(tensor: Tensor) -> Span | None:
     """The bytes of `tensor`; None where it has none."""
-    begin = tensor.data_ptr()
-    if not begin or not tensor.numel():
+    begin, nbytes = tensor.data_ptr(), tensor.nbytes
+    if not begin or not nbytes:
         return None
+    if tensor.is_contiguous():
+        return begin, begin + nbytes, None
     shape, stride, itemsize = tuple(tensor.shape), tensor.stride(), tensor.itemsize
     last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-    return Span(begin, begin + (last + 1) * itemsize, shape, stride, itemsize)
+    length = (last + 1) * itemsize
+    repeats = any(n > 1 and not step for n, step in zip(shape, stride, strict=True))
+    # Where elements lie twice, the bytes between others may be left out.
+    filled = nbytes == length and not repeats
+    return begin, begin + length, None if filled else Layout(shape, stride, itemsize)
 
 
 def share_bytes(one: Span, other: Span) -> bool:
     """Whether two spans have a byte in common: columns of a matrix have none, for example."""
-    if one.begin >= other.end or other.begin >= one.end:
+    begin, end = min(one[0], other[0]), max(one[1], other[1])
+    if one[0] >= other[1] or other[0] >= one[1]:
         return False
-    if is_filled(one) and is_filled(other):
+    if one[2] is None and other[2] is None:
         return True
-    begin = min(one.begin, other.begin)
-    marks = torch.zeros(max(one.end, other.end) - begin, dtype=torch.bool, device="cpu")
+    marks = torch.zeros(end - begin, dtype=torch.bool, device="cpu")
     _bytes_within(marks, one, begin).fill_(True)
     return bool(_bytes_within(marks, other, begin).any())
 
 
-def is_filled(span: Span) -> bool:
-    """Whether a span has no gaps: as many elements as fit."""
-    elements = 1
-    for size, step in zip(span.shape, span.stride, strict=True):
-        if size > 1 and not step:
-            return False  # repeated elements: counted exactly by the marks
-        elements *= size
-    return elements * span.itemsize == span.end - span.begin
-
-
-def _bytes_within(marks: Tensor, span: Span, begin: int) -> Tensor:
-    """The elements of `marks`, one for each byte from `begin`, that stand for those of `span`."""
-    stride = [step * span.itemsize for step in span.stride]
-    return marks.as_strided((*span.shape, span.itemsize), (*stride, 1), span.begin - begin)
+def _bytes_within(marks: Tensor, span: Span, first: int) -> Tensor:
+    """The elements of `marks`, one for each byte from `first`, that stand for those of `span`."""
+    begin, end, layout = span
+    if layout is None:
+        return marks[begin - first : end - first]
+    steps = [step * layout.itemsize for step in layout.stride]
+    return marks.as_strided((*layout.shape, layout.itemsize), (*steps, 1), begin - first)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from simgpu._runtime import instruments
 from simgpu._simulation.races.detector import Detector
-from simgpu._simulation.races.host import host_accesses
 from simgpu._simulation.races.report import Race
 
 
@@ -18,14 +17,14 @@ def races() -> Iterator[list[Race]]:
     Yields a list of reports, empty where all is in order, to which each pair of lines is added once
     when its second access is asked for. It need not happen: that nothing orders the two is enough.
     Followed are all kernels and copies of all threads; of the CPU's operators, those of the calling
-    thread on pinned memory. What numpy or C++ code does with memory
-    that it was given earlier is not seen.
+    thread on pinned memory, once devices and the host use such memory at the same time. What numpy
+    or C++ code does with memory that it was given earlier is not seen.
     """
     found: list[Race] = []
     detector = Detector(found)
     instruments.add(detector)
     try:
-        with host_accesses(detector.host_touches):
+        with detector.host:
             yield found
     finally:
         instruments.remove(detector)

@@ -19,14 +19,14 @@ from simgpu._simulation.races.accesses import (
     share_bytes,
     span_of,
     tensors_of,
+    touched,
 )
+from simgpu._simulation.races.host import HostAccesses
 from simgpu._simulation.races.order import FIRST_GROUP, HOST, Clock, Order, Queue, join, queue_of
 from simgpu._simulation.races.regions import Region, Regions
 from simgpu._simulation.races.report import Race, race_of, race_with_free
 
 Tensor = torch.Tensor
-# Operators whose results' shapes the host has to wait for on a GPU.
-_WAITS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 class Detector(Instrument):
@@ -46,6 +46,7 @@ class Detector(Instrument):
         self._storages: dict[weakref.ref[Any], int] = {}  # of pinned memory, and where it begins
         self._dead: deque[weakref.ref[Any]] = deque()
         self._lock = threading.Lock()
+        self.host = HostAccesses(self.host_touches)
 
     # Launches.
 
@@ -54,31 +55,35 @@ class Detector(Instrument):
         queue = launch.device.index, launch.stream
         if queue in streams.captured:
             return  # nothing runs before the graph is replayed
+        if self._storages:
+            self.host.begin()
         place = place_of_caller()
         if launch.kernel.collective is not None:
             self._collective(launch.kernel.collective, launch.op, queue, result)
             return
-        other = self._other_end(launch)
+        name, marked = launch.op, touched(launch.kernel.op)
+        other, host, to_host = None, False, False
+        if launch.kind == "copy":
+            other, to_host = self._other_end(launch), launch.target.type == "cpu"
+            host = to_host or launch.source.type == "cpu"
         with self._lock:
             clock, number = self._order.begin(queue)
             if other is not None:
                 self._order.wait(queue, other)
-            op = launch.kernel.op
-            host = launch.kind == "copy" and "cpu" in (launch.source.type, launch.target.type)
-            for tensor, writes in tensors_of(op, launch.args, launch.kwargs):
-                if host and writes == (launch.target.type == "cpu"):
+            for tensor, writes in tensors_of(marked, launch.args, launch.kwargs):
+                if host and writes == to_host:
                     continue  # the end of a copy that is not on a device
                 if tensor.dim() or self._memory.at(tensor.data_ptr()):  # else a number of the host
-                    self._touch(tensor, queue, number, clock, writes, launch.op, place)
+                    self._touch(tensor, queue, number, clock, writes, name, place)
             for tensor in launch.kernel.writes:
-                self._touch(tensor, queue, number, clock, True, launch.op, place)
-            for tensor in dense(result if launch.target.type != "cpu" else ()):
+                self._touch(tensor, queue, number, clock, True, name, place)
+            for tensor in () if to_host else dense(result):
                 span = span_of(tensor)
-                if span is not None and self._memory.at(span.begin) is None:
-                    self._made[span.begin] = Access(queue, number, span, True, launch.op, place)
+                if span is not None and self._memory.at(span[0]) is None:
+                    self._made[span[0]] = Access(queue, number, *span, True, name, place)
             if host:
                 self._copy_of_host(launch, result, queue, number, clock, place)
-            elif any(tag in op.tags for tag in _WAITS):
+            elif marked.waits:
                 self._order.host_waits_for(clock)
             if other is not None:
                 self._order.wait(other, queue)
@@ -142,8 +147,9 @@ class Detector(Instrument):
         span = span_of(memory)
         if span is not None:
             self._forget_dead()
-            access = Access(queue, number, span, to_host, launch.op, place)
+            access = Access(queue, number, *span, to_host, launch.op, place)
             self._compare(self._region_of_pinned(memory), access, clock)
+            self.host.begin()
 
     def _region_of_pinned(self, memory: Tensor) -> Region:
         storage = memory.untyped_storage()
@@ -170,14 +176,13 @@ class Detector(Instrument):
     ) -> None:
         span = span_of(tensor)
         if span is not None:
-            access = Access(queue, number, span, writes, op, place)
-            self._compare(self._memory.of(span), access, clock)
+            access = Access(queue, number, *span, writes, op, place)
+            self._compare(self._memory.of(span[0], span[1]), access, clock)
 
     def _compare(self, region: Region, access: Access, clock: Clock) -> None:
-        for other in region.unordered(access, clock):
+        for other in region.meet(access, clock):
             if share_bytes(other.span, access.span):
                 self._report(race_of(other, access))
-        region.add(access, clock)
 
     def _report(self, race: Race) -> None:
         first, second = race.first, race.second
@@ -195,14 +200,18 @@ class Detector(Instrument):
         place = place_of_caller()
         with self._lock:
             self._forget_dead()
-            for tensor, writes in tensors_of(op, args, kwargs):
+            for tensor, writes in tensors_of(touched(op), args, kwargs):
                 span = span_of(tensor) if tensor.is_cpu else None
-                region = None if span is None else self._pinned.at(span.begin)
+                region = None if span is None else self._pinned.at(span[0])
                 if region is not None and span is not None:
                     name = str(op).removeprefix("aten.").removesuffix(".default")
                     number = self._order.host_acts()
-                    access = Access(HOST, number, span, writes, name, place)
+                    access = Access(HOST, number, *span, writes, name, place)
                     self._compare(region, access, self._order.host)
+
+    def backward_passed(self) -> None:
+        if self._storages:
+            self.host.begin()
 
     # Order.
 
@@ -227,10 +236,11 @@ class Detector(Instrument):
     # Memory.
 
     def after_allocate(self, device: torch.device, nbytes: Any) -> None:
-        address = getattr(nbytes, "address", 0)
+        address = nbytes.address
         if not address:
             return
-        queue = device.index, streams.current_stream_id(device.index)
+        index = device.index
+        queue = index, streams.current_stream_id(index)
         # A graph keeps the memory that it was captured with: no stream gives it to others.
         owner = None if queue in streams.captured else queue
         with self._lock:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _push_mode as _push_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
 # Read a tensor's memory without an operator; `clone` stands for them.
 _READERS = (
@@ -23,34 +26,100 @@ _READ = torch.ops.aten.clone.default
 Touches = Callable[[Any, Any, Any], None]
 
 
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls `touches` before each operator of the thread that entered it."""
+class _Watched:
+    """What both modes tell, and how many calls of theirs are under way, without them meanwhile."""
 
     def __init__(self, touches: Touches) -> None:
+        self.touches = touches
+        self.depth = 0
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self.depth += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.depth -= 1
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of each operator of the thread that entered it, before it runs."""
+
+    def __init__(self, watched: _Watched) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._touches = touches
+        self._watched = watched
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self._touches(func, args, kwargs)
-        return func(*args, **kwargs)
+        self._watched.touches(func, args, kwargs)
+        return self._watched.call(func, args, kwargs)
 
 
 class _Readers(TorchFunctionMode):
-    """Calls `touches` before what hands a tensor's memory to Python or to other libraries."""
+    """Tells of what hands a tensor's memory to Python or to other libraries, before it does."""
 
-    def __init__(self, touches: Touches) -> None:
+    def __init__(self, watched: _Watched) -> None:
         super().__init__()
-        self._touches = touches
+        self._watched = watched
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READERS and args[0].is_cpu:
-            self._touches(_READ, args[:1], {})
-        return func(*args, **(kwargs or {}))
+            self._watched.touches(_READ, args[:1], {})
+        return self._watched.call(func, args, kwargs or {})
 
 
-@contextlib.contextmanager
-def host_accesses(touches: Touches) -> Iterator[None]:
-    """Call `touches` before all that the calling thread does to the memory of CPU tensors."""
-    with _Operators(touches), _Readers(touches):
-        yield
+class HostAccesses:
+    """Calls `touches` before all that the entering thread does to the memory of CPU tensors.
+
+    From `begin` on, since modes of PyTorch make every operator slower; or from the start, where
+    there are modes already, which ours could not be put below later.
+    """
+
+    def __init__(self, touches: Touches) -> None:
+        self._watched = watched = _Watched(touches)
+        self._modes: tuple[tuple[Any, Callable[[], list[Any]], Callable[[Any], object]], ...] = (
+            (_Operators(watched), _get_current_dispatch_mode_stack, _push_dispatch_mode),
+            (_Readers(watched), _get_current_function_mode_stack, _push_function_mode),
+        )
+        self._entered = contextlib.ExitStack()
+        self._is_entered = False
+        self._thread = 0
+
+    def __enter__(self) -> HostAccesses:
+        self._thread = threading.get_ident()
+        if self._are_there():
+            self._enter()
+        return self
+
+    def begin(self) -> None:
+        """Watch from now on, unless it is another thread's turn or modes are in the way just now.
+
+        Called within an operator of a mode, it finds that mode taken away until it returns: ours
+        is below it then, and is left when the block ends, after that mode. Called again, it puts
+        ours back, which PyTorch takes away where a backward pass ends that they were entered in.
+        """
+        if self._thread != threading.get_ident() or self._watched.depth:
+            return
+        if not self._are_there():
+            if self._is_entered:
+                self._put_back()
+            else:
+                self._enter()
+
+    def _enter(self) -> None:
+        self._is_entered = True
+        for mode, _, _ in self._modes:
+            self._entered.enter_context(mode)
+
+    def _put_back(self) -> None:
+        for mode, stack, push in self._modes:
+            if mode not in stack():
+                push(mode)
+
+    def _are_there(self) -> bool:
+        return any(stack() for _, stack, _ in self._modes)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._thread = 0
+        if self._is_entered:
+            self._put_back()
+        self._entered.close()

@@ -7,9 +7,8 @@ allocation is known: it is a region from its first access on, which grows with l
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
 
-from simgpu._simulation.races.accesses import Access, Span, is_filled
+from simgpu._simulation.races.accesses import Access
 from simgpu._simulation.races.order import Clock, Queue
 
 
@@ -23,38 +22,26 @@ class Region:
         self.recorded: set[Queue] = set()
         self.accesses: list[Access] = []
 
-    def unordered(self, access: Access, clock: Clock) -> Iterator[Access]:
-        """The accesses that may happen at the same time as `access`, and one of the two writes."""
-        begin, end = access.span.begin, access.span.end
-        for other in self.accesses:
-            if (
-                (access.writes or other.writes)
-                and other.span.begin < end
-                and begin < other.span.end
-                and clock.get(other.queue, 0) < other.number
-            ):
-                yield other
+    def meet(self, access: Access, clock: Clock) -> list[Access]:
+        """The accesses that may happen at the same time as `access`, and one of the two writes.
 
-    def add(self, access: Access, clock: Clock) -> None:
-        """Remember `access` in place of those that it comes after and covers.
-
-        Whatever races with one of these and comes after `access` does not exist; whatever does not
-        come after it races with `access`, too.
+        It is remembered in place of those that it comes after and covers. Whatever races with one
+        of these and comes after `access` does not exist; whatever does not come after it races
+        with `access`, too.
         """
-        begin, end = access.span.begin, access.span.end
-        covers = is_filled(access.span)
-        self.accesses = [
-            other
-            for other in self.accesses
-            if not (
-                covers
-                and begin <= other.span.begin
-                and other.span.end <= end
-                and (access.writes or not other.writes)
-                and clock.get(other.queue, 0) >= other.number
-            )
-        ]
-        self.accesses.append(access)
+        _, _, begin, end, layout, writes, _, _ = access
+        kept, racing = [], []
+        for other in self.accesses:
+            if clock.get(other.queue, 0) >= other.number:
+                covered = layout is None and begin <= other.begin and other.end <= end
+                if covered and (writes or not other.writes):
+                    continue
+            elif (writes or other.writes) and other.begin < end and begin < other.end:
+                racing.append(other)
+            kept.append(other)
+        kept.append(access)
+        self.accesses = kept
+        return racing
 
 
 class Regions:
@@ -69,6 +56,9 @@ class Regions:
 
     def at(self, address: int) -> Region | None:
         """The region that `address` lies in."""
+        region = self._by_begin.get(address)
+        if region is not None:
+            return region
         at = bisect.bisect_right(self._begins, address) - 1
         if at < 0:
             return None
@@ -77,10 +67,16 @@ class Regions:
 
     def allocate(self, begin: int, end: int, owner: Queue | None = None) -> Region:
         """A new region, in place of all that was remembered of these bytes."""
-        for region in self._overlapping(begin, end):
-            self._remove(region)
         region = Region(begin, end, owner)
-        self._insert(region)
+        at = bisect.bisect_left(self._begins, begin)
+        before, after = self._begins[max(at - 1, 0) : at], self._begins[at : at + 1]
+        if (before and self._by_begin[before[0]].end > begin) or (after and after[0] < end):
+            for other in self._overlapping(begin, end):
+                self._remove(other)
+            self._insert(region)
+        else:
+            self._begins.insert(at, begin)
+            self._by_begin[begin] = region
         return region
 
     def free(self, begin: int) -> Region | None:
@@ -90,14 +86,14 @@ class Regions:
             self._remove(region)
         return region
 
-    def of(self, span: Span) -> Region:
+    def of(self, begin: int, end: int) -> Region:
         """The region of a span: of its allocation, or one made for it."""
-        region = self.at(span.begin)
-        if region is not None and span.end <= region.end:
+        region = self._by_begin.get(begin) or self.at(begin)
+        if region is not None and end <= region.end:
             return region
-        pieces = self._overlapping(span.begin, span.end)
-        begin = min([span.begin, *(piece.begin for piece in pieces)])
-        end = max([span.end, *(piece.end for piece in pieces)])
+        pieces = self._overlapping(begin, end)
+        begin = min([begin, *(piece.begin for piece in pieces)])
+        end = max([end, *(piece.end for piece in pieces)])
         region = Region(begin, end)
         for piece in pieces:
             self._remove(piece)

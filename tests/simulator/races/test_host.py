@@ -1,0 +1,107 @@
+"""`simgpu.races` watches the host while devices use pinned memory, whatever modes there are."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+import simgpu
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def asleep():
+    """A mode that is there, and does not see what is done."""
+    with Functions(), torch._C.DisableTorchFunction():
+        yield
+
+
+class ToHost(torch.autograd.Function):
+    """Its gradient is copied to the host, which need not wait."""
+
+    @staticmethod
+    def forward(ctx, x, device):
+        return x.to(device)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.to("cpu", non_blocking=True), None
+
+
+MODES = {
+    "none": contextlib.nullcontext,
+    "functions": Functions,
+    "operators": Operators,
+    "device": lambda: torch.device("cpu"),
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+READS = {
+    "operator": lambda x: x + 1,
+    "tolist": lambda x: x.tolist(),
+    "numpy": lambda x: x.numpy(),
+    "view": lambda x: x[1:].sum(),
+}
+modes = st.sampled_from([*MODES.values()])
+
+
+@given(
+    before=modes, around=modes | st.just(asleep), later=modes, read=st.sampled_from(sorted(READS))
+)
+def test_the_host_is_watched_while_devices_use_its_memory(simulated, before, around, later, read):
+    """In modes that were there before, that end before, and that are entered in between."""
+    x = torch.arange(4.0).to(simulated[0])
+    pinned = torch.empty(4).pin_memory()
+    with before(), simgpu.races() as found:
+        with around():
+            pinned.copy_(x, non_blocking=True)
+        x + 1  # where the copy could not begin to watch, the next launch does
+        with later():
+            READS[read](pinned)
+        assert found, "the read comes after no wait"
+        assert all("the host" in str(race) for race in found)
+    assert not _get_current_dispatch_mode_stack()
+    assert not _get_current_function_mode_stack()
+
+
+@given(fails=st.booleans(), read=st.sampled_from(sorted(READS)))
+def test_a_gradient_that_comes_to_the_host_is_not_read_at_once(simulated, fails, read):
+    """PyTorch puts back the modes that there were before the backward pass, where it ends."""
+
+    def stop(gradient):
+        if fails:
+            raise KeyError("in the backward pass")
+
+    first, second = (torch.ones(4, requires_grad=True) for _ in range(2))
+    first.register_post_accumulate_grad_hook(stop)
+    with simgpu.races() as found:
+        with pytest.raises(KeyError) if fails else contextlib.nullcontext():
+            ToHost.apply(first, simulated[0]).add(second.to(simulated[0])).sum().backward()
+        READS[read](first.grad)
+        assert found
+    assert not _get_current_dispatch_mode_stack()
+    assert not _get_current_function_mode_stack()
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_no_mode_slows_the_host_down_unless_there_is_something_to_see(simulated, pinned):
+    x, there = torch.ones(2), torch.ones(2).to(simulated[0])
+    with simgpu.races() as found:
+        (x.pin_memory() if pinned else x).to(simulated[0], non_blocking=pinned)
+        there.cpu()
+        assert bool(_get_current_dispatch_mode_stack()) == pinned
+        assert bool(_get_current_function_mode_stack()) == pinned
+    assert found == []
