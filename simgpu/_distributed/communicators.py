@@ -230,15 +230,18 @@ def _watch() -> None:
         instruments.add(_synchronization)
 
 
-def _stop_watching() -> None:
+def _stop_watching(wait: bool = True) -> None:
     """Without groups a launch costs what it costs without torch.distributed."""
     global _synchronization
-    if _synchronization is not None and not _communicators:
-        instruments.remove(_synchronization)
+    watching = _synchronization
+    if watching is not None and not _communicators and instruments.remove(watching, wait=wait):
         _synchronization = None
 
 
 def _close(transport: Transport) -> None:
-    """A group is gone."""
+    """A group is gone. That may be found out in the middle of anything, and nothing is waited for.
+
+    Where it cannot be said at once that nobody watches any more, the next group to end says so.
+    """
     transport.close()
-    _stop_watching()
+    _stop_watching(wait=False)

@@ -48,10 +48,16 @@ class Pending:
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._waits: Callable[[Pending], None] | None = None
+        self._asks: Callable[[Pending], None] | None = None
 
-    def waits_by(self, wait: Callable[[Pending], None]) -> None:
-        """Wait by calling `wait`: it does the call, or lets other ranks run."""
-        self._waits = wait
+    def waits_by(
+        self, wait: Callable[[Pending], None], ask: Callable[[Pending], None] | None = None
+    ) -> None:
+        """Wait by calling `wait`: it does the call, or lets other ranks run.
+
+        `ask` is called where a program asks whether the call has run, as it may in a loop.
+        """
+        self._waits, self._asks = wait, ask
 
     def stage(self) -> None:
         """Let the call read and write copies, and poison what it will write."""
@@ -71,6 +77,12 @@ class Pending:
         self._done.set()
 
     def done(self) -> bool:
+        return self._done.is_set()
+
+    def has_run(self) -> bool:
+        """`done`, where a program asks: other ranks may go on first."""
+        if self._asks is not None and not self._done.is_set():
+            self._asks(self)
         return self._done.is_set()
 
     def await_(self, seconds: float | None) -> None:
@@ -147,7 +159,7 @@ class Work(distributed.Work):
         return _future(self._outputs)
 
     def is_completed(self) -> bool:
-        return all(pending.done() for pending in self._pending)
+        return all(pending.has_run() for pending in self._pending)
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu._runtime.instruments import Instrument, Launch, Record
+from simgpu._runtime.instruments import Collective, Instrument, Launch, Record
 
 _HOST = -1
 
@@ -50,10 +50,9 @@ class Timeline(Instrument):
             row = (device + 1, stream)
             if source == target:
                 rows.add(row)
-                about = {} if collective is None else dataclasses.asdict(collective)
+                about = {"bytes": nbytes} if collective is None else _of_call(collective)
                 kind = "kernel" if collective is None else "collective"
-                kernel = {"cat": kind, **_on(row), "args": {"bytes": nbytes, **about}}
-                events.append({**what, **kernel})
+                events.append({**what, "cat": kind, **_on(row), "args": about})
             else:
                 other = ((target if device == source else source) + 1, 0)
                 rows |= {row, other}
@@ -82,6 +81,12 @@ def _copy(
     arrow = {"name": "copy", "cat": "copy", "id": number, "ts": what["ts"]}
     yield {**arrow, "ph": "s", **_on(from_)}
     yield {**arrow, "ph": "f", "bp": "e", **_on(to)}
+
+
+def _of_call(collective: Collective) -> dict[str, Any]:
+    """What is told of a collective: the root of a broadcast, which writes nothing, sends bytes."""
+    about = dataclasses.asdict(collective)
+    return {"bytes": about.pop("nbytes"), **about}
 
 
 def _on(row: tuple[int, int]) -> dict[str, int]:

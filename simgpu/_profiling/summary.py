@@ -22,7 +22,7 @@ class Totals(Instrument):
             about = record.op, record.collective.group, len(record.collective.ranks)
             counts = self._collectives.setdefault(about, [0, 0])
             counts[0] += 1
-            counts[1] += record.nbytes
+            counts[1] += record.collective.nbytes
             return
         source, target = index_of(record.source), index_of(record.target)
         if source == target:

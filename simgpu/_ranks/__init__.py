@@ -3,6 +3,7 @@
 run         `ranks` itself
 turns       who runs: threads of a scheduler, and what is told where none of them can go on
 meeting     collectives of such ranks: the last one to come does the work of all
+started_threads  the rank of threads that a rank starts
 stores      keys and values that ranks leave for each other
 isolation   what each rank has of its own: process groups, random numbers, environment
 

@@ -20,6 +20,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from simgpu._distributed import kernels
+from simgpu._distributed.communicators import threads
 from simgpu._patches import Action, Patch, Patches, Row
 
 _FakeProcessGroup: Any = c10d.FakeProcessGroup
@@ -109,6 +110,19 @@ def end_groups() -> None:
         _unregister_all: Callable[[], None] = vars(c10d)["_unregister_all_process_groups"]
         _unregister_all()
         _per_thread.groups = None
+
+
+def rank_of_thread() -> Callable[[], None]:
+    """What lets another thread be of the calling thread's rank, with the same process groups."""
+    rank, carrier, groups = threads.rank, threads.carrier, _per_thread.groups
+
+    def adopt() -> None:
+        threads.rank, threads.carrier, _per_thread.groups = rank, carrier, groups
+        register: Callable[[str, Any], None] = vars(c10d)["_register_process_group"]
+        for group, name in ({} if groups is None else groups.pg_names).items():
+            register(name, group)
+
+    return adopt
 
 
 # Where PyTorch keeps something of a rank in its process: None, until the rank has some.

@@ -58,8 +58,8 @@ class Transport:
 
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Come to a call; the last one to come does it for all."""
-        pending.waits_by(self._wait)
-        self._turns.pause(self._me, pending.call.kind)
+        pending.waits_by(self._wait, self._ask)
+        self._turns.pause(pending.call.kind)
         if self._aborted:
             pending.finish(RankLostError(f"group {self._group!r} was aborted"))
         elif pending.call.kind in ("send", "recv"):
@@ -68,9 +68,14 @@ class Transport:
             self._meet_all(pending)
 
     def _wait(self, pending: Pending) -> None:
+        self._turns.wait(self._me, pending.done, self._named(pending))
+
+    def _ask(self, pending: Pending) -> None:
+        self._turns.ask(self._me, self._named(pending))
+
+    def _named(self, pending: Pending) -> str:
         call = pending.call
-        what = f"{call.says} at {call.place} (call {call.number} of group {self._group!r})"
-        self._turns.wait(self._me, pending.done, what)
+        return f"{call.says} at {call.place} (call {call.number} of group {self._group!r})"
 
     def _meet_all(self, pending: Pending) -> None:
         key = (self._key, pending.call.number)

@@ -17,7 +17,7 @@ from simgpu._distributed import communicators
 from simgpu._distributed.communicators import threads
 from simgpu._models.gpus import Names
 from simgpu._patches import Patches
-from simgpu._ranks import isolation, stores
+from simgpu._ranks import isolation, started_threads, stores
 from simgpu._ranks.meeting import Meetings, Transport
 from simgpu._ranks.turns import Turns, scheduler_of
 from simgpu._runtime import world
@@ -88,6 +88,7 @@ def ranks(
         ends.callback(patches.undo)
         patches.apply(isolation.PATCHES)
         patches.apply(stores.PATCHES)
+        patches.apply(started_threads.PATCHES)
         surroundings = isolation.Surroundings()
         ends.callback(surroundings.restore)
         scheduler = ends.enter_context(scheduler_of(schedule))

@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
@@ -18,10 +19,12 @@ from torch._C import _distributed_c10d as c10d
 from simgpu._patches import Patch, Row
 from simgpu._ranks import isolation
 from simgpu._ranks.turns import Turns
+from simgpu._simulation.schedules.baton import PATIENT
 
 _PrefixStore: Any = c10d.PrefixStore
 _stock_add: Callable[[Any, str, int], int] = c10d.Store.add
 _stock_check: Callable[[Any, list[str]], bool] = c10d.Store.check
+_stock_wait: Callable[..., None] = c10d.Store.wait
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,11 @@ _per_thread = _PerThread()
 def begin(place: Place | None) -> None:
     """Let the stores of the calling thread be those of a rank; with None, of no rank any more."""
     _per_thread.place = place
+
+
+def place() -> Place | None:
+    """Where the rank of the calling thread stands."""
+    return _per_thread.place
 
 
 class TCPStore(_PrefixStore):  # type: ignore[misc]
@@ -96,30 +104,37 @@ def _tcp_store(stock: Any) -> Any:
 
 
 def _waiting(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of Store that waits for keys, the first argument: others run until they are set."""
+    """A method of Store that waits for keys, the first argument: others run until they are set.
+
+    A short time-out comes where nobody can go on. A long one is for emergencies, and here it is
+    none: that nobody can go on is an error at once.
+    """
 
     @functools.wraps(stock)
     def call(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
         place = _per_thread.place
-        if place is not None:
-            names: list[Any] = [keys] if isinstance(keys, (str, bytes)) else list(keys)
-            place.turns.wait(
-                place.rank,
-                lambda: _stock_check(self, names),
-                f"{', '.join(map(repr, names))} in a store",
-            )
-        return stock(self, keys, *args, **kwargs)
+        if place is None:
+            return stock(self, keys, *args, **kwargs)
+        names: list[Any] = [keys] if isinstance(keys, (str, bytes)) else list(keys)
+        limit = next(iter((*args, *kwargs.values())), self.timeout)
+        limit = limit.total_seconds() if isinstance(limit, timedelta) else PATIENT
+        what = f"{', '.join(map(repr, names))} in a store"
+        seconds = limit if limit < PATIENT else None
+        if place.turns.wait(place.rank, lambda: _stock_check(self, names), what, seconds):
+            return stock(self, keys, *args, **kwargs)
+        return _stock_wait(self, names, timedelta(milliseconds=1))  # which raises, in its words
 
     return call
 
 
-def _going_on(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of Store that a rank asks again and again: an error where no rank can go on."""
+def _asking(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of Store that a rank may call again and again, until another has changed it."""
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _per_thread.place is not None:
-            _per_thread.place.turns.check()
+        place = _per_thread.place
+        if place is not None:
+            place.turns.ask(place.rank, f"a store, by {stock.__name__}{args}")
         return stock(self, *args, **kwargs)
 
     return call
@@ -142,5 +157,8 @@ PATCHES: tuple[Row, ...] = (
         Patch(_STORE, name, wrap=_waiting, needs=name, why="others run while a rank waits for keys")
         for name in ("get", "wait", "multi_get")
     ),
-    Patch(_STORE, "add", wrap=_going_on, why="a barrier in a store catches errors, and asks again"),
+    *(
+        Patch(_STORE, name, wrap=_asking, needs=name, why="others run between a rank's questions")
+        for name in ("add", "check", "compare_set", "num_keys", "queue_len")
+    ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,9 +20,14 @@ from simgpu._simulation.schedules.strategies import Strategy
 from simgpu._simulation.schedules.tasks import Task, calling_task, standing_in
 from simgpu.errors import DeadlockError, RankLostError, ScheduleError
 
+_IN_VAIN = 1000  # questions in a row while nobody does anything else: no answer will be another
+
+
+_MADE_BY_CPP: Any = vars(threading)["_DummyThread"]
+
 
 class _InTurn(Strategy):
-    """Who runs goes on until it waits; then the next one after it that can."""
+    """Who runs goes on until it waits, or asks for what others do; then the next one that can."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +35,7 @@ class _InTurn(Strategy):
 
     @staticmethod
     def _order(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
-        if me in ready:
+        if me in ready and not me.yielding:
             return [me]
         first = [task for task in ready if task.number > me.number]
         return first or ready or expiring
@@ -57,7 +63,8 @@ class Turns:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._tasks: list[Task] = []
-        self._waiting: dict[int, str] = {}
+        self._waiting: dict[Task, tuple[int, str]] = {}
+        self._asked_in_vain = self._asked_at = 0
         self.failures: dict[int, BaseException] = {}
         """What each rank raised, in the order in which they did."""
         self.stopped: BaseException | None = None
@@ -89,25 +96,70 @@ class Turns:
                 return
             self._scheduler.dismiss(self._tasks)
 
-    def pause(self, rank: int, what: str) -> None:
+    def pause(self, what: str) -> None:
         """Let others run, if the scheduler says so."""
         self.check()
+        self._check_thread(what)
         self._scheduler.progress_at = self._scheduler.steps
         self._scheduler.point(what)
 
-    def wait(self, rank: int, ready: Callable[[], bool], what: str) -> None:
-        """Let others run until `ready()`; raises where that will never be."""
-        if ready():
-            return
+    def ask(self, rank: int, what: str) -> None:
+        """Let others run before a rank asks for what they do, as it may in a loop."""
         self.check()
-        self._waiting[rank] = what
+        self._check_thread(what)
+        if calling_task() is None:
+            return
+        scheduler = self._scheduler
+        nothing_else = scheduler.steps == self._asked_at
+        scheduler.point(what, yielding=True)
+        self._asked_at = scheduler.steps
+        self._asked_in_vain = self._asked_in_vain + 1 if nothing_else else 0
+        if self._asked_in_vain > _IN_VAIN:
+            with self._waits(rank, f"{what}, asked {_IN_VAIN} times in a row"):
+                self._stop()
+            self.check()
+
+    def wait(
+        self, rank: int, ready: Callable[[], bool], what: str, seconds: float | None = None
+    ) -> bool:
+        """Let others run until `ready()`; raises where that will never be.
+
+        With `seconds` it is false where nobody can go on before.
+        """
+        if ready():
+            return True
+        self.check()
+        self._check_thread(what)
         with contextlib.ExitStack() as stack:
-            if calling_task() is None:  # a thread that C++ or the rank itself has made
+            if calling_task() is None:  # a thread that C++ has made, for which the rank waits
                 stack.enter_context(standing_in(self._tasks[rank]))
-            self._scheduler.block(lambda: ready() or self.stopped is not None, None, what)
-        del self._waiting[rank]
+            if seconds is None:
+                stack.enter_context(self._waits(rank, what))
+            self._scheduler.block(lambda: ready() or self.stopped is not None, seconds, what)
         if not ready():
             self.check()
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _waits(self, rank: int, what: str) -> Iterator[None]:
+        """Note what a thread of a rank waits for, for the error where nobody can go on."""
+        task = calling_task()
+        assert task is not None, "only a thread of the scheduler waits"
+        self._waiting[task] = rank, what
+        try:
+            yield
+        finally:
+            del self._waiting[task]
+
+    def _check_thread(self, what: str) -> None:
+        """Raise for a thread that a rank has started, where no schedule gives it turns."""
+        if calling_task() is None and type(threading.current_thread()) is not _MADE_BY_CPP:
+            raise RuntimeError(
+                f"{what}: {threading.current_thread().name} is a thread that a rank has started, "
+                "and the ranks take turns as whole. Call it in the rank's own thread, or let the "
+                "threads of ranks take turns, too: simgpu.ranks(n, fn, schedule=seed)"
+            )
 
     def check(self) -> None:
         """Raise why nobody can go on, if that is so."""
@@ -122,9 +174,12 @@ class Turns:
         return True
 
     def _why_nobody_can(self) -> BaseException:
+        waiting: dict[int, str] = {}
+        for rank, what in self._waiting.values():
+            waiting[rank] = f"{waiting[rank]} and for {what}" if rank in waiting else what
         told = [
-            f"rank {rank} waits for {self._waiting[rank]}"
-            if rank in self._waiting
+            f"rank {rank} waits for {waiting[rank]}"
+            if rank in waiting
             else f"rank {rank} has raised {type(self.failures[rank]).__name__}"
             if rank in self.failures
             else f"rank {rank} has ended"

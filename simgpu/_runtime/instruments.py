@@ -225,12 +225,22 @@ def add(instrument: Instrument) -> None:
         hooks.rebuild(_instruments)
 
 
-def remove(instrument: Instrument) -> None:
-    """Take `instrument` away again; nothing where it is not there."""
+def remove(instrument: Instrument, *, wait: bool = True) -> bool:
+    """Take `instrument` away again; nothing where it is not there.
+
+    Without `wait`, as a finalizer has to call it, it is left and the answer is False where someone
+    is adding or removing one: that may be the very thread in which the finalizer runs.
+    """
     global _instruments
-    with _lock:
+    lock = _lock
+    if not lock.acquire(wait):
+        return False
+    try:
         _instruments = tuple(other for other in _instruments if other is not instrument)
         hooks.rebuild(_instruments)
+    finally:
+        lock.release()
+    return True
 
 
 def renew_lock() -> None:

@@ -1,10 +1,13 @@
 """Ranks that are processes: the collectives, and the errors of ranks that differ."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import distributed as dist
 
 import simgpu
+from simgpu._distributed import communicators, fake
 from tests.support import rank_cases, rank_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:barrier")
@@ -84,3 +87,25 @@ def test_a_mesh_chooses_the_device_of_a_process_that_has_not():
     assert initialized(lambda: None) == (False, False)
     assert initialized(lambda: torch.cuda.set_device(1)) == (False, True)
     assert initialized(lambda: torch.ones(1, device="cuda:1")) == (False, True)
+
+
+def test_a_group_that_dies_waits_for_nobody():
+    """The garbage collector finds it, in a thread that may be adding an instrument just then."""
+
+    class Held:
+        def acquire(self, blocking=True):
+            assert not blocking, "it would wait for itself"
+            return False
+
+        __enter__ = acquire
+
+    def watching():
+        return communicators._synchronization is not None
+
+    transport = fake.Transport()
+    communicators._watch()
+    with mock.patch.object(communicators.instruments, "_lock", Held()):
+        communicators._close(transport)
+        assert watching()
+    communicators._close(transport)
+    assert not watching()

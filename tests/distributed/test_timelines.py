@@ -25,7 +25,7 @@ def test_collectives_stand_in_table_and_timeline(ranks, tmp_path):
     rows = [line.split() for line in table.getvalue().splitlines()]
     assert ["allreduce", "2", "7.81", "KiB", "0", "of", "2", "ranks"] in rows
     [*_, last] = [line for line in rows if line[0] == "broadcast"]
-    assert last[1] == "2"
+    assert last[1:4] == ["2", "7.81", "KiB"]  # the root, which writes nothing, sends them
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     seen = [event for event in events if event.get("cat") == "collective"]
     assert {(e["pid"] - 1, e["args"]["number"], e["name"]) for e in seen} == {
@@ -33,6 +33,8 @@ def test_collectives_stand_in_table_and_timeline(ranks, tmp_path):
         for rank in range(2)
         for number, name in ((1, "c10d.allreduce_"), (2, "c10d.broadcast_"))
     }
+    about = {tuple(event["args"][name] for name in ("bytes", "group", "peer")) for event in seen}
+    assert about == {(4000, "0", None)}
     assert all(event["args"]["ranks"] == [0, 1] for event in seen)
 
 

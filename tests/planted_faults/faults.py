@@ -32,6 +32,7 @@ from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
 from tests.planted_faults.in_races import RACES
 from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
+from tests.planted_faults.in_ranks_that_ask import RANKS_THAT_ASK
 from tests.planted_faults.in_replays import REPLAYS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_runtime import RUNTIME
@@ -83,6 +84,7 @@ ONCE = [
     *TIMING,
     *TOOLS,
     *DISTRIBUTED,
+    *RANKS_THAT_ASK,
 ]
 
 MORE = {
