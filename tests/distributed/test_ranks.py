@@ -407,6 +407,21 @@ def test_a_lock_cycle_of_ranks_is_told_with_their_lines():
     assert left_behind() == before
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_ranks_that_meet_again_and_again_are_no_livelock(seed, monkeypatch):
+    """Each call is progress, also where nothing runs on a device."""
+    for name, steps in (("QUANTUM", 20), ("TURNS", 100), ("MAX_IDLE", 100)):
+        monkeypatch.setattr(f"simgpu._simulation.schedules.baton.{name}", steps)
+
+    def meet(rank):
+        total = torch.ones(1)
+        for _ in range(60):
+            dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        return total.item()
+
+    assert simgpu.ranks(2, meet, backend="gloo", schedule=seed) == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_that_a_rank_starts_are_of_its_rank(seed):
     """In a schedule, where they take turns with those of other ranks."""

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from simgpu.errors import LivelockError
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_processes as processes
@@ -235,6 +236,14 @@ DISTRIBUTED = [
             "is not me.state and not self.over:",
             "is not me.state:",
         ),
+    ),
+    fault(
+        "calls of ranks are no progress",
+        "simgpu._ranks.turns:Turns.pause",
+        "self._scheduler.progress_at = self._scheduler.steps",
+        "pass",
+        partial(ranks.test_ranks_that_meet_again_and_again_are_no_livelock, seed=None),
+        raises=LivelockError,
     ),
     fault(
         "ranks draw from one generator of torch",

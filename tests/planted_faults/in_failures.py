@@ -142,6 +142,13 @@ FAILURES = [
         BYTES_KEPT,
     ),
     fault(
+        "what one failure has kept is told of all that follow",
+        "simgpu._simulation.sweep:sweep",
+        "kept_at_rest = _bytes()\n",
+        "pass\n",
+        sweep.test_what_is_kept_after_one_failure_is_told_of_no_other,
+    ),
+    fault(
         "a sweep does not put parameters back",
         "simgpu._simulation.state:State.restore",
         "tensor.copy_(self._values[name])",

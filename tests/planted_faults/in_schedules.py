@@ -10,6 +10,7 @@ from tests.simulator.schedules import test_exploring as exploring
 from tests.simulator.schedules import test_one_cpu as one_cpu
 from tests.simulator.schedules import test_rules as rules
 from tests.simulator.schedules import test_schedule as schedule
+from tests.simulator.schedules import test_time as timing
 from tests.support.ordering_faults import lost_update
 from tests.support.plant import Edit, fault
 from tests.tools import test_schedules as pasted
@@ -47,6 +48,45 @@ SCHEDULES = [
             seconds=0.002,
         ),
         raises=LivelockError,
+    ),
+    fault(
+        "a time-out that comes late sets the clock back",
+        "simgpu._simulation.schedules.baton:Baton._expire",
+        "self.now = max(self.now, task.deadline)",
+        "self.now = task.deadline",
+        timing.test_time_goes_on_and_no_wait_is_shorter_than_it_said,
+    ),
+    fault(
+        "the time-outs of one thread come before all other threads",
+        "simgpu._simulation.schedules.strategies:PCT.rank",
+        "best.priority = self._behind",
+        "pass",
+        timing.test_who_asks_again_and_again_with_a_time_out_lets_others_work,
+    ),
+    fault(
+        "ranks that are one number are of the default order",
+        "simgpu._simulation.schedules.tokens:strategy_in",
+        ", letter.lower())",
+        ")",
+        rules.test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices,
+    ),
+    fault(
+        "a wait for a future is told with a line of Python's library",
+        "simgpu._simulation.schedules.reports:_is_library",
+        "name in _LIBRARY",
+        "name in _LIBRARY - {_base.__file__}",
+        partial(ALONE, name="pool"),
+    ),
+    fault(
+        "a property runs under fewer schedules than its marker says",
+        "simgpu._pytest.schedules:_under_drawn_schedules",
+        "-(-n // max(examples, 1))",
+        "n // max(examples, 1) or 1",
+        partial(
+            pasted.test_the_examples_of_a_property_run_under_as_many_schedules_in_all,
+            n=12,
+            most=5,
+        ),
     ),
     fault(
         "threads see the host's time",

@@ -63,6 +63,13 @@ TOOLS = [
         tallies.test_the_shortest_example_of_all_workers_is_kept,
     ),
     fault(
+        "only one worker's examples say in which order threads went on",
+        f"{TALLY}.add",
+        "self.switches += other.switches",
+        "self.switches = other.switches",
+        tallies.test_switches_of_all_workers_are_counted_and_told,
+    ),
+    fault(
         "a property is among the slowest several times",
         f"{TALLY}.add_slow",
         "if old.property != example.property]",

@@ -84,6 +84,22 @@ def test_a_property_draws_its_schedule_and_shrinks_it(pytester):
     assert len(token) < 30
 
 
+@pytest.mark.parametrize(("n", "most"), [(3, 5), (12, 5), (15, 5), (1, 1)])
+def test_the_examples_of_a_property_run_under_as_many_schedules_in_all(n, most):
+    seen = []
+
+    @settings(max_examples=most, database=None)
+    @given(st.integers())
+    def holds(number):
+        seen.append(number)
+
+    inner = holds.hypothesis.inner_test
+    holds.hypothesis.inner_test = schedules._under_drawn_schedules(inner, n, None)
+    holds()
+    assert n <= len(seen) < n + most
+    assert len(set(seen)) == most
+
+
 @pytest.mark.parametrize("arguments", [["--schedules", "0"], ["--schedules", "many"]])
 def test_what_is_no_number_of_schedules_is_refused(pytester, arguments):
     result = pytester.runpytest(*arguments)

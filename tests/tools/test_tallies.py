@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simgpu._fuzz import campaign
+from simgpu._fuzz import campaign, report
 from simgpu._fuzz.heat_map import heat_map, never_tried
 from simgpu._fuzz.tally import Failure, SlowExample, Tally
 
@@ -21,6 +21,11 @@ FAILURE = Failure(
     property="test_x.py::test_x", error="ValueError", message="", location="x.py:1",
     combination=(2, 2), example="n=2", test=None, hypothesis="6.1",
 )  # fmt: skip
+RUN = {
+    "date": "today", "seconds": 1.0, "jobs": 1, "devices": [1, 4], "ranks": [1, 8],
+    "database": "kept", "tests": ["tests"], "keyword": None, "schedules": True, "torch": "2",
+    "hypothesis": "6.1",
+}  # fmt: skip
 
 examples = st.builds(
     SlowExample,
@@ -68,6 +73,31 @@ def test_the_shortest_example_of_all_workers_is_kept(workers):
             assert total.failures[key].combination == (2, 2)
         else:
             assert key not in total.failures
+
+
+@settings(max_examples=6)
+@given(
+    workers=st.lists(
+        st.dictionaries(st.integers(0, 3), st.integers(1, 9), max_size=3), min_size=1, max_size=3
+    )
+)
+def test_switches_of_all_workers_are_counted_and_told(workers):
+    """In the page as in its twin: of how many examples another thread went on in between."""
+    total = Tally()
+    for seen in workers:
+        tally = Tally()
+        tally.switches = Counter(seen)
+        total.add(Tally.from_plain(json.loads(json.dumps(tally.plain()))))
+    expected = sum(map(Counter, workers), Counter())
+    assert total.switches == expected
+    assert report.as_json(total, RUN)["switches"] == {str(n): expected[n] for n in sorted(expected)}
+    page = " ".join(report.as_html(total, RUN).split())
+    many, switched = expected.total(), expected.total() - expected[0]
+    words = f"drew the order of threads as well: in {switched} of them another thread went on in"
+    assert (words in page) == (many > 0)
+    if many:
+        assert f"{report.plural(many, 'example')} {words}" in page
+        assert f"between, up to {max(expected)} times." in page
 
 
 combinations = st.dictionaries(

@@ -209,6 +209,27 @@ def test_what_a_step_does_wrong_is_seen(simulated, make):
     assert expected in str(report)
 
 
+@settings(max_examples=5)
+@given(data=st.data())
+def test_what_is_kept_after_one_failure_is_told_of_no_other(simulated, data):
+    net, run = small(simulated[0])
+    last = count_of(run, "oom") - 1
+    at, kept = data.draw(st.integers(0, last - 1)), []
+
+    def step():
+        try:
+            run()
+        except RuntimeError as error:
+            if f"allocation {at}, " in str(error):
+                kept.append(torch.empty(100, device=simulated[0]))
+            raise
+
+    points = simgpu.sweep(step, "oom", state=[net], at=[at, at + 1, last]).points
+    assert [point.problems for point in points] == [
+        ["512 bytes kept on device 0"] if point.number == at else [] for point in points
+    ]
+
+
 def test_a_pool_of_threads_that_fills_up_leaves_none_behind(simulated):
     net, run = small(simulated[0])
     stop, pool = threading.Event(), []

@@ -70,7 +70,7 @@ def test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden(name):
         with contextlib.suppress(Exception):
             WAITS[name]()
 
-    with pytest.raises(DeadlockError, match=r"thread 0 .*waits"):
+    with pytest.raises(DeadlockError, match=r"thread 0 .*waits.*, at .*test_deadlocks\.py:\d+: "):
         run(hide)
     assert threading.active_count() == before
 

@@ -93,6 +93,7 @@ def test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices(
     token = token_of(STRATEGIES[kind](seed, numbers), trace)
     assert len(token) <= MOST < 100
     replay = Replay(token)
+    assert replay.rule == STRATEGIES[kind](seed, numbers).rule
     assert made_by(replay, trace) == trace
     replayed(replay, trace)
 
