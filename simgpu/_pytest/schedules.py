@@ -2,7 +2,8 @@
 
 A test function runs once in each of n schedules (`simgpu.schedule`), up to the first that fails. A
 property of hypothesis draws its schedule with its examples, one number per choice, so that a
-failure shrinks to the fewest switches; each example runs under as many as give n in all.
+failure shrinks, and is told with the fewest switches; each example runs under as many as give n in
+all.
 `--schedule TOKEN` runs the tests under that one schedule.
 """
 
@@ -27,6 +28,7 @@ DESCRIPTION = (
 DEFAULT = 20
 # Where `simgpu replay TOKEN` finds which test a token is of.
 FOLDER = Path(".simgpu") / "schedules"
+_FAILURES = (Exception, pytest.fail.Exception)
 
 
 def repeat_if_wanted(item: pytest.Item, everywhere: int | None, token: str | None) -> None:
@@ -41,8 +43,8 @@ def repeat_if_wanted(item: pytest.Item, everywhere: int | None, token: str | Non
     wrap_test(
         item,
         "schedules",
-        lambda test: _under_schedules(test, n or 1, token, item.nodeid),
-        lambda test: _under_drawn_schedules(test, n or 1, token),
+        lambda test: _under_schedules(test, n or 1, token, item),
+        lambda test: _under_drawn_schedules(test, n or 1, token, item),
     )
 
 
@@ -59,7 +61,7 @@ def _count(item: pytest.Item, marker: pytest.Mark) -> int | None:
 
 
 def _under_schedules(
-    test: Callable[..., Any], n: int, token: str | None, name: str
+    test: Callable[..., Any], n: int, token: str | None, item: pytest.Item
 ) -> Callable[..., Any]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -79,73 +81,112 @@ def _under_schedules(
                 return
             failed = shortened(once, last)
             assert failed.error is not None
-            _remember(failed.token, name)
-            if hasattr(failed.error, "add_note"):
-                failed.error.add_note(f"simgpu replay {failed.token}    # schedule {failed.number}")
+            _tell(failed, item)
             raise failed.error
 
     return run
 
 
 def _once(attempted: Callable[..., Any], step: Callable[[], Any], number: int, how: Any) -> Any:
-    return attempted(step, number, how, (Exception, pytest.fail.Exception))[1]
+    return attempted(step, number, how, _FAILURES)[1]
 
 
 def _under_drawn_schedules(
-    test: Callable[..., Any], n: int, token: str | None
+    test: Callable[..., Any], n: int, token: str | None, item: pytest.Item | None = None
 ) -> Callable[..., Any]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        from hypothesis import settings
+        from hypothesis import reject, settings
         from hypothesis.control import current_build_context
 
-        from simgpu._simulation.schedules.block import controlled
-        from simgpu._simulation.schedules.drawn import Drawn
+        from simgpu._simulation.schedules.explore import attempted
         from simgpu._simulation.schedules.older_locks import adopted
         from simgpu._simulation.schedules.replays import Replay
         from simgpu._testing import example_log
+        from simgpu.errors import ScheduleDivergedError
 
-        data = current_build_context().data
-
-        stopped: list[BaseException] = []
-
-        def draw(count: int) -> int:
-            # An explicit example (@example) has no numbers to give, and one that is over no more.
-            if stopped or data.frozen or getattr(data, "max_choices", None) == 0:
-                return 0
-            try:
-                return int(data.draw_integer(0, count - 1))
-            except BaseException as stop:  # told when the test has ended, and not in its middle
-                stopped.append(stop)
-                return 0
-
+        drawing = _Drawing(current_build_context())
         step = functools.partial(test, *args, **kwargs)
         examples = settings.default.max_examples if settings.default else n
         with adopted(step):
-            for _ in range(1 if token else -(-n // max(examples, 1))):  # n in all, at the least
-                control = None
-                try:
-                    with controlled(Replay(token) if token else Drawn(draw)) as control:
-                        step()
-                except BaseException:
-                    if stopped:
-                        raise stopped[0] from None
-                    raise
-                finally:
-                    if control is not None and not stopped:
-                        example_log.scheduled(control.switches, control.token)
-                if stopped:
-                    raise stopped[0]
+            for number in range(1 if token else -(-n // max(examples, 1))):  # n in all, or more
+                how = Replay(token) if token else drawing.schedule()
+                _, done = attempted(step, number, how, (BaseException,))
+                if drawing.stopped:
+                    raise drawing.stopped[0] from None
+                if token and isinstance(done.error, ScheduleDivergedError):
+                    reject()  # the token is of another example
+                if drawing.is_final and isinstance(done.error, _FAILURES) and not token:
+                    done = _shortest(step, done)
+                    _tell(done, item)
+                example_log.scheduled(done.switches, done.token)
+                if done.error is not None:
+                    raise done.error
 
     return run
 
 
-def _remember(token: str, name: str) -> None:
-    """Keep which test a token is of, for `simgpu replay TOKEN`; nothing where that cannot be."""
+class _Drawing:
+    """Draws schedules from the numbers of one example of hypothesis.
+
+    Attributes:
+        is_final: whether the example is the smallest that fails, which is told.
+        stopped: what hypothesis has raised, to be told when the test has ended.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._data, self.is_final = context.data, bool(getattr(context, "is_final", False))
+        self.stopped: list[BaseException] = []
+
+    def schedule(self) -> Any:
+        from simgpu._simulation.schedules.drawn import Drawn
+
+        return Drawn(self._draw)
+
+    def _draw(self, count: int) -> int:
+        # An explicit example (@example) has no numbers to give, and one that is over no more.
+        if self.stopped or self._data.frozen or getattr(self._data, "max_choices", None) == 0:
+            return 0
+        try:
+            return int(self._data.draw_integer(0, count - 1))
+        except BaseException as stop:
+            self.stopped.append(stop)
+            return 0
+
+
+def _shortest(step: Any, failed: Any) -> Any:
+    """The run with the fewest deviations; `failed` itself where more runs draw more numbers."""
+    from hypothesis.strategies import DataObject
+
+    from simgpu._simulation.schedules.explore import attempted, shortened
+
+    if any(isinstance(value, DataObject) for value in (*step.args, *step.keywords.values())):
+        return failed
+    return shortened(functools.partial(_once, attempted, step), failed)
+
+
+def _tell(failed: Any, item: pytest.Item | None) -> None:
+    """Say how to repeat a schedule that failed, and keep which test it is of."""
+    if item is not None:
+        _remember(failed.token, item)
+    if hasattr(failed.error, "add_note"):
+        failed.error.add_note(f"simgpu replay {failed.token}    # schedule {failed.number}")
+
+
+def _remember(token: str, item: pytest.Item) -> None:
+    """Keep which test a token is of, for `simgpu replay TOKEN`; nothing where that cannot be.
+
+    Both in the folder that pytest was started in: the test may have gone to another one, and its
+    name is relative to that of the suite.
+    """
+    start = item.config.invocation_params.dir
+    _, *parts = item.nodeid.split("::")
+    name = "::".join([os.path.relpath(item.path, start), *parts])
+    folder = start / FOLDER
     try:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        (FOLDER.parent / ".gitignore").write_text("*\n")
-        (FOLDER / f"{token}.json").write_text(json.dumps({"test": name}))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder.parent / ".gitignore").write_text("*\n")
+        (folder / f"{token}.json").write_text(json.dumps({"test": name}))
     except OSError:
         return
 

@@ -11,7 +11,7 @@ from tests.simulator.schedules import test_one_cpu as one_cpu
 from tests.simulator.schedules import test_rules as rules
 from tests.simulator.schedules import test_schedule as schedule
 from tests.simulator.schedules import test_time as timing
-from tests.support.ordering_faults import lost_update
+from tests.support.ordering_faults import lost_update, made_twice
 from tests.support.plant import Edit, fault
 from tests.tools import test_schedules as pasted
 
@@ -191,10 +191,28 @@ SCHEDULES = [
     ),
     fault(
         "single deviations are tried from one choice on",
-        "simgpu._simulation.schedules.orders:_ranks",
+        "simgpu._simulation.schedules.orders:single_deviations",
         "for number in range(start, len(trace))",
         "for number in range(start + 1, len(trace))",
         exploring.test_every_deviation_is_tried_once,
+    ),
+    fault(
+        "what chance has found is told with all deviations that it takes as it stands",
+        "simgpu._simulation.schedules.explore:shortened",
+        "if len(kept) > 1:",
+        "if False:",
+        partial(
+            exploring.test_a_failed_schedule_is_made_as_short_as_can_be,
+            strategy="random",
+            program=made_twice,
+        ),
+    ),
+    fault(
+        "a property tells the deviations that hypothesis has drawn",
+        "simgpu._pytest.schedules:_under_drawn_schedules",
+        "if drawing.is_final and",
+        "if False and",
+        pasted.test_what_fuzzing_reports_names_the_schedule,
     ),
     fault(
         "what a schedule changes is not put back",

@@ -9,7 +9,7 @@ from typing import Any
 
 from simgpu._simulation.schedules.block import Schedule, controlled
 from simgpu._simulation.schedules.older_locks import adopted
-from simgpu._simulation.schedules.orders import Name, orders
+from simgpu._simulation.schedules.orders import Name, orders, single_deviations, spread
 from simgpu._simulation.schedules.strategies import DEFAULT_RULE, Deviations, Strategy, check_seed
 from simgpu._simulation.schedules.tasks import Choice
 from simgpu._simulation.schedules.tokens import MOST
@@ -187,7 +187,7 @@ def shortened(run: Callable[[int, Strategy], ScheduleRun], failed: ScheduleRun) 
     What is left has a token of under 100 characters: as `failed` has, which may be told by a seed.
     """
     fewest = failed
-    kept = _deviations(failed)
+    kept = deviations_of(failed)
     left, size = _SHRINKING, max(1, len(kept) // 2)
     while kept and left:
         shorter = False
@@ -197,7 +197,7 @@ def shortened(run: Callable[[int, Strategy], ScheduleRun], failed: ScheduleRun) 
             again = run(failed.number, Deviations(fewer, failed.rule))
             left -= 1
             if _fails_alike(again, failed):
-                kept, shorter = _deviations(again), True
+                kept, shorter = deviations_of(again), True
                 if len(again.token) <= MOST:
                     fewest = again
                 break
@@ -206,10 +206,27 @@ def shortened(run: Callable[[int, Strategy], ScheduleRun], failed: ScheduleRun) 
         if not shorter and size == 1:
             break
         size = max(1, min(size, len(kept)) // 2) if not shorter else min(size, max(1, len(kept)))
+    if len(kept) > 1:
+        return _with_one_deviation(run, failed, left) or fewest
     return fewest
 
 
-def _deviations(run: ScheduleRun) -> dict[int, int]:
+def _with_one_deviation(
+    run: Callable[[int, Strategy], ScheduleRun], failed: ScheduleRun, most: int
+) -> ScheduleRun | None:
+    """One that fails in the same way, tried where no smaller part of what was drawn does."""
+    by_rule = run(failed.number, Deviations(rule=failed.rule))
+    if _fails_alike(by_rule, failed):
+        return by_rule
+    for deviation in spread(single_deviations(by_rule.trace))[:most]:
+        again = run(failed.number, Deviations(dict([deviation]), failed.rule))
+        if _fails_alike(again, failed):
+            return again
+    return None
+
+
+def deviations_of(run: ScheduleRun) -> dict[int, int]:
+    """By the number of each choice that went by another rank than 0, this rank."""
     return {number: choice.rank for number, choice in enumerate(run.trace) if choice.rank}
 
 

@@ -50,12 +50,12 @@ def _deviations(seed: int) -> Orders:
     bases = list(traces)[:2]
     if traces[bases[0]] == traces[bases[1]]:  # no time-outs: the second rule is the first one
         del bases[1]
-    singles = [spread(_ranks(traces[rule]), seed) for rule in bases]
+    singles = [spread(single_deviations(traces[rule]), seed) for rule in bases]
     after: list[tuple[str, dict[int, int], list[tuple[int, int]]]] = []
     for rule, deviation in _in_turn(list(zip(bases, singles, strict=True))):
         ranks = dict([deviation])
         trace = yield Deviations(ranks, rule)
-        after.append((rule, ranks, spread(_ranks(trace, deviation[0] + 1), seed)))
+        after.append((rule, ranks, spread(single_deviations(trace, deviation[0] + 1), seed)))
     for number in range(max((len(rest) for *_, rest in after), default=0)):
         for rule, ranks, rest in after:
             if number < len(rest):
@@ -68,7 +68,7 @@ def _in_turn(lists: Sequence[tuple[str, Sequence[T]]]) -> list[tuple[str, T]]:
     return [entry for column in columns for entry in column if entry is not None]
 
 
-def _ranks(trace: Sequence[Choice], start: int = 0) -> list[tuple[int, int]]:
+def single_deviations(trace: Sequence[Choice], start: int = 0) -> list[tuple[int, int]]:
     """Every deviation from a schedule: the number of the choice, and the rank that is taken."""
     return [
         (number, rank)

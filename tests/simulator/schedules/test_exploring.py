@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu.errors import DeadlockError
-from tests.support.ordering_faults import ALWAYS_WRONG, PROGRAMS, in_threads, lost_update, outcome
+from tests.support.ordering_faults import (
+    ALWAYS_WRONG,
+    PROGRAMS,
+    in_threads,
+    lock_cycle,
+    lost_update,
+    made_twice,
+    outcome,
+)
 
 STRATEGIES = ("deviate", "random", "pct")
 
@@ -56,11 +64,14 @@ def test_every_deviation_is_tried_once(simulated):
 
 
 @pytest.mark.parametrize("strategy", ["random", "pct"])
-def test_a_failed_schedule_is_made_as_short_as_can_be(simulated, strategy):
-    """Without any one of its deviations the program does not fail in this way."""
-    report = simgpu.schedules(partial(PROGRAMS[3], simulated), 150, strategy=strategy)
-    assert isinstance(report.runs[-1].error, DeadlockError)
-    assert sum(choice.rank > 0 for choice in report.runs[-1].trace) <= 2
+@pytest.mark.parametrize("program", [lost_update, lock_cycle, made_twice])
+def test_a_failed_schedule_is_made_as_short_as_can_be(simulated, strategy, program):
+    """One deviation is enough for each of these, whatever chance has found."""
+    for seed in range(4):
+        report = simgpu.schedules(partial(program, simulated), 150, strategy=strategy, seed=seed)
+        assert isinstance(report.runs[-1].error, DeadlockError) == (program is lock_cycle)
+        assert report.problems
+        assert sum(choice.rank > 0 for choice in report.runs[-1].trace) == 1
 
 
 @pytest.mark.parametrize("how", [{"n": 0}, {"n": True}, {"strategy": "dfs"}, {"seed": -3}])
