@@ -154,6 +154,8 @@ class Campaign:
                 tests=tests,
                 costs={test: self.map.costs[test] for test in tests},
             )
+        if answer["status"] == "bypassed":
+            raise RuntimeError(f"the tests imported {mutant.path} without the mutant: {tests}")
         return Verdict(**answer)
 
     def try_known(self, pool: ThreadPoolExecutor, folders: Sequence[str], options: Any) -> int:

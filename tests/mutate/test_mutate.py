@@ -98,10 +98,12 @@ def test_a_mutant_reaches_functions_in_memory_and_modules_that_are_not(source):
     planting.plant(source, product.text, functions)
     assert (total([1, 5]), box.area()) == (1, 3)
 
+    assert planting.is_bypassed(source)
     del sys.modules["mutated"]
     try:
         planting.plant(source, here["LIMIT = 4"].text, functions)
         assert importlib.import_module("mutated").total([3, 4]) == 3
+        assert not planting.is_bypassed(source)
     finally:
         del sys.meta_path[0]
 
