@@ -104,6 +104,7 @@ def imported(folders: Sequence[str]) -> dict[str, str]:
     """The lines that run when the modules of the folders are imported, as bits by file."""
     tracer = _tracer(folders)
     tracer.start()
+    torch._import_device_backends()  # type: ignore[no-untyped-call]
     for path in files_of(folders):
         with contextlib.suppress(Exception):  # some can only be imported by those that need them
             importlib.import_module(module_name(path))

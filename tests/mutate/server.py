@@ -13,11 +13,12 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import Phase, settings
 
 from tests.mutate import child, measuring
@@ -36,6 +37,7 @@ OPTIONS = [
     "no:xdist",
     "-W",
     "ignore::pytest.PytestAssertRewriteWarning",
+    "--assert=plain",  # pytest would import the package itself, and make other code of its asserts
 ]
 
 
@@ -77,7 +79,13 @@ class Server:
         return [name for name, it in self.items.items() if not PROCESSES & set(_fixtures(it))]
 
     def planted(self) -> dict[str, list[str]]:
-        """The tests that notice a planted fault, by "file:function" that the fault is in."""
+        """The tests that notice a planted fault, by "file:function" that the fault is in.
+
+        A child finds out, since it imports much that the others shall import by themselves.
+        """
+        return self._from_child(self._planted)  # type: ignore[no-any-return]
+
+    def _planted(self) -> dict[str, list[str]]:
         from tests.planted_faults.faults import FAULTS
 
         by_function: dict[Any, list[str]] = {}
@@ -113,10 +121,13 @@ class Server:
 
     def imported(self, folders: list[str]) -> Any:
         """The lines that importing every module of the folders runs, as bits by file."""
+        return self._from_child(lambda: measuring.imported(folders))
+
+    def _from_child(self, find: Callable[[], Any]) -> Any:
         with tempfile.NamedTemporaryFile("r", dir=self.folder) as file:
 
             def work(channel: int) -> None:
-                Path(file.name).write_text(json.dumps(measuring.imported(folders)))
+                Path(file.name).write_text(json.dumps(find()))
 
             child.listen(*child.in_child(work, self.folder))
             return json.loads(Path(file.name).read_text() or "{}")
@@ -139,11 +150,8 @@ class Server:
                 config.pluginmanager.register(reporter)
                 child.run_items([self.items[name] for name in tests])
             else:
-                os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-                # With its rewritten asserts, pytest would import the simulator's files itself,
-                # as they stand in their folder: their plugin is one of pytest's.
-                options = [*OPTIONS, "--assert=plain"]
-                pytest.main([*options, *tests], plugins=[Profile(), reporter, _InOrder(tests)])
+                torch._import_device_backends()  # type: ignore[no-untyped-call]
+                pytest.main([*OPTIONS, *tests], plugins=[Profile(), reporter, _InOrder(tests)])
                 if text is not None and is_bypassed(path):
                     reporter.tell(status="bypassed")
                     return
@@ -194,7 +202,8 @@ def main(kind: str, descriptor: str, package: str, *folders: str) -> None:
     if kind == "warm":
         pytest.main([*OPTIONS, *folders], plugins=[Profile(), _Warm(server)])
     else:
-        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        # `import torch` was told to leave the package alone: a child imports what torch would have.
+        os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
         import torch.testing  # noqa: F401
 
         server.serve()

@@ -26,6 +26,8 @@ class Server:
             [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
         )
         environment.pop("SIMGPU_DEVICE_COUNT", None)
+        if kind == "fresh":
+            environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         log = ROOT / ".mutation" / f"{kind}.log"
         log.parent.mkdir(exist_ok=True)
         with theirs, log.open("a") as output:
