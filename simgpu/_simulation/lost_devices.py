@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from simgpu._naming import DEVICE_TYPE
@@ -62,9 +64,9 @@ def check(index: int) -> None:
     _lost._check(index)
 
 
-def is_lost(index: int) -> bool:
-    """Whether device `index` is lost, be it told or not."""
-    return index in _lost.reasons
+def is_any_lost(indices: Collection[int]) -> bool:
+    """Whether one of these devices is lost, be it told or not."""
+    return bool(_lost.reasons) and not _lost.reasons.keys().isdisjoint(indices)
 
 
 def untold() -> list[int]:

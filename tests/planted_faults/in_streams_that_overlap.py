@@ -80,7 +80,7 @@ ASYNCHRONOUS = [
     ),
     fault(
         "kernels run with the settings of whoever waits",
-        "simgpu._simulation.asynchronous.launch_state:LaunchState.call",
+        "simgpu._simulation.asynchronous.launch_state:LaunchState.in_force",
         "if before == self._settings:",
         "if True:",
         rules.test_a_kernel_runs_with_the_settings_of_its_launch,

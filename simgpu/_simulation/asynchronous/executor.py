@@ -18,7 +18,7 @@ from simgpu._simulation.asynchronous.held_work import Deferred, Holder
 from simgpu._simulation.asynchronous.memory import Memory
 from simgpu._simulation.asynchronous.queues import Key, Queues, Work
 from simgpu._simulation.asynchronous.shapes import Plans, Unplanned
-from simgpu._simulation.lost_devices import check, is_lost, untold
+from simgpu._simulation.lost_devices import check, is_any_lost, untold
 
 Tensor = torch.Tensor
 _transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
@@ -60,11 +60,13 @@ class Asynchronous(Executor):
         own = launch.device.index, launch.stream
         with self._lock:
             self._memory.collect()
-            deferred = self._deferred(launch, compute)
-            if deferred is not None:
-                results = self._queue(own, launch, deferred)
+            try:
+                results = self._queue(own, launch, self._prepared(own, launch, compute))
                 self._queues.perhaps()
                 return results
+            except Unplanned as why:
+                self.at_once += 1
+                self.reasons[launch.op, str(why)] += 1
             for key in (own, self._other(launch)):
                 if key is not None:
                     self._queues.force(self._queues.last(key))
@@ -81,58 +83,51 @@ class Asynchronous(Executor):
         with self._lock:
             self._queues.add((launch.device.index, launch.stream), action)
 
-    def _deferred(self, launch: Launch, compute: Compute) -> Deferred | None:
-        """What is to be queued; None where the launch has to run at once."""
-        try:
-            return self._prepared(launch, compute)
-        except Unplanned as why:
-            self.at_once += 1
-            self.reasons[launch.op, str(why)] += 1
-            return None
-
-    def _prepared(self, launch: Launch, compute: Compute) -> Deferred:
+    def _prepared(self, own: Key, launch: Launch, compute: Compute) -> Deferred:
+        """What is to be queued; raises Unplanned where the launch has to run at once."""
         kernel, args, kwargs = launch.kernel, launch.args, launch.kwargs
         if kernel.at_once:
             raise Unplanned("works on more than its arguments")
         if _transform_level() is not None:  # of torch.func, which would wrap what is made here
             raise Unplanned("is within a transform")
-        if (launch.device.index, launch.stream) in streams.captured:
+        if own in streams.captured:
             raise Unplanned("is captured")
         copies_memory = launch.kind == "copy"
         if copies_memory and copies.blocks(launch):
             raise Unplanned("blocks")
-        plan = _plans.of(kernel, args, kwargs)
+        plan, forms = _plans.of(kernel, args, kwargs)
         if copies_memory and launch.source.type == "cpu":
             args = copies.staged(launch) or args
         holder = Holder(self._memory, kernel, from_host=copies_memory)
-        return Deferred(launch, compute, plan, holder.hold_all(args, kwargs), holder)
+        return Deferred(launch, compute, plan, holder.hold_all(args, kwargs, forms), holder)
 
     def _queue(self, own: Key, launch: Launch, deferred: Deferred) -> Any:
         self.deferred += 1
         results = deferred.results(launch, self._memory)
         if not deferred.plan.idle:
             other = self._other(launch)
-            (index, stream), name, ends = own, launch.op, _ends(launch)
+            name, ends = launch.op, _ends(launch)
             arrived: list[bool] = []
 
             def run() -> None:
                 try:
-                    if any(map(is_lost, ends)):  # what is queued there never runs
+                    if is_any_lost(ends):  # what is queued there never runs
                         return
                     deferred.run()
                     arrived.append(True)
                 except Exception as error:
-                    lose_by(error.with_traceback(None), index, stream, name)
-                    self._queues.drop(index)
+                    lose_by(error.with_traceback(None), *own, name)
+                    self._queues.drop(own[0])
 
             def receive() -> None:
                 if not arrived:
                     self._missing.extend(ends)
 
             # A copy between devices waits for the target's stream, which then waits for the copy.
-            needs = () if other is None else (self._queues.last(other),)
-            work = self._queues.add(own, run, needs)
-            if other is not None:
+            if other is None:
+                work = self._queues.add(own, run)
+            else:
+                work = self._queues.add(own, run, (self._queues.last(other),))
                 self._queues.add(other, receive, (work,))
             self._memory.used(deferred.blocks, work)
         return results
@@ -151,7 +146,7 @@ class Asynchronous(Executor):
     def memory_owned(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
         with self._lock:
             self._memory.collect()
-            self._memory.own(index, storage, allocation)
+            self._memory.own((index, streams.current_stream_id(index)), storage, allocation)
 
     def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
         self.memory_used_on_stream(tensor.data_ptr(), stream)
@@ -248,6 +243,8 @@ class Asynchronous(Executor):
 
 def _ends(launch: Launch) -> set[int]:
     """The devices that a launch takes part in."""
+    if launch.kind == "kernel":
+        return {launch.device.index}
     return {end.index for end in (launch.source, launch.target) if end.type != "cpu"}
 
 

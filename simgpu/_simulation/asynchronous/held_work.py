@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,15 +11,25 @@ import torch
 from simgpu._runtime.executors import Compute, value_checks
 from simgpu._runtime.instruments import Launch, hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
-from simgpu._simulation.asynchronous.launch_state import LaunchState
-from simgpu._simulation.asynchronous.memory import Block, Memory
-from simgpu._simulation.asynchronous.shapes import Layout, Plan, Unplanned
+from simgpu._simulation.asynchronous.launch_state import current
+from simgpu._simulation.asynchronous.memory import Block, Form, Memory
+from simgpu._simulation.asynchronous.shapes import Forms, Layout, Plan, Unplanned
 
 Tensor = torch.Tensor
 _Arguments = tuple[list[Any], dict[str, Any]]
 _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 _empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
 _clone = torch.ops.aten.clone.default._handle.redispatch_boxed
+
+
+@functools.cache
+def _changed(op: torch._ops.OpOverload) -> frozenset[int | str]:
+    """The arguments that an operator writes to, by position and by name."""
+    found: set[int | str] = set()
+    for at, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found |= {at, argument.name}
+    return frozenset(found)
 
 
 class Holder:
@@ -33,39 +44,38 @@ class Holder:
         self._op = kernel.op
         self.blocks: list[Block] = []
 
-    def hold_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Arguments:
+    def hold_all(self, args: Sequence[Any], kwargs: Mapping[str, Any], forms: Forms) -> _Arguments:
         """The arguments of the call; raises Unplanned where they cannot be held."""
-        arguments = self._op._schema.arguments
-        held: list[Any] = []
+        changes = _changed(self._op)
         written: list[Block] = []
-        for value, declared in zip(args, arguments, strict=False):
-            held.append(self._hold(value, declared, written))
-        if not kwargs:
-            self._check_overlap(written)
-            return held, {}
-        by_name = {argument.name: argument for argument in arguments}
-        named = {
-            name: self._hold(value, by_name.get(name), written) for name, value in kwargs.items()
+        held = []
+        for at, value in enumerate(args):
+            if isinstance(value, Tensor):
+                value = self._hold_tensor(value, forms[0][at], written if at in changes else None)
+            elif isinstance(value, (list, tuple)):
+                value = self._hold(value, forms[0][at], at in changes, written)
+            held.append(value)
+        named = kwargs and {
+            name: self._hold(value, form, name in changes, written)
+            for (name, value), form in zip(kwargs.items(), forms[1], strict=True)
         }
-        self._check_overlap(written)
-        return held, named
+        if written:
+            self._check_overlap(written)
+        return held, dict(named)
 
-    def _hold(self, value: Any, declared: Any, written: list[Block]) -> Any:
+    def _hold(self, value: Any, form: Any, changes: bool, written: list[Block]) -> Any:
         if isinstance(value, Tensor):
-            info = declared.alias_info
-            return self._hold_tensor(value, written if info and info.is_write else None)
+            return self._hold_tensor(value, form, written if changes else None)
         if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
-            info = declared.alias_info
-            changes = written if info and info.is_write else None
             return [
-                self._hold_tensor(item, None if changes is None else [])
+                self._hold_tensor(item, part, [] if changes else None)
                 if isinstance(item, Tensor)
                 else item
-                for item in value
+                for item, part in zip(value, form, strict=True)
             ]
         return value
 
-    def _hold_tensor(self, tensor: Tensor, written: list[Block] | None) -> Tensor:
+    def _hold_tensor(self, tensor: Tensor, form: Form, written: list[Block] | None) -> Tensor:
         if not tensor.numel():
             return _empty_strided(  # type: ignore[no-any-return]
                 HOST_KEYS, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
@@ -76,7 +86,7 @@ class Holder:
         self.blocks.append(block)
         if written is not None:
             written.append(block)
-        held = self._memory.held(tensor, block)
+        held = self._memory.held(tensor, form, block)
         if held is None:
             raise Unplanned("a view of other bytes")
         return held
@@ -121,24 +131,32 @@ class Deferred:
         )
         self.kernel: Kernel = launch.kernel
         self._outs: list[Tensor | list[Tensor] | None] = []
-        self._state = LaunchState()
+        self._state = current()
 
     def results(self, launch: Launch, memory: Memory) -> Any:
         """What it returns now: the arguments that it writes to, and new tensors without values.
 
         Only their memory is kept, so that they die with the program's tensors.
         """
+        plan = self.plan.results
+        if len(plan) == 1 and isinstance(plan[0], Layout):
+            new = plan[0].make()
+            self._outs.append(memory.expect(new, plan[0].form))
+            return new
         made: list[Any] = []
-        for result in self.plan.results:
+        for result in plan:
             out: Tensor | list[Tensor] | None = None
             if isinstance(result, Layout):
                 tensor = result.make()
                 made.append(tensor)
-                out = memory.expect(tensor)
+                out = memory.expect(tensor, result.form)
             elif isinstance(result, list):
                 tensors = [layout.make() for layout in result]
                 made.append(tensors)
-                out = [memory.expect(tensor) for tensor in tensors]
+                out = [
+                    memory.expect(tensor, layout.form)
+                    for tensor, layout in zip(tensors, result, strict=True)
+                ]
             elif result is None:
                 made.append(None)
             else:
@@ -161,8 +179,12 @@ class Deferred:
             found = self._compute(Launch(*self._launch, args, kwargs, kernel), args, kwargs)
         else:
             found = kernel.run(HOST_KEYS, *args, **kwargs)
-        values = found if len(self._outs) > 1 else (found,)
-        for out, value in zip(self._outs, values, strict=False):
+        outs = self._outs
+        if len(outs) == 1 and isinstance(outs[0], Tensor):
+            _copy(HOST_KEYS, outs[0], found)
+            return
+        values = found if len(outs) > 1 else (found,)
+        for out, value in zip(outs, values, strict=False):
             if isinstance(out, list):
                 for each, new in zip(out, value, strict=True):
                     _copy(HOST_KEYS, each, new)

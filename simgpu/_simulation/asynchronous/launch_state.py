@@ -7,7 +7,9 @@ which the last bits of a sum depend, and the global settings that kernels read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,12 @@ _included: Any = torch._C._dispatch_tls_local_include_set
 _excluded: Any = torch._C._dispatch_tls_local_exclude_set
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+# What PyTorch's functions ask, of C.
+_threads: Callable[[], int] = torch.get_num_threads
+_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+_warn_only: Callable[[], bool] = torch._C._get_deterministic_algorithms_warn_only
+_dtype: Callable[[], torch.dtype] = torch._C.get_default_dtype
+_inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
 _Settings = tuple[int, bool, bool, torch.dtype, bool]
 
 
@@ -26,38 +34,85 @@ def no_modes() -> bool:
 
 
 def _settings() -> _Settings:
-    return (
-        torch.get_num_threads(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_default_dtype(),
-        torch.is_inference_mode_enabled(),
-    )
+    return _threads(), _deterministic(), _warn_only(), _dtype(), _inference()
 
 
 class LaunchState:
-    """The state of the thread that launches something."""
+    """The state of a thread that launches something; equal states are one object (`current`)."""
 
     __slots__ = ("_excluded", "_included", "_settings")
 
-    def __init__(self) -> None:
-        self._included, self._excluded = _included(), _excluded()
-        self._settings = _settings()
+    def __init__(self, included: Any, excluded: Any, settings: _Settings) -> None:
+        self._included, self._excluded, self._settings = included, excluded, settings
 
     def call(self, function: Callable[[], None]) -> None:
         """Call `function` in this state, whichever thread does."""
+        batch = _per_thread.batch
+        if batch is not None:
+            batch.enter(self)
+            function()
+        else:
+            with self.in_force():
+                function()
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Let the calling thread have this state."""
         before = _settings()
         if before == self._settings:
             with _Guard(self._included, self._excluded):
-                function()
+                yield
             return
         with torch.inference_mode(self._settings[-1]):
             _set(self._settings)
             try:
                 with _Guard(self._included, self._excluded):
-                    function()
+                    yield
             finally:
                 _set(before)
+
+
+_states: dict[tuple[Any, ...], LaunchState] = {}
+
+
+def current() -> LaunchState:
+    """The state of the calling thread."""
+    included, excluded, settings = _included(), _excluded(), _settings()
+    key = included.raw_repr(), excluded.raw_repr(), settings
+    state = _states.get(key)
+    if state is None:
+        state = _states.setdefault(key, LaunchState(included, excluded, settings))
+    return state
+
+
+class Batch:
+    """Lets kernels that run one after the other enter a state once, if it is the same for them."""
+
+    def __init__(self) -> None:
+        self._state: LaunchState | None = None
+        self._entered = ExitStack()
+
+    def __enter__(self) -> None:
+        self._outer, _per_thread.batch = _per_thread.batch, self
+
+    def enter(self, state: LaunchState) -> None:
+        """Let the thread have `state` from now on."""
+        if state is not self._state:
+            self._state = None
+            self._entered.close()
+            self._entered.enter_context(state.in_force())
+            self._state = state
+
+    def __exit__(self, *exc_info: object) -> None:
+        _per_thread.batch = self._outer
+        self._entered.close()
+
+
+class _PerThread(threading.local):
+    batch: Batch | None = None
+
+
+_per_thread = _PerThread()
 
 
 def _set(settings: _Settings) -> None:

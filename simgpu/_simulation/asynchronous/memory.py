@@ -13,13 +13,12 @@ import bisect
 import gc
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 
 from simgpu._memory.ownership import with_bits
-from simgpu._runtime import streams
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu._runtime.world import active_devices
 from simgpu._simulation.asynchronous.launch_state import no_modes
@@ -29,11 +28,17 @@ Tensor = torch.Tensor
 _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _fill = torch.ops.aten.fill_.Scalar._handle.redispatch_boxed
+_data: Any = torch._C.TensorBase.data
+_data_of: Callable[[Tensor], Tensor] = _data.__get__
+_inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
 _CPU = torch.device("cpu")
 FREED = 255  # the bytes of memory that was handed out again: NaN in every floating dtype
 
 
 _MOST_VIEWS = 64
+
+# Shape, strides and dtype; of a complex tensor, whether it is conjugated and negated lazily.
+Form = tuple[Any, ...]
 
 
 class Block:
@@ -46,7 +51,7 @@ class Block:
         self.end = self.begin + storage.nbytes()
         self.storage = storage
         self.key = key  # the stream that was current when it was allocated
-        self.recorded: set[Key] = set()
+        self.recorded: Collection[Key] = ()
         self.users: list[Work] = []  # of other streams
         self.life: _Life | None = None
         self.views: dict[Any, Tensor] = {}  # those that queued work has held so far
@@ -69,22 +74,21 @@ class Memory:
         # Blocks are let go of in the middle of anything: noted then by C code, looked at later.
         self._freed: deque[_Life] = deque()
         # Views of results that are about to be blocks, which they keep alive, by address.
-        self._coming: dict[int, Tensor] = {}
+        self._coming: dict[int, tuple[Form, Tensor]] = {}
 
-    def own(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
-        """Know a block from now on until `allocation` dies."""
-        self._own((index, streams.current_stream_id(index)), storage, allocation)
-
-    def _own(self, key: Key, storage: torch.UntypedStorage, allocation: object) -> None:
+    def own(self, key: Key, storage: torch.UntypedStorage, allocation: object) -> None:
+        """Know a block from now on until `allocation` dies, as one of the stream `key`."""
         block = Block(storage, key)
         life = _Life(allocation, self._freed.append)
         life.block, block.life = block, life
-        whole = self._coming.pop(block.begin, None)
-        if whole is not None:
-            block.views[_place(whole)] = whole
-        if block.begin not in self._blocks:
-            bisect.insort(self._begins, block.begin)
-        self._blocks[block.begin] = block
+        coming = self._coming.pop(block.begin, None)
+        if coming is not None:
+            form, whole = coming
+            block.views[block.begin, form, _inference()] = whole
+        begin = block.begin
+        if begin not in self._blocks:
+            bisect.insort(self._begins, begin)
+        self._blocks[begin] = block
 
     def own_all(self) -> None:
         """Know the blocks that are there already, as if allocated on the default streams."""
@@ -94,19 +98,23 @@ class Memory:
                 storage = found.untyped_storage()
                 owner = next((device for device in active_devices if device.owns(allocation)), None)
                 if owner is not None and storage.nbytes():
-                    self._own((owner.index, 0), storage, allocation)
+                    self.own((owner.index, 0), storage, allocation)
 
     def find(self, address: int) -> Block | None:
         """The block that an address lies in."""
+        block = self._blocks.get(address)
+        if block is not None:
+            return block
         place = bisect.bisect_right(self._begins, address) - 1
         if place < 0:
             return None
         block = self._blocks[self._begins[place]]
         return block if address < block.end else None
 
-    def held(self, tensor: Tensor, block: Block) -> Tensor | None:
+    def held(self, tensor: Tensor, form: Form, block: Block) -> Tensor | None:
         """The same view of the memory, which keeps no tensor of the program alive; None if none."""
-        place = _place(tensor)
+        # Tensors made in inference mode are others than those made outside of it.
+        place = tensor.data_ptr(), form, _inference()
         view = block.views.get(place)
         if view is None:
             offset, rest = divmod(place[0] - block.begin, tensor.itemsize)
@@ -115,28 +123,28 @@ class Memory:
             if len(block.views) > _MOST_VIEWS:
                 block.views.clear()
             view = block.views[place] = view_of(block.storage, offset, tensor)
-        if tensor.is_complex():
+        if len(form) > 3:
             return with_bits(view, tensor.is_conj(), tensor.is_neg())
         return view
 
-    def expect(self, result: Tensor) -> Tensor:
+    def expect(self, result: Tensor, form: Form) -> Tensor:
         """A view of new memory that is to be a block; it keeps no tensor alive either."""
-        view = result.data
+        view = _data_of(result)
         if len(self._coming) > _MOST_VIEWS:
             self._coming.clear()
-        self._coming[view.data_ptr()] = view
+        self._coming[view.data_ptr()] = form, view
         return view
 
     def record(self, address: int, key: Key) -> None:
         """`tensor.record_stream`: freed memory waits for the work that the stream has then."""
         block = self.find(address)
         if block is not None:
-            block.recorded.add(key)
+            block.recorded = {*block.recorded, key}
 
     def used(self, blocks: Iterable[Block], work: Work) -> None:
         """Note that `work` uses these blocks."""
         for block in blocks:
-            if block.key != work.key:
+            if block.key is not work.key and block.key != work.key:
                 if len(block.users) > 8:
                     block.users = [user for user in block.users if not user.done]
                 block.users.append(work)
@@ -145,11 +153,12 @@ class Memory:
         """Hand out again what the program has let go of, since this was last asked."""
         while self._freed:
             block = self._freed.popleft().block
+            block.life = None  # which refers to it
             if self._blocks.get(block.begin) is not block:
                 continue
             del self._blocks[block.begin]
             del self._begins[bisect.bisect_left(self._begins, block.begin)]
-            if any(not user.done for user in block.users):
+            if block.users and any(not user.done for user in block.users):
                 needs = [self._queues.last(key) for key in block.recorded]
                 self._queues.add(block.key, _Overwrite(block.storage), needs, early=True)
 
@@ -161,13 +170,11 @@ class Memory:
         self._coming.clear()
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """What tells one view of a block from another.
-
-    Tensors made in inference mode are others than those made outside of it.
-    """
-    inference = torch.is_inference_mode_enabled()
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, inference
+def form_of(tensor: Tensor) -> Form:
+    """What tells one tensor at an address from another."""
+    if tensor.is_complex():
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 class _Overwrite:

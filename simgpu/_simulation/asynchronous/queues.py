@@ -12,6 +12,8 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from simgpu._simulation.asynchronous.launch_state import Batch
+
 Key = tuple[int, int]  # the index of a device and the number of a stream
 
 # CUDA's own queue is about as long: a launch waits while it is full.
@@ -26,6 +28,10 @@ class Work:
     def __init__(self, key: Key, run: Callable[[], None] | None, needs: list[Work], early: bool):
         self.key, self.run, self.needs, self.early = key, run, needs, early
         self.done = False
+
+    def missing(self) -> Work | None:
+        """One that has to be done before, and is not."""
+        return next((need for need in self.needs if not need.done), None)
 
 
 class Queues:
@@ -68,7 +74,8 @@ class Queues:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
-        work = Work(key, run, [need for need in needs if need is not None and not need.done], early)
+        awaited = [need for need in needs if need is not None and not need.done] if needs else []
+        work = Work(key, run, awaited, early)
         queue.append(work)
         if early:
             self._early += 1
@@ -84,22 +91,23 @@ class Queues:
 
     def force(self, work: Work | None) -> None:
         """Run some work, and what has to run before it; no more than that."""
-        if work is None:
+        if work is None or work.done:
             return
         stack = [work]
-        while stack:
-            last = stack[-1]
-            if last.done:
-                stack.pop()
-                continue
-            first = self._queues[last.key][0]
-            missing = next((need for need in first.needs if not need.done), None)
-            if missing is not None:
-                stack.append(missing)
-                continue
-            self._run(first)
-            if self._early:
-                self._run_early()
+        with Batch():
+            while stack:
+                last = stack[-1]
+                if last.done:
+                    stack.pop()
+                    continue
+                first = self._queues[last.key][0]
+                missing = first.missing() if first.needs else None
+                if missing is not None:
+                    stack.append(missing)
+                    continue
+                self._run(first)
+                if self._early:
+                    self._run_early()
 
     def finish(self, keys: Iterable[Key]) -> None:
         """Run all work of these streams, in an order of the seed's."""
@@ -111,9 +119,7 @@ class Queues:
 
     def perhaps(self) -> None:
         """Run some of what could run, if a seed says so."""
-        if self._random is None:
-            return
-        while self._random.random() < 0.5:
+        while self._random is not None and self._random.random() < 0.5:
             ready = self._ready()
             if not ready:
                 return
@@ -123,7 +129,7 @@ class Queues:
         """Run one thing of what `work` waits for: somebody asks again and again about it."""
         while not work.done:
             first = self._queues[work.key][0]
-            missing = next((need for need in first.needs if not need.done), None)
+            missing = first.missing()
             if missing is None:
                 self._run(first)
                 return

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.launch import HOST_KEYS, Kernel
 from simgpu._simulation.asynchronous.launch_state import no_modes
+from simgpu._simulation.asynchronous.memory import Form, form_of
 
 Tensor = torch.Tensor
 _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
@@ -54,6 +55,7 @@ class Layout(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     filler: float | bool
+    form: Form
 
     def make(self) -> Tensor:
         """A host tensor of this layout, filled with what nobody takes for a result."""
@@ -79,6 +81,10 @@ class Plan(NamedTuple):
     """Whether there is nothing to compute."""
 
 
+# For each argument of a call, by position and by name: the form of a tensor, those of a list's.
+Forms = tuple[tuple[Any, ...], tuple[Any, ...]]
+
+
 class Plans:
     """The plans of all calls so far."""
 
@@ -89,14 +95,12 @@ class Plans:
         """Forget all plans, as functions that keep their answers do."""
         self._known.clear()
 
-    def of(self, kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
-        """The plan of a call; raises Unplanned."""
-        key = (
-            torch.get_default_dtype(),
-            _signature(args),
-            _signature(kwargs.values()) if kwargs else None,
-            *kwargs,
-        )
+    def of(
+        self, kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Plan, Forms]:
+        """The plan of a call, and the forms of its tensors; raises Unplanned."""
+        forms = _signature(args), _signature(kwargs.values()) if kwargs else ()
+        key = torch.get_default_dtype(), *forms, *kwargs
         known = self._known.get(kernel)
         if known is None:
             known = self._known[kernel] = {}
@@ -111,7 +115,7 @@ class Plans:
             known[key] = plan
         if isinstance(plan, Unplanned):
             raise Unplanned(*plan.args)
-        return plan
+        return plan, forms
 
 
 def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -121,9 +125,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
         if isinstance(value, Tensor):
             if value.layout is not torch.strided or value.is_nested or value.is_quantized:
                 raise Unplanned("sparse, nested or quantized tensors")
-            found.append((value.shape, value.stride(), value.dtype))
-            if value.is_complex():
-                found.append((value.is_conj(), value.is_neg()))
+            found.append(form_of(value))
         elif value is None:
             found.append(None)
         elif isinstance(value, (list, tuple)):
@@ -200,7 +202,7 @@ def _layout(value: Any) -> Layout:
         filler = True
     elif not (dtype.is_floating_point or dtype.is_complex):
         filler = -1 if dtype.is_signed else torch.iinfo(dtype).max
-    return Layout(value.shape, stride, dtype, filler)
+    return Layout(value.shape, stride, dtype, filler, form_of(value))
 
 
 def _argument(op: torch._ops.OpOverload, alias: Any, count: int) -> int | str:
