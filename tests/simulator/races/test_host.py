@@ -29,6 +29,10 @@ def asleep():
         yield
 
 
+def stacks():
+    return _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
+
+
 class ToHost(torch.autograd.Function):
     """Its gradient is copied to the host, which need not wait."""
 
@@ -65,16 +69,17 @@ def test_the_host_is_watched_while_devices_use_its_memory(simulated, before, aro
     """In modes that were there before, that end before, and that are entered in between."""
     x = torch.arange(4.0).to(simulated[0])
     pinned = torch.empty(4).pin_memory()
-    with before(), simgpu.races() as found:
-        with around():
-            pinned.copy_(x, non_blocking=True)
-        x + 1  # where the copy could not begin to watch, the next launch does
-        with later():
-            READS[read](pinned)
-        assert found, "the read comes after no wait"
-        assert all("the host" in str(race) for race in found)
-    assert not _get_current_dispatch_mode_stack()
-    assert not _get_current_function_mode_stack()
+    with before():
+        outer = stacks()
+        with simgpu.races() as found:
+            with around():
+                pinned.copy_(x, non_blocking=True)
+            x + 1  # where the copy could not begin to watch, the next launch does
+            with later():
+                READS[read](pinned)
+        assert stacks() == outer
+    assert found, "the read comes after no wait"
+    assert all("the host" in str(race) for race in found)
 
 
 @given(fails=st.booleans(), read=st.sampled_from(sorted(READS)))
@@ -91,9 +96,8 @@ def test_a_gradient_that_comes_to_the_host_is_not_read_at_once(simulated, fails,
         with pytest.raises(KeyError) if fails else contextlib.nullcontext():
             ToHost.apply(first, simulated[0]).add(second.to(simulated[0])).sum().backward()
         READS[read](first.grad)
-        assert found
-    assert not _get_current_dispatch_mode_stack()
-    assert not _get_current_function_mode_stack()
+    assert found
+    assert stacks() == ([], [])
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -102,6 +106,5 @@ def test_no_mode_slows_the_host_down_unless_there_is_something_to_see(simulated,
     with simgpu.races() as found:
         (x.pin_memory() if pinned else x).to(simulated[0], non_blocking=pinned)
         there.cpu()
-        assert bool(_get_current_dispatch_mode_stack()) == pinned
-        assert bool(_get_current_function_mode_stack()) == pinned
+        assert [bool(stack) for stack in stacks()] == [pinned, pinned]
     assert found == []
