@@ -59,7 +59,7 @@ def _run_with_failure(number: int, run: Callable[[], Any], taken: list[int]) -> 
         except OutOfMemoryError as error:
             if not any(place in str(error) for place in injected.fired):
                 raise
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             if not injected.fired:
                 raise
             pytest.fail(f"with {injected.fired[0]}, the test raised {error!r}")

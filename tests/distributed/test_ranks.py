@@ -8,6 +8,7 @@ import sys
 import threading
 from unittest import mock
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -49,15 +50,16 @@ def test_a_seed_gives_the_same_order_and_numbers(count, seed):
         order = []
 
         def draw(rank):
-            numbers = [torch.rand(1).item(), random.random()]
+            numbers = [torch.rand(1).item(), random.random(), numpy.random.rand()]
             for _ in range(3):
                 order.append(rank)
                 dist.barrier(device_ids=[rank])
-                numbers += [torch.rand(1).item(), random.random()]
+                numbers += [torch.rand(1).item(), random.random(), numpy.random.rand()]
             return numbers
 
         torch.manual_seed(seed)
         random.seed(seed)
+        numpy.random.seed(seed)
         return simgpu.ranks(count, draw, schedule=seed), order
 
     (numbers, order), again = once(), once()

@@ -268,6 +268,13 @@ DISTRIBUTED = [
         sharded.test_random_distributed_tensors_are_drawn_as_by_the_first_rank,
     ),
     fault(
+        "ranks draw from one generator of NumPy",
+        "simgpu._ranks.isolation:State.restore",
+        "if self._numpy is not None:",
+        "if False:",
+        ranks.test_a_seed_gives_the_same_order_and_numbers,
+    ),
+    fault(
         "ranks draw from one generator of Python",
         "simgpu._ranks.isolation:State.restore",
         "random.setstate(self._python)",

@@ -2,11 +2,12 @@
 
 from functools import partial
 
-from simgpu.errors import DeviceLostError, UnrepeatableStepError
+from simgpu.errors import DeviceLostError, OutOfMemoryError, UnrepeatableStepError
 from tests.simulator.failures import test_charging as charging
 from tests.simulator.failures import test_faults as faults
 from tests.simulator.failures import test_sweep as sweep
 from tests.support.plant import fault
+from tests.tools import test_every_oom as every_oom
 
 PUT_BACK = sweep.test_all_that_a_step_changes_is_put_back
 # What a sweep puts back: the line that does it, what is left of it, and a step that needs it.
@@ -140,6 +141,35 @@ FAILURES = [
         "if nbytes",
         "if nbytes < 0",
         BYTES_KEPT,
+    ),
+    fault(
+        "memory of no bytes is an allocation that may fail",
+        "simgpu._simulation.faults:Faults.before_allocate",
+        "if not nbytes:",
+        "if False:",
+        faults.test_memory_of_no_bytes_finds_room,
+        raises=OutOfMemoryError,
+    ),
+    fault(
+        "launches of later devices count for the bit to flip",
+        "simgpu._simulation.faults:Faults.computed",
+        "launch.device.index != self._flip[0]",
+        "launch.device.index < self._flip[0]",
+        faults.test_one_bit_of_one_launch_is_flipped,
+    ),
+    fault(
+        "a test that runs out of memory by itself lets the failure out",
+        "simgpu._pytest.every_oom:_run_with_failure",
+        "if not any(place in str(error) for place in injected.fired):",
+        "if not injected.fired:",
+        partial(every_oom.test_what_a_test_raises_in_place_of_the_failure_is_told, name="own"),
+    ),
+    fault(
+        "a test that fails by pytest.fail does not say under which failure",
+        "simgpu._pytest.every_oom:_run_with_failure",
+        "except (Exception, pytest.fail.Exception) as error:",
+        "except Exception as error:",
+        partial(every_oom.test_what_a_test_raises_in_place_of_the_failure_is_told, name="fail"),
     ),
     fault(
         "what one failure has kept is told of all that follow",

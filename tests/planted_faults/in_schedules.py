@@ -57,6 +57,13 @@ SCHEDULES = [
         timing.test_time_goes_on_and_no_wait_is_shorter_than_it_said,
     ),
     fault(
+        "a slow device waits for as long as it has been until then",
+        "simgpu._simulation.schedules.threads:ScheduleClock.wait_until",
+        "sleep(moment - me.scheduler.now)",
+        "sleep(moment)",
+        timing.test_devices_wait_for_moments_of_the_schedule,
+    ),
+    fault(
         "the time-outs of one thread come before all other threads",
         "simgpu._simulation.schedules.strategies:PCT.rank",
         "best.priority = self._behind",

@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.support.plant import fault
+from tests.tools import test_fuzz_report as fuzz_report
 from tests.tools import test_patches as patches
 from tests.tools import test_pools as pools
 from tests.tools import test_strategies as drawn
@@ -61,6 +62,17 @@ TOOLS = [
         "len(failure.example) < len(known.example)",
         "len(failure.example) > len(known.example)",
         tallies.test_the_shortest_example_of_all_workers_is_kept,
+    ),
+    fault(
+        "the command of a failure forgets that schedules were drawn",
+        "simgpu._fuzz.report:replay_command",
+        'run.get("schedules")',
+        "None",
+        partial(
+            fuzz_report.test_the_command_of_a_failure_draws_schedules_where_the_campaign_did,
+            drawn=True,
+            blob=None,
+        ),
     ),
     fault(
         "only one worker's examples say in which order threads went on",

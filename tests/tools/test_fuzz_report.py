@@ -1,9 +1,11 @@
 """What a fuzzing run writes: source of examples, sums of tallies, the page, the progress line."""
 
+import argparse
 import dataclasses
 import io
 import json
 import re
+import shlex
 import sys
 from collections import Counter
 from html.parser import HTMLParser
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu import strategies
+from simgpu._cli import replay
 from simgpu._fuzz import report as fuzz_report
 from simgpu._fuzz.heat_map import heat_map
 from simgpu._fuzz.progress import Progress
@@ -123,6 +126,19 @@ FAILURE = Failure(
     location="x.py:1", combination=(2, 2), example="n=2", test=None, hypothesis="6.1", blob="AAA=",
     schedule="S1fAQA",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("blob", ["AAA=", None])
+@pytest.mark.parametrize("drawn", [True, False])
+def test_the_command_of_a_failure_draws_schedules_where_the_campaign_did(drawn, blob):
+    """Otherwise the numbers of its threads would be taken for those of its arguments."""
+    failure = dataclasses.replace(FAILURE, blob=blob)
+    command = fuzz_report.replay_command(failure, {**RUN, "schedules": drawn})
+    parser = argparse.ArgumentParser()
+    replay.add_arguments(parser.add_subparsers())
+    options = parser.parse_args(shlex.split(command)[3:])
+    assert (options.property, options.blob) == (failure.property, blob)
+    assert (options.schedules, options.devices) == (drawn, (1, 3))
 
 
 class Page(HTMLParser):

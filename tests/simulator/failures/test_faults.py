@@ -47,6 +47,14 @@ def test_exactly_the_named_one_fails(simulated, kind, length, data):
     assert program(simulated, length) == expected
 
 
+def test_memory_of_no_bytes_finds_room(simulated):
+    with simgpu.faults(oom_at=0) as injected:
+        torch.empty(0, device=simulated[0])
+        assert injected.allocations == 0
+        with pytest.raises(OutOfMemoryError):
+            torch.empty(1, device=simulated[0])
+
+
 @given(index=st.integers(0, 2), at=st.integers(0, 3))
 def test_a_lost_device_is_of_no_use_until_the_devices_end(index, at):
     def use(device):
@@ -125,9 +133,12 @@ def test_a_loss_that_nobody_waits_for_is_told_at_the_end():
     bit=st.integers(0, 100),
     index=st.integers(0, 3),
     dtype=st.sampled_from([torch.uint8, torch.int16]),
+    order=st.permutations(range(4)),
 )
-def test_one_bit_of_one_launch_is_flipped(simulated, x, bit, index, dtype):
-    device = simulated[index]
+def test_one_bit_of_one_launch_is_flipped(simulated, x, bit, index, dtype, order):
+    """Whatever the other devices do before and after."""
+    device, simulated = simulated[index], [simulated[place] for place in order]
+    index = order.index(index)
     values = torch.tensor(x, dtype=dtype).view(2, 3)
     there = [values.to(d) for d in simulated]
     with simgpu.faults(flip=(device, 1, bit)) as injected:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
+from simgpu._runtime import clock
 
 STRATEGIES = st.sampled_from(("deviate", "random", "pct"))
 
@@ -68,6 +69,16 @@ def test_time_goes_on_and_no_wait_is_shorter_than_it_said(threads, seed, strateg
     assert len(seen) == 2 * sum(map(len, threads))
     assert seen == sorted(seen)
     assert short == []
+
+
+@given(moments=st.lists(st.integers(-30, 30), min_size=1, max_size=4))
+def test_devices_wait_for_moments_of_the_schedule(moments):
+    """As a slow device does: until then, and not for so long; what is over takes no time."""
+    with simgpu.schedule():
+        for ahead in moments:
+            begun = time.monotonic()
+            clock.wait_until(clock.now() + ahead)
+            assert round(time.monotonic() - begun) == max(ahead, 0)
 
 
 @given(seed=st.integers(0, 2**32), strategy=STRATEGIES)
