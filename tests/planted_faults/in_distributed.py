@@ -268,6 +268,13 @@ DISTRIBUTED = [
         sharded.test_random_distributed_tensors_are_drawn_as_by_the_first_rank,
     ),
     fault(
+        "the caller of ranks keeps the variables of a rank that it had not set",
+        "simgpu._ranks.isolation:Surroundings.restore",
+        "os.environ.pop(name, None)",
+        "pass",
+        ranks.test_nothing_is_left_behind,
+    ),
+    fault(
         "ranks draw from one generator of NumPy",
         "simgpu._ranks.isolation:State.restore",
         "if self._numpy is not None:",

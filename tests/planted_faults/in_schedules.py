@@ -57,6 +57,14 @@ SCHEDULES = [
         timing.test_time_goes_on_and_no_wait_is_shorter_than_it_said,
     ),
     fault(
+        "only errors of one kind say how to repeat their schedule",
+        "simgpu._simulation.schedules.block:note",
+        "if add is not None and not told:",
+        "if add is not None and not told and isinstance(error, RuntimeError):",
+        schedule.test_every_error_says_how_to_repeat_its_schedule,
+        raises=AttributeError,
+    ),
+    fault(
         "a slow device waits for as long as it has been until then",
         "simgpu._simulation.schedules.threads:ScheduleClock.wait_until",
         "sleep(moment - me.scheduler.now)",

@@ -72,6 +72,19 @@ def test_a_replay_of_another_program_says_where_it_diverged(simulated, threads, 
         run(other, replay=schedule.token)
 
 
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have notes from 3.11 on")
+@given(error=st.sampled_from([AssertionError, KeyError, RuntimeError]), seed=st.integers(0, 9))
+def test_every_error_says_how_to_repeat_its_schedule(error, seed):
+    def fail():
+        threading.Thread(target=time.sleep, args=(1,)).start()
+        raise error
+
+    with pytest.raises(error) as raised, simgpu.schedule(seed, "random") as schedule:
+        fail()
+    (note,) = raised.value.__notes__
+    assert f"simgpu.schedule(replay={schedule.token!r})" in note
+
+
 @pytest.mark.parametrize(
     "replay", ["", "S1", "S1f", "S1x", "S1fAQ", "schedule", "S1fé", "S1F//", 5, b"S1fAAA"]
 )
