@@ -101,6 +101,16 @@ def test_a_question_that_nobody_answers_is_a_deadlock(ended):
         simgpu.ranks(2, run)
 
 
+@pytest.mark.parametrize("other", [("localhost", 29502), ("127.0.0.1", 29501)])
+def test_stores_of_other_addresses_have_other_keys(other):
+    def run(rank):
+        here, there = (dist.TCPStore(*to, 1, True) for to in (("localhost", 29501), other))
+        here.set("key", "")
+        return here.check(["key"]), there.check(["key"])
+
+    assert simgpu.ranks(1, run) == [(True, False)]
+
+
 def test_questions_between_which_something_happens_go_on():
     """However many they are."""
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-from simgpu._distributed import gloo
+from simgpu._distributed import gloo, messages
 from simgpu._distributed.calls import Call
 from simgpu._distributed.reductions import Reduction
 from simgpu._distributed.works import Pending
@@ -95,3 +95,14 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times):
         return rank + 1
 
     assert together(count, run) == list(range(1, count + 1))
+
+
+@given(calls=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=12))
+def test_a_message_has_room_for_what_came_after_the_same_call_the_last_time(calls):
+    known = messages.Messages()
+    for number, (says, nbytes) in enumerate(calls):
+        before = calls[number - 1][0] if number else ""
+        came_after = zip(["", *(each for each, _ in calls)], calls[:number], strict=False)
+        told = [size for last, (_, size) in came_after if last == before]
+        assert known.room() == (told[-1] if told else 0)
+        known.agreed(says, nbytes)
