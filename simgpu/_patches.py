@@ -12,7 +12,7 @@ import fnmatch
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -40,7 +40,7 @@ class Patch:
     wrap: Callable[[Any], Any] | None = None
     needs: str = ""
     kept: bool = False
-    why: str = ""
+    why: str = field(kw_only=True)
 
     def targets(self) -> Iterator[tuple[Any, str]]:
         """The owner and the name of every attribute that the row means in the installed PyTorch."""

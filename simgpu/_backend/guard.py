@@ -19,15 +19,15 @@ from simgpu._native.virtual_tables import Table
 from simgpu._runtime import world
 
 
-def let_guard_know(guard: Table) -> bool:
+def let_guard_know(guard: Table) -> None:
     """Let `getDevice` of the guard answer the calling thread's current device.
 
     With it, `.to("simgpu")` means that device. Two values are tried out through PyTorch; where it
-    does not return them, the function is restored. Returns whether the guard knows now.
+    does not return them, the function is restored.
     """
     current_index: Any = getattr(torch._C, "_accelerator_getDeviceIndex", None)
     if current_index is None:
-        return False
+        return
     put_back = guard.replace(GET_DEVICE, device_answer(world.current_device_steps()))
     outer = world.current_device()
     try:
@@ -35,10 +35,9 @@ def let_guard_know(guard: Table) -> bool:
             world.set_unchecked_current_device(tried)
             if current_index() != tried:
                 put_back()
-                return False
+                return
     finally:
         world.set_unchecked_current_device(outer)
-    return True
 
 
 def let_cpp_count_devices() -> None:

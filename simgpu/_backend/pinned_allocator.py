@@ -22,14 +22,14 @@ from simgpu._runtime.launch import HOST_KEYS
 _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
 
 
-def let_hooks_allocate(hooks: Table) -> bool:
-    """Let tensors be made in pinned memory while there are devices; returns whether they can.
+def let_hooks_allocate(hooks: Table) -> None:
+    """Let tensors be made in pinned memory while there are devices, if they can.
 
     Which virtual function returns the allocator is found by trying: each in turn is made to return
     ours, a pinned tensor is asked for, and its storage shows whose memory it got.
     """
     if not allocator.copy():
-        return False
+        return
     give = address_answer(allocator.address)
     options: dict[str, Any] = {"device": torch.device("cpu"), "pin_memory": True}
     for position in range(2, SEARCHED):  # the first two destroy the object
@@ -43,8 +43,7 @@ def let_hooks_allocate(hooks: Table) -> bool:
         allocator.offset = allocator.place_in(made.untyped_storage())
         if allocator.offset is not None:
             instruments.add(_AnswerWhileThereAreDevices(hooks, position, give))
-        return allocator.offset is not None
-    return False
+        return
 
 
 class _AnswerWhileThereAreDevices(Instrument):

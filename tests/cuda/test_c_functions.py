@@ -197,6 +197,9 @@ WRONG_CALLS = {
     "Output tensor at index 0 has incorrect shape": lambda x: comm.scatter(
         x, out=[torch.empty(1, 6, 4, device="cuda")]
     ),
+    r"incorrect shape: \[5, 2\], expected \[6, 2\]": lambda x: comm.scatter(
+        x, dim=1, out=[torch.empty(5, 2, device="cuda")]
+    ),
     r"Total size for output tensors along scatter dim 1 does not match": lambda x: comm.scatter(
         x, dim=-1, out=[torch.empty(6, 2, device="cuda")]
     ),

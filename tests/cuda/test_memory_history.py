@@ -75,6 +75,7 @@ def test_the_snapshot_and_the_statistics_say_the_same(cuda):
 @pytest.mark.parametrize("stacks", ["python", "all"])
 def test_every_block_knows_who_asked_for_it(recorded, stacks):
     recorded("state", stacks=stacks)
+    other = torch.ones(5, device="cuda:1")
     x = makes_a_tensor(311, 411)
     (block,) = blocks()
     assert block["requested_size"] == x.nbytes
@@ -83,7 +84,10 @@ def test_every_block_knows_who_asked_for_it(recorded, stacks):
     python = [frame for frame in block["frames"] if frame["filename"].endswith(".py")]
     assert names(python)[:2] == ["makes_a_tensor", "test_every_block_knows_who_asked_for_it"]
     assert ("at::" in str(block["frames"])) == (stacks == "all")
-    assert torch._C._cuda_allocationTraceback(block["address"]) == block["frames"]
+    traceback = torch._C._cuda_allocationTraceback
+    assert traceback(x.untyped_storage().data_ptr()) == block["frames"]
+    assert traceback(other.data_ptr()) == blocks(1)[0]["frames"] != block["frames"]
+    assert traceback(x.data_ptr() + 4) is None
     assert events() == []
 
 

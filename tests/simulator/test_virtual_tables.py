@@ -1,7 +1,9 @@
 """Tables of C++ functions that are not what simgpu expects."""
 
+import pytest
 import torch
 
+import simgpu
 from simgpu._backend import guard, pinned_allocator
 
 
@@ -16,10 +18,17 @@ class Functions:
         return lambda: self.replaced.pop(position)
 
 
-def test_a_table_that_is_not_understood_is_put_back(monkeypatch):
+def test_a_table_that_is_not_understood_is_put_back(simulated, monkeypatch):
     """Another PyTorch may order its functions otherwise: then it goes on as it was."""
     monkeypatch.setattr(torch._C, "_accelerator_getDeviceIndex", lambda: 0)
     table = Functions()
-    assert not guard.let_guard_know(table)
-    assert not pinned_allocator.let_hooks_allocate(table)
+    guard.let_guard_know(table)
+    pinned_allocator.let_hooks_allocate(table)
     assert not table.replaced
+
+
+def test_hooks_whose_table_stays_say_whether_there_are_devices():
+    hooks = guard.BackendHooks()
+    with simgpu.devices(2):
+        assert hooks.is_available()
+    assert not hooks.is_available()

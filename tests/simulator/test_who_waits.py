@@ -5,6 +5,7 @@ Streams that sleep show it, by a clock that only waiting moves.
 
 import pytest
 import torch
+import torch.cuda.comm
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -15,6 +16,7 @@ from dataparallel import comm
 from simgpu._runtime import clock, world
 from tests.support import strategies
 from tests.support.observe import values
+from tests.support.oracle import numbers
 from tests.support.training import few
 
 AWAKE, ASLEEP = 100.0, 200.0
@@ -62,6 +64,10 @@ CALLS = {
     "chunks of sequences": (lambda it: dataparallel.scatter(it.packed, it.devices), False),
     "comm.scatter": (lambda it: comm.scatter(it.x, it.devices), False),
     "comm.scatter into": (lambda it: comm.scatter(it.x, out=it.chunks), False),
+    "PyTorch's scatter": (
+        lambda it: torch.cuda.comm.scatter(it.x, numbers(it.devices)),
+        False,
+    ),
     "comm.broadcast": (lambda it: comm.broadcast(it.x, it.devices), False),
     "comm.broadcast into": (lambda it: comm.broadcast(it.x, out=it.outs), False),
     "to other devices": (lambda it: comm.broadcast(it.parts[0], it.devices), False),

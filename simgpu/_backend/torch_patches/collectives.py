@@ -155,7 +155,7 @@ def scatter_out(
     for index, target in enumerate(out):
         fits = target.dim() == len(shape)
         if not fits or any(target.size(d) != shape[d] for d in range(len(shape)) if d != dim):
-            wanted = [*shape[:dim], *list(target.shape)[dim : dim + 1], *shape[dim + 1 :]]
+            wanted = [*shape[:dim], *target.shape[dim : dim + 1], *shape[dim + 1 :]]
             raise RuntimeError(
                 f"Output tensor at index {index} has incorrect shape: {list(target.shape)}, "
                 f"expected {wanted}, that of the input but for the size along scatter dim {dim}"
