@@ -1,6 +1,5 @@
 """Tables of C++ functions that are not what simgpu expects."""
 
-import pytest
 import torch
 
 import simgpu
