@@ -8,7 +8,7 @@ installed, so it imports torch only when a test (or an option naming real GPUs) 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +28,7 @@ from simgpu._pytest.options import add_options, check, read_options
 from simgpu._pytest.pools import Scope, plural
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
 from simgpu._pytest.ranks import Run, lend_ranks
+from simgpu._pytest.wrapping import wrapped
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     every_oom.repeat_if_wanted(item, options.faults == "oom")
     races.watch_if_wanted(item, options.races)
     schedules.repeat_if_wanted(item, options.schedules, options.schedule)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with wrapped(item):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

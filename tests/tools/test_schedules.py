@@ -53,6 +53,27 @@ def test_alone(devices):
 def test_property(module_devices, number):
     assert sum_of(module_devices[0], number) == number
 """
+COUNTED = """
+import collections
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+RUNS = collections.Counter()
+few, many = pytest.mark.schedules(2), pytest.mark.schedules(6)
+
+
+@pytest.mark.parametrize("n", [pytest.param(2, marks=few), pytest.param(6, marks=many), 1])
+@settings(database=None, max_examples=1)
+@given(number=st.just(0))
+def test_property(n, number):
+    RUNS[n] += 1
+
+
+def test_runs():
+    assert RUNS == {2: 2, 6: 6, 1: 1}
+"""
 TOKEN = r"simgpu replay (S1\S+)"
 
 
@@ -92,6 +113,11 @@ def test_a_property_draws_its_schedule_and_shrinks_it(pytester):
     again.assert_outcomes(failed=1)
     assert "assert 1.0 == 2" in again.stdout.str()
     assert "Diverged" not in again.stdout.str()
+
+
+def test_each_case_of_a_property_has_schedules_of_its_own(pytester):
+    pytester.makepyfile(test_it=COUNTED)
+    pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=4)
 
 
 @pytest.mark.parametrize(("n", "most"), [(3, 5), (12, 5), (15, 5), (1, 1)])
