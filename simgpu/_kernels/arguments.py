@@ -119,12 +119,11 @@ class Arguments:
                 if not isinstance(tensor, Tensor) or tensor.get_device() != index:
                     return None
                 host_args[position] = alias(tensor)
-        for position in self._list_positions:
-            if position < count and (tensors := args[position]) is not None:
-                for tensor in tensors:
-                    if not isinstance(tensor, Tensor) or tensor.get_device() != index:
-                        return None
-                host_args[position] = [*map(alias, tensors)]
+        for position in self._list_positions:  # a list given by position has no default
+            for tensor in args[position]:
+                if not isinstance(tensor, Tensor) or tensor.get_device() != index:
+                    return None
+            host_args[position] = [*map(alias, args[position])]
         return index, host_args
 
     def _overlap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

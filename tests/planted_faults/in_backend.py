@@ -21,6 +21,13 @@ RANDOM = current.test_random_states_are_those_of_the_device_that_is_told
 
 BACKEND = [
     fault(
+        "buses are counted from 2",
+        "simgpu._backend.device_module.properties:get_device_properties",
+        "pci_bus_id=state.index + 1,",
+        "pci_bus_id=state.index + 2,",
+        gpus.test_the_text_of_properties_is_that_of_pytorch,
+    ),
+    fault(
         "a reset forgets the peak number of tensors",
         "simgpu._backend.device_module.memory:reset_peak_memory_stats",
         "state.placement().reset_peaks()",

@@ -23,7 +23,12 @@ ROWS = [
     (
         "_grid_sampler_2d_cpu_fallback_backward",
         ((2, 2, 3, 3), (2, 2, 4, 4), (2, 3, 3, 2), 0, 0, False),
-        ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)),
+        ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (2, 0)),
+    ),
+    (
+        "_slow_conv2d_backward.output_mask",
+        ((2, 3, 3, 3), (2, 2, 4, 4), (3, 2, 2, 2), [2, 2], [1, 1], [0, 0], [True, True, True]),
+        ((0, 0), (1, 0)),
     ),
     ("_transform_bias_rescale_qkv", ((2, 3, 12), (12,), 2), ((1, 0),)),
     (
@@ -57,7 +62,8 @@ def called(name, arguments, device):
         else value
         for value in arguments
     ]
-    result = getattr(torch.ops.aten, name).default(*given)
+    name, _, overload = name.partition(".")
+    result = getattr(getattr(torch.ops.aten, name), overload or "default")(*given)
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -79,6 +85,42 @@ def test_what_the_forward_pass_makes_is_let_through(simulated, row):
         called(name, arguments, simulated[1]), called(name, arguments, "cpu"), strict=True
     ):
         torch.testing.assert_close(one.cpu(), other)
+
+
+# Tensors of another rank, and what is said of them.
+RANKS = [
+    ("_compute_linear_combination", (PAIRS, (3,)), "_compute_linear_combination"),
+    ("_compute_linear_combination", ((), (2, 3)), "_compute_linear_combination"),
+    ("_grid_sampler_2d_cpu_fallback_backward", ((2,), (2,), (2,), 0, 0, False), "grid_sampler"),
+    ("reflection_pad3d_backward", ((2,), (2,), [1] * 6), "dim"),
+    (
+        "native_layer_norm_backward",
+        (PAIRS, PAIRS, [5], (2, 1), (2, 1), (5,), (5,), [True, True, True]),
+        "Given normalized_shape",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "words"), RANKS)
+def test_an_argument_of_another_rank_is_refused(simulated, name, arguments, words):
+    with pytest.raises(RuntimeError, match=words):
+        called(name, arguments, simulated[1])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_segments_have_a_gradient_each(simulated, axis):
+    lengths = torch.tensor([[1, 3], [2, 2]][: axis + 1]).to(simulated[0])
+    lengths = lengths if axis else lengths[0]
+    ones = [torch.ones(shape, device=simulated[0]) for shape in ([2, 2], [2, 2], [2, 4])]
+    if not axis:
+        ones[2] = ones[2].t()
+    backward = torch.ops.aten._segment_reduce_backward
+    found = backward(*ones, "sum", lengths=lengths, axis=axis)
+    assert found.cpu().unique().tolist() == [1.0]
+    for spoilt in (0, 1):
+        given = [x[:1] if k == spoilt else x for k, x in enumerate(ones)]
+        with pytest.raises(RuntimeError, match="_segment_reduce_backward"):
+            backward(*given, "sum", lengths=lengths, axis=axis)
 
 
 @given(

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
+from simgpu._backend import install
+from simgpu._backend.torch_patches import serialization
 from simgpu._runtime import streams, world
-from simgpu.errors import ForkedError
+from simgpu.errors import BackendSlotTakenError, ForkedError, NoDevicesError
 from tests.support.observe import plain
 from tests.support.threads import in_thread
 
@@ -145,3 +147,31 @@ def test_a_forked_child_may_seed_what_it_cannot_have(monkeypatch, name):
             kept = [generator.get_state() for generator in torch.simgpu.default_generators]
         after = torch.simgpu.get_rng_state_all()
         assert [*map(plain, kept)] == [*map(plain, before)] == [*map(plain, after)]
+
+
+def test_the_slot_of_another_package_is_left_to_it(simulated, monkeypatch):
+    monkeypatch.setattr(install, "_libraries", [])
+    monkeypatch.setattr(install, "_install_in_order", lambda: None)
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "others")
+    with pytest.raises(BackendSlotTakenError, match="uses it for 'others'"):
+        install.install()
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "privateuseone")
+    install.install()
+
+
+def test_only_files_of_simulated_devices_need_them():
+    """What torch.load asks last, of the place that stands in a file."""
+    with pytest.raises(NoDevicesError, match="was saved on simgpu:1"):
+        serialization._refuse(None, "simgpu:1")
+    for other in ("cpu", "xpu:1"):
+        assert serialization._refuse(None, other) is None
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.accelerator, "get_device_capability"), reason="not in this release"
+)
+def test_a_device_that_is_not_there_can_do_nothing(simulated):
+    capability = torch.accelerator.get_device_capability
+    assert torch.float32 in capability(simulated[-1].index)["supported_dtypes"]
+    with pytest.raises(RuntimeError, match=r"simgpu:64|64"):
+        capability(64)

@@ -86,7 +86,7 @@ def _resize(self: UntypedStorage, size: int) -> Any:
     if not _is_simulated(self):
         return _stock_resize(self, size)
     if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"resize_ expects an int (bytes), got {type(size).__name__}")
+        raise RuntimeError(f"resize_ expects an int (bytes), got {type(size).__name__}")
     resize_storage(self, _checked(size))
     return self
 

@@ -309,6 +309,17 @@ def test_a_storage_refuses_what_the_cpu_refuses(devices, slot):
             torch.UntypedStorage(*wrong, device="cpu")
         with pytest.raises(type(on_cpu.value)):
             torch.UntypedStorage(*wrong, device=place(slot, devices))
+    for wrong in (1.5, "3", None, True):
+        for device in ("cpu", place(slot, devices)):
+            with pytest.raises(RuntimeError, match="resize_ expects an int"):
+                torch.UntypedStorage(2, device=device).resize_(wrong)
+
+
+def test_bytes_of_the_host_are_swapped_beside_devices(devices):
+    storage = torch.tensor([1, 2], dtype=torch.int16).untyped_storage()
+    before = storage.tolist()
+    storage.byteswap(torch.int16)
+    assert storage.tolist() == [before[k] for k in (1, 0, 3, 2)]
 
 
 @given(slot=slots)

@@ -156,6 +156,14 @@ def test_generic_streams_and_events_are_those_of_the_device(devices, by, data):
     assert begin.elapsed_time(end) >= 0
 
 
+def test_a_class_made_of_the_generic_event_makes_its_own(devices):
+    class Named(torch.Event):
+        pass
+
+    assert type(Named(devices[0])) is Named
+    assert torch.Event("cpu").device == torch.device("cpu")
+
+
 @pytest.mark.devices(2, distinct=True)
 def test_an_event_belongs_to_the_device_where_it_was_first_recorded(devices):
     module = torch.get_device_module(devices[0])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.support import strategies
-from tests.support.observe import ExactNet, plain, same_memory, values
+from tests.support.observe import ExactNet, place, plain, same_memory, values
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.5),
@@ -170,3 +170,17 @@ def test_deep_copies_are_separate(devices, data):
     assert twin.weight.device == device
     assert plain(twin.weight) == plain(layer.weight)
     assert not same_memory(twin.weight, layer.weight)
+
+
+@given(pair=st.tuples(st.integers(-1, 7), st.integers(-1, 7)))
+def test_hooks_of_a_parameter_stay_where_its_data_is_another(devices, pair):
+    here, there = (place(slot, devices) for slot in pair)
+    x = torch.ones(2, device=here, requires_grad=True)
+    called = []
+    x.register_hook(lambda gradient: called.append(gradient.device))
+    x.register_post_accumulate_grad_hook(lambda x: called.append(x.grad.device))
+    x.data = x.data.to(there)
+    x.sum().backward()
+    assert called == [there, there]
+    with pytest.raises(TypeError, match="has to be a tensor"):
+        x.data = 3
