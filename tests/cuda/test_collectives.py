@@ -1,4 +1,4 @@
-"""torch.cuda.comm and torch.cuda.nccl on devices that answer to "cuda": what nn.DataParallel calls."""
+"""torch.cuda.comm and torch.cuda.nccl, which nn.DataParallel calls, on simulated devices."""
 
 import pytest
 import torch

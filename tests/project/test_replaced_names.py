@@ -23,10 +23,10 @@ from simgpu._runtime import processes
 
 layer = torch.nn.Linear
 processes.install = lambda: setattr(layer, "in_passing", None)
-autograd.PATCHES += (Patch("torch.nn.Linear", "forward", wrap=lambda stock: stock),)
+autograd.PATCHES += (Patch("torch.nn.Linear", "forward", wrap=lambda stock: stock, why=""),)
 renaming.PATCHES += (
     Action("", run=lambda patches: patches.set(layer, "for_a_while", None), why=""),
-    Patch("torch.nn.Linear", "reset_parameters", wrap=lambda stock: stock),
+    Patch("torch.nn.Linear", "reset_parameters", wrap=lambda stock: stock, why=""),
     Action("", run=lambda _: setattr(layer, "left", None), why="", adds=("torch.nn.Linear.left",)),
 )
 """

@@ -1,4 +1,4 @@
-"""Operators as `torch.ops.aten` has them: with numbers for tensors, and those for outside devices."""
+"""Operators as `torch.ops.aten` has them: numbers for tensors, what outside devices are asked."""
 
 import pytest
 import torch
