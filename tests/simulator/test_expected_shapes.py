@@ -91,7 +91,7 @@ def test_what_the_forward_pass_makes_is_let_through(simulated, row):
 RANKS = [
     ("_compute_linear_combination", (PAIRS, (3,)), "_compute_linear_combination"),
     ("_compute_linear_combination", ((), (2, 3)), "_compute_linear_combination"),
-    ("_grid_sampler_2d_cpu_fallback_backward", ((2,), (2,), (2,), 0, 0, False), "grid_sampler"),
+    ("_grid_sampler_2d_cpu_fallback_backward", ((2,), (2,), (2,), 0, 0, False), "grid_sampler's"),
     ("reflection_pad3d_backward", ((2,), (2,), [1] * 6), "dim"),
     (
         "native_layer_norm_backward",
