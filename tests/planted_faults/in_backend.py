@@ -7,8 +7,10 @@ from tests.devices.memory import test_statistics as memory
 from tests.devices.state import test_current as current
 from tests.devices.state import test_generators as generators
 from tests.devices.state import test_threads as threads
+from tests.devices.training import test_modules as modules
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_models as gpus
+from tests.simulator import test_raw_operators as raw
 from tests.support.plant import fault
 from tests.tools import test_rng_option as rng_option
 
@@ -26,6 +28,20 @@ BACKEND = [
         "pci_bus_id=state.index + 1,",
         "pci_bus_id=state.index + 2,",
         gpus.test_the_text_of_properties_is_that_of_pytorch,
+    ),
+    fault(
+        "hooks of a parameter are lost with its former data",
+        "simgpu._backend.torch_patches.tensor_data:_set_data",
+        "self._backward_hooks = hooks",
+        "pass",
+        modules.test_hooks_of_a_parameter_stay_where_its_data_is_another,
+    ),
+    fault(
+        "a copy for outside devices goes the wrong way",
+        "simgpu._kernels.copies:copy_from",
+        "return copy_(dst, self, non_blocking)",
+        "return copy_(self, dst, non_blocking)",
+        raw.test_a_copy_from_is_a_copy_the_other_way_round,
     ),
     fault(
         "a reset forgets the peak number of tensors",
