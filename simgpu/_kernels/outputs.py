@@ -111,7 +111,7 @@ def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
             grow(out, needed)
             storage = out.untyped_storage()
         _set_storage(HOST_KEYS, out, storage, offset, host.shape, host.stride())
-    if is_copy and host.numel():
+    if is_copy:
         if streams.captured and streams.current_stream(out.get_device()).is_capturing():
             raise UnsupportedError(
                 f"an out= that has to grow to shape {tuple(host.shape)} cannot be captured on a "

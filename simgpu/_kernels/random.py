@@ -69,7 +69,7 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
         *args: Any,
         generator: torch.Generator | None = None,
         dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
+        layout: torch.layout | None = None,  # strided: others have kernels of their own
         device: torch.device | None = None,
         pin_memory: bool | None = None,
     ) -> torch.Tensor:
@@ -85,32 +85,29 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
         chosen, source = draw.choose(index, generator)
         if hooks.launches or hooks.before_allocate:
             # As on CUDA, memory comes first: without it nothing is drawn.
-            tensor = adopt(launch(_EMPTY, index, (size,), _options(dtype, layout)), index)
+            tensor = adopt(launch(_EMPTY, index, (size,), _options(dtype)), index)
             launch(chosen, index, (relabel(tensor), *filled_by), {"generator": source})
             return tensor
         # Nobody looks and there is room: both at once.
         fill, new = chosen.run, None
         if isinstance(source, Source):
             fill = draw.sampler
-            if dtype is torch.float32 and (layout is None or layout is torch.strided):
-                new = draw.new
-        made = launch(both, index, (size, dtype, layout, new, fill, filled_by, source), _NO_OPTIONS)
+            new = draw.new if dtype is torch.float32 else None
+        made = launch(both, index, (size, dtype, new, fill, filled_by, source), _NO_OPTIONS)
         return adopt(made, index)
 
     return run
 
 
-def _options(dtype: torch.dtype, layout: torch.layout | None) -> dict[str, Any]:
+def _options(dtype: torch.dtype) -> dict[str, Any]:
     """Of a new tensor on the host."""
-    options = {"dtype": dtype, "device": _CPU}
-    return options if layout is None else {**options, "layout": layout}
+    return {"dtype": dtype, "device": _CPU}
 
 
 def _made_and_filled(
     keys: torch._C.DispatchKeySet,
     size: Sequence[int],
     dtype: torch.dtype,
-    layout: torch.layout | None,
     new: Callable[..., torch.Tensor | None] | None,
     fill: Callable[..., Any],
     filled_by: Sequence[Any],
@@ -120,7 +117,7 @@ def _made_and_filled(
     with torch._C.DisableTorchFunction():
         tensor = None if new is None else new(keys, size, source)
         if tensor is None:
-            tensor = _EMPTY.run(keys, size, **_options(dtype, layout))
+            tensor = _EMPTY.run(keys, size, **_options(dtype))
             fill(keys, tensor, *filled_by, generator=source)
     return tensor
 

@@ -91,7 +91,7 @@ def batch_norm_backward_reduce(
     dtype = sum_dy.dtype if weight is None else weight.dtype
     none = sum_dy.new_empty(0)
     grad_weight = (sum_dy_xmu * invstd).to(dtype) if weight_g else none
-    grad_bias = sum_dy.clone().to(dtype) if bias_g else none.clone()
+    grad_bias = sum_dy.clone().to(dtype) if bias_g else none
     return sum_dy, sum_dy_xmu, grad_weight, grad_bias
 
 

@@ -229,13 +229,10 @@ class Event(torch.Event):
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Let `stream`, or the current one, wait for the mark."""
-        if self._recorded_at is not None and self._recorded_at > clock.now():
-            waiting = current_stream(None) if stream is None else stream
-            Stream._stay_busy_until(waiting, self._recorded_at)  # type: ignore[arg-type]
-        if hooks.stream_waits:
-            waiting = current_stream(None) if stream is None else stream
-            for waits in hooks.stream_waits:
-                waits(waiting, self)
+        waiting = current_stream(None) if stream is None else stream
+        Stream._stay_busy_until(waiting, self._recorded_at or 0.0)  # type: ignore[arg-type]
+        for waits in hooks.stream_waits:
+            waits(waiting, self)
 
     def query(self) -> bool:
         """Whether the mark has been passed; true also of one that was never recorded."""

@@ -50,6 +50,16 @@ def unpack(*pivots):
     return call
 
 
+def solve_with_numbers(dtype):
+    """With pivots that no factorization has."""
+
+    def call(device):
+        matrix, pivots = (torch.eye(3, device=device), torch.zeros(3, dtype=dtype, device=device))
+        return torch.linalg.lu_solve(matrix, pivots, matrix)
+
+    return call
+
+
 def sparse_broadcast(device):
     return torch._sparse_broadcast_to(torch.eye(1, device=device).to_sparse(), [0, 1])
 
@@ -181,6 +191,9 @@ CALLS = {
         r"key \(2, 4, 1024, 8\)",
     ),
     "attention with too many heads": (attention(*[(2, h, 5, 8) for h in (4, 8, 8)]), "divide"),
+    "attention to no heads": (attention((2, 4, 5, 8), *[(2, 0, 5, 8)] * 2), "heads to divide"),
+    "attention of a flat query": (attention((4, 5, 8), *[(2, 4, 5, 8)] * 2), "4 dims"),
+    "attention to flat keys": (attention((2, 4, 5, 8), (4, 5, 8), (2, 4, 5, 8)), "4 dims"),
     "attention without heads": (attention(*[(2, 0, 5, 8)] * 3), "nothing empty"),
     "gradient of too little attention": (
         attention(*[(2, 4, 5, 8)] * 3, (2, 4, 1, 8)),
@@ -190,6 +203,8 @@ CALLS = {
     "batch norm with too few means": (batch_norm((2, 3)), "running_mean should contain 3 elements"),
     "batch norm of a vector": (batch_norm((3, 3), (3,)), "two dimensions"),
     "gradient without channels": (batch_norm_backward, "expects channels"),
+    "pivots with a fraction": (solve_with_numbers(torch.float32), "torch.int32"),
+    "complex pivots": (solve_with_numbers(torch.complex64), "torch.int32"),
     "rows of half a vector": (int8_product(8), "multiple of 16"),
     "rows between two addresses": (int8_product(16, offset=1), "at storage offset 1 and"),
     "offsets past the end": (segments(offsets=[0, 1 << 20]), "offsets of shape"),

@@ -127,6 +127,11 @@ def running_maximum(device):
     return ops._cummax_helper(x, found, on(device, 0), 0)
 
 
+def segments_of_the_last_dimension(device):
+    options = {"lengths": on(device, 1, 3), "axis": -1, "unsafe": True}
+    return torch.segment_reduce(torch.ones(4, device=device), "sum", **options)
+
+
 BEYOND = "is out of bounds"
 
 CALLS = {
@@ -153,7 +158,11 @@ CALLS = {
         IndexError,
         "Target -7 is out of bounds",
     ),
-    "more pooled than there is": (pooled_elsewhere, RuntimeError, r"input of shape \(1, 1, 4, 4\)"),
+    "more pooled than there is": (
+        pooled_elsewhere,
+        RuntimeError,
+        r"input of shape \(1, 1, 4, 4\), .* got of shape \(2, 3, 2, 2\)$",
+    ),
     "more averaged than there is": (averaged_elsewhere, RuntimeError, "does not go with an input"),
     "bags that begin before the first": (bags((0, -FAR)), RuntimeError, "offsets .* must rise"),
     "bags that fall": (bags((0, 3, 1)), RuntimeError, r"must rise from 0, got \[0, 3, 1\]"),
@@ -213,6 +222,7 @@ RIGHT = {
     "weights": bags_of_weights(),
     "padding": table_backward(3, 3),
     "batches": unpacked(2, 1),
+    "segments counted from the last dimension": segments_of_the_last_dimension,
     **{
         f"{kind} {dims}": pooled(dims, kind == "adaptive", 4**dims - 1)
         for kind in ("adaptive", "pooled")

@@ -13,3 +13,4 @@ def test_without_devices_there_is_no_pinned_memory():
     with pytest.raises(RuntimeError):
         torch.ones(2, pin_memory=True)
     assert plain(kept) == [1, 1]
+    assert not kept.is_pinned()

@@ -88,6 +88,8 @@ def test_memory_of_a_device_cannot_be_pinned(devices, slot):
         torch.ones(2, device=device).pin_memory()
     with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
         torch.empty(2, device=device, pin_memory=True)
+    with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+        torch.rand(2, device=device, pin_memory=True)
 
 
 @given(count=st.integers(1, 9), size=st.integers(1, 4))

@@ -235,6 +235,7 @@ OTHERS = {
     "another offset": lambda x: x[1:],
     "another shape": lambda x: x.view(-1),
     "a copy": lambda x: x.clone(),
+    "a copy at the same offset": lambda x: torch.ones(3, *x.shape, device=x.device)[1],
     "nothing": lambda x: x[:0],
 }
 
