@@ -17,8 +17,7 @@ from simgpu._runtime import streams, thread_state, world
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.thread_state import LOG
 
-# What an entry says.
-_RECORDED, _WAITS, _USES = 1, 2, 3
+_RECORDED, _USES = 1, 3  # what an entry says; 2 is a wait
 _ROOM = 4096  # entries between two kernels
 
 

@@ -4,6 +4,8 @@ import ctypes
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.cuda import comm
 from torch.nn.parameter import UninitializedParameter
 
@@ -225,3 +227,21 @@ def test_a_lazy_module_raises_what_it_raises_on_cuda(cuda):
     assert isinstance(model.module.weight, UninitializedParameter)
     with pytest.raises(ValueError, match="uninitialized parameter"):
         model(torch.ones(4, 2, device="cuda"))
+
+
+@given(count=st.integers(1, 5), priority=st.integers(-1, 0))
+def test_a_handle_stands_for_one_stream_of_one_device(cuda, count, priority):
+    streams = [torch.cuda.Stream(device, priority) for device in cuda for _ in range(count)]
+    assert {stream.priority for stream in streams} == {priority}
+    handles = [stream.cuda_stream for stream in streams]
+    assert len({*handles, 0}) == len(streams) + 1
+    for stream in streams:
+        assert torch.cuda.ExternalStream(stream.cuda_stream, stream.device) == stream
+
+
+def test_no_stream_has_a_handle_that_cuda_keeps_for_a_default_stream(cuda):
+    """cudaStreamLegacy is 1, and cudaStreamPerThread 2."""
+    for device in cuda:
+        handles = [torch.cuda.Stream(device, stream_id=n).cuda_stream for n in range(4)]
+        assert handles[0] == 0
+        assert not {1, 2}.intersection(handles)

@@ -169,6 +169,10 @@ ILLEGAL = {
     "masked_select": lambda x: x.masked_select(x > 0),
     "put by mask": lambda x: x.__setitem__(x > 0, torch.zeros(1, device=x.device)),
     "device": lambda x: torch.cuda.synchronize(),
+    "one of two devices": lambda x: (
+        torch.cuda.Stream("cuda:1").wait_stream(torch.cuda.current_stream()),
+        torch.cuda.synchronize("cuda:0"),
+    ),
     "stream": lambda x: torch.cuda.current_stream().synchronize(),
     "event": lambda x: torch.cuda.current_stream().record_event().synchronize(),
     "pinned, but waiting": lambda x: x.copy_(torch.ones(SIZE).pin_memory()),
@@ -271,6 +275,8 @@ def test_other_streams_work_as_ever(cuda):
     with torch.cuda.graph(graph):
         assert torch.cuda.is_current_stream_capturing()
         x.add_(1)
+        torch.cuda.current_stream().wait_event(torch.cuda.Event())  # which marks nothing
+        other.wait_stream(torch.cuda.Stream())
         with torch.cuda.stream(other):
             assert not torch.cuda.is_current_stream_capturing()
             y.add_(1)

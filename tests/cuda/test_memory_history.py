@@ -155,3 +155,13 @@ def test_a_history_ends_with_its_devices():
         makes_a_tensor(5)
         assert (events(), blocks()) == ([], [])
     assert x.nbytes == 20
+
+
+def test_what_dies_after_the_end_of_a_history_is_not_in_it(recorded):
+    recorded(stacks="python")
+    kept = [makes_a_tensor(2)]
+    recorded(None)
+    before = events()
+    frees(kept)
+    torch.cuda.memory_stats()
+    assert events() == before

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._runtime import device as device_file
+from simgpu._runtime import world
 from simgpu._runtime.caching_allocator import CachingAllocator
 
 KIB, MIB = 2**10, 2**20
@@ -190,6 +191,7 @@ def test_a_past_that_is_too_long_is_placed_anew(steps, length):
             for _ in range(steps):
                 held.append(torch.empty(5, device="simgpu:0"))
                 held[-1] + 1
+            assert len(world.device(0)._log) <= length
             assert torch.simgpu.memory_allocated(0) == 3 * MIB + 512 * steps
             assert torch.simgpu.memory_reserved(0) >= 30 * MIB
             del held[0]
@@ -199,6 +201,43 @@ def test_a_past_that_is_too_long_is_placed_anew(steps, length):
             assert torch.simgpu.memory_reserved(0) == 0
     finally:
         device_file.LOG_LENGTH = kept
+
+
+def test_a_long_past_is_followed_though_nobody_has_asked():
+    with simgpu.devices(1, memory="1GiB"):
+        for _ in range(500):
+            torch.empty(3 * MIB, dtype=torch.uint8, device="simgpu:0")
+        assert torch.simgpu.memory_reserved(0) == 20 * MIB  # and not what was once needed
+
+
+@given(number=st.integers(0, 9))
+def test_a_question_that_was_interrupted_is_answered_the_next_time(number):
+    """Wherever it was: a step that is half done is not taken for done."""
+    calls, change = [], CachingAllocator._change
+
+    def interrupted(self, *args):
+        calls.append(args)
+        if len(calls) == number + 1:
+            raise KeyboardInterrupt
+        change(self, *args)
+
+    with simgpu.devices(1, memory="1GiB"), pytest.MonkeyPatch.context() as patch:
+        held = [torch.empty(size, dtype=torch.uint8, device="simgpu:0") for size in (3 * MIB, 5)]
+        patch.setattr(CachingAllocator, "_change", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            torch.simgpu.memory_reserved(0)
+            torch.simgpu.empty_cache()
+            pytest.fail("it was not interrupted")
+        patch.undo()
+        blocks = [
+            block["size"]
+            for segment in torch.simgpu.memory_snapshot()
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        ]
+        assert sorted(blocks) == [512, 3 * MIB]
+        assert torch.simgpu.memory_allocated(0) == 3 * MIB + 512
+        del held
 
 
 def test_a_cache_is_given_back_before_the_device_is_full():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._runtime import world
+from simgpu._runtime.capacities import capacities
 
 CAPACITY = 8 * 512
 
@@ -129,3 +130,23 @@ def test_a_number_of_tensors_is_asked_for_alone(simulated):
     """Without a question before that counts what has died since."""
     torch.empty(1, device=simulated[1])
     assert torch.simgpu.memory_stats(1)["allocation.all.current"] == 0
+
+
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@given(halves=st.integers(0, 99), unit=st.sampled_from(sorted(UNITS)), blank=st.booleans())
+def test_memory_is_what_its_text_says(halves, unit, blank):
+    text = f" {halves / 2}{' ' * blank}{unit} "
+    assert capacities(2, [text, "1KiB"]) == [halves * UNITS[unit] // 2, 1024]
+
+
+@pytest.mark.parametrize("memory", ["", "much", "GiB", "1e3", "-1", "1 gib", "1KiB2", -1, -512])
+def test_memory_that_is_no_amount_is_refused(memory):
+    with pytest.raises(ValueError, match=r"memory=.* must (be a number of bytes|not be negative)"):
+        capacities(2, [memory, 0])
+
+
+def test_a_storage_asks_for_room_before_the_host_is_asked_for_memory(simulated):
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        torch.UntypedStorage(2**55, device=simulated[1])

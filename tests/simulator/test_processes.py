@@ -1,10 +1,19 @@
 """Processes with simulated devices: how they end, fork, spawn, and feed a DataLoader.
 
-Every test here starts interpreters, which must be silent and successful to the end.
+Nearly every test here starts interpreters, which must be silent and successful to the end.
 """
+
+import contextlib
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+
+from simgpu._runtime import processes
+from simgpu._runtime.instruments import Instrument
+from tests.support.instruments import added
 
 ENTER = "import torch, simgpu, threading, queue\nentered = simgpu.devices(4); entered.__enter__()\n"
 
@@ -334,3 +343,32 @@ def test_a_loader_has_forked_workers_on_the_cpu(check):
 
 def test_a_loader_has_spawned_workers_on_the_cpu(check):
     assert check(LOADED + SPAWNED_WORKERS) == ["[True, True]", "True"]
+
+
+def test_the_end_waits_for_threads_that_compute(monkeypatch):
+    """Until all of them have come to their next launch."""
+    answers = [True, True, False]
+    monkeypatch.setattr(processes.instruments, "add", lambda instrument: None)
+    monkeypatch.setattr(processes, "_computes", lambda ident, frame: answers.pop(0))
+    monkeypatch.setattr(processes.sys, "_current_frames", lambda: {1: None, 2: None})
+    with contextlib.suppress(IndexError):
+        processes._at_exit()
+    assert answers == []
+
+
+def test_a_thread_computes_while_it_is_in_an_operator(simulated):
+    x = torch.ones(2, device=simulated[0])
+    arrived, proceed = threading.Event(), threading.Event()
+
+    class Stopping(Instrument):
+        def before_launch(self, launch):
+            arrived.set()
+            proceed.wait(60)
+
+    with ThreadPoolExecutor(1) as pool, added(Stopping()):
+        job = pool.submit(lambda: (x + 1, threading.get_ident())[1])
+        assert arrived.wait(60)
+        found = [i for i, f in sys._current_frames().items() if processes._computes(i, f)]
+        proceed.set()
+        assert found == [job.result(60)]
+    assert not any(processes._computes(i, f) for i, f in sys._current_frames().items())

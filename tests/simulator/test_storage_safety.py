@@ -31,6 +31,16 @@ def test_memory_that_was_given_back_reads_as_nan(simulated, count, kept):
     assert plain(x) == [3.0] * count
 
 
+def test_memory_that_was_given_back_can_be_read_and_written_at_once(simulated):
+    x = torch.ones(4, device=simulated[1])
+    same = x.view(4)
+    x.untyped_storage().resize_(8)
+    x.add_(same)
+    seen = plain(x)
+    assert seen[:2] == [2.0, 2.0]
+    assert all(map(math.isnan, seen[2:]))
+
+
 @given(data=st.lists(st.integers(0, 255), min_size=2, max_size=9), size=st.integers(0, 600))
 def test_a_slice_lasts_when_its_storage_moves_on(simulated, data, size):
     storage = torch.UntypedStorage(data, device=simulated[1])

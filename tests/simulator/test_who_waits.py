@@ -54,6 +54,7 @@ class Given:
         self.large = [part.repeat(8000, 1) for part in self.parts]
         self.outs = [part.clone() for part in self.parts]
         self.chunks = [part[: 12 // len(devices)].clone() for part in self.parts]
+        self.sparse = self.parts[0].to_sparse()
         self.parallel = dataparallel.DataParallel(nn.Linear(3, 3).to(self.first), devices)
 
 
@@ -84,6 +85,7 @@ CALLS = {
     ),
     "joined large on a device": (lambda it: dataparallel.gather(it.large, it.first), False),
     "joined large on the host": (lambda it: dataparallel.gather(it.large, "cpu"), True),
+    "sparse on the host": (lambda it: it.x.to_sparse().copy_(it.sparse), True),
     "a module": (lambda it: it.parallel(it.x), False),
     "a step": (lambda it: it.parallel(it.x).sum().backward(), False),
 }

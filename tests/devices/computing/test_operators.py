@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support import strategies
-from tests.support.observe import plain, values
+from tests.support.observe import place, plain, values
+from tests.support.worlds import few
 
 EXACT = {
     "add": lambda x, y: x + y,
@@ -190,3 +191,35 @@ def test_modules_and_their_gradients(devices, name, data, seed):
     torch.testing.assert_close(outs[1].cpu(), outs[0], atol=1e-3, rtol=1e-3)
     for one, other in zip(here.parameters(), there.parameters(), strict=True):
         torch.testing.assert_close(other.grad.cpu(), one.grad, atol=1e-3, rtol=1e-3)
+
+
+@few
+@given(pair=st.permutations(range(3)), rows=st.integers(1, 4))
+def test_a_sparse_tensor_is_copied_from_anywhere_to_anywhere(devices, pair, rows):
+    expected = torch.eye(4)[:rows] * torch.arange(1.0, 5.0)
+    places = [place(pair[0], devices), torch.device("cpu"), place(pair[1], devices)]
+    for source in places:
+        x = expected.to(source).to_sparse()
+        values = x._values().data_ptr()
+        for target in places:
+            y = torch.zeros(rows, 4, device=target).to_sparse()
+            assert y.copy_(x) is y
+            assert torch.equal(y.to_dense().cpu(), expected)
+        assert torch.equal((x + x).to_dense().cpu(), expected * 2)
+        assert x._values().data_ptr() == values  # what is only read stays where it is
+
+
+IN_PLACE = {
+    "one tensor": lambda x, y: x.exp_(),
+    "two tensors": lambda x, y: x.add_(y),
+    "a number": lambda x, y: x.mul_(2),
+    "no tensor": lambda x, y: x.zero_(),
+    "three tensors": lambda x, y: x.addcmul_(y, y),
+}
+
+
+@pytest.mark.parametrize("name", sorted(IN_PLACE))
+def test_what_is_done_in_place_is_the_tensor_itself(devices, name):
+    x, y = (torch.ones(3, device=devices[-1]) for _ in range(2))
+    with torch.inference_mode():  # where autograd does not return the argument by itself
+        assert IN_PLACE[name](x, y) is x

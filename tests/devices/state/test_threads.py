@@ -180,6 +180,11 @@ def test_an_event_belongs_to_the_device_where_it_was_first_recorded(devices):
     assert begin.elapsed_time(end) >= 0
     with pytest.raises(RuntimeError, match="invalid resource handle"):
         begin.elapsed_time(other)
+    plain = module.Event()
+    here.record_event(plain)
+    for pair in ((begin, plain), (plain, begin)):
+        with pytest.raises(ValueError, match="enable_timing=True"):
+            pair[0].elapsed_time(pair[1])
 
 
 def test_own_classes_of_generic_streams(devices):

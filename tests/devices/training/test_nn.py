@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, rnn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.support import strategies
+from tests.support.worlds import few
 
 F = nn.functional
 SIZE = 4
@@ -265,6 +266,43 @@ def test_sync_batch_norm_of_one_process_is_a_batch_norm(devices, data, training)
     nets = [kind(3).to(device).train(training) for kind in (nn.SyncBatchNorm, nn.BatchNorm1d)]
     torch.testing.assert_close(*(net(x) for net in nets))
     torch.testing.assert_close(*(net.running_mean for net in nets))
+
+
+@few
+@given(data=st.data(), affine=st.booleans(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_what_ranks_sum_up_is_the_batch_norm_of_all_their_rows(devices, data, affine, sizes):
+    """The operators under SyncBatchNorm, with the sums over ranks taken here."""
+    device, eps, momentum = data.draw(st.sampled_from(devices)), 1e-3, 0.3
+    torch.manual_seed(len(sizes))
+    x, grad = (torch.randn(sum(sizes), 3, 2, dtype=torch.float64, device=device) for _ in range(2))
+    weight = x.new_tensor([0.5, 1.0, 2.0]) if affine else None
+    bias = x.new_tensor([-1.0, 0.0, 3.0]) if affine else None
+    leaves = [t.clone().requires_grad_() for t in (x, weight, bias) if t is not None]
+    parameters = leaves[1:] or (None, None)
+    means, variances = ([start.clone() for _ in range(2)] for start in (x[0, :, 0], x[0, :, 1] ** 2))
+    y = F.batch_norm(leaves[0], means[0], variances[0], *parameters, True, momentum, eps)
+    expected = [y, *torch.autograd.grad(y, leaves, grad), means[0], variances[0]]
+
+    rows, grads = x.split(sizes), grad.split(sizes)
+    counts = x.new_tensor([2 * size for size in sizes])
+    each = zip(*(torch.batch_norm_stats(part, eps) for part in rows), strict=True)
+    statistics = map(torch.stack, each)
+    mean, invstd = torch.batch_norm_gather_stats_with_counts(
+        x, *statistics, means[1], variances[1], momentum, eps, counts
+    )
+    known = (mean, invstd)
+    sums = [
+        torch.batch_norm_backward_reduce(*pair, *known, weight, True, affine, affine)
+        for pair in zip(grads, rows, strict=True)
+    ]
+    dy, dy_xmu, *wanted = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
+    parts = [torch.batch_norm_elemt(part, weight, bias, *known, eps) for part in rows]
+    slopes = [
+        torch.batch_norm_backward_elemt(*pair, *known, weight, dy, dy_xmu, counts.int())
+        for pair in zip(grads, rows, strict=True)
+    ]
+    found = [torch.cat(parts), torch.cat(slopes), *wanted[: 2 * affine], means[1], variances[1]]
+    torch.testing.assert_close(found, expected)
 
 
 @given(data=st.data(), limit=st.sampled_from([0.1, 1.0, 100.0]), kind=st.sampled_from([2.0, 1.0]))

@@ -185,3 +185,47 @@ def test_a_model_that_fits_still_does_with_every_byte_in_use():
     assert run(peak / 2**20) == peak
     with pytest.raises(OutOfMemoryError):
         run((peak - 512) / 2**20)
+
+
+LARGE = {  # more bytes than the arguments suggest
+    "randperm": lambda n, device: torch.randperm(n, device=device),
+    "normal": lambda n, device: torch.normal(0.0, 1.0, (n, 2), device=device),
+    "multinomial": lambda n, device: torch.multinomial(torch.ones(2, device=device), n, True),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_few_arguments_that_ask_for_much_are_refused_before_anything_is_drawn(name):
+    with simgpu.devices(1, memory="2MiB") as (device,):
+        before = torch.simgpu.get_rng_state(0)
+        with pytest.raises(OutOfMemoryError):
+            LARGE[name](2**19, device)
+        assert torch.equal(before, torch.simgpu.get_rng_state(0))
+
+
+@pytest.fixture
+def mixed():
+    """An operator that writes to a tensor, which is a result, and has others of every kind."""
+    library = torch.library.Library("simgpu_charging_test", "DEF")
+    library.define("mixed(Tensor(a!) x) -> (Tensor(a!), Tensor, int, Tensor)")
+
+    def run(x):
+        return x.add_(1), x.new_empty(1000), 3, torch.zeros(x.shape).to_sparse()
+
+    def on_meta(x):
+        return x, x.new_empty(1000), 3, torch.sparse_coo_tensor(size=x.shape, device="meta")
+
+    library.impl("mixed", run, "CPU")
+    library.impl("mixed", on_meta, "Meta")
+    yield torch.ops.simgpu_charging_test.mixed
+    library._destroy()
+
+
+def test_room_is_held_for_what_is_new_and_has_memory(simulated, mixed):
+    x = torch.zeros(3, device=simulated[0])
+    asked, taken = [], []
+    with added(Asking(asked, taken)):
+        same, _, number, rest = mixed(x)
+    assert (same.tolist(), number, rest.is_sparse) == ([1.0] * 3, 3, True)
+    assert asked == taken
+    assert sum(asked) == 4096
