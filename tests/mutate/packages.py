@@ -29,6 +29,12 @@ PACKAGES = {
     "simgpu": Package(
         "simgpu",
         ("simgpu/_runtime", "simgpu/_memory", "simgpu/_kernels", "simgpu/_backend"),
-        ("tests/devices", "tests/simulator", "tests/cuda", "tests/dataparallel"),
+        (
+            "tests/devices",
+            "tests/simulator",
+            "tests/cuda",
+            "tests/dataparallel",
+            "tests/hardware/test_published.py",
+        ),
     ),
 }

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import simgpu
 from simgpu._runtime import instruments, world
@@ -229,3 +230,22 @@ def test_room_is_held_for_what_is_new_and_has_memory(simulated, mixed):
     assert (same.tolist(), number, rest.is_sparse) == ([1.0] * 3, 3, True)
     assert asked == taken
     assert sum(asked) == 4096
+
+
+class Listing(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_the_same_operators_whatever_room_there_is():
+    seen = []
+    for memory in ("1MiB", "1GiB"):  # the first is too small for a guess: all is charged
+        with simgpu.devices(1, memory=memory) as (device,), Listing() as mode:
+            torch.nn.LSTM(2, 2, 2, dropout=0.5, device=device)(torch.zeros(2, 2, 2, device=device))
+        seen.append(mode.seen)
+    assert seen[0] == seen[1]
