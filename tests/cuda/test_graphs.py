@@ -446,10 +446,11 @@ def test_a_graph_draws_from_the_streams_that_it_was_captured_with(cuda, seed, tu
 
 
 def test_a_capture_ends_with_its_devices():
-    with simgpu.as_cuda(1):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            torch.cuda.CUDAGraph().capture_begin()
-            number = torch.cuda.current_stream().stream_id
+    with simgpu.as_cuda(1), torch.cuda.stream(torch.cuda.Stream()):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        number = torch.cuda.current_stream().stream_id
     with simgpu.as_cuda(1), torch.cuda.stream(torch.cuda.Stream(stream_id=number)):
         assert not torch.cuda.is_current_stream_capturing()
         assert torch.zeros(SIZE, device="cuda").add_(1).tolist() == [1] * SIZE
+    del graph

@@ -219,7 +219,11 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", sorted(IN_PLACE))
-def test_what_is_done_in_place_is_the_tensor_itself(devices, name):
-    x, y = (torch.ones(3, device=devices[-1]) for _ in range(2))
-    with torch.inference_mode():  # where autograd does not return the argument by itself
-        assert IN_PLACE[name](x, y) is x
+def test_what_is_done_in_place_takes_no_memory(devices, name):
+    device = devices[-1]
+    module = torch.get_device_module(device)
+    x, y = (torch.ones(3, device=device) for _ in range(2))
+    before = module.memory_allocated(device)
+    module.reset_peak_memory_stats(device)
+    assert IN_PLACE[name](x, y) is x
+    assert module.max_memory_allocated(device) == before

@@ -110,12 +110,3 @@ def test_a_list_that_has_the_output_in_it_is_refused(devices, slot, at, shifted)
             torch.cat(parts, out=out)
         seen.append((str(refused.value), plain(base)))
     assert seen[0] == seen[1]
-
-
-def test_a_number_of_the_host_counts_beside_memory_that_is_written_to(devices):
-    """And so does a tensor without elements of the same storage."""
-    x = torch.arange(float(SIZE), device=devices[-1])
-    x.lerp_(x.view(-1), torch.tensor(0.5))
-    assert x.tolist() == list(range(SIZE))
-    x[:0].add_(x[SIZE:])
-    assert x.tolist() == list(range(SIZE))

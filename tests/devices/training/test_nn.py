@@ -269,7 +269,9 @@ def test_sync_batch_norm_of_one_process_is_a_batch_norm(devices, data, training)
 
 
 @few
-@given(data=st.data(), affine=st.booleans(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+@given(
+    data=st.data(), affine=st.booleans(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3)
+)
 def test_what_ranks_sum_up_is_the_batch_norm_of_all_their_rows(devices, data, affine, sizes):
     """The operators under SyncBatchNorm, with the sums over ranks taken here."""
     device, eps, momentum = data.draw(st.sampled_from(devices)), 1e-3, 0.3
@@ -279,7 +281,9 @@ def test_what_ranks_sum_up_is_the_batch_norm_of_all_their_rows(devices, data, af
     bias = x.new_tensor([-1.0, 0.0, 3.0]) if affine else None
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias) if t is not None]
     parameters = leaves[1:] or (None, None)
-    means, variances = ([start.clone() for _ in range(2)] for start in (x[0, :, 0], x[0, :, 1] ** 2))
+    means, variances = (
+        [start.clone() for _ in range(2)] for start in (x[0, :, 0], x[0, :, 1] ** 2)
+    )
     y = F.batch_norm(leaves[0], means[0], variances[0], *parameters, True, momentum, eps)
     expected = [y, *torch.autograd.grad(y, leaves, grad), means[0], variances[0]]
 

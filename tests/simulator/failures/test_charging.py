@@ -204,6 +204,10 @@ def test_few_arguments_that_ask_for_much_are_refused_before_anything_is_drawn(na
         assert torch.equal(before, torch.simgpu.get_rng_state(0))
 
 
+def sparse_like(x):
+    return torch.empty(x.shape, layout=torch.sparse_coo, device=x.device)
+
+
 @pytest.fixture
 def mixed():
     """An operator that writes to a tensor, which is a result, and has others of every kind."""
@@ -211,10 +215,10 @@ def mixed():
     library.define("mixed(Tensor(a!) x) -> (Tensor(a!), Tensor, int, Tensor)")
 
     def run(x):
-        return x.add_(1), x.new_empty(1000), 3, torch.zeros(x.shape).to_sparse()
+        return x.add_(1), x.new_empty(1000), 3, sparse_like(x)
 
     def on_meta(x):
-        return x, x.new_empty(1000), 3, torch.sparse_coo_tensor(size=x.shape, device="meta")
+        return x, x.new_empty(1000), 3, sparse_like(x)
 
     library.impl("mixed", run, "CPU")
     library.impl("mixed", on_meta, "Meta")
