@@ -129,8 +129,8 @@ RUNTIME = [
     fault(
         "an event is awaited by the current stream",
         f"{STREAMS}:Event.wait",
-        "        waiting = current_stream(None) if stream is None else stream\n        Stream",
-        "        waiting = current_stream(None)\n        Stream",
+        "waiting = current_stream(None) if stream is None else stream",
+        "waiting = current_stream(None)",
         WAITS,
     ),
     fault(
