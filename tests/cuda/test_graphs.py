@@ -226,6 +226,7 @@ def test_a_copy_of_pinned_memory_is_done_again_at_each_replay(cuda):
     for count in range(3):
         source.fill_(count)
         graph.replay()
+        torch.cuda.synchronize()
         assert target.tolist() == [2.0 * count] * SIZE
 
 

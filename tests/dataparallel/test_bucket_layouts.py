@@ -1,9 +1,13 @@
 """Tensors of any layout share buckets, and arrive with their values and the strides promised."""
 
+import inspect
+
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataparallel import comm
+from dataparallel._transfer import buckets
 from tests.support import strategies
 from tests.support.observe import plain, values
 
@@ -15,7 +19,7 @@ def dims_as_they_lie(tensor):
     return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
-KINDS = ("contiguous", "permuted", "gaps", "part", "flagged")
+KINDS = ("contiguous", "contiguous", "permuted", "gaps", "part", "flagged")
 
 
 @st.composite
@@ -25,9 +29,7 @@ def laid_out(draw, device, kinds=KINDS):
     Sizes of one and zero are frequent, and so are tensors that differ in their first size alone.
     """
     shape = [draw(st.integers(0, 4)), *draw(st.sampled_from(((), (), (1,), (3,), (3, 2), (2, 1))))]
-    kind = draw(
-        st.sampled_from(("contiguous", "contiguous", "permuted", "gaps", "part", "flagged"))
-    )
+    kind = draw(st.sampled_from(kinds))
     dtype = draw(st.sampled_from(DTYPES))
     seed = draw(st.integers(0, 99))
     if kind == "gaps":
@@ -97,3 +99,56 @@ def test_each_of_many_alike_is_itself(devices, data, shape, dtype):
     assert [copy._version - version for copy, version in zip(copies, versions, strict=True)] == [
         int(index == changed) for index in range(count)
     ]
+
+
+def test_buckets_are_as_large_as_those_of_torch():
+    """As its `broadcast_coalesced` says, whose sums ours equal to the bit."""
+    stock = inspect.signature(torch.nn.parallel.comm.broadcast_coalesced).parameters["buffer_size"]
+    assert stock.default == buckets.BUCKET_BYTES
+
+
+def bytes_of(slots, dtype):
+    return sum(slot.elements() for slot in slots) * dtype.itemsize
+
+
+@given(data=st.data(), limit=st.sampled_from((1, 16, 48, 10 << 20)))
+def test_every_tensor_has_a_place_and_buckets_are_filled(data, limit):
+    """Those without strides travel alone, in their order; others one after the other."""
+    tensors = data.draw(st.lists(laid_out("cpu"), max_size=8))
+    for at in sorted(data.draw(st.sets(st.integers(0, len(tensors))))):
+        tensors.insert(at, torch.eye(at + 1).to_sparse())
+    layout = buckets.lay_out(tensors, limit)
+    sparse = [number for number, tensor in enumerate(tensors) if tensor.is_sparse]
+    assert (layout.total, layout.unbucketed) == (len(tensors), sparse)
+    dense = [slot.number for bucket in layout.buckets for slot in bucket]
+    assert sorted(dense + sparse) == list(range(len(tensors)))
+    last = {}  # by dtype, the bucket before
+    for bucket in layout.buckets:
+        real = {torch.complex64: torch.float32}
+        dtypes = {tensors[slot.number].dtype for slot in bucket}
+        (dtype,) = {real.get(each, each) for each in dtypes}
+        for at, slot in enumerate(bucket):
+            assert slot.offset == sum(each.elements() for each in bucket[:at])
+            assert slot.paired == tensors[slot.number].is_complex()
+        assert len(bucket) == 1 or bytes_of(bucket[:-1], dtype) <= limit
+        filled = sum(bool(slot.elements()) for slot in bucket)
+        assert filled <= 1 or bytes_of(bucket, dtype) <= limit
+        if dtype in last:
+            assert bytes_of([*last[dtype], bucket[0]], dtype) > limit
+        last[dtype] = bucket
+
+
+@given(data=st.data())
+def test_a_part_of_a_layout_has_the_same_tensors_closed_up(data):
+    tensors = data.draw(st.lists(laid_out("cpu"), max_size=8)) + [torch.eye(2).to_sparse()] * 2
+    layout = buckets.lay_out(tensors, 48)
+    wanted = data.draw(st.sets(st.sampled_from(range(len(tensors)))))
+    part = buckets.subset(layout, sorted(wanted))
+    assert part.unbucketed == [number for number in layout.unbucketed if number in wanted]
+    kept = [[slot for slot in bucket if slot.number in wanted] for bucket in layout.buckets]
+    assert [[slot.number for slot in bucket] for bucket in part.buckets] == [
+        [slot.number for slot in slots] for slots in kept if slots
+    ]
+    for bucket in part.buckets:
+        for at, slot in enumerate(bucket):
+            assert slot.offset == sum(each.elements() for each in bucket[:at])

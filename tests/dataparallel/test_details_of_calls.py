@@ -4,10 +4,13 @@ import dataclasses
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
 from dataparallel._structure.scalar_warning import _warned_lines
+from dataparallel.scatter_gather import chunk_sizes
 from tests.support.observe import plain, values
 
 
@@ -249,3 +252,80 @@ def test_a_failure_on_the_current_device_names_its_number(devices):
         pytest.raises(ValueError, match=f"in replica 0 on device {devices[1].index}\\."),
     ):
         dataparallel.parallel_apply([Failing()] * 2, [(3,)] * 2, None, [torch.device(kind)] * 2)
+
+
+@pytest.mark.parametrize("chunking", ["torch", "balanced"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_no_rows_are_an_empty_chunk_for_each_device(devices, chunking, count):
+    assert chunk_sizes(0, count, chunking) == [0] * count
+    some = [devices[0]] * count
+    chunks = dataparallel.scatter(torch.zeros(0, 3), some, chunking=chunking)
+    assert [chunk.shape for chunk in chunks] == [(0, 3)] * count
+
+
+def test_a_tensor_is_scattered_to_a_tuple_and_all_else_to_a_list(devices):
+    x = values((4, 3), "float32", 1).to(devices[0])
+    assert type(dataparallel.scatter(x, devices[:2])) is tuple
+    for structure in ([x], (x,), {"x": x}, None, 3):
+        assert type(dataparallel.scatter(structure, devices[:2])) is list
+
+
+def test_what_is_false_is_an_argument_all_the_same(devices):
+    """Only no tuple, or an empty one, says that there is none."""
+    args, kwargs = dataparallel.scatter_kwargs(torch.zeros(1), None, devices[:1])
+    assert (plain(args[0]), kwargs) == ([0.0], ({},))
+    assert dataparallel.scatter_kwargs({}, None, devices[:2]) == (({}, {}), ({}, {}))
+
+
+def test_replicas_of_none_are_refused_by_gather(devices):
+    with pytest.raises(ValueError, match="at least one replica, but got none"):
+        dataparallel.gather([], devices[0])
+    with pytest.raises(ValueError, match="at least one replica, but got none"):
+        dataparallel.gather(iter(()), devices[0])
+
+
+def test_an_index_is_of_the_type_of_the_first_tensor(devices):
+    """Whatever stands before it, and be it in a sequence that is packed."""
+    x = values((2, 3), "float32", 1).to(devices[0])
+    packed = nn.utils.rnn.pack_sequence([x, x[:1]])
+    for outputs in ([[3, None, x]] * 2, [{"a": "b", "x": packed}] * 2):
+        found = dataparallel.gather(iter(outputs), devices[0].index)
+        last = found[2] if isinstance(found, list) else found["x"].data
+        assert last.device == devices[0]
+
+
+class Powers(nn.Module):
+    """Second derivatives that depend on both parameters, and a parameter without any."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.first, self.second = (nn.Parameter(values((3,), "float64", seed + n)) for n in (0, 1))
+        self.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, x):
+        return (x * (self.first * self.second).square()).sum(1)
+
+
+@given(
+    count=st.integers(1, 4),
+    rows=st.integers(1, 5),
+    seed=st.integers(0, 99),
+    frozen=st.sampled_from(["", "first", "second"]),
+)
+def test_second_derivatives_are_those_of_one_device(devices, count, rows, seed, frozen):
+    x = values((rows, 3), "float64", seed).to(devices[0])
+
+    def derivatives(wrap):
+        module = Powers(seed).to(devices[0])
+        wanted = [p.requires_grad_(name != frozen) for name, p in module.named_parameters()]
+        wanted = [parameter for parameter in wanted if parameter.requires_grad]
+        total = wrap(module)(x).sum()
+        first = torch.autograd.grad(total, wanted, create_graph=True, allow_unused=True)
+        sum(g.pow(2).sum() for g in first if g is not None).backward()
+        return [*first, *(parameter.grad for parameter in wanted)]
+
+    some = [devices[n % len(devices)] for n in range(count)]
+    found = derivatives(lambda module: dataparallel.DataParallel(module, some))
+    for ours, alone in zip(found, derivatives(lambda module: module), strict=True):
+        assert (ours is None) == (alone is None)
+        assert ours is None or torch.equal(ours, alone)

@@ -214,6 +214,15 @@ RACES = [
         graphs.test_a_graph_is_in_the_order_of_its_replays,
     ),
     fault(
+        "what is asked of a tensor while a launch is looked at is taken for work of the program",
+        f"{DETECTOR}.host_touches",
+        "or self._lock._is_owned()",
+        "",
+        partial(
+            graphs.test_pinned_memory_that_a_graph_writes_is_there_after_its_replay, waits=True
+        ),
+    ),
+    fault(
         "a captured wait is one of the stream",
         f"{DETECTOR}.stream_waits",
         "elif queue_of(awaited) not in streams.captured:",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -45,7 +45,8 @@ class Detector(Instrument):
         )
         self._storages: dict[weakref.ref[Any], int] = {}  # of pinned memory, and where it begins
         self._dead: deque[weakref.ref[Any]] = deque()
-        self._lock = threading.Lock()
+        # Of C, so that a schedule of threads has no part in it.
+        self._lock: Any = _thread.RLock()
         self.host = HostAccesses(self.host_touches)
 
     # Launches.
@@ -195,7 +196,7 @@ class Detector(Instrument):
 
     def host_touches(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         """An operator of the CPU is about to run: compare what it does to pinned memory."""
-        if not self._pinned:
+        if not self._pinned or self._lock._is_owned():  # what is asked of a tensor in here
             return
         place = place_of_caller()
         with self._lock:

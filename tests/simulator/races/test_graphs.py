@@ -87,3 +87,19 @@ def test_a_wait_that_is_captured_orders_nothing_else(captured, by_event):
             x + 1
         kind.synchronize()
     assert len(found) == captured
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_pinned_memory_that_a_graph_writes_is_there_after_its_replay(waits):
+    """Copied without an operator of PyTorch's that modes would see."""
+    with simgpu.as_cuda(1), simgpu.races() as found:
+        x, target = torch.ones(3, device="cuda"), torch.zeros(3).pin_memory()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            target.copy_(x, non_blocking=True)
+        for _ in range(2):
+            graph.replay()
+            if waits:
+                torch.cuda.synchronize()
+            target.tolist()
+    assert bool(found) != waits, found
