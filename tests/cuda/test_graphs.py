@@ -238,6 +238,7 @@ def test_streams_join_by_waiting_and_have_to_be_waited_for(cuda, data):
     seen = {0: {0}}  # for each captured stream, the others whose present work precedes its next
     graph = torch.cuda.CUDAGraph()
     main = torch.cuda.Stream()
+    main.wait_stream(torch.cuda.current_stream())
     everything = [main, *side]
     moves = data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8))
     expected = 0
@@ -271,6 +272,7 @@ def test_streams_join_by_waiting_and_have_to_be_waited_for(cuda, data):
 
 def test_other_streams_work_as_ever(cuda):
     x, y = torch.zeros(2, SIZE, device="cuda")
+    torch.cuda.synchronize()
     other = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -283,6 +285,7 @@ def test_other_streams_work_as_ever(cuda):
             y.add_(1)
     assert not torch.cuda.is_current_stream_capturing()
     graph.replay()
+    torch.cuda.synchronize()
     assert (x[0], y[0]) == (1, 1)
 
 
@@ -344,6 +347,7 @@ def test_wrong_calls_say_so(cuda):
 def test_a_capture_ends_with_its_graph_or_its_devices():
     with simgpu.as_cuda(1):
         x = torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin()

@@ -27,6 +27,8 @@ class Pipeline(Halves):
 
     def forward(self, x):
         results, events = [], []
+        for stream in self.streams:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
         for piece in x.split(self.part):
             with torch.cuda.stream(self.streams[0]):
                 middle = self.front(piece.to(first, non_blocking=True))

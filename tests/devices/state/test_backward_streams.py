@@ -60,6 +60,7 @@ def test_it_runs_where_its_forward_ran(devices, forward, caller):
     module = streams.module
     x = torch.ones(2, device=place(forward[0][0], devices), requires_grad=True)
     y = x
+    module.synchronize(x.device)
     for step in forward:
         stream = streams.at(*step)
         with module.stream(stream):
@@ -83,6 +84,7 @@ def test_it_runs_where_its_forward_ran(devices, forward, caller):
         module.set_device(devices[0])
     assert noted == expected
     assert after == before
+    module.synchronize(x.device)
     assert plain(x.grad.cpu()) == plain(torch.full((2,), 2.0 ** len(forward)))
 
 
@@ -98,6 +100,7 @@ def test_a_failing_one_puts_device_and_streams_back(devices, forward, caller):
         x = torch.ones(2, device=place(forward[0], devices), requires_grad=True)
         y = x * 2
         y.register_hook(fail)
+    module.synchronize(x.device)
     with module.stream(streams.at(*caller)):
         before = (module.current_device(), [module.current_stream(device) for device in devices])
         with contextlib.suppress(ZeroDivisionError):
