@@ -177,7 +177,9 @@ def test_attention_of_distributed_tensors_is_that_of_whole_ones(count, dim, caus
     from torch.distributed.tensor import Shard, distribute_tensor
 
     generator = torch.Generator().manual_seed(seed)
-    whole = [torch.randn(4, 4, 5, 3, generator=generator).requires_grad_() for _ in range(3)]
+    size = 2 * count  # which the ranks divide: no kernel of attention takes an empty part
+    whole = [torch.randn(size, size, size, 3, generator=generator) for _ in range(3)]
+    whole = [x.requires_grad_() for x in whole]
     attention = functools.partial(nn.functional.scaled_dot_product_attention, is_causal=causal)
     wanted = attention(*whole)
     wanted.square().sum().backward()

@@ -193,6 +193,13 @@ RACES = [
         raises=Exception,
     ),
     fault(
+        "operators are not seen after inference_mode",
+        "simgpu._simulation.races.host:_Watched.wake",
+        "_include(key, True)",
+        "pass",
+        host.test_the_host_is_watched_while_devices_use_its_memory,
+    ),
+    fault(
         "the host is not watched later if it could not be at first",
         f"{DETECTOR}.launched",
         "if self._storages:",

@@ -118,6 +118,19 @@ SCHEDULES = [
         schedule.test_equal_seeds_give_equal_runs_and_so_does_the_token,
     ),
     fault(
+        "who is ended while it waits for a lock again gives back what it has not got",
+        "simgpu._simulation.schedules.locks:Lock.__exit__",
+        "if me is not None and me.scheduler.over and self.held_by is not me:",
+        "if False:",
+        schedule.test_a_thread_that_is_ended_gives_back_no_lock_that_it_waits_for,
+        Edit(
+            "simgpu._simulation.schedules.waiting:wait",
+            "if not isinstance(self._lock, PYTHONS) or is_free(self._lock):",
+            "if isinstance(self._lock, PYTHONS):",
+        ),
+        raises=BaseException,
+    ),
+    fault(
         "a replay takes whatever comes",
         "simgpu._simulation.schedules.replays:Replay.chose",
         "number = len(trace) - 1",

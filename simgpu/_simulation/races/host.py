@@ -22,6 +22,12 @@ _READERS = (
 )
 _READ = torch.ops.aten.clone.default
 
+# What tells C++ that there are modes of operators in the thread.
+_KEYS = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot
+_include: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_included
+_is_included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
+_len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
 # Called with an operator, its arguments and its keyword arguments.
 Touches = Callable[[Any, Any, Any], None]
 
@@ -32,6 +38,12 @@ class _Watched:
     def __init__(self, touches: Touches) -> None:
         self.touches = touches
         self.depth = 0
+
+    def wake(self) -> None:
+        """Let the mode of operators see them, which the end of inference_mode switches off."""
+        if _len_dispatch_stack() and not _is_included(_KEYS[0]):
+            for key in _KEYS:
+                _include(key, True)
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.depth += 1
@@ -62,6 +74,7 @@ class _Readers(TorchFunctionMode):
         self._watched = watched
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._watched.wake()
         if func in _READERS and args[0].is_cpu:
             self._watched.touches(_READ, args[:1], {})
         return self._watched.call(func, args, kwargs or {})

@@ -91,6 +91,9 @@ class Lock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        me = None if exc_type is None else calling_task()
+        if me is not None and me.scheduler.over and self.held_by is not me:
+            return  # its thread was ended while it waited in there to have the lock again
         self.release()
 
     def _at_fork_reinit(self) -> None:

@@ -44,10 +44,13 @@ def wait(self: Any, timeout: float | None = None) -> bool:
         notified = bool(me.scheduler.block(lambda: not waiter.locked(), timeout, "condition", self))
         return notified
     finally:
-        if isinstance(self._lock, PYTHONS) and not me.scheduler.over:
-            while not is_free(self._lock):
-                me.scheduler.block(lambda: is_free(self._lock), None, "lock")
-        self._acquire_restore(saved)
+        try:
+            if isinstance(self._lock, PYTHONS) and not me.scheduler.over:
+                while not is_free(self._lock):
+                    me.scheduler.block(lambda: is_free(self._lock), None, "lock")
+        finally:  # whoever is ended in here gives the lock back, and so has to have it
+            if not isinstance(self._lock, PYTHONS) or is_free(self._lock):
+                self._acquire_restore(saved)
         if not notified and waiter in self._waiters:
             self._waiters.remove(waiter)
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -65,6 +65,7 @@ modes = st.sampled_from([*MODES.values()])
 @given(
     before=modes, around=modes | st.just(asleep), later=modes, read=st.sampled_from(sorted(READS))
 )
+@example(before=torch.no_grad, around=torch.inference_mode, later=torch.no_grad, read="operator")
 def test_the_host_is_watched_while_devices_use_its_memory(simulated, before, around, later, read):
     """In modes that were there before, that end before, and that are entered in between."""
     x = torch.arange(4.0).to(simulated[0])

@@ -5,6 +5,7 @@ import gc
 import signal
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -61,6 +62,15 @@ def test_seeds_of_deviate_are_the_order_by_default_and_each_deviation_from_it(si
     assert run(program, seed=deviations + 1)[0] == result
 
 
+@contextlib.contextmanager
+def no_thread_fails():
+    """Whatever ends the threads of a schedule, none of them raises an error of its own."""
+    failed = []
+    with mock.patch.object(threading, "excepthook", failed.append):
+        yield
+    assert failed == []
+
+
 @given(threads=programs(), seed=st.integers(0, 40), change=st.sampled_from(["more", "less"]))
 def test_a_replay_of_another_program_says_where_it_diverged(simulated, threads, seed, change):
     program = Program(threads, simulated[0])
@@ -68,8 +78,19 @@ def test_a_replay_of_another_program_says_where_it_diverged(simulated, threads, 
     other = Program([*threads, ["launch"]] if change == "more" else threads[1:], simulated[0])
     if not schedule.trace:
         return
-    with pytest.raises(ScheduleDivergedError, match=r"diverged .*choice"):
+    diverges = pytest.raises(ScheduleDivergedError, match=r"diverged .*choice")
+    with no_thread_fails(), diverges:
         run(other, replay=schedule.token)
+
+
+def test_a_thread_that_is_ended_gives_back_no_lock_that_it_waits_for(simulated):
+    """A condition's, which it takes again when its wait is over; found by fuzzing."""
+    threads = [["wait"], ["lock"]]
+    other = Program([*threads, ["launch"]], simulated[0])
+    with no_thread_fails():
+        _, schedule = run(Program(threads, simulated[0]), seed=3, strategy="random")
+        with pytest.raises(ScheduleDivergedError):
+            run(other, replay=schedule.token)
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have notes from 3.11 on")
