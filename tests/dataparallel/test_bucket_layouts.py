@@ -2,6 +2,7 @@
 
 import inspect
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,10 +102,43 @@ def test_each_of_many_alike_is_itself(devices, data, shape, dtype):
     ]
 
 
-def test_buckets_are_as_large_as_those_of_torch():
+@pytest.mark.parametrize("rest", [-1, 0, 1])
+def test_buckets_are_as_large_as_those_of_torch(rest):
     """As its `broadcast_coalesced` says, whose sums ours equal to the bit."""
     stock = inspect.signature(torch.nn.parallel.comm.broadcast_coalesced).parameters["buffer_size"]
-    assert stock.default == buckets.BUCKET_BYTES
+    numbers = stock.default // 4
+    tensors = [torch.empty(n, device="meta") for n in (7, numbers - 7 + rest)]
+    assert len(buckets.lay_out(tensors).buckets) == (2 if rest == 1 else 1)
+
+
+shapes = st.lists(st.integers(0, 4), max_size=4)
+
+
+@given(shape=shapes, gap=st.integers(2, 3))
+def test_a_tensor_with_gaps_has_the_strides_of_a_contiguous_one(shape, gap):
+    """Of size one in some dimensions, or empty, too."""
+    stride = [gap * step for step in torch.empty(shape, device="meta").stride()]
+    tensor = torch.empty_strided(shape, stride, device="meta")
+    ((slot,),) = buckets.lay_out([tensor]).buckets
+    wanted = tensor if tensor.is_contiguous() else torch.empty(shape, device="meta")
+    assert (slot.size, tuple(slot.stride), slot.order) == (wanted.shape, wanted.stride(), None)
+
+
+@given(shape=shapes, data=st.data())
+def test_a_dense_tensor_keeps_its_strides_and_says_how_it_lies(shape, data):
+    order = data.draw(st.permutations(range(len(shape))))
+    dense = torch.empty(shape, device="meta").permute(order)
+    # Whatever the strides are of dimensions with one entry.
+    stride = [
+        data.draw(st.integers(1, 99)) if size == 1 else step
+        for size, step in zip(dense.shape, dense.stride(), strict=True)
+    ]
+    tensor = torch.empty_strided(dense.shape, stride, device="meta")
+    ((slot,),) = buckets.lay_out([tensor]).buckets
+    assert tensor.is_contiguous() == (slot.order is None) or not tensor.numel()
+    if slot.order is not None and tensor.numel():
+        assert slot.stride == tensor.stride()
+        assert tensor.permute(slot.order).is_contiguous()
 
 
 def bytes_of(slots, dtype):
@@ -116,7 +150,7 @@ def test_every_tensor_has_a_place_and_buckets_are_filled(data, limit):
     """Those without strides travel alone, in their order; others one after the other."""
     tensors = data.draw(st.lists(laid_out("cpu"), max_size=8))
     for at in sorted(data.draw(st.sets(st.integers(0, len(tensors))))):
-        tensors.insert(at, torch.eye(at + 1).to_sparse())
+        tensors.insert(at, torch.ones(2, at % 3 + 1).to_sparse())
     layout = buckets.lay_out(tensors, limit)
     sparse = [number for number, tensor in enumerate(tensors) if tensor.is_sparse]
     assert (layout.total, layout.unbucketed) == (len(tensors), sparse)

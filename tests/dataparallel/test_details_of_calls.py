@@ -1,6 +1,8 @@
 """What a caller can see of a call besides its results: attributes, identities, words."""
 
+import collections
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -329,3 +331,19 @@ def test_second_derivatives_are_those_of_one_device(devices, count, rows, seed, 
     for ours, alone in zip(found, derivatives(lambda module: module), strict=True):
         assert (ours is None) == (alone is None)
         assert ours is None or torch.equal(ours, alone)
+
+
+Fields = collections.namedtuple("Fields", "mask rows")
+
+
+@dataclasses.dataclass
+class Named:
+    mask: torch.Tensor
+    rows: list
+
+
+@pytest.mark.parametrize("kind", [Fields, Named])
+def test_rows_that_do_not_fit_are_named_by_their_fields(devices, kind):
+    wrong = kind(torch.ones(4, 1), [torch.ones(1, 1)])
+    with pytest.raises(ValueError, match=re.escape("inputs[0].rows[0] has batch size 1")):
+        dataparallel.scatter_kwargs((wrong,), None, devices[:2])
