@@ -62,6 +62,7 @@ RUNTIME = [
         "if stream is not None and stream.stream_id == number:",
         "if stream is not None:",
         backward_streams.test_it_runs_where_its_forward_ran,
+        raises=Exception,
     ),
     fault(
         "waits of autograd's engine are not told",
