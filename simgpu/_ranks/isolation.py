@@ -136,6 +136,11 @@ _VARIABLES = (
 )
 
 
+def _noted_now() -> dict[tuple[Any, str], Any]:
+    """What is in them, by owner and name."""
+    return {(owner, name): getattr(owner, name) for owner, name in _variables()}
+
+
 def _variables() -> Iterator[tuple[Any, str]]:
     """The owner and the name of each of them, if its module has been imported."""
     for path, inside, name in _VARIABLES:
@@ -167,7 +172,7 @@ class State:
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy = None if numpy is None else numpy.random.get_state()
-        self._noted = {(owner, name): getattr(owner, name) for owner, name in _variables()}
+        self._noted = _noted_now()
 
     def restore(self) -> None:
         """Put all in place."""
@@ -188,7 +193,7 @@ class Surroundings(State):
 
     def __init__(self) -> None:
         super().__init__(0, 1)
-        self.save()
+        self._noted = _noted_now()
         self._before = {name: os.environ.get(name) for name in self._variables}
         self._excepthook = sys.excepthook
 

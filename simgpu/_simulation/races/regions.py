@@ -88,7 +88,7 @@ class Regions:
 
     def of(self, begin: int, end: int) -> Region:
         """The region of a span: of its allocation, or one made for it."""
-        region = self._by_begin.get(begin) or self.at(begin)
+        region = self.at(begin)
         if region is not None and end <= region.end:
             return region
         pieces = self._overlapping(begin, end)
