@@ -58,11 +58,6 @@ def inputs(device):
     return [torch.linspace(-1, 1, SIZE, device=device), torch.ones(SIZE, device=device)]
 
 
-def capture(graph, work):
-    with torch.cuda.graph(graph):
-        work()
-
-
 def values(tensors):
     return [tensor.clone().cpu() for tensor in tensors]
 
