@@ -26,6 +26,7 @@ import torch
 from simgpu._kernels import (
     attention,
     copies,
+    cudnn_convolutions,
     dropout,
     forward_ad,
     random,
@@ -67,6 +68,7 @@ HANDWRITTEN: dict[str, PythonKernel] = {
     "as_strided_": extents.as_strided_,
     **sync_batch_norm.KERNELS,
     "copy_": copies.copy_,
+    **cudnn_convolutions.KERNELS,
     "is_set_to": storage_identity.is_set_to,
     "index.Tensor": indexing_kernel("index.Tensor"),
     "index.Tensor_out": indexing_kernel("index.Tensor_out"),
