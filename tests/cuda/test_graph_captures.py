@@ -4,9 +4,12 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import simgpu
 from simgpu.errors import CaptureError, UnsupportedError
+from tests.support.plant import Edit, run
 
 SIZE = 4
 
@@ -14,6 +17,92 @@ SIZE = 4
 def capture(graph, work):
     with torch.cuda.graph(graph):
         work()
+
+
+turns = st.lists(st.sampled_from(["draw", "keep", "go back", "skip"]), min_size=1, max_size=8)
+
+
+@given(turns=turns, seed=st.integers(-3, 3), before=st.integers(0, 3))
+def test_states_that_are_set_in_a_capture_are_set_in_each_replay(cuda, turns, seed, before):
+    """As by torch.utils.checkpoint, which draws masks again; an offset is one within the graph."""
+
+    def program(generator):
+        states, found = [generator.get_state()], []
+        for turn in (*turns, "draw"):
+            if turn == "draw":
+                found.append(torch.rand(5, device="cuda", generator=generator))
+            elif turn == "keep":
+                states.append(generator.get_state())
+            elif turn == "skip":
+                state = generator.get_state()
+                state[8] += 4  # the lowest byte of the offset
+                generator.set_state(state)
+            else:
+                generator.set_state(states[-1])
+        return states, found
+
+    plain = torch.Generator(device="cuda").manual_seed(seed).set_offset(4 * before)
+    captured = torch.cuda.default_generators[0].manual_seed(seed).set_offset(4 * before)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.manual_seed(seed)  # which it has: nothing happens
+        within, made = program(captured)
+    assert captured.get_offset() == 4 * before
+    for replayed in range(2):
+        states, expected = program(plain)
+        graph.replay()
+        assert [each.tolist() for each in made] == [each.tolist() for each in expected]
+        assert captured.get_offset() == plain.get_offset()
+        if (replayed, before) == (0, 0):
+            assert [state.tolist() for state in within] == [state.tolist() for state in states]
+
+
+# What would be wrong, for which that property is.
+FAULTS = {
+    "a replay goes on from where the stream began": Edit(
+        "simgpu._memory.graphs:Graph.replay", "starts[id(work.stream)] + work.offset", "work.offset"
+    ),
+    "a replay draws on whatever was set": Edit(
+        "simgpu._memory.graphs:Recording.go_on_at", "self._graph.append_move(stream, offset)", ""
+    ),
+    "a state in a capture is that of the stream": Edit(
+        "simgpu._runtime.captured_draws:get_state", "if capture is not None:", "if False:"
+    ),
+    "a capture leaves the stream where it set it": Edit(
+        "simgpu._memory.graphs:Recording.go_on_at", "self._remember_state(stream)", ""
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(cuda, name):
+    with FAULTS[name].planted(), pytest.raises((AssertionError, pytest.fail.Exception)):
+        run(test_states_that_are_set_in_a_capture_are_set_in_each_replay, cuda=cuda)
+
+
+GENERATORS = {
+    "set_current_seed can be called .* only if new seed is": lambda own: torch.cuda.manual_seed(
+        torch.cuda.initial_seed() ^ 1
+    ),
+    "set_current_seed": lambda own: torch.cuda.set_rng_state(torch.zeros(16, dtype=torch.uint8)),
+    "seed during CUDA graph capture": lambda own: torch.cuda.seed(),
+    "get_offset": lambda own: own.get_offset(),
+    "set_offset": lambda own: own.set_offset(4),
+    "Cannot construct a new": lambda own: torch.Generator("cuda"),
+    "clone_impl": lambda own: own.clone_state(),
+}
+
+
+@pytest.mark.parametrize("words", GENERATORS)
+def test_what_generators_do_not_do_in_a_capture(cuda, words):
+    torch.manual_seed(1)
+    own = torch.Generator("cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.rand(1, device="cuda")
+        with pytest.raises(CaptureError, match=words):
+            GENERATORS[words](own)
+    assert torch.cuda.default_generators[0].initial_seed() == 1
+    GENERATORS[words](own)  # as ever
 
 
 ILLEGAL = {
