@@ -4,6 +4,7 @@ from functools import partial
 
 from tests.devices.computing import test_foreach as lists
 from tests.devices.computing import test_mixing_devices as rules
+from tests.devices.computing import test_sparse_and_nested as composites
 from tests.devices.training import test_cudnn as cudnn
 from tests.simulator import test_stream_records as records
 from tests.support.plant import fault
@@ -85,5 +86,28 @@ KERNELS = [
         "(len(mean),), count",
         "(len(mean),), 1",
         cudnn.test_statistics_of_equal_parts_are_those_of_parts_with_counts,
+    ),
+    fault(
+        "nobody checks what is said to be coalesced",
+        "simgpu._kernels.sparse_and_nested:_said_coalesced",
+        "_aten._validate_sparse_coo_tensor_args(indices, found._values(), found.shape, True)",
+        "pass",
+        composites.test_what_is_said_to_be_coalesced_is_checked_if_asked,
+    ),
+    fault(
+        "a nested gradient is looked at as a dense one",
+        "simgpu._kernels.expected_shapes:layer_norm_backward",
+        "if input.is_nested:",
+        "if False:",
+        composites.test_a_layer_norm_of_a_nested_tensor_has_the_gradients_of_its_rows,
+        raises=RuntimeError,
+    ),
+    fault(
+        "a nested tensor without rows is a view",
+        "simgpu._memory.composites:rebuild",
+        "sizes[0].dim() < 2",
+        "False",
+        composites.test_a_nested_tensor_without_rows_can_be_moved_and_computed_with,
+        raises=Exception,
     ),
 ]
