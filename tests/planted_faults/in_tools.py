@@ -18,7 +18,7 @@ TALLY = "simgpu._fuzz.tally:Tally"
 def drawn_afresh(check, **arguments):
     """A check of strategies, of which none is kept from before, nor for later."""
     public = drawn.strategies
-    kept = (public.dims, public.batches, public._batch_sizes)
+    kept = (public.dims, public.batches, public._batch_sizes, public._sizes)
     for function in kept:
         function.cache_clear()
     try:
