@@ -79,6 +79,8 @@ class Plan(NamedTuple):
     results: tuple[Result, ...]
     idle: bool
     """Whether there is nothing to compute."""
+    allocates: bool
+    """Whether there is new memory among the results."""
 
 
 # For each argument of a call, by position and by name: the form of a tensor, those of a list's.
@@ -157,7 +159,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     _check_unchanged((*args, *kwargs.values()), (*meta_args, *meta_kwargs.values()))
     returns = op._schema.returns
     if not returns:
-        return Plan((), False)
+        return Plan((), False, False)
     values = found if len(returns) > 1 else (found,)
     results = []
     for declared, value in zip(returns, values, strict=True):
@@ -167,7 +169,8 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
             results.append(_argument(op, declared.alias_info.before_set, len(args)))
     if kernel.name in _BATCH_NORMS and not args[5]:
         results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=_META))] * 2
-    return Plan(tuple(results), kernel.name.partition(".")[0].startswith(_EMPTY))
+    is_new = any(isinstance(result, (Layout, list)) for result in results)
+    return Plan(tuple(results), kernel.name.partition(".")[0].startswith(_EMPTY), is_new)
 
 
 def _check_unchanged(hosts: Sequence[Any], metas: Sequence[Any]) -> None:
