@@ -75,8 +75,10 @@ def untold() -> list[int]:
 
 
 def untold_errors() -> list[DeviceLostError]:
-    """An error for each device that is lost without anybody knowing."""
-    return [DeviceLostError(_lost.reasons[index]) for index in untold()]
+    """An error for each device that is lost without anybody knowing: whoever asks is told."""
+    found = untold()
+    _lost.told.update(found)
+    return [DeviceLostError(_lost.reasons[index]) for index in found]
 
 
 def find_devices() -> None:

@@ -439,7 +439,8 @@ def test_it_is_data_parallel_in_other_words(count, each, options, seed):
 
 
 @pytest.mark.without(
-    *("--async", "--races"),
+    "--async",
+    "--races",
     reason="with static_graph=True, PyTorch's reducer copies gradients out of their bucket without "
     "waiting for the stream on which its mixed precision divides them",
 )

@@ -6,6 +6,7 @@ first. That is done in C++, and instruments are told.
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +105,7 @@ def test_memory_of_a_gradient_is_told_to_be_used_by_its_reader(simulated, number
     ]
 
 
+@pytest.mark.without("--async", "--races", reason="these listen")
 def test_nobody_listens_and_nothing_is_noted(simulated):
     from simgpu._runtime.thread_state import LOG, per_thread
 

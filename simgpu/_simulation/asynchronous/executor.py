@@ -226,7 +226,7 @@ class Asynchronous(Executor):
         """One with counts of its own that goes on with the queues of this one, by another seed."""
         inner = copy.copy(self)
         inner.deferred = inner.at_once = 0
-        inner.reasons = Counter()
+        inner.reasons, inner._unseen = Counter(), []
         inner.restart(seed)
         return inner
 

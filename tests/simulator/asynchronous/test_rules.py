@@ -138,6 +138,7 @@ WAITS = {
 }
 
 
+@pytest.mark.without("--async", reason="compares with what is raised at once")
 @pytest.mark.parametrize("call", OUTSIDE.values(), ids=list(OUTSIDE))
 @pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
 def test_an_index_out_of_range_surfaces_where_the_host_waits(simulated, call, wait):
