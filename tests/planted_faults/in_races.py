@@ -141,6 +141,13 @@ RACES = [
         ),
     ),
     fault(
+        "the current device waits for a collective, whichever it ran on",
+        "simgpu._distributed.works:awaited",
+        "streams.current_stream(index)",
+        "streams.current_stream()",
+        collectives.test_a_collective_that_blocks_is_awaited_on_the_device_of_its_tensors,
+    ),
+    fault(
         "replicas read their chunks while these are on their way",
         "dataparallel._transfer.autograd:scatter_split",
         "main.wait_stream(stream)",

@@ -33,7 +33,15 @@ _MASKS = (torch.bool, torch.uint8)
 _EMPTY = ("empty", "new_empty")
 # Their meta kernels answer for another device's kernel: other shapes, or other strides.
 _OTHERWISE = {
-    *("_embedding_bag", "_fft_c2r", "_fft_r2c", "_linalg_svd", "linalg_eig", "max_unpool2d"),
+    *(
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "_fft_c2r",
+        "_fft_r2c",
+        "_linalg_svd",
+        "linalg_eig",
+        "max_unpool2d",
+    ),
 }
 # Those of batch norms save nothing while they do not train, which is said by the sixth argument.
 _BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit"}

@@ -177,6 +177,7 @@ def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program):
     late=st.booleans(),
     others=st.booleans(),
 )
+@example(users=[(1, True)], waits=set(), finishes=set(), late=False, others=False)
 @example(users=[(1, False)], waits={1}, finishes=set(), late=True, others=False)
 @example(users=[(1, False)], waits=set(), finishes=set(), late=False, others=True)
 def test_memory_is_used_again_once_all_its_readers_are_known_to_be(
