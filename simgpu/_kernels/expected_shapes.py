@@ -93,9 +93,19 @@ def avg_pool_backward(arguments: dict[str, Any]) -> None:
         _refuse(f"avg_pool{dims}d's backward pass", arguments, "grad_output", "self")
 
 
+def _expect_nested(name: str, input: Tensor, grad: Tensor) -> None:
+    """A gradient with rows of the input's sizes."""
+    sizes = [t._nested_tensor_size().tolist() if t.is_nested else t.shape for t in (input, grad)]
+    if sizes[0] != sizes[1]:
+        raise RuntimeError(f"{name}: a gradient of sizes {sizes[1]} for an input of {sizes[0]}")
+
+
 def layer_norm_backward(arguments: dict[str, Any]) -> None:
     """A gradient for each element, a mean and a deviation for each group of them, its weights."""
     input, normalized = arguments["input"], tuple(arguments["normalized_shape"])
+    if input.is_nested:
+        _expect_nested("native_layer_norm_backward", input, arguments["grad_out"])
+        return
     groups = input.dim() - len(normalized)
     if groups < 0 or tuple(input.shape[groups:]) != normalized:
         return  # the kernel says so

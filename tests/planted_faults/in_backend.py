@@ -88,6 +88,13 @@ BACKEND = [
         STATE,
     ),
     fault(
+        "a stream knows one thread alone that it has to take back",
+        "simgpu._backend.device_module.streams:StreamContext.__enter__",
+        "self._outer.append(",
+        "self._outer = self._stream._outer; self._outer.append(",
+        threads.test_a_stream_takes_each_thread_back_where_it_was,
+    ),
+    fault(
         "the accelerator's stream leaves the device",
         "simgpu._backend.torch_patches.accelerator:_set_stream",
         "world.set_current_device(stream.device_index)",

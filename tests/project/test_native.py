@@ -167,6 +167,7 @@ def test_capsules_without_the_layout_of_cpython_are_asked(simulated, monkeypatch
     """As in an interpreter without the GIL."""
     x = torch.arange(4.0, device=simulated[2])
     by_api = dlpack_relabel._relabel_by_capsule_api
+    torch.simgpu.synchronize(2)
     host = by_api(x)
     assert (host.device.type, host.data_ptr(), host.tolist()) == ("cpu", x.data_ptr(), x.tolist())
     assert by_api(host, dlpack_relabel.LABELS[5]).get_device() == 5

@@ -70,6 +70,9 @@ def moved(values, device):
     ]
 
 
+@pytest.mark.without(
+    "--async", reason="PyTorch's meta kernel gives dimensions of one element other strides"
+)
 @given(call=calls(), data=st.data())
 def test_attention_has_the_bits_of_the_cpu_out_of_the_same_kernels(simulated, call, data):
     check_bits_and_kernels(*call, data.draw(st.sampled_from(simulated)))
