@@ -8,6 +8,7 @@ sum is divided, towards zero. Sums of truth values are their "or".
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from simgpu import comm
 from simgpu._distributed import factors
 
 Tensor = torch.Tensor
+
+# Without what is replaced for code that may pass backward.
+_call_method = inspect.unwrap(torch._C.ScriptMethod.__call__)
 
 BITWISE = ("BAND", "BOR", "BXOR")
 FLOAT8 = (
@@ -54,7 +58,7 @@ class Reduction:
     def of(op: Any) -> Reduction:
         """What a ReduceOp means, boxed by the dispatcher or not."""
         kind: Any = op.op
-        kind = kind() if isinstance(op, torch._C.ScriptObject) else kind
+        kind = _call_method(kind) if isinstance(op, torch._C.ScriptObject) else kind
         name = _name(int(kind))
         return Reduction(name, factors.current() if name == "PREMUL_SUM" else None)
 

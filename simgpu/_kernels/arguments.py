@@ -16,7 +16,7 @@ from simgpu._memory.host_aliases import SharedStorageAliases, shares_storage_wit
 from simgpu._native.dlpack_relabel import host_alias, relabel
 
 Tensor = torch.Tensor
-_NUMBERS = (int, float, complex)
+NUMBERS = (int, float, complex)
 _TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
 _LIST_TYPES = ("List[Tensor]", "List[Optional[Tensor]]")
 
@@ -75,7 +75,7 @@ class Arguments:
         """
         plain = self._read_plain(args, kwargs)
         if plain is not None:
-            return (*plain, kwargs)
+            return plain
         alias = self.alias
         if self._overwritten and self._overlap(args, kwargs):
             alias = SharedStorageAliases()
@@ -90,21 +90,22 @@ class Arguments:
             index = self._device_rules.device_of_mixed_tensors(args, kwargs)
         # A wrapped number (the 2 of `torch.where(mask, x, 2)`) reaches Python as a plain number.
         for position in self._tensor_positions:
-            if position < len(args) and isinstance(args[position], _NUMBERS):
-                host_args[position] = _number_as_tensor(args[position], host_args)
+            if position < len(args) and isinstance(args[position], NUMBERS):
+                host_args[position] = number_as_tensor(args[position], host_args)
         for name, value in kwargs.items():
-            if isinstance(value, _NUMBERS) and name in self._tensor_names:
-                host_kwargs[name] = _number_as_tensor(value, host_args)
+            if isinstance(value, NUMBERS) and name in self._tensor_names:
+                host_kwargs[name] = number_as_tensor(value, host_args)
         return index, host_args, host_kwargs
 
     def _read_plain(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[int, list[Any]] | None:
-        """The same for tensors of one device, given by position; None for anything else."""
+    ) -> tuple[int, list[Any], dict[str, Any]] | None:
+        """The same for numbers and tensors of one device; None for anything else.
+
+        By name there may be a single tensor, as in `torch.mul(x, 2, out=z)`, and no lists of them.
+        """
         position, count = self._first_position, len(args)
         if position is None or position >= count:
-            return None
-        if kwargs and not self._names_with_tensors.isdisjoint(kwargs):
             return None
         first: Any = args[position]
         if isinstance(first, (list, tuple)) and first:
@@ -114,17 +115,28 @@ class Arguments:
         index, alias, host_args = first.get_device(), self.alias, list(args)
         if index < 0:
             return None
+        numbers = []
         for position in self._tensor_positions:
             if position < count and (tensor := args[position]) is not None:
-                if not isinstance(tensor, Tensor) or tensor.get_device() != index:
+                if isinstance(tensor, NUMBERS):
+                    numbers.append(position)
+                elif isinstance(tensor, Tensor) and tensor.get_device() == index:
+                    host_args[position] = alias(tensor)
+                else:
                     return None
-                host_args[position] = alias(tensor)
         for position in self._list_positions:  # a list given by position has no default
             for tensor in args[position]:
                 if not isinstance(tensor, Tensor) or tensor.get_device() != index:
                     return None
             host_args[position] = [*map(alias, args[position])]
-        return index, host_args
+        for name in kwargs and self._names_with_tensors.intersection(kwargs):
+            tensor = kwargs[name]
+            if not isinstance(tensor, Tensor) or tensor.get_device() != index:
+                return None
+            kwargs = {**kwargs, name: alias(tensor)}
+        for position in numbers:
+            host_args[position] = number_as_tensor(args[position], host_args)
+        return index, host_args, kwargs
 
     def _overlap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a tensor that is written to stands on the storage of another argument."""
@@ -161,10 +173,8 @@ class Arguments:
         return index, mixed, aliases
 
 
-def _number_as_tensor(number: complex, others: list[Any]) -> Tensor:
+def number_as_tensor(number: complex, others: list[Any]) -> Tensor:
     """A 0-dim tensor that takes part in type promotion with `others` as the number would."""
-    dtype = torch.result_type(torch.empty(()), number)
     kinds = [other for other in others if isinstance(other, Tensor)]
-    if kinds:
-        dtype = torch.result_type(max(kinds, key=Tensor.dim), number)
-    return torch.scalar_tensor(number, dtype=dtype)
+    kind = max(kinds, key=Tensor.dim) if kinds else torch.empty(())
+    return torch.scalar_tensor(number, dtype=torch.result_type(kind, number))

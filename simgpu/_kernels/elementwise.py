@@ -1,4 +1,4 @@
-"""Kernels for operators of one or two tensors, such as `exp`, `add`, `x + 1` and `mul_`.
+"""Kernels of operators of one or two tensors: `exp`, `add`, `x + 1`, `mul_`, `mul(x, y, out=z)`.
 
 Nearly every step of a program is one of these, so their kernels do no more than they must: take
 the host aliases, launch, adopt the result. Whatever is not plain (tensors of two devices, tensors
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from simgpu._kernels.arguments import Arguments
+from simgpu._kernels.arguments import NUMBERS, Arguments, number_as_tensor
+from simgpu._kernels.outputs import launch_into, out_kernel
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._kernels.schema import Schema
 from simgpu._memory.host_aliases import on_one_storage
@@ -72,6 +73,37 @@ def binary_in_place_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         return self
 
     return run
+
+
+def binary_out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Two tensors in, the result in a third: `mul.out`; a number may stand for the second.
+
+    DistributedDataParallel puts each gradient into its bucket by one.
+    """
+    general = out_kernel(kernel, reader)
+    alias = reader.alias
+
+    def run(self: Tensor | complex, other: Tensor | complex, *args: Any, **kwargs: Any) -> Tensor:
+        out: Tensor = kwargs["out"]
+        index = out.get_device()
+        if index >= 0 and isinstance(self, Tensor) and _is_beside(out, self, index):
+            first, second = alias(self), None
+            if isinstance(other, NUMBERS):
+                second = number_as_tensor(other, [first])
+            elif _is_beside(out, other, index):
+                second = alias(other)
+            if second is not None:
+                host_kwargs = {**kwargs, "out": alias(out)}
+                if launch_into(out, kernel, index, (first, second, *args), host_kwargs):
+                    return out
+        return general(self, other, *args, **kwargs)  # type: ignore[no-any-return]
+
+    return run
+
+
+def _is_beside(out: Tensor, other: Tensor, index: int) -> bool:
+    """Whether a tensor is on device `index` too, on another storage than `out`."""
+    return other.get_device() == index and not on_one_storage(out, other)
 
 
 def _number_kernel(kernel: Kernel) -> Kernel | None:

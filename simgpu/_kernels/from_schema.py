@@ -19,7 +19,12 @@ from collections.abc import Callable
 import torch
 
 from simgpu._kernels.arguments import Arguments
-from simgpu._kernels.elementwise import binary_in_place_kernel, binary_kernel, unary_kernel
+from simgpu._kernels.elementwise import (
+    binary_in_place_kernel,
+    binary_kernel,
+    binary_out_kernel,
+    unary_kernel,
+)
 from simgpu._kernels.factories import factory_kernel
 from simgpu._kernels.foreach import foreach_kernel
 from simgpu._kernels.general import functional_kernel, mutating_kernel
@@ -42,7 +47,8 @@ def _kind_of(
     op: torch._ops.OpOverload, schema: Schema
 ) -> Callable[[Kernel, Arguments], PythonKernel]:
     if schema.outputs:
-        return out_kernel
+        is_plain = schema.is_binary_with_output() and "generator" not in schema.names
+        return binary_out_kernel if is_plain else out_kernel
     if "generator" in schema.names:
         return random_kernel
     if "device" in schema.names:

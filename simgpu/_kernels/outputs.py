@@ -6,6 +6,7 @@ grow, so such an output is computed in a fresh host tensor and written back.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,6 +43,28 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         return results[0] if len(results) == 1 else results
 
     return run
+
+
+def launch_into(
+    out: torch.Tensor, kernel: Kernel, index: int, host_args: Iterable[Any], kwargs: dict[str, Any]
+) -> bool:
+    """Launch an `out=` kernel whose only output is `out`; False if that is too small for results.
+
+    Nothing has been computed then, and the host aliases must not be used any more: they have the
+    shape of the results.
+    """
+    if not out.numel():
+        return False
+    try:
+        launch(kernel, index, host_args, kwargs)
+    except RuntimeError as error:
+        if "not resizable" not in str(error):
+            raise
+        return False
+    host = kwargs["out"]
+    if out.shape != host.shape or out.stride() != host.stride():
+        write_back_output(out, host)
+    return True
 
 
 def _compute(

@@ -30,7 +30,5 @@ def register_kernels(
     """
     library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
     for name, kernel in kernels:
-        library.impl(  # type: ignore[no-untyped-call]
-            name, kernel, key, with_keyset=with_keyset, allow_override=True
-        )
+        library.impl(name, kernel, key, with_keyset=with_keyset)  # type: ignore[no-untyped-call]
     return library

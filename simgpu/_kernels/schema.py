@@ -59,6 +59,11 @@ class Schema:
             and len(self._returns) == 1
         )
 
+    def is_binary_with_output(self) -> bool:
+        """Whether the first two arguments and `out` are the only tensors."""
+        last = len(self.names) - 1
+        return self._tensors == [0, 1, last] and self._none_optional and self.outputs == ["out"]
+
     def _makes_one_tensor(self) -> bool:
         # A nested tensor as the result would have to be put together of its parts.
         return self._none_optional and self._returns == ["Tensor"] and not self._is_nested

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from tests.devices.computing import test_mixing_devices as rules
+from tests.devices.memory import test_overlap as overlap
 from tests.devices.messages import test_mismatches as texts
 from tests.devices.state import test_random_threads as random
 from tests.devices.training import test_nn as modules
@@ -68,6 +69,20 @@ OPERATORS = [
         "out, storage, offset, host.shape",
         "out, storage, 0, host.shape",
         partial(swept, case="out add float32"),
+    ),
+    fault(
+        "an output that a binary operator made smaller stays as it was",
+        "simgpu._kernels.outputs:launch_into",
+        "if out.shape != host.shape or out.stride() != host.stride():",
+        "if False:",
+        partial(swept, case="out add float32"),
+    ),
+    fault(
+        "the fast way of a binary operator ignores that its output is read",
+        "simgpu._kernels.elementwise:_is_beside",
+        "other.get_device() == index and not on_one_storage(out, other)",
+        "other.get_device() == index",
+        partial(overlap.test_overlapping_memory_is_refused_where_the_cpu_refuses_it, name="mul out"),
     ),
     fault(
         "an LSTM never forgets",
