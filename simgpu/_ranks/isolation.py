@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d
 from simgpu._distributed import kernels
 from simgpu._distributed.communicators import threads
 from simgpu._patches import Action, Patch, Patches, Row
+from simgpu._ranks import numpy_random
 
 _FakeProcessGroup: Any = c10d.FakeProcessGroup
 
@@ -153,7 +154,7 @@ def _variables() -> Iterator[tuple[Any, str]]:
 class State:
     """What one rank has in variables of the process, kept while others run."""
 
-    def __init__(self, rank: int, count: int) -> None:
+    def __init__(self, rank: int, count: int, of_a_rank: bool = True) -> None:
         self._variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -163,23 +164,24 @@ class State:
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": "0",
         }
+        self._numpy = numpy_random.Kept()
         self.save()
+        if of_a_rank:
+            self._numpy = self._numpy.of_a_rank()
         self._noted: dict[tuple[Any, str], Any] = {}
 
     def save(self) -> None:
         """Note generators and variables, which another rank is about to use."""
         self._torch = torch.get_rng_state()
         self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = None if numpy is None else numpy.random.get_state()
+        self._numpy = numpy_random.Kept()
         self._noted = _noted_now()
 
     def restore(self) -> None:
         """Put all in place."""
         torch.set_rng_state(self._torch)
         random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
+        self._numpy.put_back()
         for owner, name in _variables():
             setattr(owner, name, self._noted.get((owner, name)))
         os.environ.update(self._variables)
@@ -192,7 +194,7 @@ class Surroundings(State):
     """
 
     def __init__(self) -> None:
-        super().__init__(0, 1)
+        super().__init__(0, 1, of_a_rank=False)
         self._noted = _noted_now()
         self._before = {name: os.environ.get(name) for name in self._variables}
         self._excepthook = sys.excepthook

@@ -68,6 +68,53 @@ def test_a_seed_gives_the_same_order_and_numbers(count, seed):
 
 
 @few
+@given(
+    count=strategies.world_sizes(2, 3),
+    draws=st.lists(st.sampled_from([numpy.random.rand, numpy.random.randn]), max_size=5),
+    kind=st.sampled_from([numpy.random.MT19937, numpy.random.PCG64]),
+)
+def test_what_numpy_draws_goes_on_where_it_was(count, draws, kind):
+    """Also the second of two normal numbers, which NumPy makes at once and keeps."""
+
+    def draw(rank):
+        numbers = []
+        for function in draws:
+            numbers.append(function())
+            dist.barrier(device_ids=[rank])
+        return numbers
+
+    before = numpy.random.get_bit_generator()
+    numpy.random.set_bit_generator(kind(1))
+    try:
+        numpy.random.randn()
+        generator = numpy.random.get_bit_generator()
+        seen = simgpu.ranks(count, draw)
+        assert numpy.random.get_bit_generator() is generator
+        assert seen == [[function() for function in draws]] * count
+    finally:
+        numpy.random.set_bit_generator(before)
+
+
+@few
+@given(sizes=st.lists(st.integers(1, 3), min_size=2, max_size=3), seed=schedules)
+def test_groups_of_other_ranks_that_have_one_name_do_not_meet(sizes, seed):
+    """Each rank makes the group that it is in, and no other: all of them are the first ones."""
+    ends = numpy.cumsum(sizes).tolist()
+    parts = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+
+    def add(rank):
+        [mine] = [part for part in parts if rank in part]
+        group = dist.new_group(mine)
+        x = torch.full((2,), rank + 1.0, device="cuda")
+        dist.all_reduce(x, group=group)
+        return group.group_name, x.tolist()
+
+    names, sums = zip(*simgpu.ranks(ends[-1], add, schedule=seed), strict=True)
+    assert len(set(names)) == 1
+    assert list(sums) == [[sum(part) + float(len(part))] * 2 for part in parts for _ in part]
+
+
+@few
 @given(count=strategies.world_sizes(), seed=schedules)
 def test_the_future_of_a_call_has_its_sums(count, seed):
     def sums(rank):

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from datetime import timedelta
 
 import torch
 from hypothesis import given
@@ -12,7 +13,7 @@ from simgpu._distributed import gloo, messages
 from simgpu._distributed.calls import Call
 from simgpu._distributed.reductions import Reduction
 from simgpu._distributed.works import Pending
-from simgpu.errors import CollectiveMismatchError
+from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
 from tests.support.worlds import few
 
 
@@ -95,6 +96,22 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times):
         return rank + 1
 
     assert together(count, run) == list(range(1, count + 1))
+
+
+def test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended():
+    store = dist.HashStore()
+    backends = together(2, lambda rank: dist.ProcessGroupGloo(store, rank, 2, timedelta(minutes=1)))
+    backends[0]._set_default_timeout(timedelta(milliseconds=20))
+    call, _ = call_of("all_reduce", 3, 1, 0, 2)
+    call.number, call.place = 1, "train.py:1"
+    pending = Pending(call)
+    transport = gloo.Transport(backends[0], "0", range(2))
+    transport.submit(pending, awaited=True)
+    assert type(pending.error) is CollectiveTimeoutError, pending.error
+    assert "call 1 of group '0', all_reduce float32 (3,) at train.py:1" in str(pending.error)
+    later = Pending(call)
+    transport.submit(later, awaited=True)
+    assert type(later.error) is RankLostError, later.error
 
 
 @given(calls=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=12))

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from simgpu.errors import CollectiveMismatchError, LivelockError
+from simgpu.errors import DeadlockError, LivelockError
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_processes as processes
@@ -40,20 +40,19 @@ ALONE = partial(
 
 DISTRIBUTED = [
     fault(
-        "what is sent has to be received in the same shape",
-        "simgpu._distributed.kernels:_between_two",
-        "host.flatten()",
-        "host",
-        collectives.test_what_is_sent_is_received_in_another_shape,
-        raises=CollectiveMismatchError,
+        "groups of other ranks that have one name meet each other",
+        "simgpu._ranks.meeting:Transport.__init__",
+        "(isolation.life(), group, tuple(ranks))",
+        "(isolation.life(), group)",
+        ranks.test_groups_of_other_ranks_that_have_one_name_do_not_meet,
+        raises=DeadlockError,
     ),
     fault(
-        "what is received keeps the shape that was sent",
-        "simgpu._ranks.meeting:Transport._meet_peer",
-        "outs[0].view(-1).copy_(source.ins[0].view(-1))",
-        "outs[0].copy_(source.ins[0])",
-        collectives.test_what_is_sent_is_received_in_another_shape,
-        raises=RuntimeError,
+        "a rank that is late passes for one that has ended",
+        "simgpu._distributed.gloo:Transport._failed",
+        '"imed out" in str(error)',
+        '"timed_out" in str(error)',
+        transport.test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended,
     ),
     fault(
         "calls that nobody met are met by those of the next default group",
@@ -293,9 +292,23 @@ DISTRIBUTED = [
     fault(
         "ranks draw from one generator of NumPy",
         "simgpu._ranks.isolation:State.restore",
-        "if self._numpy is not None:",
-        "if False:",
-        ranks.test_a_seed_gives_the_same_order_and_numbers,
+        "self._numpy.put_back()",
+        "pass",
+        ranks.test_what_numpy_draws_goes_on_where_it_was,
+    ),
+    fault(
+        "a normal number that NumPy keeps is lost where ranks switch",
+        "simgpu._ranks.numpy_random:Kept.put_back",
+        "self._briefly(numpy.random.set_state, self._state)",
+        "pass",
+        ranks.test_what_numpy_draws_goes_on_where_it_was,
+    ),
+    fault(
+        "NumPy's numbers begin anew on each rank",
+        "simgpu._ranks.numpy_random:Kept.of_a_rank",
+        "twin._generator.state = twin._state = state",
+        "pass",
+        ranks.test_what_numpy_draws_goes_on_where_it_was,
     ),
     fault(
         "ranks draw from one generator of Python",
