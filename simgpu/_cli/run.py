@@ -142,8 +142,10 @@ def _add_program(run: argparse.ArgumentParser) -> None:
 
 def start(options: argparse.Namespace) -> int:
     """Check what the arguments name, and run the program."""
+    program = _program(options)
+    _refuse_to_watch_a_launcher(options, program)
     script = ScriptOptions(
-        program=_program(options),
+        program=program,
         devices=options.devices,
         memory=options.memory,
         model=options.model,
@@ -166,6 +168,34 @@ def start(options: argparse.Namespace) -> int:
         options.parser.error(refusal)
     run_script(script)
     return 0
+
+
+# What starts other processes, and computes nothing itself.
+_LAUNCHERS = {
+    "module": ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+    "script": ("torchrun", "accelerate"),
+}
+
+
+def _refuse_to_watch_a_launcher(options: argparse.Namespace, program: Program) -> None:
+    """End with a message where options that look at one process would look at a launcher."""
+    name = os.path.basename(program.text) if program.kind == "script" else program.text
+    if name not in _LAUNCHERS.get(program.kind, ()):
+        return
+    watching = {
+        "--trace": options.trace is not None,
+        "--summary": options.summary,
+        "--races": options.races,
+        "--async": options.lazy,
+        "--async-seed": options.async_seed is not None,
+        "--clock": options.clock is not None,
+    }
+    told = [name for name, given in watching.items() if given]
+    if told:
+        options.parser.error(
+            f"{', '.join(told)} would look at {name} alone, which starts the processes that "
+            f"compute: put it behind, as in `{name} ... -m simgpu run {told[0]} ... SCRIPT`"
+        )
 
 
 def _clock(options: argparse.Namespace) -> Clock | None:

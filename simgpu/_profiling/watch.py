@@ -8,6 +8,7 @@ those of its estimate.
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TextIO
 
 from simgpu._naming import DEVICE_TYPE, visible_text
@@ -47,4 +48,11 @@ class watch(contextlib.AbstractContextManager[None]):
         if self._path is not None:
             timelines.write(self._path, self._timeline.as_json(self._names))
         if self._table is not None:
-            self._table.write(self._totals.as_text(self._names, self._inputs))
+            text = self._totals.as_text(self._names, self._inputs)
+            self._table.write(_heading() + text)  # at once: other ranks write there, too
+
+
+def _heading() -> str:
+    """Whose table it is, where torchrun has started several processes."""
+    rank, count = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
+    return "" if rank is None or count == "1" else f"rank {rank} of {count}\n"

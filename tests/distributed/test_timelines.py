@@ -43,8 +43,10 @@ def test_the_ranks_of_a_run_have_one_file(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in (1, 0):
         monkeypatch.setenv("RANK", str(rank))
-        with simgpu.as_cuda(2), watch(str(file), None):
+        table = io.StringIO()
+        with simgpu.as_cuda(2), watch(str(file), table):
             torch.ones(3, device=f"cuda:{rank}") + 1
+        assert table.getvalue().startswith(f"rank {rank} of 2\ndevice ")
         assert file.exists() == (rank == 0)
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
     assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {

@@ -4,8 +4,6 @@ from functools import partial
 
 from tests.devices.computing import test_foreach as lists
 from tests.devices.computing import test_mixing_devices as rules
-from tests.devices.computing import test_sparse_and_nested as composites
-from tests.devices.training import test_cudnn as cudnn
 from tests.simulator import test_stream_records as records
 from tests.support.plant import fault
 
@@ -56,58 +54,5 @@ KERNELS = [
             lists.test_lists_are_changed_and_their_versions_move_as_on_the_cpu,
             name="_foreach_add_",
         ),
-    ),
-    fault(
-        "cudnn_convolution takes its stride for its dilation",
-        "simgpu._kernels.cudnn_convolutions:cudnn_convolution",
-        "padding, dilation, False",
-        "padding, stride, False",
-        cudnn.test_cudnns_convolutions_are_convolutions,
-        raises=Exception,
-    ),
-    fault(
-        "a transposed cudnn_convolution forgets its groups",
-        "simgpu._kernels.cudnn_convolutions:cudnn_convolution_transpose",
-        "output_padding, groups",
-        "output_padding, 1",
-        cudnn.test_cudnns_convolutions_are_convolutions,
-        raises=Exception,
-    ),
-    fault(
-        "what is added to a convolution is not scaled",
-        "simgpu._kernels.cudnn_convolutions:cudnn_convolution_add_relu",
-        "alpha=1 if alpha is None else alpha",
-        "alpha=1",
-        cudnn.test_a_fused_convolution_is_its_steps,
-    ),
-    fault(
-        "each of equal parts counts as one element",
-        "simgpu._kernels.sync_batch_norm:batch_norm_gather_stats",
-        "(len(mean),), count",
-        "(len(mean),), 1",
-        cudnn.test_statistics_of_equal_parts_are_those_of_parts_with_counts,
-    ),
-    fault(
-        "nobody checks what is said to be coalesced",
-        "simgpu._kernels.sparse_and_nested:_said_coalesced",
-        "_aten._validate_sparse_coo_tensor_args(indices, found._values(), found.shape, True)",
-        "pass",
-        composites.test_what_is_said_to_be_coalesced_is_checked_if_asked,
-    ),
-    fault(
-        "a nested gradient is looked at as a dense one",
-        "simgpu._kernels.expected_shapes:layer_norm_backward",
-        "if input.is_nested:",
-        "if False:",
-        composites.test_a_layer_norm_of_a_nested_tensor_has_the_gradients_of_its_rows,
-        raises=RuntimeError,
-    ),
-    fault(
-        "a nested tensor without rows is a view",
-        "simgpu._memory.composites:rebuild",
-        "sizes[0].dim() < 2",
-        "False",
-        composites.test_a_nested_tensor_without_rows_can_be_moved_and_computed_with,
-        raises=Exception,
     ),
 ]

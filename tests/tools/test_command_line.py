@@ -78,6 +78,10 @@ MISTAKES = {
     "an empty folder": (["run", "{folder}"], "has no __main__.py"),
     "a trace nowhere": (["run", "--trace", "no/such/x.json", "-c", "1"], "no folder no/such"),
     "a trace in a folder's place": (["run", "--trace", "{folder}", "-c", "1"], "is a folder"),
+    "a trace of a launcher": (
+        ["run", "--trace", "{folder}/x", "--summary", "-m", "torch.distributed.run", "train.py"],
+        "--trace, --summary would look at torch.distributed.run alone",
+    ),
     "a report nowhere": (["fuzz", "--report", "no/such/x.html", "{folder}"], "no folder no/such"),
     "too many devices": (["run", "--devices", "65", "-c", "1"], "from 1 to 64, got 65"),
 }  # fmt: skip

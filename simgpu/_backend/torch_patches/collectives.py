@@ -249,15 +249,14 @@ def _wrapped(dim: int, rank: int) -> int:
 
 def nccl_is_available(tensors: Sequence[Tensor]) -> bool:
     """Whether a model of NCCL is in force and would take these tensors."""
-    if comm.is_ordered():
-        return False
+    indices = [tensor.get_device() for tensor in tensors]
     fit = all(
         tensor.device.type == DEVICE_TYPE
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         for tensor in tensors
     )
-    return fit and len({tensor.get_device() for tensor in tensors}) == len(tensors)
+    return not comm.is_ordered() and fit and len(set(indices)) == len(indices)
 
 
 def nccl_all_reduce(
