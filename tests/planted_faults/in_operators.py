@@ -82,7 +82,9 @@ OPERATORS = [
         "simgpu._kernels.elementwise:_is_beside",
         "other.get_device() == index and not on_one_storage(out, other)",
         "other.get_device() == index",
-        partial(overlap.test_overlapping_memory_is_refused_where_the_cpu_refuses_it, name="mul out"),
+        partial(
+            overlap.test_overlapping_memory_is_refused_where_the_cpu_refuses_it, name="mul out"
+        ),
     ),
     fault(
         "an LSTM never forgets",
