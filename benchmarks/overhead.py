@@ -172,14 +172,24 @@ def on_both(
     optimizer: type[torch.optim.Optimizer],
 ) -> dict[str, Step]:
     """The same training step on the CPU and on a simulated GPU."""
-    steps = {}
-    for device in ("cpu", "simgpu:1"):
-        torch.manual_seed(0)
-        model = make()
-        target = torch.arange(len(model(batch))) % classes
-        model.to(device)
-        steps[device] = training_step(model, batch.to(device), target.to(device), optimizer)
-    return steps
+    return {
+        device: step_on(make, batch, classes, optimizer, device) for device in ("cpu", "simgpu:1")
+    }
+
+
+def step_on(
+    make: Callable[[], nn.Module],
+    batch: torch.Tensor,
+    classes: int,
+    optimizer: type[torch.optim.Optimizer],
+    device: str,
+) -> Step:
+    """A training step of a network on one device."""
+    torch.manual_seed(0)
+    model = make()
+    target = torch.arange(len(model(batch))) % classes
+    model.to(device)
+    return training_step(model, batch.to(device), target.to(device), optimizer)
 
 
 class Recurrent(nn.Module):
@@ -287,6 +297,25 @@ def training(rounds: int) -> list[Row]:
     return rows
 
 
+def generators(rounds: int) -> list[Row]:
+    """Training steps with CUDA's generator, next to the host's; each round has new devices."""
+    networks: dict[str, tuple[Callable[[], nn.Module], torch.Tensor, int]] = {
+        "small CNN": (small_cnn, torch.randn(5, 3, 8, 8), 20),
+        "Transformer layer": (Attention, torch.randn(8, 64, 256), 2),
+    }
+    rows: list[Row] = []
+    for title, (make, batch, number) in networks.items():
+        times = {"cuda": float("inf"), "host": float("inf")}
+        for _ in range(rounds):
+            for rng, least in times.items():
+                with simgpu.devices(2, rng=rng):
+                    step = step_on(make, batch, 10, torch.optim.Adam, "simgpu:1")
+                    times[rng] = min(least, best({rng: step}, number, rounds=1)[rng])
+        ratio = times["cuda"] / times["host"]
+        rows.append((f'{title} training step: CUDA\'s generator / rng="host"', ratio, 1.05))
+    return rows
+
+
 def main() -> int:
     """Print the ratios; the exit status says whether all limits held."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -296,6 +325,7 @@ def main() -> int:
     rounds = 3 if quick else 15
     with simgpu.devices(2):
         rows = adds(rounds) + draws(rounds) + training(rounds)
+    rows += generators(rounds)
     for name, ratio, limit in rows:
         held = "held" if limit is None or ratio <= limit else "MISSED"
         print(f"{name}: {ratio:.2f}" + ("" if limit is None else f"  (limit {limit:g}: {held})"))
