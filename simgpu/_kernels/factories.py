@@ -36,7 +36,8 @@ def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         if takes_tensors:
             source, host_args, host_kwargs = reader.read(args, kwargs)
         host_kwargs["device"] = _CPU
-        if device is not None and device.type == "cpu":
+        if device is not None and _is_elsewhere(device):
+            host_kwargs["device"] = device
             return _made_on_host(kernel, host_args, host_kwargs, pin_memory)
         pinned.check_not_wanted(pin_memory)
         index = source if device is None and source >= 0 else world.resolve(device)
@@ -44,6 +45,11 @@ def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         return adopt(launch(kernel, index, host_args, host_kwargs), index)
 
     return run
+
+
+def _is_elsewhere(device: torch.device) -> bool:
+    """Whether a tensor on `device` is none of a simulated one's: on the CPU, or without data."""
+    return device.type in ("cpu", "meta")
 
 
 def _look_for_room(kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

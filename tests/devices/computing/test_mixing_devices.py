@@ -159,6 +159,22 @@ def test_an_index_past_the_end_raises(devices, past, make):
     assert plain(torch.ones(1, device=devices[0])) == [1.0]
 
 
+LIKE = {
+    **{name: getattr(torch, name) for name in ("empty_like", "zeros_like", "rand_like")},
+    "full_like": lambda x, device: torch.full_like(x, 2, device=device),
+    "new_ones": lambda x, device: x.new_ones(x.shape, device=device),
+    "to_empty": lambda x, device: torch.nn.ParameterList([x]).to_empty(device=device)[0],
+}
+
+
+@pytest.mark.parametrize("like", LIKE)
+def test_a_tensor_like_one_of_a_device_can_be_elsewhere(devices, like):
+    x = torch.ones(2, 3, device=devices[-1])
+    for wanted in ("meta", "cpu", devices[0]):
+        y = LIKE[like](x, device=wanted)
+        assert (y.device, y.shape, y.dtype) == (torch.device(wanted), x.shape, x.dtype)
+
+
 @given(slot=st.integers(0, 7), onto=st.integers(-1, 7), twice=st.booleans(), sort=st.booleans())
 def test_a_copy_of_a_sparse_tensor_is_coalesced_where_it_was(devices, slot, onto, twice, sort):
     x = torch.sparse_coo_tensor(
