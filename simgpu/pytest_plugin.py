@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simgpu._pytest import every_oom, races, schedules, skips
+from simgpu._pytest import every_oom, races, schedules, skips, without
 from simgpu._pytest.choose import session_pool
 from simgpu._pytest.header import header_line
 from simgpu._pytest.marker import (
@@ -53,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", every_oom.DESCRIPTION)
     config.addinivalue_line("markers", schedules.DESCRIPTION)
     config.addinivalue_line("markers", RANKS_DESCRIPTION)
+    config.addinivalue_line("markers", without.DESCRIPTION)
     options = read_options(config)
     check(options)
     # `auto` waits for the first test that needs it, because only torch can count the GPUs.
@@ -71,7 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     give_devices_if_marked(item)
-    options = read_options(item.config)
+    without.read_markers(item)
+    options = without.options_for(item)
     every_oom.repeat_if_wanted(item, options.faults == "oom")
     races.watch_if_wanted(item, options.races)
     schedules.repeat_if_wanted(item, options.schedules, options.schedule)
@@ -93,8 +95,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests were skipped because there are too few devices."""
-    for line in skips.count_lines(terminalreporter.stats.get("skipped", [])):
+    """Say how many tests were skipped because there are too few devices, or left an option out."""
+    stats = terminalreporter.stats
+    ran = [report for how in ("passed", "failed") for report in stats.get(how, [])]
+    lines = [*skips.count_lines(stats.get("skipped", [])), *without.count_lines(ran)]
+    for line in lines:
         terminalreporter.write_line(line)
 
 

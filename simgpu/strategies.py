@@ -159,9 +159,15 @@ def _batch_sizes(n: int, least: int, most: int) -> tuple[int, ...]:
     return (*everything, *fitting * times)
 
 
+# Kept: hypothesis looks through all sizes of a new strategy, which takes longer than to draw one.
+@functools.lru_cache(maxsize=512)
+def _sizes(n: int, least: int, most: int) -> SearchStrategy[int]:
+    return st.sampled_from(_batch_sizes(n, least, most))
+
+
 @st.composite
 def _batches(draw: DrawFn, devices: int, least: int, most: int) -> int:
-    batch = draw(st.sampled_from(_batch_sizes(devices, least, most)))
+    batch = draw(_sizes(devices, least, most))
     tried(batch=batch, devices=devices)
     return batch
 

@@ -20,21 +20,24 @@ def usable(tensors: Sequence[torch.Tensor]) -> bool:
 
     Source: torch/cuda/nccl.py, is_available.
     """
-    if len(tensors) < 2 or len({tensor.device for tensor in tensors}) < len(tensors):
+    # The library first: where it is missing, the other questions would be asked for nothing.
+    if len(tensors) < 2 or not _nccl_accepts(tensors):
+        return False
+    if len({tensor.device for tensor in tensors}) < len(tensors):
         return False
     if len({tensor.dtype for tensor in tensors}) > 1:
         return False
-    return all(_is_plain(tensor) for tensor in tensors) and _nccl_accepts(tensors)
+    return all(_is_plain(tensor) for tensor in tensors)
 
 
 def can_broadcast(tensor: torch.Tensor, devices: Sequence[torch.device]) -> bool:
     """Whether NCCL can copy `tensor` from `devices[0]` to the others."""
     return (
         devices[0] == tensor.device
+        and _nccl_accepts([tensor])
         and len(set(devices)) == len(devices) > 1
         and len({device.type for device in devices}) == 1
         and _is_plain(tensor)
-        and _nccl_accepts([tensor])
     )
 
 
@@ -42,6 +45,7 @@ def _nccl_accepts(tensors: Sequence[torch.Tensor]) -> bool:
     # A build without NCCL answers with a warning that no caller can act on.
     return (
         hasattr(torch._C, "_nccl_all_reduce")
+        and all(tensor.layout is torch.strided for tensor in tensors)
         and not transforms.active(tensors)
         and bool(
             nccl.is_available(tensors)  # type: ignore[no-untyped-call]
@@ -52,9 +56,8 @@ def _nccl_accepts(tensors: Sequence[torch.Tensor]) -> bool:
 def _is_plain(tensor: torch.Tensor) -> bool:
     # A conjugate or negative bit is a promise that only ATen kernels keep.
     return (
-        tensor.layout is torch.strided
+        tensor.numel() > 0
         and tensor.is_contiguous()
-        and tensor.numel() > 0
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 

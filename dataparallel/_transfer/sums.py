@@ -25,12 +25,28 @@ def sum_to(inputs: list[torch.Tensor], root: int) -> torch.Tensor:
         return nccl.reduce(inputs, root)
     device = inputs[root].device
     others = [tensor for index, tensor in enumerate(inputs) if index != root]
-    result = inputs[root] + others[0].to(device, non_blocking=device != CPU)
+    non_blocking = device != CPU
+    first = others[0]
+    landed = first.to(device, non_blocking=non_blocking)
+    result = inputs[root] + landed
     # Within a transform what is added may have more dimensions than the sum so far.
-    add = torch.add if transforms.active(inputs) else torch.Tensor.add_
+    within = transforms.active(inputs)
+    add = torch.add if within else torch.Tensor.add_
+    # Later copies are written over the first: each waits for what both its devices have to do, the
+    # addition of the one before among it, so memory of its own would not let it begin earlier.
+    again = not within and landed is not first and not first.is_nested
     for other in others[1:]:
-        result = add(result, other.to(device, non_blocking=device != CPU))
+        if again and other.device != device and _alike(other, first):
+            moved = landed.copy_(other, non_blocking=non_blocking)
+        else:
+            moved = other.to(device, non_blocking=non_blocking)
+        result = add(result, moved)
     return result
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape are dense and of one dtype."""
+    return one.dtype == other.dtype and one.layout is other.layout is torch.strided
 
 
 def densify_mixed_rows(columns: Sequence[list[Any]]) -> None:

@@ -25,6 +25,7 @@ from simgpu._backend import device_module
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
 _marked_modules: set[str] = set()
 _seen_classes: set[type] = set()
+_imported = 0  # how many modules there were when this was last looked at
 
 # Functions of `torch.simgpu` that the compiler cannot trace.
 _GRAPH_BREAKS = (
@@ -44,6 +45,10 @@ _GRAPH_BREAKS = (
 
 def skip_own_frames() -> None:
     """Mark the functions of all modules of this package that have been imported by now."""
+    global _imported
+    imported, _imported = _imported, len(sys.modules)
+    if imported == _imported:
+        return
     for name in _GRAPH_BREAKS:  # the mark that `torch.compiler.disable` leaves
         getattr(device_module, name)._torchdynamo_disable = True
     for name, module in list(sys.modules.items()):

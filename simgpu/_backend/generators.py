@@ -16,7 +16,7 @@ import torch
 
 from simgpu._native.generator_layout import label_generator
 from simgpu._random.stream import Stream
-from simgpu._runtime import world
+from simgpu._runtime import captured_draws, world
 from simgpu._runtime.random import user_generators
 from simgpu.errors import UnsupportedError
 
@@ -61,7 +61,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
 
     def manual_seed(self, seed: int) -> DeviceGenerator:
         """Restart the stream from `seed`."""
-        self.host.manual_seed(seed)
+        captured_draws.manual_seed(self.host, seed)
         return self
 
     def initial_seed(self) -> int:
@@ -70,19 +70,23 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
 
     def seed(self) -> int:
         """Restart the stream from a seed drawn from the operating system, and return the seed."""
-        return self.host.seed()  # type: ignore[no-any-return]
+        return captured_draws.seed(self.host)
 
     def get_state(self) -> torch.Tensor:
-        """Where the stream is: a CPU uint8 tensor for `set_state`."""
-        return self.host.get_state()  # type: ignore[no-any-return]
+        """Where the stream is: a CPU uint8 tensor for `set_state`.
+
+        In a capture the offset is how far it has been drawn there, as on CUDA.
+        """
+        return captured_draws.get_state(self.host)
 
     def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
-        """Put the stream where `get_state` said it was."""
-        self.host.set_state(new_state)
+        """Put the stream where `get_state` said it was; in a capture, also in every replay."""
+        captured_draws.set_state(self.host, new_state)
         return self
 
     def clone_state(self) -> DeviceGenerator:
         """A generator of the same device that will draw the same numbers."""
+        captured_draws.check_not_capturing("Cannot call CUDAGeneratorImpl::clone_impl")
         return DeviceGenerator(self._device, self.host.clone_state())
 
     def graphsafe_get_state(self) -> DeviceGenerator:
@@ -106,10 +110,12 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
 
     def get_offset(self) -> int:
         """How far the stream's numbers have been drawn: a multiple of 4."""
+        captured_draws.check_not_capturing("Cannot call CUDAGeneratorImpl::get_offset")
         return self._stream().get_offset()
 
     def set_offset(self, offset: int) -> DeviceGenerator:
         """Go on from `offset`, a multiple of 4."""
+        captured_draws.check_not_capturing("Cannot call CUDAGeneratorImpl::set_offset")
         self._stream().set_offset(offset)
         return self
 
@@ -160,6 +166,7 @@ def _rebuilt(device: str, state: torch.Tensor) -> DeviceGenerator:
 
 def make(device: torch.device) -> DeviceGenerator:
     """A generator of `device`, where no index means the current device."""
+    captured_draws.check_not_capturing("Cannot construct a new CUDAGeneratorImpl")
     return DeviceGenerator(world.device(world.resolve(device)).torch_device)
 
 

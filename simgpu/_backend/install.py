@@ -61,7 +61,7 @@ def _install_in_order() -> None:
     from simgpu._kernels import autocast, registry
     from simgpu._memory import pinned
     from simgpu._native import constant_answers, guard_answers, registered_guard
-    from simgpu._runtime import processes, thread_state
+    from simgpu._runtime import instruments, processes, thread_state
 
     # First the device type: PyTorch takes its name in every call that follows.
     hooks, guard = BackendHooks(), DeviceGuard()
@@ -92,3 +92,4 @@ def _install_in_order() -> None:
     device_module.__name__ = f"torch.{DEVICE_TYPE}"
     # Last, since it marks the functions of all modules that have been imported by now.
     dynamo.skip_own_frames()
+    instruments.added.append(dynamo.skip_own_frames)  # theirs may have been imported just now

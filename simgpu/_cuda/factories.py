@@ -76,7 +76,7 @@ def _cover(library: torch.library.Library, name: str, key: str) -> None:
     with warnings.catch_warnings():
         # To cover PyTorch's kernel is the intention.
         warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
-        library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+        library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
 
 
 PATCHES: tuple[Row, ...] = (

@@ -87,9 +87,9 @@ def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
     def split(
         self: Any, *args: Any, opts: Any = None, device_types: Any = None, **named: Any
     ) -> Any:
-        if device_types is not None:
-            device_types = [_simulated(device) for device in device_types]
-        part = stock(self, *args, opts=None, device_types=device_types, **named)
+        if device_types is not None:  # which older releases do not know
+            named["device_types"] = [_simulated(device) for device in device_types]
+        part = stock(self, *args, opts=None, **named)
         if part is not None:
             communicators.take_kind(part, self)
         return part

@@ -85,12 +85,6 @@ PATCHES: tuple[Row, ...] = (
         )
     ),
     Patch(
-        "torch.backends.cudnn",
-        "is_acceptable",
-        value=lambda tensor: False,
-        why="recurrent layers ask it about their weights, and would lay them out for cuDNN",
-    ),
-    Patch(
         "torch.nn.parallel._functions",
         "_get_stream",
         wrap=_stream_for,

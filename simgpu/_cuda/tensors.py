@@ -63,6 +63,15 @@ def _normalizes_device(stock: Callable[..., Any]) -> Any:
     return staticmethod(lambda device: stock(named(device)))
 
 
+def _fake_device() -> property:
+    """Where a release keeps the device of a tensor without data as it was named: by our name."""
+
+    def set_(self: Any, device: torch.device) -> None:
+        self.__dict__["fake_device"] = named(device)
+
+    return property(lambda self: self.__dict__["fake_device"], set_)
+
+
 def _static(position: int | None, argument: str) -> Callable[[Any], Any]:
     """A `wrap` for a static method that takes a device."""
     return lambda stock: staticmethod(takes_device(stock, position, argument))
@@ -133,8 +142,14 @@ _FAKE_TENSORS: tuple[Row, ...] = (
         "torch._subclasses.fake_tensor.FakeTensor",
         "device",
         wrap=lambda stock: renamed(stock.fget),
-        needs="_normalize_fake_device",
-        why="a program reads cuda:1; older releases keep the device as it was named",
+        why="a program reads cuda:1",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensor",
+        "fake_device",
+        value=_fake_device(),
+        kept=hasattr(torch._subclasses.fake_tensor.FakeTensor, "_normalize_fake_device"),
+        why="older releases keep the device as it was named, without asking for its proper name",
     ),
 )
 

@@ -35,6 +35,11 @@ class _PerThread(threading.local):
 _per_thread = _PerThread()
 
 
+def _factor(op: Any) -> Any:
+    """The number or tensor that is multiplied by; older releases tell it to pickle alone."""
+    return op.__getstate__()[1]
+
+
 def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method of ProcessGroup, with the factor noted for as long as it runs."""
 
@@ -43,7 +48,7 @@ def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
         for value in (*args[1:], *kwargs.values()):
             op = getattr(value, "reduceOp", value)
             if isinstance(op, _ReduceOp) and op == _PREMUL_SUM:
-                outer, _per_thread.factor = _per_thread.factor, op.factor
+                outer, _per_thread.factor = _per_thread.factor, _factor(op)
                 try:
                     return stock(*args, **kwargs)
                 finally:

@@ -85,6 +85,7 @@ def issue(
         peer=group.ranks[calls[0].peer] if name in _BETWEEN_TWO and calls else None,
         sends=name == "send",
         nbytes=sum(call.nbytes for call in calls),
+        index=index,
     )
     for call in calls:
         call.collective = about

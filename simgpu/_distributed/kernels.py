@@ -30,14 +30,19 @@ Tensors = list[Tensor]
 def send(tensors: Tensors, pg: Any, target: int, tag: int) -> Any:
     group = find(pg)
     [host] = host_aliases(tensors, group)
-    says = f"send and recv of {described([host])}"
-    return issue("send", group, [Call("send", says, [host], [], peer=target)], tensors, True, [])
+    call = Call("send", _between_two(host), [host], [], peer=target)
+    return issue("send", group, [call], tensors, True, [])
+
+
+def _between_two(host: Tensor) -> str:
+    """What sender and receiver have to agree on: NCCL counts elements, whatever their shape."""
+    return f"send and recv of {described([host.flatten()])}"
 
 
 def recv_(tensors: Tensors, pg: Any, source: int, tag: int) -> Any:
     group = find(pg)
     [host] = host_aliases(tensors, group)
-    call = Call("recv", f"send and recv of {described([host])}", [], [host], peer=source)
+    call = Call("recv", _between_two(host), [], [host], peer=source)
     return issue("recv_", group, [call], tensors, True, tensors)
 
 

@@ -172,10 +172,13 @@ class Work(distributed.Work):
 
 
 def awaited(collectives: Sequence[Collective]) -> None:
-    """Tell instruments that the current stream waits for these."""
-    if hooks.collectives_awaited and collectives:
+    """Tell instruments that the current streams of their devices wait for these."""
+    if not hooks.collectives_awaited:
+        return
+    for index in {about.index: None for about in collectives}:
+        there = [about for about in collectives if about.index == index]
         for waits in hooks.collectives_awaited:
-            waits(collectives, streams.current_stream())
+            waits(there, streams.current_stream(index))
 
 
 def completed(outputs: list[Tensor]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -190,6 +191,17 @@ def _kernel(name: str, policy: Policy) -> _Kernel:
         Policy.WIDEST: _widest_of,
     }
     return _casting_kernel(op, choose[policy])
+
+
+def lowered(arguments: Iterable[Any]) -> list[Any]:
+    """Arguments in autocast's dtype, as those of an operator of its lower-precision list."""
+    return _cast_all(arguments, _lower_precision(()))
+
+
+def switched_off() -> AbstractContextManager[None]:
+    """A region in which operators do not see that autocast is on: their arguments are cast."""
+    region: AbstractContextManager[None] = _without_autocast(_AUTOCAST_ONLY)
+    return region
 
 
 def clear_cache() -> None:

@@ -1,8 +1,9 @@
 """The lists of CUDA's autocast policies: which operators are cast to which dtype.
 
-They are those of aten/src/ATen/autocast_mode.h in PyTorch, cuDNN's own operators left out. A test
-compares them with what the installed PyTorch registers for CUDA and with the header it ships, so
-an operator that moves from one list to another shows there; this is the file to change then.
+They are those of aten/src/ATen/autocast_mode.h in PyTorch, and cuDNN's convolutions of
+aten/src/ATen/autocast_mode.cpp (its recurrent layers are in `rnn_layers`). A test compares them
+with what the installed PyTorch registers for CUDA and with the header it ships, so an operator that
+moves from one list to another shows there; this is the file to change then.
 Those with names of dimensions are in older releases only, linalg_matrix_sqrth in newer ones.
 """
 
@@ -29,6 +30,7 @@ class Policy(Enum):
 _LOWER_PRECISION = """
     _convolution _convolution.deprecated convolution conv1d conv2d conv3d conv_tbc
     conv_transpose1d conv_transpose2d.input conv_transpose3d.input
+    cudnn_convolution cudnn_convolution_transpose
     mm mv matmul bmm addmm addmv addr addbmm baddbmm
     linear einsum chain_matmul linalg_multi_dot linalg_vecdot prelu
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell

@@ -73,8 +73,11 @@ def to_copy(
         result: torch.Tensor = launch_copy(_TO_COPY, source, None, arguments, options, blocking)
         pinned = pin_memory or not blocking
         return memory_pinned.mark_result(result) if pinned else result
-    target = self.get_device() if device is None else world.resolve(device)
-    world.device(target)
+    target = self.get_device() if device is None else device.index
+    if target is None:
+        target = world.current_device()
+    if target >= len(world.active_devices):
+        world.device(target)  # raises
     memory_pinned.check_not_wanted(pin_memory)
     if source == target:
         return adopt(launch(_TO_COPY, target, arguments, options), target)

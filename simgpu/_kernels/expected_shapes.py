@@ -39,7 +39,7 @@ def cdist_backward(arguments: dict[str, Any]) -> None:
         _refuse("_cdist_backward", arguments, "x1", "x2")
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])  # type: ignore[no-untyped-call]
     pairs = (*batch, x1.shape[-2], x2.shape[-2])
-    _expect("_cdist_backward", arguments, grad=pairs, cdist=pairs)
+    _expect("_cdist_backward", arguments, grad=pairs, grad_output=pairs, cdist=pairs)
 
 
 def pdist_backward(arguments: dict[str, Any]) -> None:
@@ -48,7 +48,7 @@ def pdist_backward(arguments: dict[str, Any]) -> None:
     if rows.dim() != 2:
         _refuse("_pdist_backward", arguments, "self")
     pairs = (rows.shape[0] * (rows.shape[0] - 1) // 2,)
-    _expect("_pdist_backward", arguments, grad=pairs, pdist=pairs)
+    _expect("_pdist_backward", arguments, grad=pairs, grad_output=pairs, pdist=pairs)
 
 
 def softmax_backward(arguments: dict[str, Any]) -> None:
@@ -93,9 +93,19 @@ def avg_pool_backward(arguments: dict[str, Any]) -> None:
         _refuse(f"avg_pool{dims}d's backward pass", arguments, "grad_output", "self")
 
 
+def _expect_nested(name: str, input: Tensor, grad: Tensor) -> None:
+    """A gradient with rows of the input's sizes."""
+    sizes = [t._nested_tensor_size().tolist() if t.is_nested else t.shape for t in (input, grad)]
+    if sizes[0] != sizes[1]:
+        raise RuntimeError(f"{name}: a gradient of sizes {sizes[1]} for an input of {sizes[0]}")
+
+
 def layer_norm_backward(arguments: dict[str, Any]) -> None:
     """A gradient for each element, a mean and a deviation for each group of them, its weights."""
     input, normalized = arguments["input"], tuple(arguments["normalized_shape"])
+    if input.is_nested:
+        _expect_nested("native_layer_norm_backward", input, arguments["grad_out"])
+        return
     groups = input.dim() - len(normalized)
     if groups < 0 or tuple(input.shape[groups:]) != normalized:
         return  # the kernel says so

@@ -30,5 +30,7 @@ def register_kernels(
     """
     library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
     for name, kernel in kernels:
-        library.impl(name, kernel, key, with_keyset=with_keyset)  # type: ignore[no-untyped-call]
+        library.impl(  # type: ignore[no-untyped-call]
+            name, kernel, key, with_keyset=with_keyset, allow_override=True
+        )
     return library

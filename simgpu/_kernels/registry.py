@@ -26,6 +26,7 @@ import torch
 from simgpu._kernels import (
     attention,
     copies,
+    cudnn_convolutions,
     dropout,
     forward_ad,
     random,
@@ -64,9 +65,14 @@ HANDWRITTEN: dict[str, PythonKernel] = {
     "_to_copy": copies.to_copy,
     "_unsafe_index.Tensor": indexing_kernel("_unsafe_index.Tensor"),
     "_unsafe_index_put": indexing_kernel("_unsafe_index_put"),
+    # PyTorch's own asks below the dispatcher for a kernel that numbers indices.
+    "_validate_sparse_coo_tensor_args": device_kernel(
+        torch.ops.aten._validate_sparse_coo_tensor_args.default
+    ),
     "as_strided_": extents.as_strided_,
     **sync_batch_norm.KERNELS,
     "copy_": copies.copy_,
+    **cudnn_convolutions.KERNELS,
     "is_set_to": storage_identity.is_set_to,
     "index.Tensor": indexing_kernel("index.Tensor"),
     "index.Tensor_out": indexing_kernel("index.Tensor_out"),
@@ -92,6 +98,7 @@ HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
     "_pad_packed_sequence": checked_composite("_pad_packed_sequence"),
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     **rnn_layers.kernels(),
+    **sparse_and_nested.COO_KERNELS,
 }
 
 # These change or judge how tensors look at their storage and never read memory. The CPU's kernel

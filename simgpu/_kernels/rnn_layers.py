@@ -8,8 +8,9 @@ autograd graph of its own on the host; the backward kernel runs through that gra
 - inputs and outputs may not be modified before the backward pass;
 - what the forward pass keeps for the backward pass takes memory of the device.
 
-Step by step, by PyTorch's own code, are computed: autocast, transforms (torch.func), forward-mode
-AD, tensors that do not fit together (whose errors are PyTorch's), and layers where cuDNN is off.
+Under autocast the layer runs in autocast's dtype, as CUDA's `_cudnn_rnn` does. Step by step, by
+PyTorch's own code, are computed: transforms (torch.func), forward-mode AD, tensors that do not fit
+together (whose errors are PyTorch's), and layers where cuDNN is off.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from simgpu._kernels import autocast
 from simgpu._memory.ownership import adopt
 from simgpu._naming import DEVICE_TYPE
 from simgpu._native.dlpack_relabel import host_alias
@@ -128,6 +130,10 @@ class _Layer(torch.autograd.Function):
         return None, None, *answers
 
 
+# Programs that look at a graph find the name that it has on CUDA.
+_Layer._backward_cls.__name__ = "CudnnRnnBackward0"
+
+
 class _Kept:
     """The host's graph of one forward pass, and the device memory that it stands for."""
 
@@ -160,7 +166,6 @@ def _is_plain(tensors: Sequence[Tensor]) -> bool:
         torch.backends.cudnn.enabled
         and first.is_floating_point()
         and all(t.device == first.device and t.dtype == first.dtype for t in tensors)
-        and not torch.is_autocast_enabled(DEVICE_TYPE)
         and not torch._C._functorch.maybe_current_level()
         and forward_ad._current_level < 0
     )
@@ -173,6 +178,12 @@ def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
     def run(keys: _Keys, *args: Any, **kwargs: Any) -> Any:
         arguments = [*args, *(kwargs[name] for name in names[len(args) :])]
+        if torch.backends.cudnn.enabled and torch.is_autocast_enabled(DEVICE_TYPE):
+            with autocast.switched_off():
+                return compute(autocast.lowered(arguments))
+        return compute(arguments)
+
+    def compute(arguments: list[Any]) -> Any:
         layout = _Layout(op, arguments)
         if not _is_plain(layout.tensors):
             return step_by_step(HOST_KEYS, *arguments)

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from simgpu._kernels import sparse_invariants
+from simgpu._kernels.overloads import overload
 from simgpu._memory.composites import is_composite, make_on, to_host
 from simgpu._memory.ownership import to_device
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import world
-from simgpu._runtime.launch import Kernel, launch, launch_copy
+from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
 
 Tensor = torch.Tensor
 _Key = torch._C.DispatchKey
@@ -61,7 +62,17 @@ DESCRIPTIVE = {
         "_nested_tensor_size",
         "_nested_tensor_storage_offsets",
         "_nested_tensor_strides",
+        "alias",
+        "detach",
+        "select.int",
+        "squeeze",
+        "squeeze.dim",
+        "squeeze.dims",
+        "transpose.int",
+        "unbind.int",
+        "unsqueeze",
         "values",
+        "view",
     ),
 }
 
@@ -186,3 +197,51 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if is_composite(self):
         _write_back(self, destination, target)
     return self
+
+
+_invariants_are_checked: Callable[[], bool] = torch.sparse.check_sparse_tensor_invariants.is_enabled
+
+
+def coo_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """PyTorch's code that makes a COO tensor, but for asking what is coalesced.
+
+    For registration under autograd's key. With `check_invariants`, that code looks below the
+    dispatcher for a kernel that numbers the indices, which only CPU and CUDA have.
+    """
+    compose = op._handle.redispatch_boxed
+
+    def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Tensor:
+        if kwargs.get("is_coalesced") and _invariants_are_checked():
+            found = compose(HOST_KEYS, *args, **{**kwargs, "is_coalesced": None})
+            return _said_coalesced(found, *args[:2])
+        made: Tensor = compose(HOST_KEYS, *args, **kwargs)
+        return made
+
+    return run
+
+
+def _said_coalesced(found: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    """A tensor like `found`, which is made of these, that is known to be coalesced."""
+    _aten._validate_sparse_coo_tensor_args(indices, found._values(), found.shape, True)
+    made: Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors(
+        found.sparse_dim(),
+        found.dense_dim(),
+        found.shape,
+        indices,
+        values if values.dim() else values.expand(1),
+        dtype=found.dtype,
+        layout=found.layout,
+        device=found.device,
+        is_coalesced=True,
+    )
+    return made
+
+
+COO_KERNELS = {
+    name: coo_kernel(overload(name))
+    for name in (
+        "_sparse_coo_tensor_unsafe",
+        "sparse_coo_tensor.indices",
+        "sparse_coo_tensor.indices_size",
+    )
+}

@@ -57,6 +57,23 @@ def batch_norm_gather_stats_with_counts(
     return together, (var + eps).rsqrt()
 
 
+def batch_norm_gather_stats(
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    """The same where every rank has as many elements per channel."""
+    counts = mean.new_full((len(mean),), count)
+    return batch_norm_gather_stats_with_counts(
+        x, mean, invstd, running_mean, running_var, momentum, eps, counts
+    )
+
+
 def batch_norm_elemt(
     x: Tensor,
     weight: Tensor | None,
@@ -118,6 +135,7 @@ KERNELS: dict[str, PythonKernel] = {
     function.__name__: computed_kernel(overload(function.__name__), function)
     for function in (
         batch_norm_stats,
+        batch_norm_gather_stats,
         batch_norm_gather_stats_with_counts,
         batch_norm_elemt,
         batch_norm_backward_reduce,

@@ -26,6 +26,9 @@ def rebuild(tensor: Tensor, move: Callable[[Tensor], Tensor], index: int | None)
             tensor._nested_tensor_strides(),
             tensor._nested_tensor_storage_offsets(),
         )
+        if sizes[0].dim() < 2:  # without a row: PyTorch makes no view of nothing
+            device = "cpu" if index is None else world.device(index).torch_device
+            return torch.nested.nested_tensor([], dtype=tensor.dtype, device=device)
         return _aten._nested_view_from_buffer(move(tensor.values().detach()), *sizes)  # type: ignore[no-any-return]
     if tensor.layout == torch.sparse_coo:
         return make_on(

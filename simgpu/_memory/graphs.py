@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -139,11 +139,18 @@ class _Memory:
                 _fill(HOST_KEYS, whole, math.nan if floats else torch.iinfo(whole.dtype).max)
 
 
+class _Move(NamedTuple):
+    """A stream of random numbers goes on at an offset from where it is when the graph begins."""
+
+    stream: Stream
+    offset: int
+
+
 class Graph:
     """The kernels and copies of one capture, in their order."""
 
     def __init__(self) -> None:
-        self._work: list[tuple[Kernel, int, Any, Any, Any]] = []
+        self._work: list[tuple[Kernel, int, Any, Any, Any] | _Move] = []
 
     def __len__(self) -> int:
         return len(self._work)
@@ -162,10 +169,19 @@ class Graph:
         kwargs = {k: memory.own(v, reads and id(v) not in written) for k, v in about.kwargs.items()}
         self._work.append((kernel, about.device.index, args, kwargs, route))
 
+    def append_move(self, stream: Stream, offset: int) -> None:
+        """Record that `stream` goes on at `offset` from where it was at first."""
+        self._work.append(_Move(stream, offset))
+
     def replay(self) -> None:
         """Launch it all again, on the current streams."""
+        moved = [work.stream for work in self._work if isinstance(work, _Move)]
+        starts = {id(stream): stream.get_offset() for stream in moved}
         for work in self._work:
-            launch(*work)
+            if isinstance(work, _Move):
+                work.stream.set_offset((starts[id(work.stream)] + work.offset) % 2**64)
+            else:
+                launch(*work)
 
 
 def _into(kernel: Kernel, outputs: list[Tensor]) -> Any:
@@ -213,8 +229,18 @@ class Recording(Capture):
             self._remember(tensor)
         for value in (*launch.args, *launch.kwargs.values()):
             generator = value.stream if isinstance(value, Source) else value
+            if isinstance(generator, Stream):
+                self.drawn_from(generator)
             if isinstance(generator, (torch.Generator, Stream)):
-                self._generators.setdefault(id(generator), (generator, generator.get_state()))
+                self._remember_state(generator)
+
+    def _remember_state(self, generator: Any) -> None:
+        self._generators.setdefault(id(generator), (generator, generator.get_state()))
+
+    def go_on_at(self, stream: Stream, offset: int) -> None:
+        self._remember_state(stream)
+        super().go_on_at(stream, offset)
+        self._graph.append_move(stream, offset)
 
     def computed(self, launch: Launch, result: Any) -> None:
         if not self.holds(launch.device.index, launch.stream):

@@ -135,5 +135,8 @@ def models_of(count: int, names: Names) -> list[Model]:
     if isinstance(names, (bytes, bytearray)) or not isinstance(names, Sequence):
         raise TypeError(f"model must be the name of a GPU or one name per device, got {names!r}")
     if len(names) != count:
-        raise ValueError(f"model={list(names)!r} has {len(names)} entries for {count} devices")
+        raise ValueError(
+            f"model={list(names)!r} has {len(names)} entries for {count} devices: say one for all "
+            "of them, or as many as there are devices"
+        )
     return [find(name) for name in names]

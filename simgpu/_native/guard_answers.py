@@ -25,7 +25,8 @@ from simgpu._native.constant_answers import Replacement, virtual_functions
 from simgpu._native.executable_memory import executable, is_possible_here
 from simgpu._native.virtual_tables import Table
 
-# Functions of a guard, in their order, by c10/core/impl/DeviceGuardImplInterface.h.
+# Functions of a guard, in their order, by c10/core/impl/DeviceGuardImplInterface.h. A release may
+# lack one that is not replaced here.
 _ORDER = (
     *("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice"),
     *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
@@ -129,6 +130,12 @@ def _answers_as_it_should(code: dict[str, Any], key: _ThreadKey) -> bool:
         key.set(None)
 
 
+def _places(there: list[str]) -> dict[str, int] | None:
+    """The place of each function among those of a header; None where their order is not known."""
+    order = [name for name in _ORDER if name in there or name in _CODE]
+    return {name: order.index(name) for name in _CODE} if there[: len(order)] == order else None
+
+
 def install(guard: Table) -> Callable[[int], None] | None:
     """Replace what moves between devices and streams, if everything is as expected.
 
@@ -140,14 +147,15 @@ def install(guard: Table) -> Callable[[int], None] | None:
     if not is_possible_here() or sys.byteorder != "little":
         return None
     header = "c10/core/impl/DeviceGuardImplInterface.h"
-    if tuple(virtual_functions(header)[: len(_ORDER)]) != _ORDER:
+    places = _places(virtual_functions(header))
+    if places is None:
         return None
     key = _ThreadKey()
     code = {name: executable(_instructions(name, key)) for name in _CODE}
     if None in code.values() or not _answers_as_it_should(code, key):
         return None
     for name, function in code.items():
-        replacements.append(Replacement(guard, _ORDER.index(name), function))
+        replacements.append(Replacement(guard, places[name], function))
     return key.set
 
 

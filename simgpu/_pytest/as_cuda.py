@@ -17,7 +17,6 @@ import pytest
 from simgpu import _naming
 from simgpu._pytest.options import DeviceOptions, check, options_in, process_count
 from simgpu._pytest.short_option import SHORT
-from simgpu._runtime.rngs import RNGS
 from simgpu._startup import variables
 
 
@@ -43,6 +42,12 @@ def _start(config: pytest.Config, options: DeviceOptions) -> None:
     check(options)
     # A worker of pytest-xdist finds them in what its parent gave it.
     told = variables.clear()
+    options = dataclasses.replace(
+        options,
+        memory=options.memory or told.get(variables.MEMORY),
+        model=options.model or told.get(variables.MODEL),
+        rng=options.rng or told.get(variables.RNG),
+    )
 
     def restore() -> None:
         variables.clear()
@@ -71,7 +76,7 @@ def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
         options.count_or_default,
         memory=options.memory_by_device,
         model=options.model_by_device,
-        rng=options.rng or RNGS[0],
+        rng=options.rng_or_default,
     )
     try:
         devices.__enter__()

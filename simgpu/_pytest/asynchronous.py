@@ -1,7 +1,8 @@
 """`pytest --async`: kernels and copies of simulated devices run when something waits for them.
 
 The whole session runs so (`simgpu.asynchronous`), whichever way a test makes its devices. Each test
-begins the orders of the seed anew, so that it can be run alone.
+begins the orders of the seed anew, so that it can be run alone. One with
+`@pytest.mark.without("--async")` runs at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from simgpu._pytest.options import read_options
+from simgpu._pytest.without import options_for
 
 _EXECUTOR: pytest.StashKey[Any] = pytest.StashKey()
 
@@ -24,14 +26,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
     from simgpu._simulation.asynchronous import block
 
-    executor = block.begin(options.async_seed)
-    config.stash[_EXECUTOR] = executor
-    config.add_cleanup(lambda: block.end(executor))
+    config.stash[_EXECUTOR] = block.begin(options.async_seed)
+    config.add_cleanup(lambda: block.end(config.stash[_EXECUTOR]))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    executor = item.config.stash.get(_EXECUTOR, None)
-    if executor is not None:
+    stash = item.config.stash
+    executor = stash.get(_EXECUTOR, None)
+    if executor is None:
+        return (yield)
+    if options_for(item).asynchronous:
         executor.restart(executor.seed)
-    return (yield)
+        return (yield)
+    from simgpu._simulation.asynchronous import block
+
+    block.end(executor)
+    try:
+        return (yield)
+    finally:
+        stash[_EXECUTOR] = block.begin(executor.seed)

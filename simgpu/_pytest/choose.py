@@ -47,11 +47,9 @@ def choose_pool(options: DeviceOptions) -> Pool:
 
 def simulated_pool(options: DeviceOptions) -> SimulatedPool:
     """Return the pool of a session on simulated devices."""
-    memory, model, rng = options.memory_by_device, options.model_by_device, options.rng
+    memory, model, rng = options.memory_by_device, options.model_by_device, options.rng_or_default
     count, source = options.count_or_default, "as cuda" if options.as_cuda else None
     if options.process_count and not options.as_cuda:
-        memory, model = variables.device_memory(), variables.device_model()
-        rng = variables.device_rng()
         count, source = options.process_count, f"by {variables.COUNT}"
     order = None
     if options.asynchronous:
@@ -63,7 +61,7 @@ def simulated_pool(options: DeviceOptions) -> SimulatedPool:
 def _only_simulated(options: DeviceOptions) -> bool:
     """Whether something that simulated devices alone have was asked for."""
     told = options.process_count or options.memory or options.model or options.rng
-    told = told or options.asynchronous
+    told = told or options.asynchronous or variables.tell_of_devices()
     return options.kind == "auto" and bool(told)
 
 

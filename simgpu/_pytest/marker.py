@@ -91,7 +91,11 @@ def _is_marked(item: pytest.Item) -> bool:
         wanted = wanted_by(item)
     except (TypeError, ValueError):
         return False
-    if wanted is None:
-        return False
-    declared = [line for line in item.config.getini("markers") if line.startswith("devices")]
-    return declared == [DESCRIPTION]
+    return wanted is not None and is_ours(item, DESCRIPTION)
+
+
+def is_ours(item: pytest.Item, description: str) -> bool:
+    """Whether the marker that `description` declares is not one that the suite declares, too."""
+    name = description.partition("(")[0]
+    declared = [line for line in item.config.getini("markers") if line.startswith(name)]
+    return declared == [description]

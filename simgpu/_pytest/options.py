@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,8 @@ class DeviceOptions:
     async_seed: int | None = None
     """The same, in the orders of this seed."""
     memory: str | None = None
-    """What each simulated device has; with commas one size per device."""
+    """What each simulated device has; with commas one size per device. None: what the variable
+    of the environment says, as for the next two."""
     model: str | None = None
     """Which GPU each simulated device says that it is; with commas one per device."""
     rng: str | None = None
@@ -65,11 +67,15 @@ class DeviceOptions:
 
     @property
     def memory_by_device(self) -> str | list[str] | None:
-        return variables.by_device(self.memory)
+        return variables.by_device(self.memory) or variables.device_memory()
 
     @property
     def model_by_device(self) -> str | list[str] | None:
-        return variables.by_device(self.model)
+        return variables.by_device(self.model) or variables.device_model()
+
+    @property
+    def rng_or_default(self) -> str:
+        return self.rng or variables.device_rng()
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -243,17 +249,25 @@ def check(options: DeviceOptions) -> None:
             read(options.count_or_default, variables.by_device(value) or "")
         except ValueError as error:
             raise pytest.UsageError(f"{name} {value}: {error}") from None
-    if process and simulated:
-        _check_variables(process)
+    if simulated:
+        _check_variables(options)
 
 
-def _check_variables(process: int) -> None:
-    """Raise for what the process's own devices cannot be: they are made when torch is imported."""
+def _check_variables(options: DeviceOptions) -> None:
+    """Raise for what devices cannot be that the environment tells and no option does."""
+    count = options.count_or_default
+    for value, variable, read in (
+        (options.memory, variables.MEMORY, capacities),
+        (options.model, variables.MODEL, models_of),
+    ):
+        told = variables.by_device(os.environ.get(variable))
+        if value is not None or told is None:
+            continue
+        try:
+            read(count, told)
+        except ValueError as error:
+            raise pytest.UsageError(f"{variable}: {error}") from None
     try:
-        models_of(process, variables.device_model())
-    except ValueError as error:
-        raise pytest.UsageError(f"{variables.MODEL}: {error}") from None
-    try:
-        variables.device_rng()
+        _ = options.rng_or_default
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None

@@ -46,7 +46,11 @@ def normal(
         shape: Sequence[int] = std.shape
         if isinstance(mean, Tensor):
             shape = _broadcast(mean.shape, std.shape)
-        result = _resized(out, shape, mean if isinstance(mean, Tensor) else std)
+            result = _resized(out, shape, mean)
+        else:
+            dtype = (std if out is None else out).dtype
+            mean = torch.full((), mean, dtype=dtype, device="cpu")  # rounded, or refused
+            result = _resized(out, shape, std)
         samplers.normal_(keys, result, generator=generator)
         return result.mul_(std).add_(mean)
     if not std >= 0:

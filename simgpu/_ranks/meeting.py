@@ -133,7 +133,7 @@ class Transport:
         )
         if error is None:
             source, target = (call, found.call) if sends else (found.call, call)
-            target.outs[0].copy_(source.ins[0])
+            target.outs[0].view(-1).copy_(source.ins[0].view(-1))
         found.finish(_copied(error))
         pending.finish(_copied(error))
 

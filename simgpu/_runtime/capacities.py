@@ -34,5 +34,8 @@ def capacities(count: int, memory: int | str | Sequence[int | str]) -> list[int]
     if isinstance(memory, (int, str)):
         return [_bytes(memory)] * count
     if len(memory) != count:
-        raise ValueError(f"memory={memory!r} has {len(memory)} entries for {count} devices")
+        raise ValueError(
+            f"memory={memory!r} has {len(memory)} entries for {count} devices: say one for all of "
+            "them, or as many as there are devices"
+        )
     return [_bytes(entry) for entry in memory]

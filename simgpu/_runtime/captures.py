@@ -13,11 +13,14 @@ from typing import NoReturn
 import torch
 
 from simgpu._naming import DEVICE_TYPE
+from simgpu._random.stream import Stream
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Instrument, Launch, add, remove
 from simgpu.errors import CaptureError
 
 NOT_PERMITTED = "operation not permitted when stream is capturing"
+
+_underway: list[Capture] = []
 
 _Key = tuple[int, int]  # the index of a device and the number of a stream
 _Clock = dict[_Key, int]  # how much of the work of each stream comes before a certain point
@@ -25,6 +28,14 @@ _Clock = dict[_Key, int]  # how much of the work of each stream comes before a c
 
 def _key(stream: torch.Stream) -> _Key:
     return stream.device_index, stream.stream_id
+
+
+def of_current_stream() -> Capture | None:
+    """The capture that the current stream takes part in."""
+    if not streams.captured:
+        return None
+    key = _key(streams.current_stream())
+    return next((capture for capture in _underway if capture.holds(*key)), None)
 
 
 class Capture(Instrument):
@@ -38,20 +49,35 @@ class Capture(Instrument):
         self._clocks: dict[_Key, _Clock] = {self.origin: {self.origin: 0}}
         # Events that mark captured work; by identity, and kept so that it stays theirs.
         self._marks: dict[int, tuple[torch.Event, _Clock]] = {}
+        # Where streams of random numbers were at first; by identity, and kept so that it is theirs.
+        self._starts: dict[int, tuple[Stream, int]] = {}
 
     def begin(self) -> None:
         """Capture from now on."""
         streams.captured.add(self.origin)
+        _underway.append(self)
         add(self)
 
     def stop(self) -> None:
         """Capture no more."""
         remove(self)
+        if self in _underway:
+            _underway.remove(self)
         streams.captured.difference_update(self._clocks)
 
     def holds(self, device: int, stream: int) -> bool:
         """Whether work of this stream is captured."""
         return (device, stream) in self._clocks
+
+    def drawn_from(self, stream: Stream) -> int:
+        """The offset of `stream` within the graph: how far it has been drawn in the capture."""
+        offset = stream.get_offset()
+        return (offset - self._starts.setdefault(id(stream), (stream, offset))[1]) % 2**64
+
+    def go_on_at(self, stream: Stream, offset: int) -> None:
+        """Draw from this offset within the graph on, as in every replay."""
+        self.drawn_from(stream)
+        stream.set_offset((self._starts[id(stream)][1] + offset) % 2**64)
 
     def refuse(self, reason: str = NOT_PERMITTED) -> NoReturn:
         """Raise for what a capture does not survive."""

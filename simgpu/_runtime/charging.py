@@ -27,6 +27,8 @@ _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _META = torch.device("meta")
 # Whose schemas do not say that they update the running statistics.
 _SILENT = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
+# Whose result is like their first argument; older releases have no meta kernel for them.
+_LIKE_FIRST = {"aten::_standard_gamma", "aten::_sample_dirichlet"}
 _AMPLE = 2**20  # bytes that the room exceeds every estimate by, to be sure of it
 
 
@@ -107,7 +109,10 @@ def _result_sizes(
     try:
         with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
             meta_args, meta_kwargs = tree_map(_on_meta, (list(args), kwargs))
-            results = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
+            if op._name in _LIKE_FIRST:
+                results = meta_args[0]
+            else:
+                results = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
     except Exception:  # no meta kernel, or sizes that depend on values
         return []
     return [rounded(storage.nbytes()) for storage in _new_storages(op, results)]

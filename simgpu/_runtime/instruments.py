@@ -26,7 +26,7 @@ class Collective:
     are the global ranks of its members, `algorithm` is how a reduction is carried out ("" for what
     only moves data), `place` the line of the program. `rank` is who calls, `peer` with whom where
     it `sends` to one rank or receives from one; both are global. `nbytes` are those of this rank:
-    what it reads or what it writes, whichever is more.
+    what it reads or what it writes, whichever is more. `index` is the device of its tensors.
     """
 
     group: str
@@ -38,6 +38,7 @@ class Collective:
     peer: int | None = None
     sends: bool = False
     nbytes: int = 0
+    index: int = 0
 
 
 @dataclass(slots=True)  # not frozen, which makes one cost five times as much
@@ -214,6 +215,7 @@ class Hooks:
 
 hooks = Hooks()
 _instruments: tuple[Instrument, ...] = ()
+added: list[Callable[[], object]] = []  # called when there is one more
 _lock = threading.Lock()
 
 
@@ -223,6 +225,8 @@ def add(instrument: Instrument) -> None:
     with _lock:
         _instruments = (*_instruments, instrument)
         hooks.rebuild(_instruments)
+    for tell in added:
+        tell()
 
 
 def remove(instrument: Instrument, *, wait: bool = True) -> bool:

@@ -113,7 +113,7 @@ class Stream(torch.Stream):
             waits(self)
 
     def __enter__(self) -> Stream:
-        self._outer.append((world.current_device(), current_stream(self.device)))
+        self._outer.append((world.current_device(), current_stream(self.device_index)))
         world.set_current_device(self.device_index)
         set_stream(self)
         return self
@@ -274,7 +274,7 @@ class Event(torch.Event):
 
 
 class _PerThread(threading.local):
-    """The stream object that a thread has made current on each device last.
+    """The stream object that a thread has found or made current on each device last.
 
     Which stream is current, its number in `thread_state` says: C++ makes streams current, too.
     """
@@ -321,9 +321,12 @@ def current_stream(device: torch.device | str | int | None = None) -> Stream:
     index = world.resolve(device)
     number = current_stream_id(index)
     stream = _per_thread.streams.get(index)
+    if index >= len(world.active_devices):
+        world.device(index)  # raises
     if stream is not None and stream.stream_id == number:
         return stream
-    return Stream(index, stream_id=number)
+    stream = _per_thread.streams[index] = Stream(index, stream_id=number)
+    return stream
 
 
 def default_stream(device: torch.device | str | int | None = None) -> Stream:

@@ -74,6 +74,13 @@ def untold() -> list[int]:
     return [index for index in _lost.reasons if index not in _lost.told]
 
 
+def untold_errors() -> list[DeviceLostError]:
+    """An error for each device that is lost without anybody knowing: whoever asks is told."""
+    found = untold()
+    _lost.told.update(found)
+    return [DeviceLostError(_lost.reasons[index]) for index in found]
+
+
 def find_devices() -> None:
     """No device is lost any more: there are others now, or someone wants to go on with these."""
     _lost.reasons.clear()

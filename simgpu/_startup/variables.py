@@ -49,6 +49,11 @@ def device_rng() -> str:
         raise ValueError(f"{RNG}: {error}") from None
 
 
+def tell_of_devices() -> bool:
+    """Return whether one of them says of which sort simulated devices are."""
+    return any(os.environ.get(name) for name in (MEMORY, MODEL, RNG))
+
+
 def by_device(text: str | None) -> str | list[str] | None:
     """Return what a text says of all devices, or of each where it has commas."""
     return text.split(",") if text and "," in text else text or None

@@ -137,7 +137,12 @@ def test_versions_agree_with_there_being_devices():
         assert torch.backends.cuda.is_built()
         assert torch.backends.cudnn.is_available()
         assert torch.backends.cudnn.version() >= 90000
-        assert not torch.backends.cudnn.is_acceptable(torch.ones(1, device="cuda"))
+        acceptable = torch.backends.cudnn.is_acceptable
+        x = torch.ones(1, device="cuda")
+        assert acceptable(x)
+        assert not any(map(acceptable, (x.int(), x.bfloat16(), x.cpu())))
+        with torch.backends.cudnn.flags(enabled=False):
+            assert not acceptable(x)
         assert torch._C._cuda_getCompiledVersion() >= 12000
         # The compiler imports it where PyTorch is built with CUDA.
         assert isinstance(torch._C._cuda_CUDAAllocator_AllocatorState, type)

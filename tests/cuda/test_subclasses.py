@@ -45,7 +45,7 @@ def test_tensors_without_data_follow_the_rules_of_devices():
             layer = torch.nn.Linear(2, 2, device="cuda:1")
             assert layer(x.to("cuda:1")).device == layer(x.cuda(1)).device == cuda[1]
             assert (x.device, x.cpu().device) == (cuda[0], torch.device("cpu"))
-            with pytest.raises(RuntimeError, match="two devices, cuda:0 and cuda:1!"):
+            with pytest.raises(RuntimeError, match=r"devices,? cuda:0(,| and) cuda:1"):
                 torch.add(x, torch.ones(2, 2, device="cuda:1"))
         fake = mode.from_tensor(real)
         fake.sum().backward()

@@ -16,6 +16,7 @@ from tests.support.observe import ExactNet, chosen, observe, plain, slot_of, sum
 from tests.support.rounding import ROUNDING, Scale, check_bound, ordinary
 
 SUMMABLE = tuple(name for name in strategies.DTYPES if name != "bool")
+FLOATS = ("float32", "float64")
 
 
 @given(case=strategies.collective_cases("reduce_add", SUMMABLE))
@@ -32,6 +33,28 @@ def test_exact_sums_are_bitwise(devices, case):
 def test_summing_leaves_its_inputs_alone(devices, case):
     seen = observe(case, devices)
     assert seen["parts_after"] == seen["parts"]
+
+
+@given(data=st.data(), names=st.lists(st.sampled_from(FLOATS), min_size=2, max_size=5))
+def test_parts_that_lie_together_are_left_alone(devices, data, names):
+    """Several lie on one device, that of the sum among them, in several dtypes."""
+    places = st.lists(st.sampled_from(devices), min_size=len(names), max_size=len(names))
+    targets = data.draw(places)
+    parts = [
+        # A double of more digits than a float has.
+        (values((3,), name, seed, span=9) / 8 + (2**-30 if name == "float64" else 0)).to(target)
+        for seed, (name, target) in enumerate(zip(names, targets, strict=True))
+    ]
+    before = [plain(part) for part in parts]
+    total = comm.reduce_add(parts, targets[0])
+    assert [plain(part) for part in parts] == before
+    root = max(k for k, target in enumerate(targets) if target == targets[0])
+    first, *others = [parts[root], *(part for k, part in enumerate(parts) if k != root)]
+    expected = first.cpu() + others[0].cpu()
+    for other in others[1:]:
+        expected = expected.add_(other.cpu())
+    assert total.dtype == expected.dtype
+    assert plain(total) == plain(expected)
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)

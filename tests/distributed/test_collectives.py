@@ -86,6 +86,23 @@ def test_each_rank_multiplies_by_its_own_factor(count, factors, dtype):
     assert simgpu.ranks(count, scale) == [[wanted, wanted]] * count
 
 
+@few
+@given(shape=st.lists(st.integers(1, 3), max_size=3), dims=st.integers(0, 4))
+def test_what_is_sent_is_received_in_another_shape(shape, dims):
+    """NCCL counts elements."""
+    values = torch.arange(float(torch.Size(shape).numel()))
+    other = [1] * dims + [len(values)]
+
+    def exchange(rank):
+        x = values.reshape(shape if rank else other).cuda()
+        if rank:
+            return dist.send(x, 0)
+        dist.recv(x.zero_(), 1)
+        return x.tolist()
+
+    assert simgpu.ranks(2, exchange)[0] == values.reshape(other).tolist()
+
+
 @pytest.mark.parametrize(
     ("backend", "dtype", "op", "error", "text"),
     [

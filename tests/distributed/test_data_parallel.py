@@ -438,6 +438,12 @@ def test_it_is_data_parallel_in_other_words(count, each, options, seed):
             torch.testing.assert_close(found, gradients(alone))
 
 
+@pytest.mark.without(
+    "--async",
+    "--races",
+    reason="with static_graph=True, PyTorch's reducer copies gradients out of their bucket without "
+    "waiting for the stream on which its mixed precision divides them",
+)
 @few
 @given(
     count=strategies.world_sizes(1, 4),

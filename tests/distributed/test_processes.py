@@ -1,5 +1,6 @@
 """Ranks that are processes: the collectives, and the errors of ranks that differ."""
 
+import weakref
 from unittest import mock
 
 import pytest
@@ -89,8 +90,11 @@ def test_a_mesh_chooses_the_device_of_a_process_that_has_not():
     assert initialized(lambda: torch.ones(1, device="cuda:1")) == (False, True)
 
 
-def test_a_group_that_dies_waits_for_nobody():
+def test_a_group_that_dies_waits_for_nobody(monkeypatch):
     """The garbage collector finds it, in a thread that may be adding an instrument just then."""
+    # Groups that earlier tests left alive are none of these.
+    monkeypatch.setattr(communicators, "_communicators", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(communicators, "_synchronization", None)
 
     class Held:
         def acquire(self, blocking=True):

@@ -22,8 +22,12 @@ from tests.support.recording import RecordingError
 
 FILES = sorted(published.PUBLISHED.glob("*.json"))
 row_of = functools.cache(compare)
+at_once = pytest.mark.without(
+    "--async", reason="the page tells how devices that compute at once differ from what was printed"
+)
 
 
+@at_once
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_gpus_printed_is_what_is_seen(path, record_property):
     row = row_of(path)
@@ -31,6 +35,7 @@ def test_what_gpus_printed_is_what_is_seen(path, record_property):
     assert row.wrong == []
 
 
+@at_once
 def test_the_page_has_the_report_as_it_is():
     """Written by `python -m tests.hardware.report`."""
     text = report.PAGE.read_text(encoding="utf-8")
@@ -178,6 +183,11 @@ def test_words_of_full_devices(case):
         lambda r: r["cases"].clear(),
         lambda r: r["cases"][0].pop("source"),
         lambda r: r["cases"][1].update(mood=1),
+        lambda r: r.update(cases=5),
+        lambda r: r["cases"].append(5),
+        lambda r: r["cases"][1].update(devices="2"),
+        lambda r: r["cases"][1].update(code=None),
+        lambda r: r["cases"][1].update(digits="4"),
     ],
 )
 def test_a_malformed_recording_is_told(tmp_path, change):
@@ -187,9 +197,25 @@ def test_a_malformed_recording_is_told(tmp_path, change):
     path.write_text(json.dumps(recording))
     with pytest.raises(RecordingError, match=r"odd\.json is no published recording: "):
         published.load(path)
-    path.write_text("{")
-    with pytest.raises(RecordingError, match="not JSON, or cut short"):
-        published.load(path)
+    if "what" in recording:
+        with pytest.raises(RecordingError, match=r"odd\.json is no published recording: "):
+            compare(path)
+    for text in ("{", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(RecordingError, match="not JSON, or cut short"):
+            compare(path)
+    for text in ("5", "[{}]", "null"):
+        path.write_text(text)
+        with pytest.raises(RecordingError, match="is no published recording: it must be an object"):
+            published.load(path)
+
+
+@pytest.mark.parametrize("change", [{"devices": 0}, {"model": "A101"}, {"model": 5}])
+def test_a_recording_of_devices_that_there_are_not_is_told(change):
+    recording = copy.deepcopy(published.load(FILES[0]))
+    recording["cases"][0].update(change)
+    with pytest.raises(RecordingError, match=r"has no such devices: .*(A101|0|5)"):
+        published.replay(recording)
 
 
 def test_the_command_prints_the_report(capsys):

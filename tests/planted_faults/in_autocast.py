@@ -4,6 +4,7 @@ from functools import partial
 
 from tests.devices.computing import test_autocast as autocast
 from tests.devices.computing import test_autocast_regions as regions
+from tests.simulator import test_rnn_layers as rnn
 from tests.support.plant import fault
 
 CAST = "simgpu._kernels.autocast"
@@ -119,6 +120,14 @@ AUTOCAST = [
         "and not torch.is_autocast_enabled(DEVICE_TYPE)",
         "",
         regions.test_attention_is_cast_in_training_and_in_evaluation,
+        raises=Exception,
+    ),
+    fault(
+        "recurrent layers are not cast",
+        f"{CAST}:lowered",
+        "_cast_all(arguments, _lower_precision(()))",
+        "list(arguments)",
+        rnn.test_under_autocast_a_layer_is_the_layer_in_autocasts_dtype,
         raises=Exception,
     ),
 ]

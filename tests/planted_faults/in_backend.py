@@ -11,6 +11,7 @@ from tests.devices.training import test_modules as modules
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_models as gpus
 from tests.simulator import test_raw_operators as raw
+from tests.simulator import test_virtual_tables as tables
 from tests.support.plant import fault
 from tests.tools import test_rng_option as rng_option
 
@@ -22,6 +23,14 @@ HISTORY = statistics.test_the_statistics_are_those_of_the_history
 RANDOM = current.test_random_states_are_those_of_the_device_that_is_told
 
 BACKEND = [
+    fault(
+        "a release that lacks a function of the guard is not known",
+        "simgpu._native.guard_answers:_places",
+        "[name for name in _ORDER if name in there or name in _CODE]",
+        "list(_ORDER)",
+        tables.test_a_release_may_lack_what_is_not_replaced,
+        raises=AttributeError,
+    ),
     fault(
         "buses are counted from 2",
         "simgpu._backend.device_module.properties:get_device_properties",
@@ -77,6 +86,13 @@ BACKEND = [
         "str(self._device)",
         "self._device.type",
         STATE,
+    ),
+    fault(
+        "a stream knows one thread alone that it has to take back",
+        "simgpu._backend.device_module.streams:StreamContext.__enter__",
+        "self._outer.append(",
+        "self._outer = self._stream._outer; self._outer.append(",
+        threads.test_a_stream_takes_each_thread_back_where_it_was,
     ),
     fault(
         "the accelerator's stream leaves the device",

@@ -15,6 +15,13 @@ from tests.support.plant import fault
 
 COMPOSED_DRAWS = [
     fault(
+        "a mean that its dtype has no room for is infinite",
+        "simgpu._random.composed:normal",
+        'mean = torch.full((), mean, dtype=dtype, device="cpu")',
+        "pass",
+        corners.test_a_mean_for_many_deviations_is_a_number_of_their_type,
+    ),
+    fault(
         "any mask drops gradients",
         "simgpu._kernels.dropout:_host_backward",
         "mask.dtype is not torch.bool",

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from simgpu.errors import DeadlockError, LivelockError
+from simgpu.errors import CollectiveMismatchError, DeadlockError, LivelockError
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_processes as processes
@@ -53,6 +53,22 @@ DISTRIBUTED = [
         '"imed out" in str(error)',
         '"timed_out" in str(error)',
         transport.test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended,
+    ),
+    fault(
+        "what is sent has to be received in the same shape",
+        "simgpu._distributed.kernels:_between_two",
+        "host.flatten()",
+        "host",
+        collectives.test_what_is_sent_is_received_in_another_shape,
+        raises=CollectiveMismatchError,
+    ),
+    fault(
+        "what is received keeps the shape that was sent",
+        "simgpu._ranks.meeting:Transport._meet_peer",
+        "outs[0].view(-1).copy_(source.ins[0].view(-1))",
+        "outs[0].copy_(source.ins[0])",
+        collectives.test_what_is_sent_is_received_in_another_shape,
+        raises=RuntimeError,
     ),
     fault(
         "calls that nobody met are met by those of the next default group",

@@ -4,6 +4,8 @@ from functools import partial
 
 from tests.devices.computing import test_foreach as lists
 from tests.devices.computing import test_mixing_devices as rules
+from tests.devices.computing import test_sparse_and_nested as composites
+from tests.devices.training import test_cudnn as cudnn
 from tests.simulator import test_stream_records as records
 from tests.support.plant import fault
 

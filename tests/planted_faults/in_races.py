@@ -19,7 +19,7 @@ DETECTOR = "simgpu._simulation.races.detector:Detector"
 programs = races.test_what_is_missing_is_reported_and_nothing_else
 waiting = collectives.test_an_output_is_used_after_its_collective_if_somebody_waits
 paths = order.test_a_step_is_reported_if_no_path_leads_to_it
-frees = order.test_memory_is_free_once_all_its_readers_are_known_to_be
+frees = order.test_memory_is_used_again_once_all_its_readers_are_known_to_be
 
 RACES = [
     fault(
@@ -81,8 +81,22 @@ RACES = [
     fault(
         "memory is free whoever reads it",
         f"{DETECTOR}.after_free",
-        "queue != region.owner",
-        "False",
+        "if queue == region.owner or queue in region.recorded:",
+        "if True:",
+        frees,
+    ),
+    fault(
+        "memory is used again as soon as it is given back",
+        f"{DETECTOR}._hands_out",
+        "clock, host = self._order.clock(owner), self._order.host",
+        "clock, host = {}, {}",
+        frees,
+    ),
+    fault(
+        "every stream is handed what any stream gave back",
+        f"{DETECTOR}.after_allocate",
+        "if queue in self._given_back:",
+        "for queue in list(self._given_back):",
         frees,
     ),
     fault(
@@ -125,6 +139,13 @@ RACES = [
             collectives.test_an_output_is_used_after_its_collective_if_somebody_waits,
             name="broadcast",
         ),
+    ),
+    fault(
+        "the current device waits for a collective, whichever it ran on",
+        "simgpu._distributed.works:awaited",
+        "streams.current_stream(index)",
+        "streams.current_stream()",
+        collectives.test_a_collective_that_blocks_is_awaited_on_the_device_of_its_tensors,
     ),
     fault(
         "replicas read their chunks while these are on their way",

@@ -32,8 +32,8 @@ GRADIENTS = [
     fault(
         "the sum is written over an input",
         f"{SUM}:sum_to",
-        "result = inputs[root] + others[0].to(device, non_blocking=device != CPU)",
-        "result = inputs[root].add_(others[0].to(device, non_blocking=device != CPU))",
+        "result = inputs[root] + landed",
+        "result = inputs[root].add_(landed)",
         sums.test_summing_leaves_its_inputs_alone,
     ),
     fault(
@@ -53,8 +53,8 @@ GRADIENTS = [
     fault(
         "gradients travel in half precision",
         f"{SUM}:sum_to",
-        "add(result, other.to(device, non_blocking=device != CPU))",
-        "add(result, other.half().to(device, result.dtype, non_blocking=True))",
+        "landed.copy_(other, non_blocking=non_blocking)",
+        "landed.copy_(other.half(), non_blocking=non_blocking)",
         partial(sums.test_the_sum_over_replicas_keeps_the_rounding_bound, dtype="float32"),
     ),
     fault(

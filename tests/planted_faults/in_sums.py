@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.dataparallel import test_buckets as buckets
+from tests.dataparallel import test_gradient_sum as gradient_sum
 from tests.dataparallel import test_transforms as transforms
 from tests.dataparallel.against_torch import test_unusual_sums_and_joins as unusual
 from tests.support.plant import fault
@@ -15,9 +16,30 @@ default = partial(partial, unusual.test_the_default_is_the_current_device)
 
 SUMS = [
     fault(
+        "parts on the device of a sum are written over",
+        "dataparallel._transfer.sums:sum_to",
+        "landed is not first",
+        "True",
+        gradient_sum.test_parts_that_lie_together_are_left_alone,
+    ),
+    fault(
+        "parts are summed in the dtype of the first that came",
+        "dataparallel._transfer.sums:_alike",
+        "one.dtype == other.dtype",
+        "True",
+        gradient_sum.test_parts_that_lie_together_are_left_alone,
+    ),
+    fault(
+        "what comes second is added twice",
+        "dataparallel._transfer.sums:sum_to",
+        "moved = landed.copy_(other, non_blocking=non_blocking)",
+        "moved = landed",
+        gradient_sum.test_exact_sums_are_bitwise,
+    ),
+    fault(
         "under a transform sums are taken in place",
         "dataparallel._transfer.sums:sum_to",
-        "add = torch.add if transforms.active(inputs) else torch.Tensor.add_",
+        "add = torch.add if within else torch.Tensor.add_",
         "add = torch.Tensor.add_",
         transforms.test_sums_of_what_is_batched_and_what_is_not,
         raises=RuntimeError,

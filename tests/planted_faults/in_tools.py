@@ -5,6 +5,7 @@ from functools import partial
 from tests.support.plant import fault
 from tests.tools import test_fuzz_report as fuzz_report
 from tests.tools import test_patches as patches
+from tests.tools import test_plugin_models as named
 from tests.tools import test_pools as pools
 from tests.tools import test_strategies as drawn
 from tests.tools import test_summary as summary
@@ -17,7 +18,7 @@ TALLY = "simgpu._fuzz.tally:Tally"
 def drawn_afresh(check, **arguments):
     """A check of strategies, of which none is kept from before, nor for later."""
     public = drawn.strategies
-    kept = (public.dims, public.batches, public._batch_sizes)
+    kept = (public.dims, public.batches, public._batch_sizes, public._sizes)
     for function in kept:
         function.cache_clear()
     try:
@@ -28,6 +29,13 @@ def drawn_afresh(check, **arguments):
 
 
 TOOLS = [
+    fault(
+        "the environment goes before an option",
+        "simgpu._pytest.options:DeviceOptions.model_by_device",
+        "variables.by_device(self.model) or variables.device_model()",
+        "variables.device_model() or variables.by_device(self.model)",
+        named.test_an_option_goes_before_the_environment,
+    ),
     fault(
         "slots on one GPU count as distinct",
         "simgpu.pytest_plugin:_lend",

@@ -167,6 +167,7 @@ def test_capsules_without_the_layout_of_cpython_are_asked(simulated, monkeypatch
     """As in an interpreter without the GIL."""
     x = torch.arange(4.0, device=simulated[2])
     by_api = dlpack_relabel._relabel_by_capsule_api
+    torch.simgpu.synchronize(2)
     host = by_api(x)
     assert (host.device.type, host.data_ptr(), host.tolist()) == ("cpu", x.data_ptr(), x.tolist())
     assert by_api(host, dlpack_relabel.LABELS[5]).get_device() == 5
@@ -284,7 +285,11 @@ def test_a_table_that_is_filled_anew_has_the_kernel_of_python(simulated):
     """As where a program registers a kernel of its own, and takes it back."""
     x = torch.arange(6.0, device=simulated[1])
     library = torch.library.Library("aten", "IMPL")
-    library.impl("view", lambda keys, x, size: x.new_zeros(size), "PrivateUse1", with_keyset=True)
+    library.impl(
+        *("view", lambda keys, x, size: x.new_zeros(size), "PrivateUse1"),
+        with_keyset=True,
+        allow_override=True,  # as is usual in newer releases
+    )
     assert x.view(2, 3).tolist() == [[0] * 3] * 2
     library._destroy()
     assert x.view(2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]

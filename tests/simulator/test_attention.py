@@ -70,16 +70,19 @@ def moved(values, device):
     ]
 
 
+@pytest.mark.without(
+    "--async", reason="PyTorch's meta kernel gives dimensions of one element other strides"
+)
 @given(call=calls(), data=st.data())
 def test_attention_has_the_bits_of_the_cpu_out_of_the_same_kernels(simulated, call, data):
     check_bits_and_kernels(*call, data.draw(st.sampled_from(simulated)))
 
 
 @pytest.mark.parametrize("lead", [(1,), (2, 2)])
-def test_without_queries_the_mask_has_no_gradient_as_on_the_cpu(simulated, lead):
+def test_without_queries_the_mask_has_a_gradient_where_the_cpu_has_one(simulated, lead):
+    """Newer releases have none."""
     mask = torch.zeros(0, 1, requires_grad=True)
     tensors = [torch.ones(*lead, count, 4) for count in (0, 1, 1)]
-    assert results(tensors, mask, {})[-1] is None
     check_bits_and_kernels(tensors, mask, {}, simulated[1])
 
 

@@ -6,6 +6,7 @@ first. That is done in C++, and instruments are told.
 
 import itertools
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +52,7 @@ class Order(Instrument):
         self.used.append((address, stream))
 
 
+@pytest.mark.without("--races", reason="only the backward pass puts its streams in order")
 @given(numbers=st.lists(st.integers(0, 2), min_size=2, max_size=5), caller=st.integers(0, 2))
 def test_each_kernel_comes_after_the_one_that_made_its_gradient(simulated, numbers, caller):
     device = simulated[1]
@@ -79,6 +81,7 @@ def test_each_kernel_comes_after_the_one_that_made_its_gradient(simulated, numbe
     assert after.get(last, 0) >= then[last]  # whoever called backward may use the gradients
 
 
+@pytest.mark.without("--races", reason="only the backward pass puts its streams in order")
 @given(numbers=st.lists(st.integers(0, 2), min_size=2, max_size=4))
 def test_memory_of_a_gradient_is_told_to_be_used_by_its_reader(simulated, numbers):
     device = simulated[0]
@@ -104,6 +107,7 @@ def test_memory_of_a_gradient_is_told_to_be_used_by_its_reader(simulated, number
     ]
 
 
+@pytest.mark.without("--async", "--races", reason="these listen")
 def test_nobody_listens_and_nothing_is_noted(simulated):
     from simgpu._runtime.thread_state import LOG, per_thread
 

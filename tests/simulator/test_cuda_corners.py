@@ -4,6 +4,7 @@ What the properties of test_cuda_random and test_cuda_samplers meet once in a mi
 """
 
 import math
+import re
 from unittest.mock import patch
 
 import numpy as np
@@ -197,19 +198,34 @@ def test_normal_with_tensors(simulated, rows, width, seed, broadcast):
     mean = mean if broadcast else mean.view(rows, width)
     start(simulated[0], GPU, seed, 0)
     plain = torch.randn(rows, width, device=simulated[0])
-    for call, expected in (
-        (lambda m, s: torch.normal(m, s), lambda: plain.mul(std.to(plain.device)) + mean.to(
-            plain.device)),
-        (lambda m, s: torch.normal(0.0, s), lambda: plain.mul(std.to(plain.device))),
-    ):  # fmt: skip
-        start(simulated[0], GPU, seed, 0)
-        drawn = call(mean.to(simulated[0]), std.to(simulated[0]))
-        assert torch.equal(drawn, expected())
+    start(simulated[0], GPU, seed, 0)
+    drawn = torch.normal(mean.to(simulated[0]), std.to(simulated[0]))
+    assert torch.equal(drawn, plain.mul(std.to(plain.device)) + mean.to(plain.device))
     start(simulated[0], GPU, seed, 0)
     scaled = torch.empty(mean.shape, device=simulated[0]).normal_(0, 0.5)
     start(simulated[0], GPU, seed, 0)
     drawn = torch.normal(mean.to(simulated[0]), 0.5)
     assert torch.equal(drawn, scaled + mean.to(simulated[0]))
+
+
+@given(
+    mean=st.floats(allow_nan=False),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    numel=st.integers(1, 60),
+)
+def test_a_mean_for_many_deviations_is_a_number_of_their_type(simulated, mean, dtype, numel):
+    std = torch.linspace(0, 3, numel, device=simulated[0]).to(dtype)
+    start(simulated[0], GPU, 1, 0)
+    try:
+        rounded = torch.full((), mean, dtype=dtype)
+    except RuntimeError as error:  # too large for the dtype
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
+            torch.normal(mean, std)
+        assert torch.simgpu.default_generators[0].get_offset() == 0
+        return
+    plain = torch.randn(numel, dtype=dtype, device=simulated[0])
+    start(simulated[0], GPU, 1, 0)
+    assert torch.equal(torch.normal(mean, std), plain.mul(std) + rounded.to(simulated[0]))
 
 
 @given(numel=st.integers(1, 700), seed=st.integers(0, 99))

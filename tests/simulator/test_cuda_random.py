@@ -80,11 +80,11 @@ def header(name):
 def test_the_constants_are_those_of_the_installed_torch():
     """A release that draws otherwise than this one shows up here."""
     templates = header("native/cuda/DistributionTemplates.h")
-    stateless = header("cuda/StatelessPhilox4x32.cuh")
-    numbers = dict(re.findall(r"constexpr uint32_t (kPhilox\w+) = (\w+);", stateless))
+    engine = header("core/PhiloxRNGEngine.h")
+    numbers = dict(re.findall(r"constexpr uint32_t (kPhilox\w+) = (\w+);", engine))
     assert [int(numbers[f"kPhiloxS{which}"], 16) for which in "AB"] == list(philox.MULTIPLIERS)
     assert [int(numbers[f"kPhilox10{which}"], 16) for which in "AB"] == list(philox.KEY_STEPS)
-    assert f"template <int N_ROUNDS = {philox.ROUNDS}>" in stateless
+    assert f"n_rounds = {philox.ROUNDS})" in engine
     assert f"block_size_bound = {geometry.BLOCK};" in templates
     assert f"max_generator_offsets_per_curand_call = {geometry.STEP};" in templates
     wide = re.findall(r"range >= 1ULL << (\d+)\)", templates.partition("#else")[2])

@@ -25,6 +25,7 @@ def listening(*names):
     return type("Listening", (Instrument,), {name: method(name) for name in names})(), seen
 
 
+@pytest.mark.without("--async", "--races", reason="there is an instrument more")
 @given(lists=st.lists(st.lists(st.sampled_from(NAMES), unique=True), max_size=4), data=st.data())
 def test_a_hook_holds_those_who_override_it_in_their_order(lists, data):
     before = {name: getattr(hooks, name) for name in NAMES}
@@ -162,6 +163,7 @@ def test_streams_events_and_synchronizing_are_told(simulated):
     assert [call[1] for call in seen[7:]] == [side, event, device, device]
 
 
+@pytest.mark.without("--races", reason="reads on a stream that has not waited")
 @given(data=st.data())
 def test_reading_a_value_makes_the_host_wait(simulated, data):
     """A copy to the host that blocks waits for the stream, one that does not block waits not."""
@@ -198,6 +200,7 @@ class Ticks(clock.Clock):
         return self.seconds
 
 
+@pytest.mark.without("--async", reason="begin and end are those of kernels that run at once")
 def test_one_clock_tells_all_times(simulated):
     start, end = (torch.simgpu.Event(enable_timing=True) for _ in range(2))
     x = torch.ones(2, device=simulated[0])

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import simgpu
 
@@ -76,6 +77,38 @@ def test_a_layer_has_the_bits_of_the_cpu_out_of_one_kernel(simulated, case, grad
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@given(
+    case=layers(),
+    slot=st.integers(0, 7),
+    lower=st.sampled_from([torch.float16, torch.bfloat16]),
+    dtypes=st.lists(st.sampled_from([torch.half, torch.float]), min_size=2, max_size=2),
+)
+def test_under_autocast_a_layer_is_the_layer_in_autocasts_dtype(
+    simulated, case, slot, lower, dtypes
+):
+    """One kernel, and one node of the graph, with the name that it has on CUDA."""
+    device = simulated[slot]
+    module, inputs = copy.deepcopy(case[0]).to(device, dtypes[0]), dtypes[1]
+    x = torch.linspace(-1, 1, 24, device=device).view(2, 4, 3)
+    with simgpu.trace() as trace, torch.autocast("simgpu", lower):
+        out, ends = module(x.to(inputs))
+    assert sum(record.op in ONE_KERNEL for record in trace.kernels) == 1
+    assert out.dtype == lower
+    assert out.grad_fn.name() == "CudnnRnnBackward0"
+    out.float().sum().backward()
+    control = copy.deepcopy(module).to(lower)
+    control.zero_grad()
+    expected, ends_expected = control(x.to(inputs).to(lower))
+    expected.float().sum().backward()
+    found = [out, *tree_leaves(ends), *(p.grad for p in module.parameters())]
+    wanted = [expected, *tree_leaves(ends_expected)]
+    wanted += [p.grad.to(dtypes[0]) for p in control.parameters()]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @given(case=layers(dropout=True), slot=st.integers(0, 7))
 def test_dropout_between_layers_is_drawn_from_the_device(simulated, case, slot):
     before = torch.get_rng_state()
@@ -123,6 +156,7 @@ def test_a_graph_can_be_kept_and_is_gone_otherwise(simulated):
         total.backward()
 
 
+@pytest.mark.without("--async", reason="looks at memory as soon as it is given back")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @given(case=layers(), slot=st.integers(0, 7))
 def test_what_is_kept_for_backward_takes_memory_until_then(no_collector, simulated, case, slot):

@@ -1,9 +1,12 @@
 """Tables of C++ functions that are not what simgpu expects."""
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import simgpu
 from simgpu._backend import guard, pinned_allocator
+from simgpu._native import guard_answers
 
 
 class Functions:
@@ -31,3 +34,22 @@ def test_hooks_whose_table_stays_say_whether_there_are_devices():
     with simgpu.devices(2):
         assert hooks.is_available()
     assert not hooks.is_available()
+
+
+@given(
+    lacking=st.sets(st.sampled_from(sorted({*guard_answers._ORDER} - {*guard_answers._CODE}))),
+    more=st.lists(st.sampled_from(["new", "newer"]), unique=True),
+    swapped=st.sampled_from([None, *sorted(guard_answers._CODE)]),
+)
+def test_a_release_may_lack_what_is_not_replaced(lacking, more, swapped):
+    """Every function is found at its place in the header, or none is replaced."""
+    header = [name for name in guard_answers._ORDER if name not in lacking] + more
+    if swapped is not None:
+        place = header.index(swapped)
+        header[place - 1 : place + 1] = header[place - 1 : place + 1][::-1]
+        assert guard_answers._places(header) is None
+    else:
+        places = guard_answers._places(header)
+        assert {name: header[place] for name, place in places.items()} == {
+            name: name for name in guard_answers._CODE
+        }

@@ -13,7 +13,7 @@ from pathlib import Path
 import simgpu
 from tests.support import published
 from tests.support.observe import observe
-from tests.support.recording import FOLDER, RecordingError, devices_for, differences, load
+from tests.support.recording import FOLDER, devices_for, differences, load
 
 HEAD = ("recording", "GPU", "torch", "cases", "numbers", "agreed", "differ", "not compared")
 
@@ -63,7 +63,7 @@ def compare(path):
     path = Path(path)
     try:
         recording = published.load(path)
-    except RecordingError:
+    except published.AnotherFile:
         recording = load(path)
         with simgpu.devices(8) as devices:
             return row_of_recording(path.stem, recording, devices)

@@ -10,6 +10,7 @@ simulated devices do something else: without a difference it is as wrong as one 
 `unreplayed` says why a program is not run at all.
 """
 
+import contextlib
 import itertools
 import json
 import re
@@ -41,6 +42,11 @@ _CASE = {
     "unreplayed",
 }
 _NEEDED = {"source", "code", "seen", "devices"}
+_KINDS = dict.fromkeys(("source", "code", "remark", "known", "ours", "unreplayed"), str) | {
+    "devices": int,
+    "digits": int,
+    "random": bool,
+}
 
 LIBRARIES = (
     SimpleNamespace(DataParallel=torch.nn.DataParallel, comm=torch.nn.parallel.comm),
@@ -104,21 +110,31 @@ class Outcome:
         return self.verdict == "wrong"
 
 
+class AnotherFile(RecordingError):
+    """What a file is that does not even begin as a published recording."""
+
+
 def load(path):
     """Return a published recording; raises RecordingError for anything else."""
 
-    def wrong(why):
-        return RecordingError(f"{Path(path).name} is no published recording: {why}")
+    def wrong(why, kind=RecordingError):
+        return kind(f"{Path(path).name} is no published recording: {why}")
 
     try:
         recording = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise wrong(f"not JSON, or cut short ({error})") from error
-    if set(recording) != {"what", "cases"} or not recording["cases"]:
-        raise wrong("it must have what and cases")
-    for place, case in enumerate(recording["cases"]):
-        if not _NEEDED <= set(case) <= _CASE:
-            raise wrong(f"case {place} has {sorted(case)}")
+    except (ValueError, RecursionError) as error:
+        raise wrong(f"not JSON, or cut short ({error})", AnotherFile) from error
+    if not isinstance(recording, dict) or "what" not in recording:
+        raise wrong("it must be an object with what and cases", AnotherFile)
+    cases = recording.get("cases")
+    if set(recording) != {"what", "cases"} or not isinstance(cases, list) or not cases:
+        raise wrong("it must have what and cases, and nothing else")
+    for place, case in enumerate(cases):
+        if not isinstance(case, dict) or not _NEEDED <= set(case) <= _CASE:
+            raise wrong(f"case {place} has {sorted(case) if isinstance(case, dict) else case!r}")
+        for key, kind in _KINDS.items():
+            if key in case and type(case[key]) is not kind:
+                raise wrong(f"case {place} has {key} {case[key]!r}, which is no {kind.__name__}")
     return recording
 
 
@@ -184,10 +200,19 @@ def _seen(code, library):
 
 
 def replay(recording):
-    """Run all cases, each on simulated devices of its model, and return what became of them."""
+    """Run all cases, each on simulated devices of its model, and return what became of them.
+
+    Raises RecordingError where there are no such devices.
+    """
     outcomes = []
     groups = itertools.groupby(recording["cases"], lambda c: (c["devices"], c.get("model")))
     for (count, model), cases in groups:
-        with simgpu.as_cuda(count, model=model):
+        with contextlib.ExitStack() as devices:
+            try:
+                devices.enter_context(simgpu.as_cuda(count, model=model))
+            except (TypeError, ValueError) as error:
+                raise RecordingError(
+                    f"a published recording has no such devices: {error}"
+                ) from error
             outcomes.extend(map(outcome, cases))
     return outcomes

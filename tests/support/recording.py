@@ -68,7 +68,7 @@ def load(path):
 
     try:
         recording = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise wrong(f"not JSON, or cut short ({error})") from error
     if not isinstance(recording, dict):
         raise wrong("it must be an object with origin, unordered and cases")

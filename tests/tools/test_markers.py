@@ -31,6 +31,15 @@ def test_ranks(ranks): pass
 @pytest.mark.devices(3)
 def test_both(ranks, devices): pass
 
+@pytest.mark.without("--fast", reason="no such option")
+def test_option(): pass
+
+@pytest.mark.without("--async")
+def test_no_reason(): pass
+
+@pytest.mark.without(reason="no option")
+def test_nothing(): pass
+
 def test_right(): pass
 """
 TOLD = """
@@ -43,13 +52,16 @@ TOLD = """
 ::test_oom: @pytest.mark.every_oom(3): write @pytest.mark.every_oom, which takes no arguments
 ::test_ranks takes the fixture `ranks`, and has to say how many: @pytest.mark.ranks(4), not @pytest
 2 are there already, made by the fixture `ranks`, for @pytest.mark.ranks(2): ask both for as many
+::test_option: @pytest.mark.without('--fast', reason='no such option'): write @pytest.mark.without("
+::test_no_reason: @pytest.mark.without('--async'): write @pytest.mark.without("--async", reason="why
+::test_nothing: @pytest.mark.without(reason='no option'): write @pytest.mark.without("--async", rea
 """
 
 
 def test_a_wrong_marker_is_an_error_of_its_test_in_one_line(pytester):
     pytester.makepyfile(WRONG)
     seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
-    seen.assert_outcomes(passed=1, errors=9)
+    seen.assert_outcomes(passed=1, errors=12)
     for told in TOLD.strip().splitlines():
         seen.stdout.fnmatch_lines(f"*{told.replace('[', '[[]')}*")
     seen.stdout.no_fnmatch_line("*Traceback*")

@@ -1,6 +1,13 @@
 """pytest --model and --rng: devices that are a GPU by name, what draws; suites with their own."""
 
+from unittest import mock
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._pytest.choose import simulated_pool
+from simgpu._pytest.options import DeviceOptions
 
 SUITE = """
 import pytest
@@ -36,6 +43,35 @@ def test_each_device_is_its_model(pytester, options):
     result.assert_outcomes(passed=3)
     line = "*devices: 2 simulated GPUs, model NVIDIA A100-SXM4-40GB, Tesla T4, rng host (simgpu*"
     result.stdout.fnmatch_lines(line)
+
+
+@pytest.mark.parametrize("how", [(), ("--as-cuda",)], ids=["own name", "cuda"])
+def test_the_environment_says_what_no_option_does(pytester, monkeypatch, how):
+    """Also where there are GPUs, whose memory and model nobody can choose."""
+    monkeypatch.setattr("simgpu._pytest.pools.gpu_count", lambda: 4)
+    for variable, value in (("MODEL", "a100,t4"), ("RNG", "host"), ("DEVICE_MEMORY", "1GiB,2GiB")):
+        monkeypatch.setenv(f"SIMGPU_{variable}", value)
+    pytester.makepyfile(SUITE)
+    result = pytester.runpytest_inprocess(*NO_CACHE, *how)
+    result.assert_outcomes(passed=3)
+    line = "*devices: 2 simulated GPUs of 1GiB, 2GiB, model NVIDIA A100*, Tesla T4, rng host (sim*"
+    result.stdout.fnmatch_lines(line)
+    result = pytester.runpytest_inprocess(*NO_CACHE, *how, "--model", "l4", "-k", "generator")
+    result.stdout.fnmatch_lines("*of 1GiB, 2GiB, model NVIDIA L4, rng host (sim*")
+    for variable, value in (("MODEL", "T9"), ("RNG", "mine"), ("DEVICE_MEMORY", "lots")):
+        with monkeypatch.context() as wrong:
+            wrong.setenv(f"SIMGPU_{variable}", value)
+            result = pytester.runpytest_inprocess(*NO_CACHE, *how)
+        result.stderr.fnmatch_lines([f"*ERROR: SIMGPU_{variable}: *{value}*"])
+
+
+names = st.sampled_from([None, "A100", "T4", "H100 SXM"])
+
+
+@given(option=names, variable=names)
+def test_an_option_goes_before_the_environment(option, variable):
+    with mock.patch.dict("os.environ", {"SIMGPU_MODEL": variable or ""}):
+        assert simulated_pool(DeviceOptions(model=option)).model == (option or variable)
 
 
 def test_a_suite_keeps_its_own_option(pytester):

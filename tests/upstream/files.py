@@ -13,6 +13,8 @@ CUDA = ("test_data_parallel.py", "test_cuda_multigpu.py", "test_cuda.py")
 GENERIC = (
     "test_autograd.py",
     "test_indexing.py",
+    "test_masked.py",
+    "test_nestedtensor.py",
     "test_reductions.py",
     "test_scatter_gather_ops.py",
     "test_segment_reductions.py",

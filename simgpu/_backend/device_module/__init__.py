@@ -153,6 +153,10 @@ __all__ = [
 _initialized = True  # torch.utils.checkpoint asks before it keeps the random streams' states
 
 
+def _lazy_init() -> None:
+    """Nothing is left to do: C++ calls it once. PyTorch 2.11 would look for it every time."""
+
+
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return generators.default_generators()

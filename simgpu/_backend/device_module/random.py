@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from simgpu._runtime import world
+from simgpu._runtime import captured_draws, world
 from simgpu._runtime.world import DeviceLike
 
 # A forked child that may not have devices may seed them: CUDA puts that off until it has some. So
@@ -18,19 +18,19 @@ def manual_seed(seed: int) -> None:
     """Seed the current device's random stream; the other devices' are untouched."""
     seed = int(seed)
     if not world.is_in_bad_fork():
-        world.device(world.current_device()).generator.manual_seed(seed)
+        captured_draws.manual_seed(world.device(world.current_device()).generator, seed)
 
 
 def manual_seed_all(seed: int) -> None:
     """Seed every device's random stream."""
     for state in world.active_devices:
-        state.generator.manual_seed(int(seed))
+        captured_draws.manual_seed(state.generator, int(seed))
 
 
 def seed() -> None:
     """Seed the current device's random stream from the operating system."""
     if not world.is_in_bad_fork():
-        world.device(world.current_device()).generator.seed()
+        captured_draws.seed(world.device(world.current_device()).generator)
 
 
 def seed_all() -> None:
@@ -45,19 +45,19 @@ def initial_seed() -> int:
 
 def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
     """State of the random stream of `device`: a CPU uint8 tensor for `set_rng_state`."""
-    return world.device(world.resolve(device)).generator.get_state()
+    return captured_draws.get_state(world.device(world.resolve(device)).generator)
 
 
 def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     """Put the random stream of `device` into a state that `get_rng_state` gave."""
     if not world.is_in_bad_fork():
-        world.device(world.resolve(device)).generator.set_state(new_state)
+        captured_draws.set_state(world.device(world.resolve(device)).generator, new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """States of all devices' random streams."""
     world.check_fork()
-    return [state.generator.get_state() for state in world.active_devices]
+    return [captured_draws.get_state(state.generator) for state in world.active_devices]
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:

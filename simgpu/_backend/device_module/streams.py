@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from simgpu._runtime import world
+from simgpu._runtime import streams, world
 from simgpu._runtime.streams import Event as Event
 from simgpu._runtime.streams import Stream as Stream
 from simgpu._runtime.world import DeviceLike
@@ -15,10 +15,15 @@ class StreamContext:
 
     def __init__(self, stream: Stream | None) -> None:
         self._stream = stream
+        # Here and not in the stream, which several threads may make current at the same time.
+        self._outer: list[tuple[int, Stream]] = []
 
     def __enter__(self) -> None:
         if self._stream is not None:
-            self._stream.__enter__()
+            index = self._stream.device_index
+            self._outer.append((world.current_device(), streams.current_stream(index)))
+            streams.set_stream(self._stream)
+            world.set_current_device(index)
 
     def __exit__(
         self,
@@ -27,7 +32,9 @@ class StreamContext:
         traceback: TracebackType | None,
     ) -> None:
         if self._stream is not None:
-            self._stream.__exit__(exc_type, exc, traceback)
+            device, stream = self._outer.pop()
+            streams.set_stream(stream)
+            world.set_current_device(device)
 
 
 def stream(stream: Stream | None) -> StreamContext:

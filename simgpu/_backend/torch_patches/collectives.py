@@ -249,14 +249,15 @@ def _wrapped(dim: int, rank: int) -> int:
 
 def nccl_is_available(tensors: Sequence[Tensor]) -> bool:
     """Whether a model of NCCL is in force and would take these tensors."""
-    indices = [tensor.get_device() for tensor in tensors]
+    if comm.is_ordered():
+        return False
     fit = all(
         tensor.device.type == DEVICE_TYPE
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         for tensor in tensors
     )
-    return not comm.is_ordered() and fit and len(set(indices)) == len(indices)
+    return fit and len({tensor.get_device() for tensor in tensors}) == len(tensors)
 
 
 def nccl_all_reduce(

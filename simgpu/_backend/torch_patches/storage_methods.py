@@ -25,6 +25,7 @@ _stock_getitem: Any = UntypedStorage.__getitem__
 _stock_new: Any = _StorageBase.new
 _stock_resize: Any = _StorageBase.resize_
 _stock_resizable: Any = _StorageBase.resizable
+_stock_is_shared: Any = UntypedStorage.is_shared
 _stock_cpu: Any = UntypedStorage.cpu
 _stock_to: Any = UntypedStorage.to
 
@@ -96,6 +97,11 @@ def _resizable(self: UntypedStorage) -> bool:
     return _is_simulated(self) or _stock_resizable(self)
 
 
+def _is_shared(self: UntypedStorage) -> bool:
+    """`storage.is_shared()`: yes, for other processes can have it, as those of CUDA."""
+    return _is_simulated(self) or _stock_is_shared(self)
+
+
 def _cpu(self: UntypedStorage) -> UntypedStorage:
     """`storage.cpu()`, which works for memory whose devices are gone, too: it can be saved."""
     return copy_to_host(self) if _is_simulated(self) else _stock_cpu(self)
@@ -150,6 +156,12 @@ PATCHES: tuple[Row, ...] = (
             why="storages come to the CPU by the device's copy, even when the devices are gone",
         )
         for name, value in (("cpu", _cpu), ("to", _to))
+    ),
+    Patch(
+        "torch.UntypedStorage",
+        "is_shared",
+        value=_is_shared,
+        why="older releases say so of CUDA's storages alone, not of any device's",
     ),
     Patch(
         "torch.UntypedStorage",

@@ -28,27 +28,34 @@ def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
             threads come in the same order.
 
     Yields how much was queued (`deferred`, `at_once`, `pending`). The end of the block waits for
-    all of it. Errors of kernels (indices out of range) surface where something waits, as
-    DeviceLostError in CUDA's words, and the device is lost from then on. ValueError for what is no
-    seed.
+    all of it; so does the beginning of one within another, which has counts of its own. Errors of
+    kernels (indices out of range) surface where something waits, as DeviceLostError in CUDA's
+    words, and the device is lost from then on. ValueError for what is no seed.
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ValueError(f"seed={seed!r}: a number is expected, or None for the laziest order")
     outer = hooks.executor
-    if isinstance(outer, Asynchronous):  # of the whole session (pytest --async)
-        before = outer.seed
-        outer.restart(seed)
+    if isinstance(outer, Asynchronous):  # of an outer block, or a whole session (pytest --async)
+        executor = outer.nested(seed)
+        _exchange(outer, executor)
         try:
-            yield outer
+            yield executor
         finally:
-            outer.restart(before)
-        return
-    executor = begin(seed)
-    try:
-        yield executor
-    finally:
-        end(executor)
+            executor.restart(outer.seed)
+            _exchange(executor, outer)
+    else:
+        executor = begin(seed)
+        try:
+            yield executor
+        finally:
+            end(executor)
     executor.check_all()
+
+
+def _exchange(old: Asynchronous, new: Asynchronous) -> None:
+    """Let `new` go on in place of `old`, with no launch of another thread in between."""
+    instruments.add(new)
+    instruments.remove(old)
 
 
 def begin(seed: int | None) -> Asynchronous:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,7 +19,13 @@ from simgpu._simulation.asynchronous.held_work import Deferred, Holder
 from simgpu._simulation.asynchronous.memory import Memory
 from simgpu._simulation.asynchronous.queues import Key, Queues, Work
 from simgpu._simulation.asynchronous.shapes import Plans, Unplanned
-from simgpu._simulation.lost_devices import check, is_any_lost, untold
+from simgpu._simulation.lost_devices import (
+    check,
+    find_devices,
+    is_any_lost,
+    untold,
+    untold_errors,
+)
 
 Tensor = torch.Tensor
 _transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
@@ -46,6 +53,7 @@ class Asynchronous(Executor):
         self._lock = _thread.RLock()
         self._queues = Queues(seed)
         self._memory = Memory(self._queues)
+        self._unseen: list[Exception] = []  # that lost devices which have ended since, untold
         self._missing: list[int] = []  # devices that were lost before a copy, which others await
 
     @property
@@ -103,6 +111,8 @@ class Asynchronous(Executor):
 
     def _queue(self, own: Key, launch: Launch, deferred: Deferred) -> Any:
         self.deferred += 1
+        if deferred.plan.allocates and launch.target.type != "cpu":
+            self._memory.allocates(self._other(launch) or own)
         results = deferred.results(launch, self._memory)
         if not deferred.plan.idle:
             other = self._other(launch)
@@ -212,6 +222,14 @@ class Asynchronous(Executor):
             self.seed = seed
             self._queues.restart(seed)
 
+    def nested(self, seed: int | None) -> Asynchronous:
+        """One with counts of its own that goes on with the queues of this one, by another seed."""
+        inner = copy.copy(self)
+        inner.deferred = inner.at_once = 0
+        inner.reasons, inner._unseen = Counter(), []
+        inner.restart(seed)
+        return inner
+
     def devices_created(self, devices: Sequence[torch.device]) -> None:
         with self._lock:
             self._queues.restart(self.seed)
@@ -222,18 +240,21 @@ class Asynchronous(Executor):
             self._queues.finish(self._queues.streams())
             self._queues.clear()
             self._memory.clear()
+            self._unseen += untold_errors()
+            find_devices()  # what has run just now may have lost one
 
     def _check(self, devices: Iterable[int]) -> None:
         """Raise if one of these is lost, or a copy that was waited for never came, unseen."""
-        missing, self._missing = self._missing, []
+        missing = [*self._missing]
+        self._missing.clear()
         unseen = untold()
         for index in (*devices, *(index for index in missing if index in unseen)):
             check(index)
 
     def check_all(self) -> None:
         """Raise if a device was lost to an error of its kernels that nobody was told of."""
-        for index in untold():
-            check(index)
+        for error in (*self._unseen, *untold_errors()):
+            raise error
 
     def know_present_memory(self) -> None:
         """Know the memory that was allocated before."""

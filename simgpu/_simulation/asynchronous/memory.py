@@ -1,10 +1,11 @@
 """The memory of devices, apart from the tensors that the program holds.
 
 The ledger counts memory for as long as the program holds it (`simgpu._memory.ownership`), and so
-does this table know it. Work that is queued holds the memory alone: when the program lets go of a
-tensor, its bytes count as given back, and the memory is handed out again in the order of the stream
-that it was allocated on, as by CUDA's caching allocator. Work of another stream that has not run
-by then finds it overwritten, unless `record_stream` has said that it is used there.
+does this table know it. Work that is queued holds the memory alone. When the program lets go of a
+tensor, its bytes count as given back, and the next allocation on their stream may get them, in the
+order of that stream, as from CUDA's caching allocator: work of another stream that has not run by
+then finds them overwritten. Where `record_stream` has said that they are used there, no allocation
+gets them before that work has run.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ FREED = 255  # the bytes of memory that was handed out again: NaN in every float
 
 _MOST_VIEWS = 64
 
-# Shape, strides and dtype; of a complex tensor, whether it is conjugated and negated lazily.
+# Shape, strides and dtype; where it may be, whether it is conjugated and negated lazily.
 Form = tuple[Any, ...]
 
 
 class Block:
     """Memory that was allocated at once."""
 
-    __slots__ = ("begin", "end", "key", "life", "recorded", "storage", "users", "views")
+    __slots__ = (
+        *("__weakref__", "begin", "end", "key", "life"),
+        *("recorded", "storage", "users", "views"),
+    )
 
     def __init__(self, storage: torch.UntypedStorage, key: Key) -> None:
         self.begin = storage.data_ptr()
@@ -73,11 +77,15 @@ class Memory:
         self._blocks: dict[int, Block] = {}
         # Blocks are let go of in the middle of anything: noted then by C code, looked at later.
         self._freed: deque[_Life] = deque()
+        # By stream, what its next allocation may get, and what has to have run before. Work that
+        # has not run keeps its blocks alive; nobody finds out about others.
+        self._given_back: dict[Key, list[tuple[weakref.ref[Block], list[Work]]]] = {}
         # Views of results that are about to be blocks, which they keep alive, by address.
         self._coming: dict[int, tuple[Form, Tensor]] = {}
 
     def own(self, key: Key, storage: torch.UntypedStorage, allocation: object) -> None:
         """Know a block from now on until `allocation` dies, as one of the stream `key`."""
+        self.allocates(key)
         block = Block(storage, key)
         life = _Life(allocation, self._freed.append)
         life.block, block.life = block, life
@@ -149,8 +157,24 @@ class Memory:
                     block.users = [user for user in block.users if not user.done]
                 block.users.append(work)
 
+    def allocates(self, key: Key) -> None:
+        """A stream is about to get memory: what was given back there may be overwritten."""
+        if key not in self._given_back:
+            return
+        kept = []
+        for found, needs in self._given_back.pop(key):
+            block = found()
+            if block is None or all(user.done for user in block.users):
+                continue
+            if all(need.done for need in needs):
+                self._queues.add(key, _Overwrite(block.storage), early=True)
+            else:
+                kept.append((found, needs))
+        if kept:
+            self._given_back[key] = kept
+
     def collect(self) -> None:
-        """Hand out again what the program has let go of, since this was last asked."""
+        """Give back what the program has let go of, since this was last asked."""
         while self._freed:
             block = self._freed.popleft().block
             block.life = None  # which refers to it
@@ -159,20 +183,21 @@ class Memory:
             del self._blocks[block.begin]
             del self._begins[bisect.bisect_left(self._begins, block.begin)]
             if block.users and any(not user.done for user in block.users):
-                needs = [self._queues.last(key) for key in block.recorded]
-                self._queues.add(block.key, _Overwrite(block.storage), needs, early=True)
+                needs = [work for key in block.recorded if (work := self._queues.last(key))]
+                self._given_back.setdefault(block.key, []).append((weakref.ref(block), needs))
 
     def clear(self) -> None:
         """Know nothing any more."""
         self._blocks.clear()
         self._begins.clear()
         self._freed.clear()
+        self._given_back.clear()
         self._coming.clear()
 
 
 def form_of(tensor: Tensor) -> Form:
     """What tells one tensor at an address from another."""
-    if tensor.is_complex():
+    if tensor.is_complex() or tensor.is_neg():  # a real one, of the imaginary parts of conjugates
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
     return tensor.shape, tensor.stride(), tensor.dtype
 

@@ -33,7 +33,15 @@ _MASKS = (torch.bool, torch.uint8)
 _EMPTY = ("empty", "new_empty")
 # Their meta kernels answer for another device's kernel: other shapes, or other strides.
 _OTHERWISE = {
-    *("_embedding_bag", "_fft_c2r", "_fft_r2c", "_linalg_svd", "linalg_eig", "max_unpool2d"),
+    *(
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "_fft_c2r",
+        "_fft_r2c",
+        "_linalg_svd",
+        "linalg_eig",
+        "max_unpool2d",
+    ),
 }
 # Those of batch norms save nothing while they do not train, which is said by the sixth argument.
 _BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit"}
@@ -79,6 +87,8 @@ class Plan(NamedTuple):
     results: tuple[Result, ...]
     idle: bool
     """Whether there is nothing to compute."""
+    allocates: bool
+    """Whether there is new memory among the results."""
 
 
 # For each argument of a call, by position and by name: the form of a tensor, those of a list's.
@@ -157,7 +167,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     _check_unchanged((*args, *kwargs.values()), (*meta_args, *meta_kwargs.values()))
     returns = op._schema.returns
     if not returns:
-        return Plan((), False)
+        return Plan((), False, False)
     values = found if len(returns) > 1 else (found,)
     results = []
     for declared, value in zip(returns, values, strict=True):
@@ -167,7 +177,8 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
             results.append(_argument(op, declared.alias_info.before_set, len(args)))
     if kernel.name in _BATCH_NORMS and not args[5]:
         results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=_META))] * 2
-    return Plan(tuple(results), kernel.name.partition(".")[0].startswith(_EMPTY))
+    is_new = any(isinstance(result, (Layout, list)) for result in results)
+    return Plan(tuple(results), kernel.name.partition(".")[0].startswith(_EMPTY), is_new)
 
 
 def _check_unchanged(hosts: Sequence[Any], metas: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from simgpu._simulation.races.accesses import (
 from simgpu._simulation.races.host import HostAccesses
 from simgpu._simulation.races.order import FIRST_GROUP, HOST, Clock, Order, Queue, join, queue_of
 from simgpu._simulation.races.regions import Region, Regions
-from simgpu._simulation.races.report import Race, race_of, race_with_free
+from simgpu._simulation.races.report import Race, race_of, race_with_allocation
 
 Tensor = torch.Tensor
 
@@ -36,6 +36,8 @@ class Detector(Instrument):
         self.found = found
         self._order = Order()
         self._memory = Regions()  # of the devices
+        # By stream, the accesses to memory given back there that were not known to be over.
+        self._given_back: dict[Queue, list[Access]] = {}
         self._pinned = Regions()  # of the host, where devices read or write without its waiting
         self._made: dict[int, Access] = {}  # by address, who computed what is being allocated
         self._known: set[tuple[Any, ...]] = set()
@@ -187,7 +189,7 @@ class Detector(Instrument):
 
     def _report(self, race: Race) -> None:
         first, second = race.first, race.second
-        key = (race.kind, first.op, first.place, second and (second.op, second.place))
+        key = race.kind, first.op, first.place, second.op, second.place
         if key not in self._known:
             self._known.add(key)
             self.found.append(race)
@@ -249,6 +251,21 @@ class Detector(Instrument):
             access = self._made.pop(address, None)
             if access is not None:
                 region.accesses.append(access)
+            if queue in self._given_back:
+                self._hands_out(queue, region)
+
+    def _hands_out(self, owner: Queue, region: Region) -> None:
+        """An allocation of a stream, which may get any memory that was given back there."""
+        clock, host = self._order.clock(owner), self._order.host
+        span = region.begin, region.end, None
+        number = clock.get(owner, 0)
+        access = Access(owner, number, *span, True, "an allocation", place_of_caller())
+        for other in self._given_back.pop(owner):
+            if max(clock.get(other.queue, 0), host.get(other.queue, 0)) < other.number:
+                self._report(race_with_allocation(other, access))
+
+    def devices_removed(self) -> None:
+        self._given_back.clear()  # with the memory of all others
 
     def after_free(self, device: torch.device, nbytes: Any) -> None:
         address = getattr(nbytes, "address", 0)
@@ -259,13 +276,10 @@ class Detector(Instrument):
             clock, host = self._order.clock(region.owner), self._order.host
             for access in region.accesses:
                 queue = access.queue
-                known = max(clock.get(queue, 0), host.get(queue, 0))
-                if (
-                    queue != region.owner
-                    and queue not in region.recorded
-                    and (known < access.number)
-                ):
-                    self._report(race_with_free(access, region.owner))
+                if queue == region.owner or queue in region.recorded:
+                    continue
+                if max(clock.get(queue, 0), host.get(queue, 0)) < access.number:
+                    self._given_back.setdefault(region.owner, []).append(access)
 
     def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
         self.memory_used_on_stream(tensor.data_ptr(), stream)

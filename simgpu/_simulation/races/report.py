@@ -29,17 +29,16 @@ class Race:
     """Two accesses to the same memory in no order, or one to memory that may be in use again.
 
     Attributes:
-        kind: "access", or "free" where memory is given back while the first access may still run.
+        kind: "access", or "free" where memory was given back, and the next allocation of its stream
+            may get it while the first access still runs.
         first, second: the accesses as asked for, each with `op`, `queue` (device and stream),
-            `writes` and `place` ("file:line"). Of a free, `second` is None.
-        owner: of a free, the device and stream in whose order the memory is used again.
+            `writes` and `place` ("file:line"). Of a free, the second is that allocation.
         advice: what would put them in order.
     """
 
     kind: str
     first: Access
-    second: Access | None
-    owner: Queue | None
+    second: Access
     advice: str
     _text: str = field(init=False, repr=False, compare=False, default="")
 
@@ -51,10 +50,10 @@ class Race:
         return self._text
 
     def _told(self) -> str:
-        if self.second is None:
-            assert self.owner is not None, "a free has an owner"
+        if self.kind == "free":
             return (
-                f"race: memory of {name_of(self.owner)} is free for its next allocation while\n"
+                f"race: memory that was given back on {name_of(self.second.queue)} may be used by "
+                f"its allocation at {self.second.place}\n  in no order with\n"
                 f"    {_said(self.first)}\n  {self.advice}"
             )
         return (
@@ -79,13 +78,13 @@ def race_of(first: Access, second: Access) -> Race:
             f"Let {name_of(second.queue)} wait before: wait_stream() for {name_of(first.queue)}, "
             "or wait_event() for an event recorded there."
         )
-    return Race("access", first, second, None, advice)
+    return Race("access", first, second, advice)
 
 
-def race_with_free(access: Access, owner: Queue) -> Race:
-    """The report of an access to memory that is given back."""
+def race_with_allocation(access: Access, allocation: Access) -> Race:
+    """The report of an access to memory that was given back, and may be that of an allocation."""
     advice = (
         f"Call record_stream() with {name_of(access.queue)} on the tensor, keep it, or let "
-        f"{name_of(owner)} wait."
+        f"{name_of(allocation.queue)} wait before its next allocation."
     )
-    return Race("free", access, None, owner, advice)
+    return Race("free", access, allocation, advice)

@@ -45,6 +45,33 @@ def test_the_current_stream_is_the_threads_own(devices, data):
 
 
 @given(data=st.data())
+def test_a_stream_takes_each_thread_back_where_it_was(devices, data):
+    """Two threads make one stream current at the same time; the first to begin ends first."""
+    module = torch.get_device_module(devices[0])
+    mine, theirs, target = (data.draw(st.sampled_from(devices)) for _ in range(3))
+    stream = module.Stream(target)
+    together = threading.Barrier(2, timeout=120)
+
+    def work():
+        with module.device(theirs):
+            together.wait()  # the other is within
+            with module.stream(stream):
+                together.wait()  # both are
+                together.wait()  # the other is back
+            return module.current_device()
+
+    with ThreadPoolExecutor(1) as pool, module.device(mine):
+        found = pool.submit(work)
+        with module.stream(stream):
+            together.wait()
+            together.wait()
+        back = module.current_device()
+        together.wait()
+        assert (back, found.result()) == (mine.index, theirs.index)
+        assert module.current_stream(target) == module.default_stream(target)
+
+
+@given(data=st.data())
 def test_the_accelerators_stream_is_that_of_the_device(devices, data):
     """`torch.accelerator.set_stream` takes the stream's device along, in the calling thread."""
     module = torch.get_device_module(devices[0])

@@ -53,13 +53,15 @@ def test_training_gives_the_same_bits_in_every_order(three, seed):
 
 
 def test_chunks_of_the_host_arrive_in_the_laziest_order(simulated):
-    """They come on streams of their own, and their memory is freed before they are used."""
+    """They come on streams of their own, and those of the next call are allocated before these are
+    used, and freed."""
     devices = simulated[:2]
     net = dataparallel.DataParallel(torch.nn.Linear(4, 2).to(devices[0]), device_ids=devices)
     with torch.no_grad():
         expected = net(torch.ones(6, 4)).tolist()
         with simgpu.asynchronous():
-            assert net(torch.ones(6, 4)).tolist() == expected
+            outputs = [net(torch.ones(6, 4)) for _ in range(2)]
+            assert [output.tolist() for output in outputs] == [expected] * 2
 
 
 def test_replicas_compute_on_the_streams_of_their_caller(simulated):

@@ -21,6 +21,7 @@ def pair():
         yield devices
 
 
+@pytest.mark.without("--async", reason="compares with what is computed at once")
 @programs
 def test_the_laziest_order_shows_what_is_missing(pair, program):
     assert program.run(False) == program.run(True) == program.expected  # at once, nothing shows

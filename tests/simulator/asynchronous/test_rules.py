@@ -57,6 +57,38 @@ def test_memory_is_given_back_when_the_program_lets_go_of_it(simulated):
         assert y.sum().item() == 4000
 
 
+@given(
+    recorded=st.booleans(),
+    waits=st.booleans(),
+    allocates=st.sampled_from(("queued", "at once", "elsewhere", "nothing")),
+)
+def test_memory_is_used_again_by_the_next_allocation_of_its_stream(
+    simulated, recorded, waits, allocates
+):
+    """Not as soon as it is given back: until then the stream may wait for those that read it."""
+    with simgpu.asynchronous():
+        own, side = torch.simgpu.current_stream(), torch.simgpu.Stream()
+        x = torch.ones(4, device="simgpu:0")
+        side.wait_stream(own)
+        with torch.simgpu.stream(side):
+            y = x * 2
+        if recorded:
+            x.record_stream(side)
+        torch.simgpu.current_stream().synchronize()
+        del x
+        torch.simgpu.memory_allocated()
+        if waits:
+            own.wait_stream(side)
+        with torch.simgpu.stream(side if allocates == "elsewhere" else own):
+            made = None
+            if allocates != "nothing":
+                made = torch.ones(4).to("simgpu:0") if allocates == "at once" else y.new_ones(4)
+        side.synchronize()
+        is_kept = recorded or waits or allocates in ("elsewhere", "nothing")
+        assert (y.tolist() == [2.0] * 4) is is_kept
+        assert made is None or made.tolist() == [1.0] * 4
+
+
 def test_what_has_not_run_is_marked(simulated):
     with simgpu.asynchronous():
         x = torch.arange(3.0).to("simgpu:0")
@@ -106,6 +138,7 @@ WAITS = {
 }
 
 
+@pytest.mark.without("--async", reason="compares with what is raised at once")
 @pytest.mark.parametrize("call", OUTSIDE.values(), ids=list(OUTSIDE))
 @pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
 def test_an_index_out_of_range_surfaces_where_the_host_waits(simulated, call, wait):
@@ -133,6 +166,22 @@ def test_an_error_that_nobody_waits_for_is_told_at_the_end(simulated):
     x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
     with pytest.raises(DeviceLostError), simgpu.asynchronous():
         x.index_select(0, index)
+
+
+def test_the_next_devices_know_nothing_of_an_error_before():
+    """The first ones end with work that nobody has waited for; the end of the block tells of it."""
+    seen = []
+
+    def lose_and_go_on():
+        with simgpu.devices(1):
+            x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
+            x.index_select(0, index)
+        with simgpu.devices(1):
+            seen.append((torch.ones(2).to("simgpu:0") + 1).tolist())
+
+    with pytest.raises(DeviceLostError, match="index_select"), simgpu.asynchronous():
+        lose_and_go_on()
+    assert seen == [[2.0, 2.0]]
 
 
 def test_wrong_shapes_are_refused_at_once(simulated):
@@ -188,18 +237,45 @@ def test_plans_tell_calls_apart_that_compare_equal(simulated):
         assert (x * True).dtype is torch.int64
 
 
-def test_blocks_nest_and_refuse_what_is_no_seed(simulated):
-    with simgpu.asynchronous() as outer:
+@given(
+    seeds=st.lists(st.none() | st.integers(0, 9), min_size=2, max_size=2),
+    launches=st.integers(0, 3),
+)
+def test_blocks_nest_with_counts_of_their_own(simulated, seeds, launches):
+    with simgpu.asynchronous(seeds[0]) as outer:
         x = torch.ones(2, device="simgpu:0")
-        with simgpu.asynchronous(3) as inner:
-            assert inner is outer
-            assert inner.seed == 3
-            x += 1
-        assert outer.seed is None
-        assert outer.pending == 0
-    assert x.tolist() == [2.0, 2.0]
+        before = outer.deferred
+        with simgpu.asynchronous(seeds[1]) as inner:
+            assert inner.pending == 0  # all of before has run
+            for _ in range(launches):
+                x += 1
+            assert (inner.seed, inner.deferred, outer.deferred) == (seeds[1], launches, before)
+        assert (outer.seed, outer.pending) == (seeds[0], 0)
+        x += 1
+        assert outer.deferred == before + 1
+        assert inner.deferred == launches
+    assert x.tolist() == [2.0 + launches] * 2
+
+
+def test_what_is_no_seed_is_refused(simulated):
     with pytest.raises(ValueError, match="seed"), simgpu.asynchronous("lazy"):
         pass
+
+
+@given(is_complex=st.booleans(), conjugated=st.booleans(), negated=st.booleans())
+def test_lazy_signs_are_there_when_a_kernel_runs(simulated, is_complex, conjugated, negated):
+    """The imaginary part of a conjugate is a real tensor that is negated lazily, for example."""
+    host = torch.complex(torch.arange(3.0), torch.arange(1.0, 4.0))
+    with simgpu.asynchronous():
+        seen = []
+        for x in (host, host.to("simgpu:0")):
+            plain = x if is_complex else x.imag
+            view = x.conj() if conjugated else x
+            view = view if is_complex else view.imag
+            view = torch._neg_view(view) if negated else view
+            seen.append([plain + 1, view + 1, plain * view, view.clone()])
+        for computed, expected in zip(*seen, strict=True):
+            assert computed.tolist() == expected.tolist()
 
 
 def test_a_queue_is_as_long_as_that_of_cuda(simulated):

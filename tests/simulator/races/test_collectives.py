@@ -1,9 +1,12 @@
 """Collectives under `simgpu.races`: their outputs may be used once somebody has waited for them."""
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import simgpu
 
@@ -40,6 +43,28 @@ def test_an_output_is_used_after_its_collective_if_somebody_waits(
         simgpu.ranks(2, rank)
     lines = {(race.first.op.startswith("c10d."), race.second.op) for race in found}
     assert lines == (set() if waits else {(True, "neg_" if writes else "neg")})
+
+
+@contextlib.contextmanager
+def ranks_that_do_not_exist():
+    """This process as the first of two whose collectives do nothing."""
+    store = FakeStore()
+    torch.distributed.init_process_group("simgpu:fake", store=store, rank=0, world_size=2)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@given(index=st.integers(0, 2), current=st.integers(0, 2))
+def test_a_collective_that_blocks_is_awaited_on_the_device_of_its_tensors(
+    simulated, index, current
+):
+    with ranks_that_do_not_exist(), torch.simgpu.device(current), simgpu.races() as found:
+        x = torch.ones(4, device=simulated[index])
+        torch.distributed.all_reduce(x)
+        x.neg_()
+    assert found == []
 
 
 @given(buckets=st.sampled_from((0.00001, 25)), as_view=st.booleans())

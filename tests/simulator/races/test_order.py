@@ -174,9 +174,20 @@ def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program):
     users=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=3),
     waits=st.sets(st.integers(1, 2), max_size=1),
     finishes=st.sets(st.integers(1, 2), max_size=1),
+    late=st.booleans(),
+    others=st.booleans(),
 )
-def test_memory_is_free_once_all_its_readers_are_known_to_be(simulated, users, waits, finishes):
-    """`users` are streams that read it, and whether that is recorded on the tensor."""
+@example(users=[(1, True)], waits=set(), finishes=set(), late=False, others=False)
+@example(users=[(1, False)], waits={1}, finishes=set(), late=True, others=False)
+@example(users=[(1, False)], waits=set(), finishes=set(), late=False, others=True)
+def test_memory_is_used_again_once_all_its_readers_are_known_to_be(
+    simulated, users, waits, finishes, late, others
+):
+    """`users` are streams that read it, and whether that is recorded on the tensor.
+
+    Its stream may wait for them until its next allocation, also after the memory was given back
+    (`late`); what another stream allocates (`others`) is other memory.
+    """
     device = simulated[0]
     made = [torch.simgpu.default_stream(device), *(torch.simgpu.Stream(device) for _ in "12")]
     with simgpu.races() as found:
@@ -187,14 +198,21 @@ def test_memory_is_free_once_all_its_readers_are_known_to_be(simulated, users, w
                 x.neg()
             if recorded:
                 x.record_stream(made[number])
+        if late:
+            del x
+            torch.simgpu.memory_allocated(device)  # only now the ledger looks
         for number in waits:
             made[0].wait_stream(made[number])
         for number in finishes:
             made[number].synchronize()
+        if not late:
+            del x
         assert found == []
-        del x
-        torch.ones(1, device=device)
+        with torch.simgpu.stream(made[1 if others else 0]):
+            torch.ones(1, device=device)
     recorded = {number for number, is_recorded in users if is_recorded}
     open_ = {number for number, _ in users} - recorded - waits - finishes - {0}
-    assert {race.first.queue[1] for race in found} == {made[number].stream_id for number in open_}
+    expected = set() if others else {made[number].stream_id for number in open_}
+    assert {race.first.queue[1] for race in found} == expected
     assert all(race.kind == "free" for race in found)
+    assert all((race.second.op, race.second.queue[1]) == ("an allocation", 0) for race in found)

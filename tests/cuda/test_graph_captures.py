@@ -1,0 +1,236 @@
+"""torch.cuda.CUDAGraph: what a capture refuses, in CUDA's words, and how it ends."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu.errors import CaptureError, UnsupportedError
+from tests.support.plant import Edit, run
+
+SIZE = 4
+
+
+def capture(graph, work):
+    with torch.cuda.graph(graph):
+        work()
+
+
+turns = st.lists(st.sampled_from(["draw", "keep", "go back", "skip"]), min_size=1, max_size=8)
+
+
+@given(turns=turns, seed=st.integers(-3, 3), before=st.integers(0, 3))
+def test_states_that_are_set_in_a_capture_are_set_in_each_replay(cuda, turns, seed, before):
+    """As by torch.utils.checkpoint, which draws masks again; an offset is one within the graph."""
+
+    def program(generator):
+        states, found = [generator.get_state()], []
+        for turn in (*turns, "draw"):
+            if turn == "draw":
+                found.append(torch.rand(5, device="cuda", generator=generator))
+            elif turn == "keep":
+                states.append(generator.get_state())
+            elif turn == "skip":
+                state = generator.get_state()
+                state[8] += 4  # the lowest byte of the offset
+                generator.set_state(state)
+            else:
+                generator.set_state(states[-1])
+        return states, found
+
+    plain = torch.Generator(device="cuda").manual_seed(seed).set_offset(4 * before)
+    captured = torch.cuda.default_generators[0].manual_seed(seed).set_offset(4 * before)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.manual_seed(seed)  # which it has: nothing happens
+        within, made = program(captured)
+    assert captured.get_offset() == 4 * before
+    for replayed in range(2):
+        states, expected = program(plain)
+        graph.replay()
+        assert [each.tolist() for each in made] == [each.tolist() for each in expected]
+        assert captured.get_offset() == plain.get_offset()
+        if (replayed, before) == (0, 0):
+            assert [state.tolist() for state in within] == [state.tolist() for state in states]
+
+
+# What would be wrong, for which that property is.
+FAULTS = {
+    "a replay goes on from where the stream began": Edit(
+        "simgpu._memory.graphs:Graph.replay", "starts[id(work.stream)] + work.offset", "work.offset"
+    ),
+    "a replay draws on whatever was set": Edit(
+        "simgpu._memory.graphs:Recording.go_on_at", "self._graph.append_move(stream, offset)", ""
+    ),
+    "a state in a capture is that of the stream": Edit(
+        "simgpu._runtime.captured_draws:get_state", "if capture is not None:", "if False:"
+    ),
+    "a capture leaves the stream where it set it": Edit(
+        "simgpu._memory.graphs:Recording.go_on_at", "self._remember_state(stream)", ""
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(cuda, name):
+    with FAULTS[name].planted(), pytest.raises((AssertionError, pytest.fail.Exception)):
+        run(test_states_that_are_set_in_a_capture_are_set_in_each_replay, cuda=cuda)
+
+
+GENERATORS = {
+    "set_current_seed can be called .* only if new seed is": lambda own: torch.cuda.manual_seed(
+        torch.cuda.initial_seed() ^ 1
+    ),
+    "set_current_seed": lambda own: torch.cuda.set_rng_state(torch.zeros(16, dtype=torch.uint8)),
+    "seed during CUDA graph capture": lambda own: torch.cuda.seed(),
+    "get_offset": lambda own: own.get_offset(),
+    "set_offset": lambda own: own.set_offset(4),
+    "Cannot construct a new": lambda own: torch.Generator("cuda"),
+    "clone_impl": lambda own: own.clone_state(),
+}
+
+
+@pytest.mark.parametrize("words", GENERATORS)
+def test_what_generators_do_not_do_in_a_capture(cuda, words):
+    torch.manual_seed(1)
+    own = torch.Generator("cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.rand(1, device="cuda")
+        with pytest.raises(CaptureError, match=words):
+            GENERATORS[words](own)
+    assert torch.cuda.default_generators[0].initial_seed() == 1
+    GENERATORS[words](own)  # as ever
+
+
+ILLEGAL = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.any()),
+    "equal": lambda x: torch.equal(x, x),
+    "nonzero": torch.nonzero,
+    "mask": lambda x: x[x > 0],
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "put by mask": lambda x: x.__setitem__(x > 0, torch.zeros(1, device=x.device)),
+    "device": lambda x: torch.cuda.synchronize(),
+    "one of two devices": lambda x: (
+        torch.cuda.Stream("cuda:1").wait_stream(torch.cuda.current_stream()),
+        torch.cuda.synchronize("cuda:0"),
+    ),
+    "stream": lambda x: torch.cuda.current_stream().synchronize(),
+    "event": lambda x: torch.cuda.current_stream().record_event().synchronize(),
+    "pinned, but waiting": lambda x: x.copy_(torch.ones(SIZE).pin_memory()),
+    "other stream": lambda x: torch.cuda.current_stream().wait_stream(torch.cuda.Stream()),
+    "default stream": lambda x: torch.cuda.default_stream().wait_stream(
+        torch.cuda.current_stream()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ILLEGAL))
+def test_what_waits_for_the_device_spoils_a_capture(cuda, name):
+    x = torch.ones(SIZE, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(CaptureError, match="failed due to a previous error") as caught:
+        capture(graph, lambda: (x.add_(1), ILLEGAL[name](x)))
+    assert isinstance(caught.value, torch.AcceleratorError)
+    assert str(caught.value.__context__).startswith("CUDA error: ")
+    assert x.tolist() == [1.0] * SIZE
+    with pytest.raises(CaptureError, match="replay without a preceding"):
+        graph.replay()
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: x.copy_(torch.ones(SIZE)),
+        lambda x: torch.tensor([1.0], device="cuda"),
+        lambda x: torch.ones(SIZE).to("cuda", non_blocking=True),
+    ],
+)
+def test_copies_need_pinned_memory(cuda, copy):
+    x = torch.ones(SIZE, device="cuda")
+    with pytest.raises(RuntimeError, match="during CUDA graph capture unless the CPU tensor is"):
+        capture(torch.cuda.CUDAGraph(), lambda: copy(x))
+
+
+def test_wrong_calls_say_so(cuda):
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="captured on a non-default stream"):
+        graph.capture_begin()
+    for call in (graph.replay, graph.pool, graph.capture_end):
+        with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+            call()
+    with torch.cuda.stream(torch.cuda.Stream()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="Unknown capture error mode"):
+            graph.capture_begin(capture_error_mode="sometimes")
+        with pytest.raises(UnsupportedError, match="check_input_liveness"):
+            graph.capture_begin(check_input_liveness=True)
+        graph.capture_begin()
+        with pytest.raises(RuntimeError, match="already owns a captured graph"):
+            graph.capture_begin()
+        with pytest.raises(RuntimeError, match="another graph captures it"):
+            torch.cuda.CUDAGraph().capture_begin()
+        graph.capture_end()
+    assert graph.pool() != torch.cuda.graph_pool_handle() != torch.cuda.graph_pool_handle()
+    with pytest.raises(RuntimeError, match="already owns a captured graph"):
+        graph.capture_begin()
+    with pytest.raises(UnsupportedError, match="debug_dump"):
+        graph.debug_dump("file")
+
+
+def test_a_capture_ends_with_its_graph_or_its_devices():
+    with simgpu.as_cuda(1):
+        x = torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+            x.add_(1)
+            del graph
+            assert not torch.cuda.is_current_stream_capturing()
+            assert x.item() == 0
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+    with simgpu.as_cuda(1):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            assert torch.ones(1, device="cuda").item() == 1
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_an_output_does_not_grow_in_a_capture(cuda):
+    x, out = torch.ones(3, SIZE, device="cuda")[:2]
+    with pytest.raises(UnsupportedError, match=r"has to grow to shape \(8,\)"):
+        capture(torch.cuda.CUDAGraph(), lambda: torch.cat([x, x], out=out.clone()))
+    empty = torch.empty(0, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.cat([x, x], out=empty)
+    x.fill_(2)
+    graph.replay()
+    assert empty.tolist() == [2.0] * 2 * SIZE
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty", "ignore:Sparse invariant checks")
+def test_sparse_tensors_are_not_captured(cuda):
+    dense = torch.eye(3, device="cuda")
+    x = dense.to_sparse()
+    with pytest.raises(UnsupportedError, match="sparse or nested"):
+        capture(torch.cuda.CUDAGraph(), lambda: torch.sparse.mm(x, dense))
+
+
+def test_a_capture_ends_with_its_devices():
+    with simgpu.as_cuda(1), torch.cuda.stream(torch.cuda.Stream()):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        number = torch.cuda.current_stream().stream_id
+    with simgpu.as_cuda(1), torch.cuda.stream(torch.cuda.Stream(stream_id=number)):
+        assert not torch.cuda.is_current_stream_capturing()
+        assert torch.zeros(SIZE, device="cuda").add_(1).tolist() == [1] * SIZE
+    del graph

@@ -1,0 +1,92 @@
+"""Sparse and nested tensors on a device: what is checked of them, and views of them."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+columns = st.lists(st.integers(0, 4), min_size=2, max_size=4)
+
+
+@given(data=st.data(), columns=columns, size=st.booleans(), said=st.sampled_from([None, True]))
+def test_what_is_said_to_be_coalesced_is_checked_if_asked(devices, data, columns, size, said):
+    """By numbers of columns that rise, where `check_invariants` asks for it."""
+    device = data.draw(st.sampled_from(devices))
+    values = torch.ones(len(columns), device=device, requires_grad=True)
+    indices = torch.tensor([columns], device=device)
+    rise = all(a < b for a, b in pairwise(columns))
+
+    def make(check):
+        shape = ((5,),) if size else ()
+        return torch.sparse_coo_tensor(
+            indices, values, *shape, is_coalesced=said, check_invariants=check
+        )
+
+    if said and not rise:
+        with pytest.raises(RuntimeError, match="cannot set is_coalesced to true"):
+            make(True)
+    for x in (make(False), make(True)) if rise or not said else ():
+        assert x.is_coalesced() == bool(said)
+        assert x.device == device
+        (grad,) = torch.autograd.grad((x.to_dense() * 3).sum(), values)
+        assert grad.tolist() == [3.0] * len(columns)
+
+
+VIEWS = {
+    "alias": torch.ops.aten.alias.default,
+    "detach": torch.Tensor.detach,
+    "select": lambda x: x.select(0, 1),
+    "squeeze": lambda x: x.unsqueeze(1).squeeze(1),
+    "transpose": lambda x: x.transpose(-1, -2),
+    "unbind": lambda x: x.unbind()[-1],
+    "unsqueeze": lambda x: x.unsqueeze(2),
+    "view": lambda x: x.view(x.size(0), -1, 3, 1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@given(data=st.data(), rows=st.lists(st.integers(1, 3), min_size=2, max_size=3))
+def test_a_view_of_a_nested_tensor_is_one(devices, data, view, rows):
+    """It shares memory and versions, in inference mode as well, as on the CPU."""
+    device, inference = data.draw(st.sampled_from(devices)), data.draw(st.booleans())
+    answers = []
+    for place in (device, torch.device("cpu")):
+        x = torch.nested.nested_tensor(
+            [torch.arange(3.0 * n).view(n, 3) for n in rows], device=place
+        )
+        with torch.inference_mode(inference):
+            y = VIEWS[view](x)
+        before = x._version
+        x.mul_(2)
+        assert y.device == place
+        leaves = y.unbind() if y.is_nested else [y]
+        seen = y.is_inference(), x._version - before, [leaf.tolist() for leaf in leaves]
+        answers.append(seen)
+    assert answers[0] == answers[1]
+
+
+@given(data=st.data(), rows=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+def test_a_layer_norm_of_a_nested_tensor_has_the_gradients_of_its_rows(devices, data, rows):
+    device = data.draw(st.sampled_from(devices))
+    parts = [torch.arange(3.0 * n).view(n, 3).sin().to(device) for n in rows]
+    layers = [torch.nn.LayerNorm(3).to(device) for _ in range(2)]
+    nested = torch.nested.as_nested_tensor(parts).requires_grad_()
+    layers[0](nested).backward(torch.nested.as_nested_tensor([part * 2 for part in parts]))
+    for part in parts:
+        layers[1](part).backward(part * 2)
+    for one, other in zip(*(layer.parameters() for layer in layers), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@given(data=st.data())
+def test_a_nested_tensor_without_rows_can_be_moved_and_computed_with(devices, data):
+    device = data.draw(st.sampled_from(devices))
+    x = torch.nested.nested_tensor([], device=device, dtype=torch.float64)
+    for y in (x, torch.relu(x), x.cpu().to(device)):
+        assert (y.device, y.dtype, y.numel()) == (device, torch.float64, 0)
+        assert y.is_nested
+    with pytest.raises(RuntimeError, match="1st input has rank: 1"):
+        torch.matmul(x, x)

@@ -1,0 +1,95 @@
+"""What PyTorch has for CUDA alone, beside its portable form: cuDNN's convolutions, and statistics.
+
+On a GPU both sides are CUDA's; `cudnn_convolution` may choose another algorithm than `conv2d`.
+"""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.worlds import few
+
+F = torch.nn.functional
+
+
+@st.composite
+def convolutions(draw):
+    """Sizes of a convolution that has a result."""
+    dims, groups = 2, draw(st.integers(1, 2))
+    each = st.lists(st.integers(1, 2), min_size=dims, max_size=dims)
+    return dims, groups, draw(each), draw(each), draw(each), draw(st.integers(0, 99))
+
+
+def values_and_gradients(function, *tensors):
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    y = function(*leaves)
+    return [y, *torch.autograd.grad((y * y).sum(), leaves)]
+
+
+@few
+@given(data=st.data(), case=convolutions(), transposed=st.booleans())
+def test_cudnns_convolutions_are_convolutions(devices, data, case, transposed):
+    device = data.draw(st.sampled_from(devices))
+    dims, groups, padding, stride, dilation, seed = case
+    torch.manual_seed(seed)
+    x = torch.randn(2, 2, *[6 + i for i in range(dims)], dtype=torch.float64, device=device)
+    weight = torch.randn(2, 2 // groups, *[2] * dims, dtype=torch.float64, device=device)
+    name = f"conv{'_transpose' * transposed}{dims}d"
+    rest = (stride, dilation, groups, False, True, False)
+    if transposed:
+        found = values_and_gradients(
+            lambda *xw: torch.cudnn_convolution_transpose(*xw, padding, [0] * dims, *rest),
+            x,
+            weight,
+        )
+    else:
+        found = values_and_gradients(
+            lambda *xw: torch.cudnn_convolution(*xw, padding, *rest), x, weight
+        )
+    expected = values_and_gradients(
+        lambda *xw: getattr(F, name)(
+            *xw, stride=stride, padding=padding, dilation=dilation, groups=groups
+        ),
+        x,
+        weight,
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@few
+@given(data=st.data(), case=convolutions(), alpha=st.sampled_from([None, 0.5, -2.0]))
+def test_a_fused_convolution_is_its_steps(devices, data, case, alpha):
+    device = data.draw(st.sampled_from(devices))
+    _, groups, padding, stride, dilation, seed = case
+    torch.manual_seed(seed)
+    x, weight, bias = (
+        torch.randn(*shape, dtype=torch.float64, device=device)
+        for shape in ((2, 2, 6, 7), (4, 2 // groups, 2, 2), (4,))
+    )
+    sizes = stride[:2], padding[:2], dilation[:2], groups
+    y = F.conv2d(x, weight, bias, *sizes)
+    z = torch.randn_like(y)
+    found = torch.cudnn_convolution_relu(x, weight, bias, *sizes)
+    torch.testing.assert_close(found, y.relu())
+    found = torch.cudnn_convolution_add_relu(x, weight, z, alpha, bias, *sizes)
+    torch.testing.assert_close(found, (y + (1 if alpha is None else alpha) * z).relu())
+
+
+def test_autocast_lowers_cudnns_convolutions(devices):
+    x, weight = (torch.ones(1, 1, 3, 3, device=devices[-1]) for _ in range(2))
+    with torch.autocast(x.device.type):
+        y = torch.cudnn_convolution(x, weight, [0, 0], [1, 1], [1, 1], 1, False, True, False)
+    assert (y.dtype, y.item()) == (torch.float16, 9)
+
+
+@given(data=st.data(), ranks=st.integers(1, 4), count=st.integers(2, 9))
+def test_statistics_of_equal_parts_are_those_of_parts_with_counts(devices, data, ranks, count):
+    x = torch.randn(2, 3, 4, device=data.draw(st.sampled_from(devices)))
+    means, scales = x.new_empty(ranks, 3).normal_(), x.new_empty(ranks, 3).uniform_(0.5, 2)
+    running = [(x.new_full((3,), 0.5), x.new_full((3,), 2.0)) for _ in range(2)]
+    found = torch.batch_norm_gather_stats(x, means, scales, *running[0], 0.3, 1e-3, count)
+    counts = x.new_full((ranks,), count)
+    expected = torch.batch_norm_gather_stats_with_counts(
+        x, means, scales, *running[1], 0.3, 1e-3, counts
+    )
+    torch.testing.assert_close((*found, *running[0]), (*expected, *running[1]))

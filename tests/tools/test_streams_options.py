@@ -1,0 +1,99 @@
+"""`--async` and `--races`, on the command line and in pytest: what an unmodified program shows."""
+
+import runpy
+
+import pytest
+
+import simgpu
+
+SCRIPT = """
+import torch
+
+x = torch.ones(3, device="cuda")
+side = torch.cuda.Stream()
+y = x + 1
+with torch.cuda.stream(side):
+    print((y * 2).tolist())
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    print((y * 2).tolist())
+"""
+RIGHT, WRONG = "[4.0, 4.0, 4.0]", "[nan, nan, nan]"
+
+
+@pytest.mark.without("--async", "--races", reason="runs a program that forgets to wait, at once")
+def test_a_script_is_wrong_without_a_wait_and_right_with_it(python, tmp_path, capsys):
+    """Under `run --async`; at once, both are right."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    done = python("-m", "simgpu", "run", "--async", path)
+    assert (done.stdout.splitlines(), done.returncode) == ([WRONG, RIGHT], 0), done.stderr
+    with simgpu.as_cuda(1):
+        runpy.run_path(str(path))
+    assert capsys.readouterr().out.splitlines() == [RIGHT, RIGHT]
+
+
+SUITE = """
+import pytest, torch
+from hypothesis import given, settings, strategies as st
+
+def doubled(device, waits):
+    side = torch.simgpu.Stream(device)
+    y = torch.ones(3, device=device) + 1
+    if waits:
+        side.wait_stream(torch.simgpu.current_stream(device))
+    with torch.simgpu.stream(side):
+        return (y * 2).tolist()
+
+def test_no_wait(devices):
+    assert doubled(devices[0], False) == [4.0] * 3
+
+def test_wait(devices):
+    assert doubled(devices[0], True) == [4.0] * 3
+
+@settings(database=None, max_examples=3)
+@given(waits=st.booleans())
+def test_property(devices, waits):
+    assert doubled(devices[0], waits) == [4.0] * 3
+
+class TestLeftOut:
+    @pytest.mark.without("--async", "--races", reason="on purpose")
+    def test_left_out(self, devices):
+        assert doubled(devices[0], False) == [4.0] * 3
+
+    def test_wait_after(self, devices):
+        assert doubled(devices[0], True) == [4.0] * 3
+
+@pytest.mark.without("--faults", reason="another option")
+def test_no_wait_either(devices):
+    assert doubled(devices[0], False) == [4.0] * 3
+"""
+
+
+@pytest.mark.without("--races", reason="runs tests that forget to wait")
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("--async", "assert [[]nan, nan, nan[]] == "), ("--races", "race: mul.Scalar on simgpu:0, ")],
+)
+def test_a_test_fails_without_a_wait_and_passes_with_it(pytester, option, told):
+    pytester.makepyfile(SUITE)
+    session = ("-p", "no:cacheprovider", "--devices", "simgpu", "-W", "error", "--strict-markers")
+    seen = pytester.runpytest_inprocess(*session, "-rf", option)
+    seen.assert_outcomes(passed=3, failed=3)
+    failed = {line.split("::")[1].split()[0] for line in seen.outlines if "FAILED " in line}
+    assert failed == {"test_no_wait", "test_property", "test_no_wait_either"}
+    seen.stdout.fnmatch_lines([f"*{told}*", f"1 test ran without {option} (@pytest.mark.without)"])
+
+
+THEIRS = """
+import pytest
+
+@pytest.mark.without("salt", 3)
+def test_theirs(): pass
+"""
+
+
+def test_a_marker_of_that_name_may_be_the_suites_own(pytester):
+    pytester.makepyfile(THEIRS)
+    pytester.makeini("[pytest]\nmarkers =\n    without(what): theirs\n")
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", "--async").assert_outcomes(passed=1)
