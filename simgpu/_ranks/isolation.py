@@ -223,9 +223,7 @@ def _stand_in(stock: Any) -> type:
         Options = stock.Options
         _Options = getattr(stock, "_Options", None)
 
-        def __new__(
-            cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None
-        ) -> Any:
+        def __new__(cls, store: Any, rank: int, size: int, *_: Any, **__: Any) -> Any:
             return _FakeProcessGroup._create_internal(rank, size)
 
     return ProcessGroup
@@ -275,7 +273,10 @@ PATCHES: tuple[Row, ...] = (
     Patch(_C10D, "_world", wrap=_GroupsOfThread, why="each rank, a thread, has groups of its own"),
     *(
         Patch(module, name, wrap=_stand_in, needs=name, why=_WHY_STAND_IN)
-        for name in ("ProcessGroupGloo", "ProcessGroupNCCL")
+        for name in (
+            *("ProcessGroupGloo", "ProcessGroupNCCL"),
+            *("ProcessGroupNCCL2", "ProcessGroupNCCLLazy"),  # of newer releases
+        )
         for module in (_C10D, "torch.distributed")
     ),
     *(
