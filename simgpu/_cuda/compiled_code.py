@@ -11,6 +11,7 @@ import warnings
 
 import torch
 
+from simgpu._backend.device_module import selection
 from simgpu._patches import Action, Patches, Row
 
 
@@ -28,10 +29,25 @@ def _forget_now_and_later(patches: Patches) -> None:
     patches.then(_forget)
 
 
+def _forget_class_later(patches: Patches) -> None:
+    patches.then(_forget_class)
+
+
+def _forget_class() -> None:
+    """Let the compiler trace `torch.simgpu.device` as it does any context manager."""
+    variables = sys.modules.get("torch._dynamo.variables.ctx_manager")
+    getattr(variables, "_device_context_manager_map", {}).pop(selection.device, None)
+
+
 PATCHES: tuple[Row, ...] = (
     Action(
         "what torch.compile has compiled: it is forgotten",
         run=_forget_now_and_later,
         why="a function compiled for simgpu:1 is compiled anew for cuda:1, and for simgpu:1 again",
+    ),
+    Action(
+        "the compiler's table of the classes that choose a device",
+        run=_forget_class_later,
+        why="imported meanwhile, it took `torch.simgpu.device` for CUDA's, which refuses simgpu:1",
     ),
 )

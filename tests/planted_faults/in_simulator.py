@@ -229,6 +229,14 @@ SIMULATOR = [
         raises=ValueError,
     ),
     fault(
+        "the compiler goes on to take a block of a device for one of CUDA's",
+        "simgpu._cuda.compiled_code:_forget_class_later",
+        "patches.then(_forget_class)",
+        "pass",
+        compiling.test_a_block_of_a_device_is_compiled_after_the_compiler_was_imported_as_cuda,
+        raises=RuntimeError,
+    ),
+    fault(
         "scripted code asks CUDA's driver before it moves a tensor",
         "simgpu._cuda.scripting:_for_devices",
         "to.prim_Device(",

@@ -84,6 +84,24 @@ def test_a_program_asks_the_device_module_for_the_current_device(simulated, comp
     assert found == [0, 1]
 
 
+def test_a_block_of_a_device_is_compiled_after_the_compiler_was_imported_as_cuda(compiler):
+    """It keeps `torch.cuda.device` as that is when it is imported."""
+    from torch._dynamo.variables import ctx_manager
+
+    table = getattr(ctx_manager, "_device_context_manager_map", {})
+    with mock.patch.dict(table):
+        with simgpu.as_cuda(2):
+            table[torch.cuda.device] = ctx_manager.CUDADeviceVariable
+        with simgpu.devices(2) as devices:
+
+            @torch.compile(backend="eager")
+            def program(x):
+                with torch.simgpu.device(x.device):
+                    return x + torch.simgpu.current_device()
+
+            assert program(torch.zeros((), device=devices[1])).item() == 1
+
+
 @pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
 def test_export_and_aot_autograd_work_by_both_names(compiler, block):
     """With tensors without data in between."""
