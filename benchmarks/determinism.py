@@ -18,7 +18,6 @@ import collections
 import concurrent.futures
 import functools
 import gc
-import multiprocessing
 import statistics
 import sys
 import threading
@@ -31,6 +30,7 @@ import torch
 from torch import nn
 
 import simgpu
+from benchmarks.pairs import launches_compared
 from dataparallel import DataParallel
 from simgpu._simulation.schedules.one_cpu import one_cpu
 from tests.support.ordering_faults import ALWAYS_WRONG, PROGRAMS, outcome
@@ -107,7 +107,7 @@ def print_costs() -> None:
             f"{switch:.1f} us a switch; between two bare locks {bare:.1f}, on one CPU {near:.1f} "
             f"({name} of {len(rounds)})"
         )
-    off, spread = launches_compared()
+    off, spread = launches_compared(simgpu.schedule)
     print(f"a kernel after schedules takes {off:.3f} times what it took before (+- {spread:.3f})")
 
 
@@ -157,48 +157,6 @@ def hand_over_on_one_cpu() -> float:
 
 
 HOST_TIME = time.perf_counter  # kept from before the schedules, in which time is their own
-
-
-def launch_in_batches(pipe, after: bool, count: int = 300) -> None:
-    """In a process of its own: what a batch of kernels takes, as often as it is asked."""
-    torch.set_num_threads(1)
-    with simgpu.devices(2):
-        if after:
-            with simgpu.schedule():
-                torch.ones(4, device="simgpu:1")
-        x = torch.ones(4, device="simgpu:1")
-        while pipe.recv():
-            begin = HOST_TIME()
-            for _ in range(count):
-                x + x
-            pipe.send(HOST_TIME() - begin)
-
-
-def launches_compared(pairs: int = 1500) -> tuple[float, float]:
-    """The median of the ratios of neighbouring batches, and its uncertainty."""
-    spawn = multiprocessing.get_context("spawn")
-    pipes = []
-    for after in (False, True):
-        here, there = spawn.Pipe()
-        spawn.Process(target=launch_in_batches, args=(there, after), daemon=True).start()
-        pipes.append(here)
-
-    def seconds(pipe) -> float:
-        pipe.send(True)
-        return pipe.recv()
-
-    ratios = []
-    for pair in range(pairs):
-        order = pipes if pair % 2 else pipes[::-1]
-        taken = {id(pipe): seconds(pipe) for pipe in order}
-        ratios.append(taken[id(pipes[1])] / taken[id(pipes[0])])
-    for pipe in pipes:
-        pipe.send(False)
-    ratios = sorted(ratios[10:])
-    half = 0.98 * len(ratios) ** 0.5  # places of the 95 % interval of a median
-    middle = len(ratios) / 2
-    low, high = ratios[int(middle - half)], ratios[int(middle + half)]
-    return statistics.median(ratios), (high - low) / 2
 
 
 def main() -> None:

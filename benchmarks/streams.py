@@ -3,7 +3,8 @@
     python -m benchmarks.streams
 
 All are measured in turns, in CPU time, best of several rounds, in one run. The time of an
-operator that is queued is that of its launch and of its work later.
+operator that is queued is that of its launch and of its work later. Then, what is left of them:
+how much longer a kernel takes after they have ended than where they never were, and after a clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 import torch
 
 import simgpu
+from benchmarks.pairs import launches_compared
 
 CALLS = 100
 ROUNDS = 25
@@ -60,6 +62,10 @@ def measured(call: Callable[[], torch.Tensor]) -> dict[str, float]:
     return best
 
 
+def clock() -> contextlib.AbstractContextManager[object]:
+    return simgpu.clock("A100")
+
+
 def main() -> None:
     first, *others = WAYS
     columns = [*WAYS, *(f"{name} / {first}" for name in others)]
@@ -70,6 +76,9 @@ def main() -> None:
             found = measured(call)
             numbers = [*found.values(), *(found[name] / found[first] for name in others)]
             print(f"{name:12}" + "".join(f"{number:18.1f}" for number in numbers))
+    for had in (simgpu.races, simgpu.asynchronous, clock):
+        ratio, margin = launches_compared(had)
+        print(f"a kernel after {had.__name__}: {ratio:.3f} +- {margin:.3f} of one without")
 
 
 if __name__ == "__main__":
