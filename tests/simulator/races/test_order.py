@@ -213,6 +213,8 @@ def test_memory_is_used_again_once_all_its_readers_are_known_to_be(
     recorded = {number for number, is_recorded in users if is_recorded}
     open_ = {number for number, _ in users} - recorded - waits - finishes - {0}
     expected = set() if others else {made[number].stream_id for number in open_}
-    assert {race.first.queue[1] for race in found} == expected
+    # All read at one line, and equal lines are told of once.
+    assert {race.first.queue[1] for race in found} <= expected
+    assert len(found) == min(1, len(expected))
     assert all(race.kind == "free" for race in found)
     assert all((race.second.op, race.second.queue[1]) == ("an allocation", 0) for race in found)
