@@ -18,12 +18,14 @@ ROOT = Path(__file__).parents[2]
 def simgpu_run(tmp_path_factory):
     """Run any script on so many devices: `simgpu_run(path, 2, *arguments, ours=True)`.
 
-    `ours` puts the package dataparallel in the place of torch.nn.DataParallel. The script runs in a
-    folder of its own, with nothing but the devices set, and may not download anything.
+    `ours` puts the package dataparallel in the place of torch.nn.DataParallel, and `summary` ends
+    the run with its table, but for a launcher, which does not compute. The script runs in a folder
+    of its own, with nothing but the devices set, and may not download anything.
     """
 
-    def run(path, devices, *arguments, ours=False, folder=None, **variables):
-        options = ["--devices", devices, *["--replace-data-parallel"][: int(ours)], "--summary"]
+    def run(path, devices, *arguments, ours=False, summary=True, folder=None, **variables):
+        options = ["--devices", devices, *["--replace-data-parallel"][: int(ours)]]
+        options += ["--summary"][: int(summary)]
         environment = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",

@@ -27,9 +27,8 @@ def losses(simgpu_run, tmp_path):
         launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", count]
         path = Path(FOLDER) / "distributed" / program
         assert path.is_file(), f"SIMGPU_CLIENTS_EXAMPLES={FOLDER} has no distributed/{program}"
-        done = simgpu_run(
-            "-m", devices or count, *launcher, LOSSES, path, *arguments, folder=tmp_path
-        )
+        program = [*launcher, LOSSES, path, *arguments]
+        done = simgpu_run("-m", devices or count, *program, summary=False, folder=tmp_path)
         found = re.findall(r"loss of rank (\d+): (\S+?)(?=loss|\s|$)", done.stdout)
         return [[float(x) for r, x in found if int(r) == rank] for rank in range(count)]
 
