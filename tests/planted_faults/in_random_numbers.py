@@ -282,8 +282,10 @@ RANDOM_NUMBERS = [
     fault(
         "a forked child puts the streams of its parent elsewhere",
         "simgpu._backend.device_module.random:set_rng_state",
-        "    if not world.is_in_bad_fork():\n        world.device(world.resolve(device)).generator",
-        "    if True:\n        world.current_world().devices[world.resolve(device)].generator",
+        "    if not world.is_in_bad_fork():\n"
+        "        captured_draws.set_state(world.device(world.resolve(device))",
+        "    if True:\n"
+        "        captured_draws.set_state(world.current_world().devices[world.resolve(device)]",
         partial(FORKED, name="set_rng_state"),
     ),
     fault(

@@ -152,7 +152,7 @@ SIMULATOR = [
     fault(
         "seeding one device seeds them all",
         "simgpu._backend.device_module.random:manual_seed",
-        "world.device(world.current_device()).generator.manual_seed(seed)",
+        "captured_draws.manual_seed(world.device(world.current_device()).generator, seed)",
         "manual_seed_all(seed)",
         random.test_seeding_one_device_leaves_the_others_alone,
     ),

@@ -188,8 +188,8 @@ GENERATORS = [
     fault(
         "the seed depends on the device",
         "simgpu._backend.generators:DeviceGenerator.manual_seed",
-        "manual_seed(seed)",
-        "manual_seed(seed + self._device.index)",
+        "manual_seed(self.host, seed)",
+        "manual_seed(self.host, seed + self._device.index)",
         generators.test_generators_of_one_seed_draw_the_same_on_every_device,
     ),
     fault(
