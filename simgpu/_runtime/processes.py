@@ -16,6 +16,7 @@ import time
 from types import FrameType
 
 from simgpu._runtime import instruments, world
+from simgpu._runtime.frames import current_frames
 from simgpu._runtime.instruments import Instrument, Launch
 
 _PATIENCE = 5.0  # seconds that the end of a process waits for an operator in another thread
@@ -64,13 +65,13 @@ def _at_exit() -> None:
     PyTorch takes its registrations back while the interpreter ends, and then the interpreter ends
     such threads wherever they are: within an operator, that is an error on stderr or an abort.
     """
-    if world.is_in_bad_fork() or len(sys._current_frames()) == 1:
+    if world.is_in_bad_fork() or len(current_frames()) == 1:
         return
     instruments.add(_ParkOtherThreads())
     patience = time.monotonic() + _PATIENCE  # of the host, whatever clock the devices have
     while time.monotonic() < patience:
         time.sleep(2 * sys.getswitchinterval())  # time for each to come to its next launch
-        if not any(_computes(*thread) for thread in sys._current_frames().items()):
+        if not any(_computes(*thread) for thread in current_frames().items()):
             break
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from tests.devices.memory import test_statistics as memory
 from tests.devices.state import test_backward_streams as backward_streams
 from tests.simulator import test_backward_records as backward_records
+from tests.simulator import test_frames as frames
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_sleep as sleep
 from tests.simulator import test_stream_records as records
@@ -219,5 +220,19 @@ RUNTIME = [
         "if memory <= 0:",
         partial(statistics.test_a_device_may_have_no_memory_at_all, memory=0),
         raises=ValueError,
+    ),
+    fault(
+        "the garbage collector may run while frames are asked for",
+        "simgpu._runtime.frames:current_frames",
+        "gc.disable()",
+        "pass",
+        partial(frames.test_nothing_is_collected_while_frames_are_asked_for, collects=True),
+    ),
+    fault(
+        "the garbage collector runs for ever after frames were asked for",
+        "simgpu._runtime.frames:current_frames",
+        "if collects:",
+        "if True:",
+        partial(frames.test_nothing_is_collected_while_frames_are_asked_for, collects=False),
     ),
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import queue
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from simgpu._runtime.frames import current_frames
 from simgpu._simulation.schedules.tasks import Task
 
 _LIBRARY = {threading.__file__, queue.__file__, _base.__file__, thread.__file__}
@@ -80,7 +80,7 @@ def line_of(task: Task) -> str:
 
 def place_of(task: Task) -> str:
     """file:line and the text of the line where a task stands, in the program."""
-    frame = sys._current_frames().get(task.ident)
+    frame = current_frames().get(task.ident)
     place = frame
     while place is not None and _is_library(place):
         place = place.f_back
@@ -100,7 +100,7 @@ def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
     ours = {task.ident for task in tasks}
     return {
         ident: frame
-        for ident, frame in sys._current_frames().items()
+        for ident, frame in current_frames().items()
         if ident not in ours and frame.f_code.co_filename != _WATCHDOG
     }
 
