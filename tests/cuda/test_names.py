@@ -101,6 +101,7 @@ def test_every_public_name_has_a_row():
     assert sorted(public_names() - set(rows())) == []
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @pytest.mark.filterwarnings("ignore:Guards may run slower")  # of the compiler, on Python 3.13.0
 @pytest.mark.filterwarnings("ignore:.torch.jit")  # of inductor's imports
 @pytest.mark.parametrize("name", sorted(rows()))

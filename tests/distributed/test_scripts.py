@@ -30,4 +30,4 @@ def test_torchrun_starts_as_many_ranks_as_there_are_devices(python, tmp_path):
     [args] = [event["args"] for event in events if event.get("cat") == "collective"]
     assert args.pop("place").startswith("train.py:")
     told = {"group": "0", "number": 1, "ranks": [0], "bytes": 8, "algorithm": "all_gather"}
-    assert args == {**told, "rank": 0, "peer": None, "sends": False}
+    assert args == {**told, "rank": 0, "index": 0, "peer": None, "sends": False}

@@ -6,6 +6,7 @@ rank can compute what all ranks bring along, so each one judges its own results.
 
 import functools
 import operator
+from datetime import timedelta
 
 import torch
 from torch import distributed as dist
@@ -275,7 +276,7 @@ def sparse_sum(rank, rows, width, seed, backed):
 
 def parts_of_a_group(rank):
     """split_group: each half sums its own, by the rules of NCCL."""
-    half = dist.split_group(split_ranks=[[0], [1, 2]])
+    half = dist.split_group(split_ranks=[[0], [1, 2]], timeout=timedelta(seconds=60))
     members = [0] if rank == 0 else [1, 2]
     x = torch.full((2,), rank + 1.0, device=device())
     dist.all_reduce(x, group=half)
