@@ -151,13 +151,16 @@ class Campaign:
         }
 
 
+_PATIENCE = 30.0  # seconds: workers on a busy machine may be long about their last counts
+
+
 def _end(session: subprocess.Popen[bytes]) -> None:
     """Interrupt a session that still runs, wait a little, and end all of its processes."""
     if session.poll() is None:
         # Its workers too: each then writes down what it has counted.
         os.killpg(session.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            session.wait(timeout=10)
+            session.wait(timeout=_PATIENCE)
     with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing of it is left
         os.killpg(session.pid, signal.SIGKILL)
 
