@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from dataparallel._devices import copy_stream, current_stream
+from dataparallel._devices import CPU, copy_stream, current_stream
 from dataparallel._transfer import transforms
 from dataparallel._transfer.buckets import Layout, lay_out, subset, without_buckets
 from dataparallel._transfer.copies import broadcast_laid_out, gather_checked, scatter_chunks
@@ -179,7 +179,8 @@ def _sum(devices: Sequence[torch.device], replicas: Sequence[int], parts: list[A
     roots = [i for i, replica in enumerate(replicas) if devices[replica] == devices[0]]
     if not roots:
         # None of the parts is on the first device: the first one is copied there.
-        parts = [parts[0].to(devices[0], non_blocking=True), *parts[1:]]
+        first = devices[0]
+        parts = [parts[0].to(first, non_blocking=first != CPU), *parts[1:]]
         roots = [0]
     return sum_to(parts, roots[-1])
 

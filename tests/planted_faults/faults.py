@@ -46,6 +46,7 @@ from tests.planted_faults.in_sums import SUMS
 from tests.planted_faults.in_timing import TIMING
 from tests.planted_faults.in_tools import TOOLS
 from tests.planted_faults.in_transfer import TRANSFER
+from tests.planted_faults.in_waits import WAITS
 from tests.planted_faults.shared import SHARED
 from tests.support.plant import Fault
 
@@ -77,6 +78,7 @@ ONCE = [
     *MEMORY,
     *BACKEND,
     *TRANSFER,
+    *WAITS,
     *RACES,
     *ASYNCHRONOUS,
     *RANDOM_NUMBERS,

@@ -8,20 +8,6 @@ from tests.support.plant import fault
 
 ASYNCHRONOUS = [
     fault(
-        "the caller's stream does not wait for the copies of chunks",
-        "dataparallel._transfer.autograd:scatter_split",
-        "main.wait_stream(stream)",
-        "pass",
-        data_parallel.test_chunks_of_the_host_arrive_in_the_laziest_order,
-    ),
-    fault(
-        "the memory of chunks does not wait for the caller's stream",
-        "dataparallel._transfer.autograd:scatter_split",
-        "output.record_stream(main)",
-        "pass",
-        data_parallel.test_chunks_of_the_host_arrive_in_the_laziest_order,
-    ),
-    fault(
         "replicas compute on the default streams",
         "dataparallel.parallel_apply:_Call.__init__",
         "self.stream = current_stream(device)",

@@ -61,14 +61,18 @@ class Edit:
         found = found.fget if isinstance(found, property) else found
         return inspect.unwrap(getattr(found, "__func__", found))
 
-    def edited(self, function: Any) -> Any:
+    def texts(self, function: Any) -> tuple[str, str]:
+        """The function's source as it is, and with the edit."""
         text = textwrap.dedent(inspect.getsource(function))
         if text.count(self.old) != 1:
             raise LookupError(
                 f"{self.old!r} stands {text.count(self.old)} times in {self.where}, and it has to "
                 f"stand there once for the fault to be planted:\n{text}"
             )
-        tree = ast.parse(text.replace(self.old, self.new))
+        return text, text.replace(self.old, self.new)
+
+    def edited(self, function: Any) -> Any:
+        tree = ast.parse(self.texts(function)[1])
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
         definition.decorator_list = []
