@@ -11,6 +11,8 @@ arguments           from device tensors to host tensors; `mixed_devices` says wh
                     words for which `native_functions` reads PyTorch's operator table
 argument_checks     errors in place of crashes of the host's kernels, found by `index_checks` and
                     `shape_checks`
+dtype_rules         dtypes that CUDA's kernels lack, refused in their words; `wider_dtypes` has
+                    those that the CPU's lack
 forward_ad          the device of a tangent in forward-mode AD
 unsupported         operators that are refused
 autocast            automatic mixed precision, by the lists in `autocast_policy`

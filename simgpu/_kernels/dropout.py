@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from simgpu._kernels.dtype_rules import no_kernel
 from simgpu._kernels.general import computed_kernel
 from simgpu._memory.ownership import adopt
 from simgpu._native.dlpack_relabel import HOST, relabel
@@ -78,7 +79,7 @@ def _host_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) 
 def _refuse_unless_real(tensor: torch.Tensor, name: str) -> None:
     """Raise where CUDA has no kernel of this name for the dtype."""
     if tensor.dtype not in REAL:
-        raise NotImplementedError(f'"{name}" not implemented for {tensor.dtype}')
+        raise no_kernel(name, tensor.dtype)
 
 
 _DROPOUT = Kernel(_aten.native_dropout.default, _host_dropout)

@@ -32,6 +32,7 @@ from simgpu._kernels.outputs import out_kernel
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._kernels.random import random_kernel
 from simgpu._kernels.schema import Schema
+from simgpu._kernels.wider_dtypes import host_code
 from simgpu._runtime.launch import Kernel
 
 _KernelMaker = Callable[[Kernel, Arguments], PythonKernel]
@@ -40,7 +41,7 @@ _KernelMaker = Callable[[Kernel, Arguments], PythonKernel]
 def device_kernel(op: torch._ops.OpOverload) -> PythonKernel:
     """The Python kernel that computes `op` on a simulated device, whichever its tensors are on."""
     make_kernel = _kind_of(op, Schema(op))
-    return make_kernel(Kernel(op), Arguments(op))
+    return make_kernel(Kernel(op, host_code(op)), Arguments(op))
 
 
 def _kind_of(

@@ -8,7 +8,8 @@ METADATA_ONLY     PyTorch's CPU kernel, run on the device's tensor itself
 LEFT_TO_PYTORCH   no kernel: PyTorch composes the operator of others
 unsupported       an error that says why (`unsupported.py`)
 all others        a kernel made from the operator's schema (`from_schema.py`), behind a check where
-                  the host trusts its arguments (`argument_checks.py`)
+                  the host trusts its arguments (`argument_checks.py`), and behind a rule where
+                  CUDA has fewer dtypes than the host (`dtype_rules.py`)
 
 Sparse and nested tensors have a table of their own, in `sparse_and_nested.py`, and autocast has
 one in `autocast_policy.py`. To write a kernel by hand, write a function that takes the operator's
@@ -38,6 +39,7 @@ from simgpu._kernels import (
     unsupported,
 )
 from simgpu._kernels.argument_checks import checked_composite, with_check
+from simgpu._kernels.dtype_rules import with_dtype_rule
 from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
 from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
@@ -125,6 +127,7 @@ LEFT_TO_PYTORCH = (
     "_pin_memory",
     "_unsafe_view",
     "is_pinned",
+    "narrow_copy",  # whose CPU kernel has other errors
     "unsafe_split.Tensor",
     "unsafe_split_with_sizes",
 )
@@ -141,12 +144,16 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
         if name not in done:
             done.add(name)
             op = overload(name)
-            yield name, unsupported.refusal(op) or with_check(op, device_kernel(op))
+            yield name, unsupported.refusal(op) or _kernel(op)
     for name in _aten_names("CompositeExplicitAutograd"):
         if name not in done and not name.endswith("out"):
             op = overload(name)
             if not _prefer_decomposition(op):
-                yield name, with_check(op, device_kernel(op))
+                yield name, _kernel(op)
+
+
+def _kernel(op: torch._ops.OpOverload) -> PythonKernel:
+    return with_dtype_rule(op, with_check(op, device_kernel(op)))
 
 
 def _aten_names(key: str) -> Iterator[str]:

@@ -35,6 +35,12 @@ def batch_norm(arguments: dict[str, Any]) -> None:
             raise RuntimeError(f"{name} should contain {channels} elements not {given.numel()}")
 
 
+def few_dims(arguments: dict[str, Any]) -> None:
+    """As many dimensions as CUDA's kernels have room for in their arguments."""
+    if arguments["self"].dim() >= 25:
+        raise RuntimeError("CUDA Tensors cannot have more than 25 dimensions")
+
+
 def adaptive_avg_pool_backward(arguments: dict[str, Any], dims: int) -> None:
     """As many images and channels in the gradient as in the input; the kernel counts the one's."""
     grad, input = arguments["grad_output"], arguments["self"]

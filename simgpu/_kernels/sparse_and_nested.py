@@ -111,7 +111,17 @@ def composite_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
         index = world.current_device() if found is None else found
         host_args = [_argument_to_host(value) for value in args]
         host_kwargs = {name: _argument_to_host(value) for name, value in kwargs.items()}
-        result = launch(kernel, index, host_args, host_kwargs)
+        try:
+            result = launch(kernel, index, host_args, host_kwargs)
+        except RuntimeError as error:
+            if "not resizable" not in str(error):
+                raise
+            # What is written to gets another number of elements: memory under an alias cannot.
+            read = {True: _resizable_to_host, False: _argument_to_host}
+            pairs = zip(names, args, strict=False)
+            host_args = [read[name in written](value) for name, value in pairs]
+            host_kwargs = {name: read[name in written](v) for name, v in kwargs.items()}
+            result = launch(kernel, index, host_args, host_kwargs)
         arguments = [*zip(names, args, host_args, strict=False)]
         arguments += [(name, kwargs[name], host_kwargs[name]) for name in kwargs]
         for name, value, host in arguments:
@@ -141,12 +151,40 @@ def _argument_to_host(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
+def _resizable_to_host(value: Any) -> Any:
+    host = _argument_to_host(value)
+    sparse = isinstance(value, Tensor) and is_composite(value) and not value.is_nested
+    return host.clone() if sparse else host
+
+
 def _write_back(target: Tensor, host: Tensor, index: int) -> None:
     """Let `target` be what an in-place operator made of its host counterpart."""
     if target.layout == torch.sparse_coo:
         fresh = to_device(host.clone(), index)
         copy = _aten.copy_sparse_to_sparse_.default._handle.redispatch_boxed
         make_on(index, lambda: copy(KEYS["SparsePrivateUse1"], target, fresh, False))
+    elif not target.is_nested and _is_another(host, target):
+        fresh = to_device(host.clone(), index)
+        resize = _aten.resize_as_sparse_.default._handle.redispatch_boxed
+        make_on(index, lambda: resize(KEYS["SparseCsrPrivateUse1"], target, fresh))
+        for mine, its in zip(_members(target), _members(fresh), strict=True):
+            mine.copy_(its)
+
+
+def _is_another(host: Tensor, target: Tensor) -> bool:
+    """Whether a compressed tensor has become another size, or has got memory of its own."""
+    mine, its = target.values(), host.values()
+    if target.shape != host.shape or mine.shape != its.shape:
+        return True
+    return mine.data_ptr() != its.data_ptr()
+
+
+def _members(compressed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compressed indices, plain indices and values."""
+    rows = compressed.layout in (torch.sparse_csr, torch.sparse_bsr)
+    plain = compressed.col_indices() if rows else compressed.row_indices()
+    ends = compressed.crow_indices() if rows else compressed.ccol_indices()
+    return ends, plain, compressed.values()
 
 
 def metadata_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:

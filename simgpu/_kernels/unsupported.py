@@ -18,7 +18,20 @@ from simgpu.errors import UnsupportedError
 QUANTIZED_KEY = "QuantizedPrivateUse1"
 
 _MAKE_QUANTIZED = ("quantize_per_", "_make_per_")
-_NO_MKLDNN = (
+# Operators of which PyTorch has a kernel for the CPU, and none for CUDA.
+_ON_CPU_ALONE = (
+    "_add_relu",
+    "_add_relu_",
+    "_histogramdd_bin_edges",
+    "_histogramdd_from_bin_cts",
+    "_histogramdd_from_bin_tensors",
+    "_spdiags",
+    "_upsample_lanczos2d_aa",
+    "_upsample_lanczos2d_aa_backward",
+    "histogram",
+    "slow_conv3d_forward",
+)
+_CPU_ALONE = (
     "PyTorch has it for the CPU alone, and raises on CUDA as well. Move the tensor to the CPU first"
 )
 _NO_QUANTIZED = (
@@ -37,8 +50,8 @@ def _refuse(op: torch._ops.OpOverload, reason: str) -> UnsupportedError:
 def refusal(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """The kernel that refuses `op`, or None where it is not refused."""
     name = op._schema.name.removeprefix("aten::")
-    if "mkldnn" in name:
-        reason = _NO_MKLDNN
+    if "mkldnn" in name or name in _ON_CPU_ALONE:
+        reason = _CPU_ALONE
     elif name.startswith(_MAKE_QUANTIZED):
         reason = _NO_QUANTIZED
     else:

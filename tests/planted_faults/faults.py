@@ -23,6 +23,7 @@ from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_backend import BACKEND
 from tests.planted_faults.in_composed_draws import COMPOSED_DRAWS
 from tests.planted_faults.in_distributed import DISTRIBUTED
+from tests.planted_faults.in_dtypes import DTYPES
 from tests.planted_faults.in_failures import FAILURES
 from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
 from tests.planted_faults.in_kept_state import KEPT
@@ -68,6 +69,7 @@ ONCE = [
     *FAILURES,
     *SCHEDULES,
     *OPERATORS,
+    *DTYPES,
     *AUTOCAST,
     *STORAGE,
     *SENDING,

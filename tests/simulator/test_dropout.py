@@ -5,6 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simgpu._kernels.dtype_rules import name_of
+
 
 @given(
     data=st.data(),
@@ -67,6 +69,6 @@ def test_only_real_numbers_are_dropped(simulated, dtype, backward):
     call, other = torch.native_dropout, (0.5, True)
     if backward:
         call, other = torch.ops.aten.native_dropout_backward, (x.bool(), 2.0)
-    with pytest.raises(NotImplementedError, match=f"not implemented for {dtype}"):
+    with pytest.raises(NotImplementedError, match=f"not implemented for '{name_of(dtype)}'"):
         call(x, *other)
     assert torch.equal(torch.simgpu.get_rng_state(0), state)

@@ -1,5 +1,6 @@
 """Sparse and nested tensors on a device: what is checked of them, and views of them."""
 
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -90,3 +91,32 @@ def test_a_nested_tensor_without_rows_can_be_moved_and_computed_with(devices, da
         assert y.is_nested
     with pytest.raises(RuntimeError, match="1st input has rank: 1"):
         torch.matmul(x, x)
+
+
+def compressed(dense, layout):
+    """`dense` in a layout by its name, without the warning that most layouts are new."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"))
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@given(
+    data=st.data(),
+    rows=st.lists(st.sampled_from([0.0, -1.0, 2.5]), min_size=4, max_size=4),
+    before=st.lists(st.sampled_from([0.0, 3.0]), min_size=4, max_size=4),
+)
+def test_a_sparse_output_gets_the_size_of_the_result(devices, layout, data, rows, before):
+    """`out=` has another number of elements than the result, which aliases of it cannot have."""
+    device = data.draw(st.sampled_from(devices))
+    dense = torch.tensor(rows).reshape(2, 2)
+    x = compressed(dense, layout)
+    same = layout == "coo" or sum(map(bool, rows)) == sum(map(bool, before))
+    out = compressed(torch.tensor(before).reshape(2, 2), layout).to(device)
+    if same:
+        assert torch.abs(x.to(device), out=out) is out
+    else:  # PyTorch copies compressed tensors of one size alone, and resizes what it is told to
+        out.resize_as_sparse_(x.to(device))
+        assert out._nnz() == x._nnz()
+        out.copy_(x).abs_()
+    assert torch.equal(out.to_dense().cpu(), dense.abs())

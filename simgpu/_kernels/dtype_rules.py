@@ -1,0 +1,192 @@
+"""Dtypes for which the CPU has a kernel and CUDA has none: refused in the words of CUDA's kernel.
+
+`torch.mm` of two integer tensors is the best known: it works on the CPU, and ends a program on a
+GPU with '"addmm_cuda" not implemented for 'Long''. Each rule names an argument, the dtypes that
+CUDA's kernel is compiled for, and the error. As on CUDA, wrong shapes are told first, and where
+there is nothing to compute nothing is refused. `wider_dtypes` has the opposite: dtypes that CUDA
+has and the CPU has not.
+
+Source: the AT_DISPATCH macros in PyTorch's aten/src/ATen/native/cuda, and the dtypes of CUDA in its
+operator database (torch.testing._internal.common_methods_invocations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from simgpu._kernels.overloads import PythonKernel
+
+Tensor = torch.Tensor
+_META = torch.device("meta")
+_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+
+FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_AND_COMPLEX = FLOATING | {torch.complex64, torch.complex128}
+_NO_HALF = frozenset({torch.float16, torch.bfloat16})
+_NO_KERNEL = "\"{}\" not implemented for '{}'"
+# Names that C++ gives to dtypes, where they are not those of Python with a capital letter.
+_NAMES = {
+    torch.bfloat16: "BFloat16",
+    torch.complex128: "ComplexDouble",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.float16: "Half",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.int8: "Char",
+    torch.uint16: "UInt16",
+    torch.uint32: "UInt32",
+    torch.uint64: "UInt64",
+    torch.uint8: "Byte",
+}
+
+
+class _Rule(NamedTuple):
+    """The dtypes that CUDA has for an argument, and the kernel that its error names."""
+
+    place: int  # of the argument, from 0
+    dtypes: frozenset[torch.dtype]
+    kernel: str
+
+
+_RULES: dict[str, _Rule] = {
+    "_addmm_activation": _Rule(1, _AND_COMPLEX, "addmm_cuda"),
+    "_upsample_bicubic2d_aa": _Rule(0, FLOATING, "upsample_bicubic2d_out_frame"),
+    "_upsample_bilinear2d_aa": _Rule(0, FLOATING, "upsample_bilinear2d_out_frame"),
+    "addbmm": _Rule(1, _AND_COMPLEX, "addmm_cuda"),
+    "addmm": _Rule(1, _AND_COMPLEX, "addmm_cuda"),
+    "addmv": _Rule(1, _AND_COMPLEX, "addmv_impl_cuda"),
+    "avg_pool2d": _Rule(0, FLOATING, "avg_pool2d_out_cuda_frame"),
+    "avg_pool3d": _Rule(0, FLOATING, "avg_pool3d_out_cuda"),
+    "baddbmm": _Rule(1, _AND_COMPLEX, "baddbmm_cuda"),
+    "bmm": _Rule(0, _AND_COMPLEX, "baddbmm_cuda"),
+    "dot": _Rule(0, _AND_COMPLEX, "dot"),
+    "linalg_vector_norm": _Rule(0, _AND_COMPLEX, "norm_cuda"),
+    "max_pool2d_with_indices": _Rule(0, FLOATING, "max_pool2d_with_indices_out_cuda_frame"),
+    "max_pool3d_with_indices": _Rule(0, FLOATING, "max_pool3d_with_indices_out_frame"),
+    "mm": _Rule(0, _AND_COMPLEX, "addmm_cuda"),
+    "mv": _Rule(0, _AND_COMPLEX, "addmv_impl_cuda"),
+    "upsample_bicubic2d": _Rule(0, FLOATING, "upsample_bicubic2d_out_frame"),
+    "upsample_bilinear2d": _Rule(0, FLOATING, "upsample_bilinear2d_out_frame"),
+    "vdot": _Rule(0, _AND_COMPLEX, "dot"),
+}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """What PyTorch's errors call a dtype: "Long" for torch.int64."""
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.").capitalize()
+
+
+def no_kernel(kernel: str, dtype: torch.dtype) -> NotImplementedError:
+    """The error of a CUDA kernel that was not compiled for a dtype."""
+    return NotImplementedError(_NO_KERNEL.format(kernel, name_of(dtype)))
+
+
+def _angle(self: Tensor, **_: Any) -> None:
+    if self.dtype in _NO_HALF:
+        raise no_kernel("angle_cuda", self.dtype)
+
+
+def _convolution(input: Tensor, **_: Any) -> None:
+    if input.dtype in (torch.int8, torch.uint8, torch.int32):
+        raise RuntimeError("GET was unable to find an engine to execute this computation")
+    if not input.is_floating_point() and not input.is_complex():
+        raise RuntimeError(
+            f"getCudnnDataTypeFromScalarType() not supported for {name_of(input.dtype)}"
+        )
+
+
+def _histc(self: Tensor, **_: Any) -> None:
+    if self.dtype is torch.float16:
+        raise RuntimeError("HalfTensor is not supported")
+    if self.dtype is torch.bfloat16:
+        raise no_kernel("histc", self.dtype)
+
+
+def _igamma(kernel: str, self: Tensor, other: Tensor, **_: Any) -> None:
+    if (dtype := torch.result_type(self, other)) in _NO_HALF:
+        raise no_kernel(kernel, dtype)
+
+
+def _scaled_mm(self: Tensor, mat2: Tensor, **_: Any) -> None:
+    for matrix in (self, mat2):
+        if matrix.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):  # those of AMD
+            raise RuntimeError(f"Cannot convert ScalarType {name_of(matrix.dtype)} to cudaDataType")
+    if self.dtype is mat2.dtype is torch.float8_e5m2:
+        raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
+
+
+def _scatter_reduce(self: Tensor, reduce: str, **_: Any) -> None:
+    if self.dtype is torch.bool and reduce in ("prod", "amin", "amax"):
+        raise no_kernel("cuda_scatter_gather_base_kernel_func", torch.bool)
+
+
+# What more than one dtype decides, or other words tell; called with the arguments by their names.
+_SPECIAL: dict[str, Callable[..., None]] = {
+    "_scaled_mm": _scaled_mm,
+    "_scaled_mm_v2": _scaled_mm,
+    "angle": _angle,
+    "convolution": _convolution,
+    "histc": _histc,
+    "igamma": partial(_igamma, "igamma_cuda"),
+    "igammac": partial(_igamma, "igammac_cuda"),
+    "scatter_reduce": _scatter_reduce,
+}
+
+
+def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
+    """`kernel`, behind the rule about its operator's dtypes; most have none."""
+    name = op._schema.name.removeprefix("aten::").removesuffix("_")
+    names = [argument.name for argument in op._schema.arguments]
+    special = _SPECIAL.get(name)
+    if special is not None:
+
+        def run_specially(*args: Any, **kwargs: Any) -> Any:
+            try:
+                special(**dict(zip(names, args, strict=False)), **kwargs)
+            except RuntimeError:
+                if _computes(op, args, kwargs):
+                    raise
+            return kernel(*args, **kwargs)
+
+        return run_specially
+    rule = _RULES.get(name)
+    if rule is None:
+        return kernel
+    place, dtypes, its_kernel = rule
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if args[place].dtype not in dtypes and _computes(op, args, kwargs):
+            raise no_kernel(its_kernel, args[place].dtype)
+        return kernel(*args, **kwargs)
+
+    return run
+
+
+def _computes(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the shapes go together, and give the kernel something to compute."""
+    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    if any(tensor.numel() == 0 for tensor in tensors):
+        return False
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        meta_args, meta_kwargs = tree_map_only(Tensor, _on_meta, (tuple(args), dict(kwargs)))
+        try:
+            op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
+        except NotImplementedError:
+            return True  # no meta kernel: nothing to ask
+        except (RuntimeError, IndexError, ValueError) as error:
+            return "not implemented for" in str(error)  # otherwise the host's kernel tells
+    return True
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)

@@ -1,0 +1,101 @@
+"""Dtypes for which CUDA has a kernel and the CPU has none: computed in a wider one, and rounded.
+
+`avg_pool3d` and Fourier transforms of float16, `histc` of integers: what a GPU computes must not
+end a program here. A kernel of CUDA computes a narrow dtype in a wider one and rounds once, and
+so does the host code here. `dtype_rules` has the opposite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+Tensor = torch.Tensor
+HostCode = Callable[..., Any]
+_sum = torch.ops.aten.sum.dim_IntList._handle.redispatch_boxed
+
+_HALF = {torch.float16: torch.float32}
+_HALVES = {**_HALF, torch.bfloat16: torch.float32}
+_COMPLEX = {torch.complex32: torch.complex64}
+_INTEGERS = dict.fromkeys(
+    (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64
+)
+
+# Which dtype is computed in which, by the name of the operator. Elementwise operators of complex32
+# are not here: they are many, are called often, and nobody has asked.
+_WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
+    "_fft_c2c": _COMPLEX,
+    "_fft_c2r": _COMPLEX,
+    "_fft_r2c": _HALF,
+    "_upsample_bilinear2d_aa": _HALVES,
+    "_upsample_bilinear2d_aa_backward": _HALVES,
+    "avg_pool3d": _HALVES,
+    "avg_pool3d_backward": _HALVES,
+    "histc": _INTEGERS,
+    "multi_margin_loss": _HALVES,
+    "multi_margin_loss_backward": _HALVES,
+    "multilabel_margin_loss_backward": _HALVES,
+    "multilabel_margin_loss_forward": _HALVES,
+    "trace": {**_COMPLEX, torch.bool: torch.uint8},
+}
+# What becomes of the dtype of a result, where the arguments were of this one.
+_BACK = {
+    torch.float16: {torch.float32: torch.float16, torch.complex64: torch.complex32},
+    torch.bfloat16: {torch.float32: torch.bfloat16},
+    torch.complex32: {torch.float32: torch.float16, torch.complex64: torch.complex32},
+    **{dtype: {wide: dtype} for dtype, wide in _INTEGERS.items()},
+    torch.bool: {},
+}
+
+
+def host_code(op: torch._ops.OpOverload) -> HostCode | None:
+    """What computes `op` on the host, or None where PyTorch's own kernel has all dtypes."""
+    name = op._schema.name.removeprefix("aten::")
+    stock: HostCode = op._handle.redispatch_boxed
+    if name == "nansum":
+        return partial(_sum_of_numbers, stock)
+    if name not in _WIDER:
+        return None
+    written = [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
+    return partial(_compute, stock, _WIDER[name], written)
+
+
+def _compute(
+    stock: HostCode,
+    wider: Mapping[torch.dtype, torch.dtype],
+    written: Sequence[str],
+    keys: torch._C.DispatchKeySet,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call `stock` with wider tensors if its first argument is narrow, and round the results."""
+    narrow = args[0].dtype
+    if narrow not in wider:
+        return stock(keys, *args, **kwargs)
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.to(wider.get(tensor.dtype, tensor.dtype))
+
+    wide_args, wide_kwargs = tree_map_only(Tensor, widened, (args, kwargs))
+    results = stock(keys, *wide_args, **wide_kwargs)
+    if written:
+        outputs = [kwargs[name] for name in written]
+        for output, name in zip(outputs, written, strict=True):
+            wide = wide_kwargs[name]
+            output.resize_(wide.shape).copy_(wide)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    back = _BACK[narrow]
+    return tree_map_only(Tensor, lambda x: x.to(back.get(x.dtype, x.dtype)), results)
+
+
+def _sum_of_numbers(
+    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """`nansum`, of complex numbers too."""
+    if not self.is_complex():
+        return stock(keys, self, *args, **kwargs)
+    return _sum(keys, self.masked_fill(self.isnan(), 0), *(args or (None,)), **kwargs)

@@ -1,0 +1,211 @@
+"""Dtypes that kernels of CUDA have or lack, whatever the kernels of the CPU have."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+INTEGERS = {
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+}
+SIZES = st.integers(1, 4)
+
+# From a maker of tensors and three sizes to a product; the kernel of CUDA that its error names.
+PRODUCTS = {
+    "mm": (lambda make, n, k, m: torch.mm(make(n, k), make(k, m)), "addmm_cuda"),
+    "mm, out=": (
+        lambda make, n, k, m: torch.mm(make(n, k), make(k, m), out=make(n, m)),
+        "addmm_cuda",
+    ),
+    "@": (lambda make, n, k, m: make(n, k) @ make(k, m), "addmm_cuda"),
+    "addmm": (
+        lambda make, n, k, m: torch.addmm(make(n, m), make(n, k), make(k, m)),
+        "addmm_cuda",
+    ),
+    "addmm_": (lambda make, n, k, m: make(n, m).addmm_(make(n, k), make(k, m)), "addmm_cuda"),
+    "addbmm": (
+        lambda make, n, k, m: torch.addbmm(make(n, m), make(2, n, k), make(2, k, m)),
+        "addmm_cuda",
+    ),
+    "linear": (lambda make, n, k, m: F.linear(make(n, k), make(m, k), make(m)), "addmm_cuda"),
+    "mv": (lambda make, n, k, m: make(n, k) @ make(k), "addmv_impl_cuda"),
+    "addmv": (lambda make, n, k, m: torch.addmv(make(n), make(n, k), make(k)), "addmv_impl_cuda"),
+    "bmm": (lambda make, n, k, m: make(2, n, k) @ make(2, k, m), "baddbmm_cuda"),
+    "baddbmm": (
+        lambda make, n, k, m: torch.baddbmm(make(2, n, m), make(2, n, k), make(2, k, m)),
+        "baddbmm_cuda",
+    ),
+    "dot": (lambda make, n, k, m: torch.dot(make(k), make(k)), "dot"),
+    "vdot": (lambda make, n, k, m: torch.vdot(make(k), make(k)), "dot"),
+}
+POOLS = {
+    "avg_pool2d": (lambda x: F.avg_pool2d(x[0], 2), "avg_pool2d_out_cuda_frame"),
+    "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), "avg_pool3d_out_cuda"),
+    "max_pool2d": (lambda x: F.max_pool2d(x[0], 2), "max_pool2d_with_indices_out_cuda_frame"),
+    "max_pool3d": (lambda x: F.max_pool3d(x, 2), "max_pool3d_with_indices_out_frame"),
+    "bilinear": (
+        lambda x: F.interpolate(x[0], scale_factor=2, mode="bilinear"),
+        "upsample_bilinear2d_out_frame",
+    ),
+    "bicubic": (
+        lambda x: F.interpolate(x[0], scale_factor=2, mode="bicubic"),
+        "upsample_bicubic2d_out_frame",
+    ),
+}
+# What is computed of float16 (and most of bfloat16) on CUDA, and not by kernels of the CPU.
+HALVES = {
+    "avg_pool3d": lambda x: F.avg_pool3d(x, 2),
+    "antialias": lambda x: F.interpolate(x[0], size=(3, 3), mode="bilinear", antialias=True),
+    "multi_margin_loss": lambda x: F.multi_margin_loss(
+        x.flatten(1), torch.ones(len(x), dtype=torch.int64, device=x.device)
+    ),
+    "multilabel_margin_loss": lambda x: F.multilabel_margin_loss(
+        x.flatten(1), torch.ones_like(x.flatten(1), dtype=torch.int64)
+    ),
+}
+
+
+def maker(device, dtype):
+    return lambda *sizes: torch.ones(sizes, dtype=dtype, device=device)
+
+
+def refused(kernel, dtype, call):
+    with pytest.raises(NotImplementedError) as caught:
+        call()
+    assert str(caught.value).startswith(f"\"{kernel}\" not implemented for '{INTEGERS[dtype]}'")
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@given(data=st.data(), dtype=st.sampled_from(list(INTEGERS)), sizes=st.tuples(SIZES, SIZES, SIZES))
+def test_integers_have_no_products(devices, name, data, dtype, sizes):
+    """The best-known call that works on the CPU, and ends a program on a GPU."""
+    call, kernel = PRODUCTS[name]
+    make = maker(data.draw(st.sampled_from(devices)), dtype)
+    refused(kernel, dtype, lambda: call(make, *sizes))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@given(dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float64, torch.complex64]))
+def test_other_numbers_have(devices, name, dtype):
+    call, _ = PRODUCTS[name]
+    assert call(maker(devices[0], dtype), 2, 3, 2).flatten()[0] in (3, 4, 6, 7)
+
+
+@given(dtype=st.sampled_from([torch.int64, torch.uint8]), inner=SIZES, outer=SIZES)
+def test_wrong_shapes_of_integers_are_told_first(devices, dtype, inner, outer):
+    make = maker(devices[0], dtype)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        make(2, inner) @ make(inner + outer, 2)
+
+
+@given(dtype=st.sampled_from([torch.int64, torch.uint8]), n=SIZES, m=SIZES)
+def test_an_empty_product_of_integers_is_none(devices, dtype, n, m):
+    make = maker(devices[0], dtype)
+    assert (make(n, 0) @ make(0, m)).tolist() == [[0] * m] * n
+    assert (make(0, n) @ make(n, m)).shape == (0, m)
+    assert (make(2, n, 0) @ make(2, 0, m)).tolist() == [[[0] * m] * n] * 2
+
+
+@pytest.mark.parametrize("name", POOLS)
+@given(data=st.data())
+def test_integers_are_not_pooled(devices, name, data):
+    call, kernel = POOLS[name]
+    on_the_cpu = [torch.uint8] if name.startswith("bi") else [torch.int64, torch.uint8]
+    dtype = data.draw(st.sampled_from(on_the_cpu))
+    x = maker(data.draw(st.sampled_from(devices)), dtype)(1, 2, 4, 4, 4)
+    refused(kernel, dtype, lambda: call(x))
+
+
+@given(dtype=st.sampled_from([torch.int64, torch.int16, torch.bool]), dims=st.integers(1, 3))
+def test_integers_have_no_convolution(devices, dtype, dims):
+    make = maker(devices[0], dtype)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    words = f"getCudnnDataTypeFromScalarType\\(\\) not supported for {INTEGERS[dtype]}"
+    with pytest.raises(RuntimeError, match=words):
+        convolve(make(1, 1, *[3] * dims), make(1, 1, *[2] * dims))
+
+
+@given(dtype=st.sampled_from([torch.float16, torch.bfloat16]), other=st.booleans())
+def test_halves_have_neither_angle_nor_incomplete_gamma(devices, dtype, other):
+    x = maker(devices[0], dtype)(2)
+    calls = {
+        "angle_cuda": lambda: torch.angle(x),
+        "igamma_cuda": lambda: torch.igamma(x, x),
+        "igammac_cuda": lambda: torch.special.gammaincc(x, x),
+    }
+    for kernel, call in calls.items():
+        with pytest.raises(NotImplementedError, match=f'"{kernel}" not implemented for'):
+            call()
+    wide = x.float() if other else x  # a common dtype that the kernel has
+    if other:
+        assert torch.igamma(x, wide).dtype == torch.float32
+
+
+def test_halves_have_no_histogram(devices):
+    with pytest.raises(RuntimeError, match="HalfTensor is not supported"):
+        torch.histc(torch.ones(3, dtype=torch.float16, device=devices[0]))
+    with pytest.raises(NotImplementedError, match="not implemented for 'BFloat16'"):
+        torch.histc(torch.ones(3, dtype=torch.bfloat16, device=devices[0]))
+    with pytest.raises(NotImplementedError, match="Could not run 'aten::histogram"):
+        torch.histogram(torch.ones(3, device=devices[0]), 3)
+
+
+@given(
+    reduce=st.sampled_from(["prod", "amin", "amax"]),
+    values=st.lists(st.booleans(), min_size=1, max_size=4),
+)
+def test_bools_are_added_and_not_multiplied_where_they_are_scattered(devices, reduce, values):
+    x = torch.tensor(values, device=devices[0])
+    index = torch.zeros_like(x, dtype=torch.int64)
+    refused(
+        "cuda_scatter_gather_base_kernel_func",
+        torch.bool,
+        lambda: x.scatter_reduce(0, index, x, reduce),
+    )
+    assert x.scatter_reduce(0, index, x, "sum")[0] == any(values)
+
+
+@pytest.mark.parametrize("name", HALVES)
+@given(data=st.data(), seed=st.integers(0, 100))
+def test_halves_are_computed_in_floats_and_rounded_once(devices, name, data, seed):
+    dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16]))
+    x = torch.randn(2, 2, 4, 4, 4, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    there = x.to(data.draw(st.sampled_from(devices))).requires_grad_()
+    here = x.float().requires_grad_()
+    result, expected = HALVES[name](there), HALVES[name](here)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.cpu(), expected.to(dtype))
+    (grad,) = torch.autograd.grad(result.sum(), there)
+    (expected_grad,) = torch.autograd.grad(expected.sum(), here)
+    assert grad.dtype == dtype
+    torch.testing.assert_close(grad.cpu(), expected_grad.to(dtype))
+
+
+@given(
+    values=st.lists(st.integers(-20, 20), min_size=1, max_size=20),
+    bins=st.integers(1, 7),
+    dtype=st.sampled_from([torch.int8, torch.int32, torch.int64]),
+)
+def test_integers_have_a_histogram(devices, values, bins, dtype):
+    x = torch.tensor(values, dtype=dtype)
+    found = torch.histc(x.to(devices[0]), bins, -21, 21)
+    assert found.dtype == dtype
+    assert found.tolist() == torch.histc(x.double(), bins, -21, 21).tolist()
+
+
+@given(
+    parts=st.lists(st.sampled_from([1.0, -2.0, float("nan")]), min_size=1, max_size=6),
+    keepdim=st.booleans(),
+)
+def test_complex_numbers_are_added_but_for_nan(devices, parts, keepdim):
+    real = torch.tensor(parts)
+    found = torch.nansum(torch.complex(real, torch.ones(len(parts))).to(devices[0]), 0, keepdim)
+    kept = [part for part in parts if part == part]
+    assert found.cpu().flatten().tolist() == [complex(sum(kept), len(kept))]
+    assert found.dim() == keepdim

@@ -1,0 +1,86 @@
+"""Faults planted in what a dtype decides: what is refused, and what is computed in a wider one."""
+
+from functools import partial
+
+from tests.devices.computing import test_dtypes as dtypes
+from tests.devices.computing import test_sparse_and_nested as composites
+from tests.support.plant import fault
+
+REFUSED = "simgpu._kernels.dtype_rules:"
+WIDER = "simgpu._kernels.wider_dtypes:"
+
+DTYPES = [
+    fault(
+        "integers are multiplied",
+        f"{REFUSED}_computes",
+        "if any(",
+        "if True or any(",
+        partial(dtypes.test_integers_have_no_products, name="@"),
+    ),
+    fault(
+        "empty products are refused",
+        f"{REFUSED}_computes",
+        "tensor.numel() == 0",
+        "False",
+        dtypes.test_an_empty_product_of_integers_is_none,
+        raises=NotImplementedError,
+    ),
+    fault(
+        "a dtype is refused before the shapes are looked at",
+        f"{REFUSED}_computes",
+        'return "not implemented for" in str(error)',
+        "return True",
+        dtypes.test_wrong_shapes_of_integers_are_told_first,
+    ),
+    fault(
+        "integers are convolved",
+        f"{REFUSED}_convolution",
+        "if not input.is_floating_point() and",
+        "if False and",
+        dtypes.test_integers_have_no_convolution,
+    ),
+    fault(
+        "a gamma function looks at its first argument alone",
+        f"{REFUSED}_igamma",
+        "torch.result_type(self, other)",
+        "self.dtype",
+        dtypes.test_halves_have_neither_angle_nor_incomplete_gamma,
+        raises=NotImplementedError,
+    ),
+    fault(
+        "bools have a least one",
+        f"{REFUSED}_scatter_reduce",
+        '("prod", "amin", "amax")',
+        '("prod", "amax")',
+        dtypes.test_bools_are_added_and_not_multiplied_where_they_are_scattered,
+    ),
+    fault(
+        "halves have a histogram",
+        f"{REFUSED}_histc",
+        "if self.dtype is torch.float16:",
+        "if False:",
+        dtypes.test_halves_have_no_histogram,
+    ),
+    fault(
+        "what was computed in a wider dtype stays wide",
+        f"{WIDER}_compute",
+        "x.to(back.get(x.dtype, x.dtype))",
+        "x",
+        partial(dtypes.test_halves_are_computed_in_floats_and_rounded_once, name="avg_pool3d"),
+    ),
+    fault(
+        "a sum of complex numbers has NaN in it",
+        f"{WIDER}_sum_of_numbers",
+        "self.masked_fill(self.isnan(), 0)",
+        "self",
+        dtypes.test_complex_numbers_are_added_but_for_nan,
+    ),
+    fault(
+        "a sparse out= stays as large as it was",
+        "simgpu._kernels.sparse_and_nested:_resizable_to_host",
+        "host.clone() if sparse else host",
+        "host",
+        partial(composites.test_a_sparse_output_gets_the_size_of_the_result, layout="csr"),
+        raises=RuntimeError,
+    ),
+]
