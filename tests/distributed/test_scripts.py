@@ -1,33 +1,115 @@
-"""A script that nobody edited, started by torchrun, which runs with simulated devices."""
+"""Programs that nobody edited, whose ranks torchrun or torch.multiprocessing.spawn starts.
+
+One of them loses a rank, is started again, and has to end with the losses of the other.
+"""
 
 import json
 import re
 
-SCRIPT = """
+# The two ranks of `package.train` learn, and go on where their checkpoint is.
+TRAIN = """
 import os
+import sys
+
 import torch
 import torch.distributed as dist
 
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
-x = torch.full((2,), dist.get_rank() + 1.0, device="cuda")
-dist.all_reduce(x)
-print("sum", x.tolist(), "of", dist.get_world_size(), dist.get_backend(), x.device)
-dist.destroy_process_group()
+
+def train(rank, folder, dies_at=None):
+    torch.cuda.set_device(rank)
+    weight, first = torch.tensor([1.0, -2.0, 3.0], device="cuda"), 0
+    saved = f"{folder}/checkpoint.pt"
+    if os.path.exists(saved):
+        first, weight = torch.load(saved, map_location="cuda")
+    for step in range(first, 4):
+        if step == dies_at:
+            os._exit(3)
+        x = torch.full((2, 3), step - rank + 0.5, device="cuda")
+        loss = (x @ weight.requires_grad_() - 1).square().mean()
+        [gradient] = torch.autograd.grad(loss, weight)
+        dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
+        weight = (weight - 0.1 * gradient).detach()
+        print(f"step {step} of rank {rank}: {loss.item()!r}", flush=True)
+        if rank == 0:
+            torch.save((step + 1, weight), f"{saved}.new")
+            os.replace(f"{saved}.new", saved)
+
+
+if __name__ == "__main__":
+    rank, restarts = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    train(rank, *sys.argv[1:], dies_at=2 if rank == 1 and restarts == 0 else None)
+    dist.destroy_process_group()
+"""
+
+SPAWNS = """
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from .train import train
+
+
+def run(rank, count, folder):
+    dist.init_process_group("nccl", f"file://{folder}/store", rank=rank, world_size=count)
+    train(rank, folder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    count = torch.cuda.device_count()
+    mp.spawn(run, (count, *sys.argv[1:]), nprocs=count)
 """
 
 
-def test_torchrun_starts_as_many_ranks_as_there_are_devices(python, tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "gpu"]
-    run = ["-m", "simgpu", "run", "--devices", "1", *launcher]
-    watched = ["-m", "simgpu", "run", "--summary", "--trace", "timeline.json", "train.py"]
-    done = python(*run, *watched, cwd=tmp_path, PYTHONWARNINGS="ignore")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["sum [1.0, 1.0] of 1 nccl cuda:0"]
-    assert re.search(r"^allreduce +1 +8 bytes +0 of 1 rank$", done.stderr, re.MULTILINE)
+def losses(text):
+    """Those of each step and rank, once; a step that was done twice has to have the same."""
+    said = set(re.findall(r"step (\d) of rank (\d): (\S+?)(?=step|\s|$)", text))
+    found = {(int(step), int(rank)): float(loss) for step, rank, loss in said}
+    assert len(found) == len(said), said
+    return found
+
+
+def test_ranks_that_are_started_again_end_where_undisturbed_ones_do(python, tmp_path):
+    package = tmp_path / "package"
+    for name, text in {"__init__": "", "train": TRAIN, "spawns": SPAWNS}.items():
+        package.mkdir(exist_ok=True)
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    for folder in ("undisturbed", "restarted"):
+        (tmp_path / folder).mkdir()
+    run = ["-m", "simgpu", "run", "--devices", "2", "-m"]
+    quiet = {"cwd": tmp_path, "PYTHONWARNINGS": "ignore"}
+
+    spawned = python(*run, "package.spawns", "undisturbed", **quiet)
+    assert spawned.returncode == 0, spawned.stderr
+    wanted = losses(spawned.stdout)
+    assert set(wanted) == {(step, rank) for step in range(4) for rank in range(2)}
+
+    # As many ranks as there are devices, each of them watched, and one restart of both.
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "gpu"]
+    launcher += ["--max-restarts", "1", "-m"]
+    watched = ["simgpu", "run", "--summary", "--trace", "timeline.json", "-m", "package.train"]
+    elastic = python(*run, *launcher, *watched, "restarted", **quiet)
+    assert elastic.returncode == 0, elastic.stderr
+    assert re.search(r"exitcode: 3\b", elastic.stderr), elastic.stderr
+    assert losses(elastic.stdout) == wanted
+    done_again = len(re.findall(r"step [23] of rank 1:", elastic.stdout))
+    assert done_again == 2, elastic.stdout
+
+    table = re.search(r"^allreduce +(\d) +(\d+) bytes +0 of 2 ranks$", elastic.stderr, re.MULTILINE)
+    assert table is not None, elastic.stderr
+    assert int(table[2]) == 12 * int(table[1])
     events = json.loads((tmp_path / "timeline.json").read_text(encoding="utf-8"))["traceEvents"]
-    [args] = [event["args"] for event in events if event.get("cat") == "collective"]
-    assert args.pop("place").startswith("train.py:")
-    told = {"group": "0", "number": 1, "ranks": [0], "bytes": 8, "algorithm": "all_gather"}
-    assert args == {**told, "rank": 0, "index": 0, "peer": None, "sends": False}
+    calls = [event["args"] for event in events if event.get("cat") == "collective"]
+    assert all("train.py:" in args.pop("place") for args in calls)
+    numbers = range(1, 1 + len(calls) // 2)  # of the second attempt alone
+    told = {"group": "0", "ranks": [0, 1], "bytes": 12, "algorithm": "all_gather"}
+    told |= {"peer": None, "sends": False}
+    assert len(numbers) in (2, 3)
+    assert calls == [
+        {**told, "rank": rank, "index": rank, "number": number}
+        for rank in range(2)
+        for number in numbers
+    ]
