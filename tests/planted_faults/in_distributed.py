@@ -5,12 +5,16 @@ from functools import partial
 import torch
 
 from simgpu.errors import CollectiveMismatchError, DeadlockError, LivelockError
+from tests.distributed import test_buffers as buffers
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
+from tests.distributed import test_groups_of_ranks as groups
+from tests.distributed import test_orders_of_ranks as orders
 from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
 from tests.distributed import test_sharded as sharded
 from tests.distributed import test_transport as transport
+from tests.distributed import test_ways_of_gradients as ways
 from tests.support import rank_cases
 from tests.support.plant import Edit, fault
 
@@ -31,9 +35,9 @@ REFUSED = partial(
 )
 DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
 
-AGAIN = ranks.test_default_groups_follow_each_other
+AGAIN = groups.test_default_groups_follow_each_other
 ALONE = partial(
-    ranks.test_a_group_that_others_do_not_make_is_a_deadlock,
+    groups.test_a_group_that_others_do_not_make_is_a_deadlock,
     how={},
     text="rank 0 waits for 2 ranks at the store tcp://localhost:0; rank 1 has ended",
 )
@@ -44,7 +48,7 @@ DISTRIBUTED = [
         "simgpu._ranks.meeting:Transport.__init__",
         "(isolation.life(), group, tuple(ranks))",
         "(isolation.life(), group)",
-        ranks.test_groups_of_other_ranks_that_have_one_name_do_not_meet,
+        groups.test_groups_of_other_ranks_that_have_one_name_do_not_meet,
         raises=DeadlockError,
     ),
     fault(
@@ -232,14 +236,14 @@ DISTRIBUTED = [
         "simgpu._ranks.turns:scheduler_of",
         'seeded("random", schedule)',
         "_InTurn()",
-        ranks.test_seeds_give_different_orders,
+        orders.test_seeds_give_different_orders,
     ),
     fault(
         "a seed decides at collectives only",
         "simgpu._ranks.turns:scheduler_of",
         "controlled(strategy)",
         "controlled(strategy, launches=False)",
-        ranks.test_a_schedule_switches_ranks_at_kernels_and_a_token_repeats_it,
+        orders.test_a_schedule_switches_ranks_at_kernels_and_a_token_repeats_it,
         raises=BaseException,
     ),
     fault(
@@ -247,7 +251,7 @@ DISTRIBUTED = [
         "simgpu._simulation.schedules.scheduler:Scheduler.start",
         "task.state = me.state if state is None else state",
         "task.state = state",
-        partial(ranks.test_threads_that_a_rank_starts_are_of_its_rank, seed=2),
+        partial(orders.test_threads_that_a_rank_starts_are_of_its_rank, seed=2),
     ),
     fault(
         "where all threads wait, ranks are not told",
@@ -261,7 +265,7 @@ DISTRIBUTED = [
         "simgpu._ranks.turns:Turns._end",
         "self._scheduler.dismiss(self._tasks)",
         "return",
-        ranks.test_a_lock_cycle_of_ranks_is_told_with_their_lines,
+        orders.test_a_lock_cycle_of_ranks_is_told_with_their_lines,
         Edit(
             "simgpu._simulation.schedules.baton:Baton._hand_over",
             "is not me.state and not self.over:",
@@ -273,7 +277,7 @@ DISTRIBUTED = [
         "simgpu._ranks.turns:Turns.pause",
         "self._scheduler.progress_at = self._scheduler.steps",
         "pass",
-        partial(ranks.test_ranks_that_meet_again_and_again_are_no_livelock, seed=None),
+        partial(orders.test_ranks_that_meet_again_and_again_are_no_livelock, seed=None),
         raises=LivelockError,
     ),
     fault(
@@ -281,14 +285,14 @@ DISTRIBUTED = [
         "simgpu._ranks.isolation:State.restore",
         "torch.set_rng_state(self._torch)",
         "pass",
-        ranks.test_a_seed_gives_the_same_order_and_numbers,
+        orders.test_a_seed_gives_the_same_order_and_numbers,
     ),
     fault(
         "a rank is in the forward of another rank's wrapper",
         "simgpu._ranks.isolation:_variables",
         "in _VARIABLES:",
         "in _VARIABLES[1:]:",
-        data_parallel.test_a_rank_is_in_the_forward_of_its_own_wrapper_alone,
+        ways.test_a_rank_is_in_the_forward_of_its_own_wrapper_alone,
         raises=BaseException,
     ),
     fault(
@@ -303,35 +307,35 @@ DISTRIBUTED = [
         "simgpu._ranks.isolation:Surroundings.restore",
         "os.environ.pop(name, None)",
         "pass",
-        ranks.test_nothing_is_left_behind,
+        orders.test_nothing_is_left_behind,
     ),
     fault(
         "ranks draw from one generator of NumPy",
         "simgpu._ranks.isolation:State.restore",
         "self._numpy.put_back()",
         "pass",
-        ranks.test_what_numpy_draws_goes_on_where_it_was,
+        orders.test_what_numpy_draws_goes_on_where_it_was,
     ),
     fault(
         "a normal number that NumPy keeps is lost where ranks switch",
         "simgpu._ranks.numpy_random:Kept.put_back",
         "self._briefly(numpy.random.set_state, self._state)",
         "pass",
-        ranks.test_what_numpy_draws_goes_on_where_it_was,
+        orders.test_what_numpy_draws_goes_on_where_it_was,
     ),
     fault(
         "NumPy's numbers begin anew on each rank",
         "simgpu._ranks.numpy_random:Kept.of_a_rank",
         "twin._generator.state = twin._state = state",
         "pass",
-        ranks.test_what_numpy_draws_goes_on_where_it_was,
+        orders.test_what_numpy_draws_goes_on_where_it_was,
     ),
     fault(
         "ranks draw from one generator of Python",
         "simgpu._ranks.isolation:State.restore",
         "random.setstate(self._python)",
         "pass",
-        ranks.test_a_seed_gives_the_same_order_and_numbers,
+        orders.test_a_seed_gives_the_same_order_and_numbers,
     ),
     fault(
         "a rank does not know itself after others have run",
@@ -375,14 +379,14 @@ DISTRIBUTED = [
         "simgpu._kernels.sync_batch_norm:batch_norm_gather_stats_with_counts",
         "weight = counts.to(mean.dtype).view(-1, 1)",
         "weight = torch.ones_like(counts).to(mean.dtype).view(-1, 1)",
-        data_parallel.test_sync_batch_norm_is_batch_norm_of_the_whole_batch,
+        buffers.test_sync_batch_norm_is_batch_norm_of_the_whole_batch,
     ),
     fault(
         "the first buckets of low precision are not filled",
         "simgpu._distributed.low_precision:_fill",
         "view.copy_(parameter.grad)",
         "pass",
-        data_parallel.test_mixed_precision_of_its_own_has_all_gradients,
+        ways.test_mixed_precision_of_its_own_has_all_gradients,
     ),
     fault(
         "of sparse tensors, those of rank 0 are the sum",
@@ -426,7 +430,7 @@ DISTRIBUTED = [
         f"{DDP}._sync_buffers",
         "self._sync_module_buffers(authoritative_rank)",
         "pass",
-        data_parallel.test_buffers_are_those_of_rank_0_unless_told_otherwise,
+        buffers.test_buffers_are_those_of_rank_0_unless_told_otherwise,
     ),
     fault(
         "gradients are reduced in each step of an accumulation",

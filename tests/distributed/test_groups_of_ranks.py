@@ -1,0 +1,132 @@
+"""The groups that ranks in threads make: default ones after each other, and parts of a world."""
+
+import os
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from simgpu.errors import DeadlockError
+from tests.support.worlds import few, schedules
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(8) as devices:
+        yield devices
+
+
+BACKENDS = ("nccl", "gloo", "cpu:gloo,cuda:nccl")
+
+
+@few
+@given(sizes=st.lists(st.integers(1, 2), min_size=2, max_size=3), seed=schedules)
+def test_groups_of_other_ranks_that_have_one_name_do_not_meet(sizes, seed):
+    """Each rank makes the group that it is in, and no other: all of them are the first ones."""
+    ends = numpy.cumsum(sizes).tolist()
+    parts = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+
+    def add(rank):
+        [mine] = [part for part in parts if rank in part]
+        group = dist.new_group(mine)
+        x = torch.full((2,), rank + 1.0, device="cuda")
+        dist.all_reduce(x, group=group)
+        return group.group_name, x.tolist()
+
+    names, sums = zip(*simgpu.ranks(ends[-1], add, schedule=seed), strict=True)
+    assert len(set(names)) == 1
+    assert list(sums) == [[sum(part) + float(len(part))] * 2 for part in parts for _ in part]
+
+
+HOWS = {
+    "nothing": lambda rank, count: {},
+    "env": lambda rank, count: {"init_method": "env://"},
+    "numbers": lambda rank, count: {"rank": rank, "world_size": count},
+    "tcp": lambda rank, count: {
+        "init_method": "tcp://localhost:29500",
+        "rank": rank,
+        "world_size": count,
+    },
+    "store": lambda rank, count: {
+        "store": dist.TCPStore("localhost", 29501, count, rank == 0),
+        "rank": rank,
+        "world_size": count,
+    },
+}
+
+
+@few
+@given(
+    count=strategies.world_sizes(2, 4),
+    hows=st.lists(st.sampled_from(sorted(HOWS)), min_size=1, max_size=3),
+    seed=schedules,
+)
+def test_default_groups_follow_each_other(count, hows, seed):
+    def again(rank):
+        for how in hows:
+            if rank == 0:  # which nobody meets
+                dist.isend(torch.ones(1, device="cuda"), 1)
+            dist.destroy_process_group()
+            dist.init_process_group("nccl", **HOWS[how](rank, count))
+            store = dist.distributed_c10d._get_default_store()
+            if rank == 0:
+                assert store.get("told") == b"by rank 1"
+            elif rank == 1:
+                assert not store.check(["told"])
+                store.set("told", "by rank 1")
+            received = torch.zeros(1, device="cuda")
+            if rank == 0:
+                dist.send(torch.full((1,), 7.0, device="cuda"), 1)
+            elif rank == 1:
+                dist.recv(received, 0)
+                assert received.item() == 7
+        return rank
+
+    assert simgpu.ranks(count, again, schedule=seed) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ({}, r"rank 0 waits for 2 ranks at the store tcp://localhost:0; rank 1 has ended"),
+        ({"store": dist.HashStore(), "rank": 0, "world_size": 2}, "last_worker' in a store"),
+    ],
+)
+def test_a_group_that_others_do_not_make_is_a_deadlock(how, text):
+    def make(rank):
+        if rank == 0:
+            dist.destroy_process_group()
+            dist.init_process_group("nccl", **how)
+
+    barrier = mock.patch.dict(os.environ, TORCH_DIST_INIT_BARRIER="1")
+    with barrier, pytest.raises(DeadlockError, match=text):
+        simgpu.ranks(2, make)
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), seed=schedules, backend=st.sampled_from(BACKENDS))
+def test_tensors_of_the_cpu_travel_where_the_group_has_gloo(count, seed, backend):
+    def sums(rank):
+        host, device = (torch.full((2,), rank + 1.0, device=where) for where in ("cpu", "cuda"))
+        parts = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
+        dist.all_reduce(device)
+        dist.all_reduce(host)
+        dist.all_gather(parts, torch.tensor([rank]))
+        assert host.is_cpu
+        assert host.tolist() == device.tolist() == [count * (count + 1) / 2] * 2
+        return [part.item() for part in parts]
+
+    if backend == "nccl":
+        with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+            simgpu.ranks(count, sums, backend=backend, schedule=seed)
+    else:
+        assert (
+            simgpu.ranks(count, sums, backend=backend, schedule=seed)
+            == [list(range(count))] * count
+        )
