@@ -57,10 +57,15 @@ def client(simgpu_run):
     """Run a script of this folder; returns what it printed as JSON in its last line.
 
     Adds "batch": the share in percent that each device had of what the model was called with.
+    With `launcher`, a module and its arguments that start ranks, one of them has to print.
     """
 
-    def run(name, devices, *arguments, **options):
-        done = simgpu_run(SCRIPTS / f"{name}.py", devices, *arguments, **options)
+    def run(name, devices, *arguments, launcher=(), **options):
+        program = [SCRIPTS / f"{name}.py", devices]
+        if launcher:
+            program = ["-m", devices, *launcher, SCRIPTS / f"{name}.py"]
+            options["summary"] = False
+        done = simgpu_run(*program, *arguments, **options)
         report = json.loads(done.stdout.splitlines()[-1])
         return {**report, "batch": shares_of_the_batch(done.stderr)}
 

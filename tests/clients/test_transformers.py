@@ -1,4 +1,4 @@
-"""transformers' Trainer, which puts every model into a DataParallel where it sees several GPUs."""
+"""transformers' Trainer: DataParallel where it sees several GPUs, DDP where ranks are started."""
 
 import pytest
 import torch
@@ -29,3 +29,16 @@ def test_the_trainer_learns_as_on_one_gpu(client, alone, count, ours):
     assert seen["predictions"] == [32, 8, 20]
     assert seen["saved_the_weights"]
     assert seen["eval_loss"] < seen["losses"][0] / 2
+
+
+def test_ranks_learn_as_one_gpu_does(client, alone):
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", 4]
+    launcher += ["--local-ranks-filter", "0"]  # whose output is read
+    seen = client("transformers_trainer", 4, BATCH // 4, "float64", launcher=launcher)
+    assert seen["wrapper"] == "torch.nn.parallel.distributed"
+    torch.testing.assert_close(seen["weights"], alone["weights"])
+    rounded = {"rtol": 2**-22, "atol": 0}  # the Trainer logs losses of ranks in float32
+    torch.testing.assert_close(seen["losses"], alone["losses"], **rounded)
+    assert seen["rows"] == {"cuda:0": 3 * 32 // 4}
+    assert seen["predictions"] == [32, 8, 20]
+    assert seen["saved_the_weights"]
