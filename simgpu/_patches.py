@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
+import importlib.abc
+import importlib.machinery
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import FunctionType
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 _MISSING = object()
@@ -31,6 +34,8 @@ class Patch:
         needs: an attribute of the owner that some releases of PyTorch lack, as they may lack the
             owner; without it nothing is done.
         kept: whether this build of PyTorch keeps its own value; then nothing is done either.
+        late: whether the owner is a module that takes long to import: replaced in it when the
+            program imports it.
         why: the reason, in one line.
     """
 
@@ -40,13 +45,16 @@ class Patch:
     wrap: Callable[[Any], Any] | None = None
     needs: str = ""
     kept: bool = False
+    late: bool = False
     why: str = field(kw_only=True)
 
     def targets(self) -> Iterator[tuple[Any, str]]:
         """The owner and the name of every attribute that the row means in the installed PyTorch."""
-        owner = None if self.kept else find_owner(self.owner)
+        if self.kept:
+            return
+        owner = sys.modules.get(self.owner) if self.late else find_owner(self.owner)
         if owner is None:
-            if not self.needs and not self.kept:
+            if not self.needs and not self.late:
                 raise LookupError(f"{self.owner}, whose {self.name} is to be replaced, is missing")
         elif "*" in self.name:
             for name in fnmatch.filter(dir(owner), self.name):
@@ -92,6 +100,40 @@ def find_owner(path: str) -> Any:
     return owner
 
 
+class _Imports(importlib.abc.MetaPathFinder):
+    """Calls what waits for a module as soon as that has been imported."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Callable[[], object]]] = {}
+
+    def wait(self, name: str, call: Callable[[], object]) -> Callable[[], object]:
+        """Call `call` after the import of this module; returns what gives that up."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        calls = self.waiting.setdefault(name, [])
+        calls.append(call)
+        return lambda: calls.remove(call) if call in calls else None
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        """The module as Python finds it, with a loader that calls what waits for it."""
+        calls = self.waiting.get(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if calls else None
+        if spec is None or spec.loader is None:
+            return None
+        stock = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            stock(module)
+            for call in list(calls or ()):
+                call()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_imports = _Imports()
+
+
 class Patches:
     """What was replaced, in order; `undo` restores it, the last one first."""
 
@@ -104,10 +146,15 @@ class Patches:
         for row in table:
             if isinstance(row, Action):
                 row.run(self)
-                continue
-            for owner, name in row.targets():
-                value = row.value if row.wrap is None else row.wrap(getattr(owner, name, None))
-                self.set(owner, name, value)
+            elif row.late and row.owner not in sys.modules:
+                self.then(_imports.wait(row.owner, partial(self._apply, row)))
+            else:
+                self._apply(row)
+
+    def _apply(self, row: Patch) -> None:
+        for owner, name in row.targets():
+            value = row.value if row.wrap is None else row.wrap(getattr(owner, name, None))
+            self.set(owner, name, value)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Let `owner.name` be `value`; what a class only inherits is inherited again later."""

@@ -20,6 +20,7 @@ from simgpu._memory.pinned import check_not_wanted
 from simgpu._native.dlpack_relabel import relabel
 from simgpu._random.composed import NEW, SAMPLERS, by_host
 from simgpu._random.fill import Source
+from simgpu._random.samplers import random_from_of_host
 from simgpu._random.stream import Stream
 from simgpu._runtime import world
 from simgpu._runtime.instruments import hooks
@@ -38,7 +39,8 @@ class Draw:
     def __init__(self, kernel: Kernel) -> None:
         self.sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
         self.new = NEW.get(kernel.name)
-        self._host = kernel
+        past_floats = kernel.name == "random_.from"
+        self._host = Kernel(kernel.op, random_from_of_host) if past_floats else kernel
         self._cuda = Kernel(kernel.op, _quietly(self.sampler))
         self._exact = kernel.name.startswith("randperm")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -151,15 +151,26 @@ def random_from(
     keys: Keys, tensor: Tensor, low: int, high: int | None, *, generator: Source
 ) -> Tensor:
     """`random_(low, high)`."""
+    refuse_past_floats(tensor, low, high)
+    check(keys, getattr(_aten.random_, "from"), tensor, low, high)
+    fill(tensor, generator, integers.from_to(tensor.dtype, low, high))
+    return tensor
+
+
+def refuse_past_floats(tensor: Tensor, low: int, high: int | None) -> None:
+    """PyTorch's own check of these overflows where they are rounded up, or never ends."""
     if high is None and low >= _PAST_FLOATS and tensor.dtype in integers.DIGITS:
-        # PyTorch's own check of these overflows where they are rounded up, or never ends.
         raise RuntimeError(
             "random_ expects 'from' casted to dtype to be less than or equal to 'to_inc' casted to "
             f"dtype, but got from={low} > to_inc={2 ** integers.DIGITS[tensor.dtype]}"
         )
-    check(keys, getattr(_aten.random_, "from"), tensor, low, high)
-    fill(tensor, generator, integers.from_to(tensor.dtype, low, high))
-    return tensor
+
+
+def random_from_of_host(keys: Keys, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`random_(low, high)` by the CPU's generator and kernel."""
+    refuse_past_floats(tensor, *args)
+    op = getattr(_aten.random_, "from")
+    return cast(Tensor, op._handle.redispatch_boxed(keys, tensor, *args, **kwargs))
 
 
 def random_to(keys: Keys, tensor: Tensor, high: int, *, generator: Source) -> Tensor:

@@ -129,7 +129,8 @@ def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
     allocated = device.allocated
     for told in hooks.out_of_memory:
         told(device.torch_device, nbytes, allocated, device.limit)
-    raise OutOfMemoryError(text(_figures(device, nbytes), _RELEASE, DEVICE_TYPE))
+    # Not chained to what the host's allocator may have said before.
+    raise OutOfMemoryError(text(_figures(device, nbytes), _RELEASE, DEVICE_TYPE)) from None
 
 
 def _figures(device: Device, nbytes: int) -> Figures:

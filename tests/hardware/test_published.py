@@ -7,6 +7,7 @@
 import copy
 import functools
 import json
+import re
 import warnings
 
 import pytest
@@ -123,6 +124,14 @@ def test_a_program_that_is_not_replayed_says_why():
     case = {"source": "none", "devices": 1, "code": "1 / 0", "seen": 1, "unreplayed": "too large"}
     found = published.outcome(case)
     assert (found.verdict, found.why) == ("not compared", "too large")
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "exit()", "1 / 0"])
+def test_a_case_that_ends_its_program_is_a_difference_and_no_end(simulated, code):
+    case = {"source": "", "code": code, "seen": 1, "devices": 1}
+    found = published.outcome(case)
+    assert found.verdict == "wrong"
+    assert re.search("SystemExit: |ZeroDivisionError: ", found.why)
 
 
 @given(

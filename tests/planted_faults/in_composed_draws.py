@@ -207,7 +207,7 @@ COMPOSED_DRAWS = [
     ),
     fault(
         "a range past all floats is left to PyTorch",
-        "simgpu._random.samplers:random_from",
+        "simgpu._random.samplers:refuse_past_floats",
         "low >= _PAST_FLOATS",
         "low >= 2 * _PAST_FLOATS - 1",
         seams.test_a_range_past_all_floats_is_refused_at_once,

@@ -7,6 +7,7 @@ import torch
 from tests.devices.computing import test_mixing_devices as mixing
 from tests.devices.memory import test_overlap as overlap
 from tests.devices.memory import test_pinned as pinned
+from tests.devices.memory import test_statistics as device_memory
 from tests.simulator import test_caching_allocator as caching
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_worlds as worlds
@@ -15,6 +16,14 @@ from tests.support.plant import fault
 HISTORY = statistics.test_the_statistics_are_those_of_the_history
 
 MEMORY = [
+    fault(
+        "what the host has no room for is never the device's own want",
+        "simgpu._runtime.launch:_raise_if_host_is_full",
+        "device.taken - device.freed",
+        "-(2**80)",
+        device_memory.test_what_no_machine_has_memory_for_is_said_in_the_device_s_words,
+        raises=Exception,
+    ),
     fault(
         "pinned memory is contiguous",
         "simgpu._memory.pinned:pin_memory",

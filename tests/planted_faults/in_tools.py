@@ -30,6 +30,13 @@ def drawn_afresh(check, **arguments):
 
 TOOLS = [
     fault(
+        "a late row is put in place although it was undone",
+        "simgpu._patches:_Imports.wait",
+        "return lambda: calls.remove(call) if call in calls else None",
+        "return lambda: None",
+        patches.test_a_late_row_waits_for_its_module,
+    ),
+    fault(
         "the environment goes before an option",
         "simgpu._pytest.options:DeviceOptions.model_by_device",
         "variables.by_device(self.model) or variables.device_model()",

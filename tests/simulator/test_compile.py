@@ -160,3 +160,42 @@ def test_compiled_code_is_not_run_by_the_other_name(compiler, cuda_first, backen
     for block in blocks if cuda_first else blocks[::-1]:
         with block(2) as devices:
             assert compiled(torch.ones(2, device=devices[1])).device == devices[1]
+
+
+def graph_of(device):
+    """A traced graph, and what it is called with."""
+    x = torch.ones(3, device=device)
+    graph = torch.fx.symbolic_trace(lambda x: ((x * 2).relu(),))
+    return graph, [x]
+
+
+@pytest.fixture
+def inductor(compiler):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit
+        import torch._inductor.compile_fx
+    return torch._inductor
+
+
+@pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
+def test_what_inductor_is_handed_runs_op_by_op_or_is_refused(inductor, block):
+    with block(2) as devices:
+        graph, inputs = graph_of(devices[1])
+        for compile in (inductor.compile, inductor.compile_fx.compile_fx):
+            assert compile(graph, inputs)(*inputs)[0].tolist() == [2.0] * 3
+        for compile in (
+            inductor.standalone_compile,
+            inductor.aot_compile,
+            inductor.compile_fx.compile_fx_inner,
+        ):
+            with pytest.raises(simgpu.errors.UnsupportedError, match=f"graph on {devices[1]}"):
+                compile(graph, inputs)
+
+
+@pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
+def test_the_backend_of_graphs_of_cuda_runs_op_by_op(inductor, block):
+    with block(2) as devices:
+        x = torch.ones(3, device=devices[1])
+        compiled = torch.compile(lambda x: x * 2, backend="cudagraphs")
+        assert compiled(x).tolist() == [2.0] * 3
+        assert compiled(x).device == devices[1]

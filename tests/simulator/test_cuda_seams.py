@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import simgpu
 from simgpu._random import geometry, multinomial, permutation, philox
 from simgpu._random.fill import Source
 from simgpu._random.stream import Stream
@@ -168,8 +169,10 @@ def test_what_no_kernel_takes_draws_nothing(simulated, name):
 @given(
     dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
     low=st.integers(2**62, 2**63 - 1) | st.integers(2**63 - 9, 2**63 - 1),
+    rng=st.sampled_from(["cuda", "host"]),
 )
-def test_a_range_past_all_floats_is_refused_at_once(simulated, dtype, low):
+def test_a_range_past_all_floats_is_refused_at_once(dtype, low, rng):
     """PyTorch's own check of the last numbers takes them for negative ones, or never ends."""
-    with pytest.raises(RuntimeError, match=f"but got from={low} > to_inc=[0-9]+$"):
-        torch.zeros(3, dtype=dtype, device=simulated[0]).random_(low, None)
+    refused = pytest.raises(RuntimeError, match=f"but got from={low} > to_inc=[0-9]+$")
+    with simgpu.devices(1, rng=rng) as devices, refused:
+        torch.zeros(3, dtype=dtype, device=devices[0]).random_(low, None)

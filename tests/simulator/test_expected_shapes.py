@@ -140,3 +140,21 @@ def test_a_raw_fourier_transform_names_dimensions(simulated, dim):
     x = torch.ones(3, 4, dtype=torch.cfloat, device=simulated[0])
     with pytest.raises(IndexError, match=f"no dim {dim}"):
         torch.ops.aten._fft_c2c(x, [dim], 0, True)
+
+
+@given(reduction=st.sampled_from([0, 1, 2]), rows=st.integers(2, 5), wrong=st.integers(0, 5))
+def test_a_margin_has_a_gradient_for_each_row_or_for_all(simulated, reduction, rows, wrong):
+    """As the forward pass has results: for each row without a reduction, one with it."""
+    results = rows if reduction == 0 else 1
+    x, target = torch.rand(rows, 3), torch.arange(rows) % 3
+
+    def call(count, device):
+        grad = torch.rand(count, generator=torch.Generator().manual_seed(1))
+        grad = grad if reduction == 0 or count != 1 else grad[0]
+        given = (given.to(device) for given in (grad, x, target))
+        return torch.ops.aten.multi_margin_loss_backward(*given, 1, 1.0, None, reduction)
+
+    assert torch.equal(call(results, simulated[1]).cpu(), call(results, "cpu"))
+    if wrong != results:
+        with pytest.raises(RuntimeError, match="multi_margin_loss_backward: these shapes do not"):
+            call(wrong, simulated[1])

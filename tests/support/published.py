@@ -195,7 +195,7 @@ def _seen(code, library):
     torch.cuda.empty_cache()  # what another program left
     try:
         return run(code, library)
-    except Exception as error:  # whatever a program raises is a difference
+    except (Exception, SystemExit) as error:  # whatever a program raises is a difference
         return f"{type(error).__name__}: {error}"
 
 

@@ -1,11 +1,14 @@
 """Tables of replaced attributes: whatever is replaced, and however often, is put back."""
 
+import importlib
+import sys
 from types import SimpleNamespace
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._patches import Patches
+from simgpu._patches import Patch, Patches
 
 
 @given(
@@ -27,3 +30,24 @@ def test_all_is_put_back_however_often_an_attribute_was_replaced(steps):
     assert {name: dict(vars(owner)) for name, owner in owners.items()} == before
     patches.undo()
     assert {name: dict(vars(owner)) for name, owner in owners.items()} == before
+
+
+@given(imported=st.sampled_from(["before", "meanwhile", "never", "after"]), twice=st.booleans())
+def test_a_late_row_waits_for_its_module(tmp_path_factory, imported, twice):
+    """It is replaced whenever the module is imported, until the rows are undone."""
+    folder = tmp_path_factory.mktemp("late")
+    (folder / "late_module.py").write_text("def answer():\n    return 1\n")
+    row = Patch("late_module", "answer", wrap=lambda f: lambda: f() + 1, late=True, why="a test")
+    patches = Patches()
+    with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [str(folder), *sys.path]):
+        if imported == "before":
+            importlib.import_module("late_module")
+        patches.apply([row, row] if twice else [row])
+        assert imported == "before" or "late_module" not in sys.modules
+        if imported == "meanwhile":
+            importlib.import_module("late_module")
+        if imported in ("before", "meanwhile"):
+            assert sys.modules["late_module"].answer() == 2 + twice
+        patches.undo()
+        if imported != "never":
+            assert importlib.import_module("late_module").answer() == 1

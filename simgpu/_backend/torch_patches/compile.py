@@ -2,7 +2,9 @@
 
 Inductor writes kernels for the CPU and for GPUs that it knows. A graph with simulated tensors runs
 as under backend="eager" instead, so graph breaks, recompilations and what cannot be traced are
-found. All other graphs are compiled by inductor as ever, also those of the same model on the CPU.
+found. So does a graph that a program hands to inductor, or to the backend "cudagraphs", itself.
+What would write a file for later, such as AOTInductor, raises. All other graphs are compiled by
+inductor as ever, also those of the same model on the CPU.
 """
 
 from __future__ import annotations
@@ -15,26 +17,78 @@ from torch.utils import _pytree as pytree
 from simgpu import _naming
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._patches import Patch, Row
+from simgpu.errors import UnsupportedError
+
+_NO_KERNELS = (
+    "inductor writes no kernels for simulated devices, so there is nothing to save: torch.compile "
+    "runs a graph on {device} op by op. Compile the model on the CPU, or where the GPUs are"
+)
 
 
-def _is_on_devices(_: Any, model: torch.fx.GraphModule, inputs: Any, **__: Any) -> bool:
-    """Whether an input of a traced graph, or a tensor made in it, is on a simulated device."""
-    made = [node.meta.get("example_value") for node in model.graph.nodes]
-    return any(
-        isinstance(leaf, torch.Tensor) and leaf.device.type in _naming.names
-        for leaf in pytree.tree_leaves([inputs, made])
-    )
+def _on_devices(model: Any, inputs: Any) -> torch.device | None:
+    """The simulated device of a graph's input or weight, or of a tensor made in it."""
+    made = [node.meta.get(key) for node in model.graph.nodes for key in ("example_value", "val")]
+    weights = list(model.state_dict().values()) if isinstance(model, torch.nn.Module) else []
+    for leaf in pytree.tree_leaves([inputs, made, weights]):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type in _naming.names:
+            return leaf.device
+    return None
 
 
-def _run_op_by_op(_: Any, model: torch.fx.GraphModule, inputs: Any, **__: Any) -> Any:
+def _is_on_devices(model: Any, inputs: Any, *_: Any, **__: Any) -> bool:
+    return _on_devices(model, inputs) is not None
+
+
+def _wrapper_is_on_devices(_: Any, model: Any, inputs: Any, **__: Any) -> bool:
+    return _is_on_devices(model, inputs)
+
+
+def _run_op_by_op(model: torch.fx.GraphModule, *_: Any, **__: Any) -> Any:
     return model.forward
+
+
+def _run_wrapped_op_by_op(_: Any, model: torch.fx.GraphModule, *__: Any, **___: Any) -> Any:
+    return model.forward
+
+
+def _refuse(model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+    raise UnsupportedError(_NO_KERNELS.format(device=_on_devices(model, inputs)))
 
 
 PATCHES: tuple[Row, ...] = (
     Patch(
         "torch._TorchCompileInductorWrapper",
         "__call__",
-        wrap=routed(_run_op_by_op, _is_on_devices),
+        wrap=routed(_run_wrapped_op_by_op, _wrapper_is_on_devices),
         why="the default backend of torch.compile has no kernels for devices: they run op by op",
+    ),
+    Patch(
+        "torch._inductor.compile_fx",
+        "compile_fx",
+        wrap=routed(_run_op_by_op, _is_on_devices),
+        late=True,
+        why="so does a graph that reaches inductor otherwise, as by torch._inductor.compile",
+    ),
+    *(
+        Patch(
+            f"torch._inductor.{module}",
+            name,
+            wrap=routed(_refuse, _is_on_devices),
+            needs=name,
+            late=True,
+            why="there are no kernels to be written to a file, or to be called by a program",
+        )
+        for module, name in (
+            ("compile_fx", "compile_fx_aot"),
+            ("compile_fx", "compile_fx_inner"),
+            ("standalone_compile", "standalone_compile"),
+        )
+    ),
+    Patch(
+        "torch._dynamo.backends.cudagraphs",
+        "cudagraphs",
+        wrap=routed(_run_op_by_op, _is_on_devices),
+        late=True,
+        why="it captures by functions of CUDA's build: a graph on devices runs op by op",
     ),
 )

@@ -121,3 +121,20 @@ def test_training_leaves_nothing_behind(devices, no_collector, data, steps):
     assert len(set(train(device, steps))) == 1
     assert torch.get_device_module(device).memory_allocated(device) == start
     assert gc.collect() == 0
+
+
+# Results of this many elements; none of these calls asks the device for room before it computes.
+TOO_LARGE = {
+    "repeat": lambda x, count: x.repeat(count),
+    "pad": lambda x, count: torch.nn.functional.pad(x, (0, count)),
+    "clone": lambda x, count: x[:1].expand(count).clone(memory_format=torch.contiguous_format),
+    "outer": lambda x, count: torch.outer(x, x[:1].expand(count)),
+}
+
+
+@pytest.mark.devices(2)
+@given(name=st.sampled_from(sorted(TOO_LARGE)), count=st.integers(2**46, 2**52))
+def test_what_no_machine_has_memory_for_is_said_in_the_device_s_words(devices, name, count):
+    x = torch.ones(2, device=devices[1])
+    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate \d+\.\d\d GiB\. GPU 1 "):
+        TOO_LARGE[name](x, count)
