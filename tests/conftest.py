@@ -80,7 +80,7 @@ def python():
             env=environment | variables,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1800,  # a limit for what hangs: a busy machine takes minutes for a fuzzing
             check=False,
         )
 

@@ -2,12 +2,15 @@
 
 import importlib
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simgpu import _patches
 from simgpu._patches import Patch, Patches
 
 
@@ -33,13 +36,19 @@ def test_all_is_put_back_however_often_an_attribute_was_replaced(steps):
 
 
 @given(imported=st.sampled_from(["before", "meanwhile", "never", "after"]), twice=st.booleans())
-def test_a_late_row_waits_for_its_module(tmp_path_factory, imported, twice):
+def test_a_late_row_waits_for_its_module(imported, twice):
     """It is replaced whenever the module is imported, until the rows are undone."""
-    folder = tmp_path_factory.mktemp("late")
-    (folder / "late_module.py").write_text("def answer():\n    return 1\n")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "late_module.py"
+        path.write_text("def answer():\n    return 1\n", encoding="utf-8")
+        with mock.patch.dict(_patches._imports.waiting):
+            check_late_row(folder, imported, twice)
+
+
+def check_late_row(folder, imported, twice):
     row = Patch("late_module", "answer", wrap=lambda f: lambda: f() + 1, late=True, why="a test")
     patches = Patches()
-    with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [str(folder), *sys.path]):
+    with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [folder, *sys.path]):
         if imported == "before":
             importlib.import_module("late_module")
         patches.apply([row, row] if twice else [row])
