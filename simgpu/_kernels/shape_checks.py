@@ -104,8 +104,12 @@ def int8_weights(arguments: dict[str, Any]) -> None:
 
 
 def sparse_broadcast(arguments: dict[str, Any]) -> None:
-    """No dimension without elements; the kernel divides by their product."""
-    if 0 in arguments["size"]:
+    """No new dimension without elements; the kernel divides by the product of those."""
+    size, old = list(arguments["size"]), list(arguments["self"].shape)
+    added = len(size) - len(old)
+    if 0 in size[: max(added, 0)] or any(
+        new == 0 != was for new, was in zip(size[max(added, 0) :], old, strict=False)
+    ):
         raise RuntimeError(
             f"a sparse tensor cannot be broadcast to size={list(arguments['size'])}, which has no "
             "elements"

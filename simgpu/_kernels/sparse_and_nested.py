@@ -161,8 +161,13 @@ def _write_back(target: Tensor, host: Tensor, index: int) -> None:
     """Let `target` be what an in-place operator made of its host counterpart."""
     if target.layout == torch.sparse_coo:
         fresh = to_device(host.clone(), index)
+        keys = KEYS["SparsePrivateUse1"]
+        if target.shape != fresh.shape:
+            form = (fresh.shape, fresh.sparse_dim(), fresh.dense_dim())
+            clear = _aten.sparse_resize_and_clear_.default._handle.redispatch_boxed
+            make_on(index, lambda: clear(keys, target, *form))
         copy = _aten.copy_sparse_to_sparse_.default._handle.redispatch_boxed
-        make_on(index, lambda: copy(KEYS["SparsePrivateUse1"], target, fresh, False))
+        make_on(index, lambda: copy(keys, target, fresh, False))
     elif not target.is_nested and _is_another(host, target):
         fresh = to_device(host.clone(), index)
         resize = _aten.resize_as_sparse_.default._handle.redispatch_boxed

@@ -21,6 +21,8 @@ from simgpu._random.philox import Array, Words
 from simgpu._random.stream import Stream
 
 _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
+_view = torch.ops.aten.view.default._handle.redispatch_boxed
+_MOST_DIMS = 32  # of an array, for every release of NumPy
 _HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 # What NumPy calls the dtypes that numbers are written in directly.
 _NUMPY = {
@@ -105,6 +107,8 @@ def writable(tensor: torch.Tensor, dtype: Any) -> Array | None:
     """The memory of `tensor` as one row of numbers of `dtype`, if it is that."""
     if _NUMPY.get(tensor.dtype) is not dtype or not tensor.is_contiguous():
         return None
+    if tensor.dim() > _MOST_DIMS:
+        tensor = _view(_HOST_KEYS, tensor, (-1,))
     return tensor.numpy().reshape(-1)
 
 

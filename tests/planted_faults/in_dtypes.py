@@ -83,4 +83,20 @@ DTYPES = [
         partial(composites.test_a_sparse_output_gets_the_size_of_the_result, layout="csr"),
         raises=RuntimeError,
     ),
+    fault(
+        "a sparse out= keeps its shape",
+        "simgpu._kernels.sparse_and_nested:_write_back",
+        "if target.shape != fresh.shape:",
+        "if False:",
+        composites.test_zeros_give_a_sparse_output_their_shape,
+        raises=RuntimeError,
+    ),
+    fault(
+        "no dimension of a sparse tensor may be empty",
+        "simgpu._kernels.shape_checks:sparse_broadcast",
+        "new == 0 != was",
+        "new == 0",
+        composites.test_a_sparse_tensor_without_columns_is_broadcast,
+        raises=RuntimeError,
+    ),
 ]

@@ -229,6 +229,14 @@ RANDOM_NUMBERS = [
         corners.test_what_is_too_far_apart_is_reserved_before_it_is_halved,
     ),
     fault(
+        "an array has as many dimensions as a tensor",
+        "simgpu._random.fill:writable",
+        "if tensor.dim() > _MOST_DIMS:",
+        "if False:",
+        corners.test_more_dimensions_than_an_array_has_are_filled_as_one,
+        raises=ValueError,
+    ),
+    fault(
         "what has no chance is drawn at the end",
         "simgpu._random.multinomial:_buckets",
         "np.maximum.accumulate(np.where(possible, np.arange(len(sums)), 0))",

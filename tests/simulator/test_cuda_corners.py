@@ -310,3 +310,11 @@ def test_fewer_states_than_devices_are_of_the_first(simulated):
     assert offsets == [0, 4]
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.simgpu.set_rng_state_all(states + states[:1])
+
+
+@given(ones=st.integers(25, 70), size=st.integers(1, 40), seed=st.integers(0, 100))
+def test_more_dimensions_than_an_array_has_are_filled_as_one(simulated, ones, size, seed):
+    torch.simgpu.manual_seed_all(seed)
+    many = torch.randn([size] + [1] * ones, device=simulated[0])
+    torch.simgpu.manual_seed_all(seed)
+    assert torch.equal(many.flatten(), torch.randn(size, device=simulated[0]))

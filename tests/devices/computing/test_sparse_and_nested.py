@@ -120,3 +120,16 @@ def test_a_sparse_output_gets_the_size_of_the_result(devices, layout, data, rows
         assert out._nnz() == x._nnz()
         out.copy_(x).abs_()
     assert torch.equal(out.to_dense().cpu(), dense.abs())
+
+
+@given(data=st.data(), shape=st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_zeros_give_a_sparse_output_their_shape(devices, data, shape):
+    out = compressed(torch.eye(2), "coo").to(data.draw(st.sampled_from(devices)))
+    assert torch.zeros(shape, out=out) is out
+    assert (out.shape, out._nnz(), out.sparse_dim()) == (torch.Size(shape), 0, len(shape))
+
+
+@given(rows=st.integers(0, 3), columns=st.just(0), times=st.integers(1, 3))
+def test_a_sparse_tensor_without_columns_is_broadcast(devices, rows, columns, times):
+    empty = compressed(torch.zeros(rows, columns), "coo").to(devices[0])
+    assert torch._sparse_broadcast_to(empty, [times, rows, columns]).shape == (times, rows, columns)

@@ -96,11 +96,7 @@ def cuda():
 def wrong_calls(name):
     """(what the database says, what the call gives), where it names an error."""
     entry = ENTRIES[name]
-    try:
-        found = list(entry.error_inputs_func(entry, "cuda"))
-    except ValueError as error:  # the sample has more dimensions than NumPy knows
-        pytest.skip(str(error))
-    for case in found:
+    for case in entry.error_inputs_func(entry, "cuda"):
         if case.error_type is not Exception:  # any, of an operator of Python
             sample = case.sample_input
             yield case, attempt(lambda s=sample: entry.op(s.input, *s.args, **s.kwargs))
