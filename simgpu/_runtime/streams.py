@@ -64,7 +64,6 @@ class Stream(torch.Stream):
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.priority = priority
-        self._outer: list[tuple[int, Stream]] = []
 
     @property
     def cuda_stream(self) -> int:
@@ -113,9 +112,7 @@ class Stream(torch.Stream):
             waits(self)
 
     def __enter__(self) -> Stream:
-        self._outer.append((world.current_device(), current_stream(self.device_index)))
-        world.set_current_device(self.device_index)
-        set_stream(self)
+        make_current(self, self)
         return self
 
     def __exit__(
@@ -124,9 +121,7 @@ class Stream(torch.Stream):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        device, stream = self._outer.pop()
-        set_stream(stream)
-        world.set_current_device(device)
+        put_back(self)
 
     def __repr__(self) -> str:
         return visible_text(
@@ -137,39 +132,6 @@ class Stream(torch.Stream):
     def priority_range() -> tuple[int, int]:
         """The least and the greatest priority; a lower number would go first."""
         return 0, -1
-
-
-class ExternalStream(Stream):
-    """A stream that another library made (torch.cuda.ExternalStream), by its handle.
-
-    Args: `stream_ptr`, which `cuda_stream` says of itself; `device` as for a Stream.
-    """
-
-    _handle: int
-
-    def __new__(
-        cls, stream_ptr: int, device: torch.device | str | int | None = None, **_: Any
-    ) -> ExternalStream:
-        # The lower half is the number of a stream that was made here (`handle_of`).
-        self = super().__new__(cls, device, stream_id=stream_ptr & 0xFFFFFFFF)
-        assert isinstance(self, ExternalStream), "made of this class"
-        self._handle = stream_ptr
-        return self
-
-    def __init__(self, stream_ptr: int, device: Any = None, **_: Any) -> None:
-        super().__init__(device)
-
-    @property
-    def cuda_stream(self) -> int:
-        """The handle that the other library gave."""
-        return self._handle
-
-
-def get_stream_from_external(
-    data_ptr: int, device: torch.device | str | int | None = None
-) -> Stream:
-    """The stream of `device` with this handle, which another library made."""
-    return ExternalStream(data_ptr, device)
 
 
 class Event(torch.Event):
@@ -277,10 +239,12 @@ class _PerThread(threading.local):
     """The stream object that a thread has found or made current on each device last.
 
     Which stream is current, its number in `thread_state` says: C++ makes streams current, too.
+    And, by the id of a block that the thread is in, what each of its beginnings has to put back.
     """
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
+        self.outer: dict[int, list[tuple[int, Stream]]] = {}
 
 
 _per_thread = _PerThread()
@@ -344,3 +308,26 @@ def set_stream(stream: torch.Stream | None) -> None:
         stream = Stream(stream.device_index, stream_id=stream.stream_id)
     _per_thread.streams[stream.device_index] = stream
     thread_state.per_thread.row[STREAMS + stream.device_index] = stream.stream_id
+
+
+def make_current(block: object, stream: Stream) -> None:
+    """Make `stream` and its device current in the calling thread, until `put_back(block)` there.
+
+    One block may be entered by several threads at the same time, and again within itself.
+    """
+    outer = world.current_device(), current_stream(stream.device_index)
+    set_stream(stream)
+    world.set_current_device(stream.device_index)
+    _per_thread.outer.setdefault(id(block), []).append(outer)
+
+
+def put_back(block: object) -> None:
+    """End `block` in the calling thread; nothing is put back where another one has begun it."""
+    kept = _per_thread.outer.get(id(block))
+    if kept is None:
+        return
+    device, stream = kept.pop()
+    if not kept:
+        del _per_thread.outer[id(block)]
+    set_stream(stream)
+    world.set_current_device(device)

@@ -11,11 +11,13 @@ from tests.devices.training import test_modules as modules
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_models as gpus
 from tests.simulator import test_raw_operators as raw
+from tests.simulator import test_stream_blocks as stream_blocks
 from tests.simulator import test_virtual_tables as tables
-from tests.support.plant import fault
+from tests.support.plant import Edit, fault
 from tests.tools import test_rng_option as rng_option
 
 GENERATOR = "simgpu._backend.generators"
+STREAMS = "simgpu._runtime.streams"
 STATE = generators.test_a_generator_shares_its_stream_and_is_pickled_with_its_place
 
 STATISTICS = "simgpu._backend.device_module.memory"
@@ -88,10 +90,36 @@ BACKEND = [
         STATE,
     ),
     fault(
-        "a stream knows one thread alone that it has to take back",
-        "simgpu._backend.device_module.streams:StreamContext.__enter__",
-        "self._outer.append(",
-        "self._outer = self._stream._outer; self._outer.append(",
+        "a block knows one thread alone that it has to take back",
+        f"{STREAMS}:make_current",
+        "_per_thread.outer.setdefault(id(block), [])",
+        "vars(block).setdefault('_outer', [])",
+        stream_blocks.test_each_beginning_of_a_block_is_put_back_in_its_thread,
+        Edit(
+            f"{STREAMS}:put_back",
+            "kept = _per_thread.outer.get(id(block))",
+            "kept = vars(block)['_outer'] or None; _per_thread.outer.setdefault(id(block), None)",
+        ),
+    ),
+    fault(
+        "a block that is entered again forgets where it was first",
+        f"{STREAMS}:make_current",
+        ".append(outer)",
+        "[:] = [outer]",
+        stream_blocks.test_each_beginning_of_a_block_is_put_back_in_its_thread,
+    ),
+    fault(
+        "a block leaves its stream current",
+        f"{STREAMS}:put_back",
+        "set_stream(stream)",
+        "pass",
+        stream_blocks.test_each_beginning_of_a_block_is_put_back_in_its_thread,
+    ),
+    fault(
+        "a stream takes no thread back to its device",
+        f"{STREAMS}:put_back",
+        "world.set_current_device(device)",
+        "pass",
         threads.test_a_stream_takes_each_thread_back_where_it_was,
     ),
     fault(

@@ -78,13 +78,12 @@ from simgpu._backend.device_module.streams import (
     synchronize,
 )
 from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime.external_streams import ExternalStream, get_stream_from_external
 from simgpu._runtime.streams import (
     Event,
-    ExternalStream,
     Stream,
     current_stream,
     default_stream,
-    get_stream_from_external,
     set_stream,
 )
 

@@ -15,15 +15,10 @@ class StreamContext:
 
     def __init__(self, stream: Stream | None) -> None:
         self._stream = stream
-        # Here and not in the stream, which several threads may make current at the same time.
-        self._outer: list[tuple[int, Stream]] = []
 
     def __enter__(self) -> None:
         if self._stream is not None:
-            index = self._stream.device_index
-            self._outer.append((world.current_device(), streams.current_stream(index)))
-            streams.set_stream(self._stream)
-            world.set_current_device(index)
+            streams.make_current(self, self._stream)
 
     def __exit__(
         self,
@@ -31,10 +26,7 @@ class StreamContext:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._stream is not None:
-            device, stream = self._outer.pop()
-            streams.set_stream(stream)
-            world.set_current_device(device)
+        streams.put_back(self)
 
 
 def stream(stream: Stream | None) -> StreamContext:

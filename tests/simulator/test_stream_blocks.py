@@ -1,0 +1,68 @@
+"""Blocks that make a stream current: `with stream:`, and `with torch.cuda.stream(stream):`.
+
+With PyTorch's own on CUDA, what is put back by `with stream:` is kept in the stream, once: these
+tests do not hold there.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.threads import in_thread
+
+# Who does it, what is entered (None: the innermost block ends), and whether by an error.
+STEPS = st.lists(
+    st.tuples(st.integers(0, 1), st.none() | st.integers(0, 5), st.booleans()), max_size=12
+)
+INDICES = range(2)  # of the devices whose streams are looked at
+
+
+def current():
+    """The calling thread's device, and its stream of each."""
+    return torch.simgpu.current_device(), [torch.simgpu.current_stream(i) for i in INDICES]
+
+
+@given(steps=STEPS)
+def test_each_beginning_of_a_block_is_put_back_in_its_thread(simulated, steps):
+    """However deep one block or stream is entered, and whoever else is in it meanwhile."""
+    streams = [torch.simgpu.Stream(index) for index in (0, 1, 1)]
+    blocks = [*streams, *map(torch.simgpu.stream, streams)]
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        pools = one, other
+        other.submit(torch.simgpu.set_device, 1).result()
+        seen = [[pool.submit(current).result()] for pool in pools]  # before each open block
+        entered = [[] for _ in pools]
+        for who, which, fails in [*steps, *((who, None, False) for who in (0, 1) for _ in steps)]:
+            if which is not None:
+                pools[who].submit(blocks[which].__enter__).result()
+                stream = streams[which % 3]
+                mine = [*seen[who][-1][1]]
+                mine[stream.device_index] = stream
+                seen[who].append((stream.device_index, mine))
+                entered[who].append(blocks[which])
+            elif entered[who]:
+                error = (KeyError, KeyError(), None) if fails else (None, None, None)
+                ended = pools[who].submit(entered[who].pop().__exit__, *error)
+                assert not ended.result()
+                seen[who].pop()
+            for pool, states in zip(pools, seen, strict=True):
+                assert pool.submit(current).result() == states[-1]
+
+
+def test_what_cannot_be_made_current_changes_nothing(simulated):
+    before = current()
+    with pytest.raises(ValueError, match="simgpu"), torch.simgpu.stream(torch.Stream("cpu")):
+        pass
+    assert current() == before
+
+
+def test_a_block_that_ends_in_another_thread_changes_nothing_there(simulated):
+    """As that of a generator does, which is closed by somebody else."""
+    block = torch.simgpu.stream(torch.simgpu.Stream(1))
+    in_thread(block.__enter__)
+    before = current()
+    block.__exit__(None, None, None)
+    assert current() == before
