@@ -14,6 +14,7 @@ def everything_imported():
     for module in pkgutil.walk_packages(simgpu.__path__, "simgpu."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    importlib.import_module("torch._dynamo")  # by PyTorch itself, where a function needs it
     with simgpu.as_cuda(1):
         pass
 

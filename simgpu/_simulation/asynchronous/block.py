@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -60,6 +61,9 @@ def _exchange(old: Asynchronous, new: Asynchronous) -> None:
 
 def begin(seed: int | None) -> Asynchronous:
     """Let all launches run when something waits for them, until `end`."""
+    # PyTorch's meta kernels import it when they are first asked, which is in the middle of a
+    # launch: other threads wait for an import, and a schedule of threads does not know of that.
+    importlib.import_module("torch._dynamo")
     executor = Asynchronous(seed)
     if any(device.allocated for device in active_devices):
         executor.know_present_memory()
