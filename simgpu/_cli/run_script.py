@@ -13,7 +13,10 @@ import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simgpu._simulation.asynchronous.executor import Asynchronous
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,11 @@ def run_script(options: ScriptOptions) -> None:
         _replace_data_parallel()
     program = options.program
     _watch_until_exit(options.trace, options.summary)
-    if options.asynchronous:
-        from simgpu._simulation.asynchronous import block
-
-        block.begin(options.async_seed)
-    with _told_of_races() if options.races else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if options.races:
+            stack.enter_context(_told_of_races())
+        if options.asynchronous:
+            stack.enter_context(overlapping(options.async_seed))
         _run(program)
 
 
@@ -143,6 +146,30 @@ def _run(program: Program) -> None:
         _run_code(program.text)
     else:
         runpy.run_path(program.text, run_name="__main__")
+
+
+@contextlib.contextmanager
+def overlapping(seed: int | None) -> Iterator[Asynchronous]:
+    """Let the streams of a program overlap, and go on so until the process ends.
+
+    If the program ends well, its queues are run, and errors that nobody was told of are raised.
+    """
+    from simgpu._simulation.asynchronous import block
+
+    executor = block.begin(seed)
+    try:
+        yield executor
+    except SystemExit as ended:
+        if ended.code:
+            raise
+        _tell_of_what_is_left(executor)
+        raise
+    _tell_of_what_is_left(executor)
+
+
+def _tell_of_what_is_left(executor: Asynchronous) -> None:
+    executor.finish()
+    executor.check_all()
 
 
 @contextlib.contextmanager

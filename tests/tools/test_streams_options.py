@@ -1,10 +1,15 @@
 """`--async` and `--races`, on the command line and in pytest: what an unmodified program shows."""
 
+import contextlib
 import runpy
 
 import pytest
+import torch
 
 import simgpu
+from simgpu._cli.run_script import overlapping
+from simgpu._simulation.asynchronous import block
+from simgpu.errors import DeviceLostError
 
 SCRIPT = """
 import sys
@@ -36,6 +41,26 @@ def test_a_script_is_wrong_without_a_wait_and_right_with_it(python, tmp_path, ca
     with simgpu.as_cuda(1):
         runpy.run_path(str(path))
     assert capsys.readouterr().out.splitlines()[1:] == [RIGHT, RIGHT]
+
+
+@pytest.mark.without("--async", reason="begins it itself")
+@pytest.mark.parametrize("status", ["none", None, 0, 3, "failed"])
+def test_a_script_that_ends_well_is_told_of_errors_in_its_queues(status):
+    """However it ends; one that ends otherwise has said already what is wrong."""
+    ends_well = status in ("none", None, 0)
+    with simgpu.devices(1):
+        x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
+
+        def program():
+            x.index_select(0, index)
+            if status != "none":
+                raise SystemExit(status)
+
+        with pytest.raises(DeviceLostError if ends_well else SystemExit), overlapping(None) as own:
+            program()
+        assert own.pending == (not ends_well)
+        with contextlib.suppress(DeviceLostError):
+            block.end(own)
 
 
 SUITE = """
