@@ -155,6 +155,20 @@ RACES = [
         partial(data_parallel.test_training_has_no_races, wrapper="ours"),
     ),
     fault(
+        "chunks of any network are read while these are on their way",
+        "dataparallel._transfer.autograd:scatter_split",
+        "main.wait_stream(stream)",
+        "pass",
+        data_parallel.test_no_network_has_races,
+    ),
+    fault(
+        "gradients of any network are used before they are reduced",
+        f"{DETECTOR}.collectives_awaited",
+        "if clock is not None:",
+        "if False:",
+        collectives.test_no_network_has_races,
+    ),
+    fault(
         "chunks are given back while their replicas may read them",
         "dataparallel._transfer.autograd:scatter_split",
         "output.record_stream(main)",

@@ -1,6 +1,7 @@
 """Collectives under `simgpu.races`: their outputs may be used once somebody has waited for them."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import simgpu
+from simgpu import strategies
+from tests.support.worlds import few
 
 ASYNCHRONOUS = {
     "all_reduce": lambda x: torch.distributed.all_reduce(x, async_op=True),
@@ -84,3 +87,32 @@ def test_distributed_data_parallel_has_no_races(buckets, as_view):
     with simgpu.races() as found:
         simgpu.ranks(2, rank)
     assert found == []
+
+
+@few
+@given(
+    net=strategies.modules().filter(lambda net: any(p.requires_grad for p in net.parameters())),
+    world=st.integers(1, 3),
+    batch=st.integers(1, 4),
+    options=st.sampled_from(({}, {"static_graph": True}, {"find_unused_parameters": True})),
+)
+def test_no_network_has_races(net, world, batch, options):
+    """Distributed data parallelism of ties, frozen layers and buffers; one step accumulates."""
+
+    def rank(number):
+        own = copy.deepcopy(net).cuda()
+        wrapped = torch.nn.parallel.DistributedDataParallel(own, **options)
+        x = torch.full((batch, 3), float(number), dtype=next(net.parameters()).dtype)
+        accumulates = contextlib.nullcontext() if options else wrapped.no_sync()
+        with accumulates:
+            wrapped(x.cuda()).sum().backward()
+        wrapped(x.cuda()).sum().backward()
+        with torch.no_grad():
+            for parameter in own.parameters():
+                if parameter.grad is not None:
+                    parameter -= parameter.grad
+        return wrapped(x.cuda()).sum().item()
+
+    with simgpu.races() as found:
+        simgpu.ranks(world, rank)
+    assert [str(race) for race in found] == []

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import dataparallel
 import simgpu
+from simgpu import strategies
 
 WRAPPERS = {
     "ours": dataparallel.DataParallel,
@@ -49,6 +50,33 @@ def test_training_has_no_races(simulated, wrapper, count, batch, side, pinned):
             optimizer.zero_grad()
             model(x).sum().backward()
             optimizer.step()
+    assert [str(race) for race in found] == []
+
+
+@given(
+    wrapper=st.sampled_from(sorted(WRAPPERS)),
+    net=strategies.modules(),
+    indices=st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True),
+    batch=st.integers(1, 9),
+    output_index=st.none() | st.integers(0, 3),
+)
+def test_no_network_has_races(simulated, wrapper, net, indices, batch, output_index):
+    """Ties, frozen layers and buffers, on devices in any order, with or without autograd."""
+    devices = [simulated[index] for index in indices]
+    with simgpu.races() as found:
+        model = WRAPPERS[wrapper](net.to(devices[0]), devices)
+        if output_index is not None:
+            model.output_device = simulated[output_index].index
+        for records in (True, False, True):
+            with torch.set_grad_enabled(records):
+                out = model(torch.ones(batch, 3, dtype=next(net.parameters()).dtype))
+            if out.requires_grad:
+                out.sum().backward()
+                with torch.no_grad():
+                    for parameter in net.parameters():
+                        if parameter.grad is not None:
+                            parameter -= parameter.grad
+        assert out.isfinite().all()
     assert [str(race) for race in found] == []
 
 
