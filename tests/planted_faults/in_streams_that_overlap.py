@@ -1,5 +1,7 @@
 """Faults planted in work that waits in queues, and in the waits of DataParallel."""
 
+from functools import partial
+
 from simgpu.errors import DeviceLostError
 from tests.simulator.asynchronous import test_backward as backward
 from tests.simulator.asynchronous import test_data_parallel as data_parallel
@@ -99,6 +101,24 @@ ASYNCHRONOUS = [
         "if False:",
         rules.test_batch_norm_returns_what_it_returns_at_once,
         raises=DeviceLostError,
+        keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
+    fault(
+        "statistics of halves are planned as those of CUDA",
+        "simgpu._simulation.asynchronous.shapes:_plan",
+        "(name in _NORMS and args[0].dtype in _HALF)",
+        "False",
+        partial(
+            rules.test_results_are_laid_out_as_at_once, call=rules.LAID_OUT["layer norm of halves"]
+        ),
+        keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
+    fault(
+        "results without elements are planned",
+        "simgpu._simulation.asynchronous.shapes:_plan",
+        "if new and not is_idle",
+        "if False",
+        partial(rules.test_results_are_laid_out_as_at_once, call=rules.LAID_OUT["norm of nothing"]),
         keepers=("simgpu._simulation.asynchronous.executor:_plans",),
     ),
     fault(

@@ -100,7 +100,7 @@ def test_no_wait_either(devices):
 """
 
 
-@pytest.mark.without("--races", reason="runs tests that forget to wait")
+@pytest.mark.without("--async", "--races", reason="runs tests that forget to wait")
 @pytest.mark.parametrize(
     ("option", "told"),
     [("--async", "assert [[]nan, nan, nan[]] == "), ("--races", "race: mul.Scalar on simgpu:0, ")],

@@ -31,7 +31,8 @@ _INDEXING = {"index.Tensor", "index.Tensor_out", "_unsafe_index.Tensor"}
 _MASKS = (torch.bool, torch.uint8)
 # What these make has no values yet: there is nothing to do.
 _EMPTY = ("empty", "new_empty")
-# Their meta kernels answer for another device's kernel: other shapes, or other strides.
+# Their meta kernels answer for another device's kernel: other shapes, other strides, or results
+# that are not conjugated lazily.
 _OTHERWISE = {
     *(
         "_embedding_bag",
@@ -40,9 +41,20 @@ _OTHERWISE = {
         "_fft_r2c",
         "_linalg_svd",
         "linalg_eig",
+        "linalg_lu_solve",
         "max_unpool2d",
+        "nonzero_static",
+        "vdot",
     ),
 }
+# Those of norms keep statistics of these in more digits.
+_NORMS = {
+    "_batch_norm_with_update",
+    "_native_batch_norm_legit",
+    "native_batch_norm",
+    "native_layer_norm",
+}
+_HALF = (torch.float16, torch.bfloat16)
 # Those of batch norms save nothing while they do not train, which is said by the sixth argument.
 _BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit"}
 _PLAIN = (
@@ -149,8 +161,11 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
     op = kernel.op
-    if kernel.name in _OTHERWISE:
+    name = kernel.name.partition(".")[0]
+    if name in _OTHERWISE or (name in _NORMS and args[0].dtype in _HALF):
         raise Unplanned("its meta kernel answers for another device")
+    if name == "native_dropout_backward" and not args[0].is_floating_point():
+        raise Unplanned("its kernel refuses what its meta kernel does not")
     if kernel.name in _INDEXING:
         if any(isinstance(index, Tensor) and index.dtype in _MASKS for index in args[1]):
             raise Unplanned("a mask")
@@ -177,8 +192,17 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
             results.append(_argument(op, declared.alias_info.before_set, len(args)))
     if kernel.name in _BATCH_NORMS and not args[5]:
         results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=_META))] * 2
-    is_new = any(isinstance(result, (Layout, list)) for result in results)
-    return Plan(tuple(results), kernel.name.partition(".")[0].startswith(_EMPTY), is_new)
+    new = [result for result in results if isinstance(result, (Layout, list))]
+    is_idle = name.startswith(_EMPTY)
+    if new and not is_idle and not any(map(_has_elements, new)):
+        # Of which meta kernels may tell other strides, and which take no time.
+        raise Unplanned("results without elements")
+    return Plan(tuple(results), is_idle, bool(new))
+
+
+def _has_elements(result: Layout | list[Layout]) -> bool:
+    layouts = [result] if isinstance(result, Layout) else result
+    return any(0 not in layout.shape for layout in layouts)
 
 
 def _check_unchanged(hosts: Sequence[Any], metas: Sequence[Any]) -> None:

@@ -308,3 +308,33 @@ def test_batch_norm_returns_what_it_returns_at_once(simulated):
         net.load_state_dict(state)
         with simgpu.asynchronous():
             assert (net(x).tolist(), net.running_var.tolist()) == at_once
+
+
+LAID_OUT = {
+    "layer norm of halves": lambda x: torch.native_layer_norm(x.bfloat16(), [2], None, None, 1e-5),
+    "vdot of conjugates": lambda x: [torch.vdot(x[0].cfloat().conj(), x[1].cfloat().conj())],
+    "norm of nothing": lambda x: [torch.nn.functional.rms_norm(x[:0, :1], [1])],
+    "positions": lambda x: [torch.nonzero_static(x, size=3)],
+}
+
+
+@pytest.mark.without("--async", reason="compares with what is computed at once")
+@pytest.mark.parametrize("call", LAID_OUT.values(), ids=list(LAID_OUT))
+def test_results_are_laid_out_as_at_once(simulated, call):
+    """Where PyTorch's meta kernels answer for CUDA's, or for any kernel."""
+    x = torch.ones(3, 2).to("simgpu:0")
+
+    def forms():
+        return [(each.dtype, each.shape, each.stride(), each.is_conj()) for each in call(x)]
+
+    at_once = forms()
+    with simgpu.asynchronous():
+        assert forms() == at_once
+
+
+def test_what_a_kernel_refuses_is_told_at_once(simulated):
+    with simgpu.asynchronous():
+        x = torch.ones(3, dtype=torch.int64, device="simgpu:0")
+        with pytest.raises(NotImplementedError):
+            torch.ops.aten.native_dropout_backward(x, x > 0, 2.0)
+        assert (x + 1).tolist() == [2] * 3
