@@ -313,7 +313,7 @@ def test_batch_norm_returns_what_it_returns_at_once(simulated):
 LAID_OUT = {
     "layer norm of halves": lambda x: torch.native_layer_norm(x.bfloat16(), [2], None, None, 1e-5),
     "vdot of conjugates": lambda x: [torch.vdot(x[0].cfloat().conj(), x[1].cfloat().conj())],
-    "norm of nothing": lambda x: [torch.nn.functional.rms_norm(x[:0, :1], [1])],
+    "norm of nothing": lambda x: [torch.nn.functional.rms_norm(x[:0, :1], [1], x[0, :1])],
     "positions": lambda x: [torch.nonzero_static(x, size=3)],
 }
 
