@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 import simgpu
 from tests.support.stream_programs import PROGRAMS
 
+ORDERS = 50
+
 programs = pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
 
 
@@ -29,15 +31,18 @@ def test_the_laziest_order_shows_what_is_missing(pair, program):
     assert result(program, True) == program.expected
 
 
-@settings(max_examples=20)
-@given(st.sampled_from(sorted(PROGRAMS)), st.integers(0, 2**32))
-def test_every_order_of_a_mended_program_is_right(pair, name, seed):
-    assert result(PROGRAMS[name], True, seed) == PROGRAMS[name].expected
+@programs
+@settings(max_examples=ORDERS)
+@given(seed=st.integers(0, 2**32))
+def test_every_order_of_a_mended_program_is_right_and_without_races(pair, program, seed):
+    with simgpu.races() as found:
+        assert result(program, True, seed) == program.expected
+    assert [str(race) for race in found] == []
 
 
 @programs
 def test_some_order_shows_what_is_missing(pair, program):
-    assert any(result(program, False, seed) != program.expected for seed in range(20))
+    assert any(result(program, False, seed) != program.expected for seed in range(ORDERS))
 
 
 def test_the_same_seed_gives_the_same_order(pair):
