@@ -26,7 +26,7 @@ from simgpu._random.fill import Source
 from simgpu._random.stream import Stream
 from simgpu._runtime import executors
 from simgpu._runtime.captures import Capture
-from simgpu._runtime.instruments import Launch
+from simgpu._runtime.instruments import Launch, Node
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 from simgpu.errors import CaptureError, UnsupportedError
 
@@ -151,18 +151,27 @@ class Graph:
 
     def __init__(self) -> None:
         self._work: list[tuple[Kernel, int, Any, Any, Any] | _Move] = []
+        self.nodes = 0  # how many kernels and copies
+        self._identity = object()  # not the graph, which its own nodes would keep alive
 
     def __len__(self) -> int:
         return len(self._work)
 
-    def append(self, about: Launch, memory: _Memory, outputs: list[Tensor]) -> None:
-        """Record a launch whose new results are `outputs`."""
+    def append(
+        self, about: Launch, memory: _Memory, outputs: list[Tensor], branch: int, known: list[int]
+    ) -> None:
+        """Record a launch on a branch whose new results are `outputs`.
+
+        `known` are the nodes that come before it.
+        """
         route = None
         if about.kind == "copy":
             route = about.source.index, about.target.index
         kernel = Kernel(about.kernel.op, _into(about.kernel, outputs))
         kernel.at_once = True
         kernel.writes = outputs
+        kernel.node = Node(self._identity, self.nodes, branch, tuple(known))
+        self.nodes += 1
         written = {id(tensor) for tensor in _written(about)}
         reads = about.kind == "kernel"
         args = tuple(memory.own(v, reads and id(v) not in written) for v in about.args)
@@ -208,6 +217,8 @@ class Recording(Capture):
         executors.finish()
         self._before: dict[Any, tuple[Tensor, Tensor]] = {}  # written memory, and its old values
         self._generators: dict[int, tuple[Any, Tensor]] = {}  # and their old states
+        # Of each stream: how much it had done when a node was recorded, and the node's number.
+        self._nodes: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def end(self) -> Graph:
         """Stop, and return the graph; raises if it cannot be replayed."""
@@ -253,7 +264,21 @@ class Recording(Capture):
                 self._memory.add(tensor)
             outputs.append(self._memory.own(tensor))
         if not launch.op.startswith(("empty", "new_empty")):  # which write nothing
-            self._graph.append(launch, self._memory, outputs)
+            stream = launch.device.index, launch.stream
+            branch = list(self._clocks).index(stream)
+            self._graph.append(launch, self._memory, outputs, branch, self._known(stream))
+            done = self._clocks[stream][stream], self._graph.nodes - 1
+            self._nodes.setdefault(stream, []).append(done)
+
+    def _known(self, stream: tuple[int, int]) -> list[int]:
+        """The last node of each stream that comes before what `stream` does next."""
+        known = []
+        for key, count in self._clocks[stream].items():
+            nodes = self._nodes.get(key, [])
+            place = bisect.bisect(nodes, (count, len(self._graph)))
+            if place:
+                known.append(nodes[place - 1][1])
+        return known
 
     def _check(self, launch: Launch) -> None:
         """Raise for work that CUDA does not capture, because the host waits for it."""

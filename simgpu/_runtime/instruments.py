@@ -41,6 +41,21 @@ class Collective:
     index: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Node:
+    """The place of a kernel or copy in a graph that was captured (torch.cuda.CUDAGraph).
+
+    `graph` is an object that all its nodes share. `number` counts them from 0, `branch` the streams
+    of the capture, of which 0 is the one that is replayed on; `after` are the nodes that have to
+    have ended before: the last one of each branch that its stream had waited for.
+    """
+
+    graph: object
+    number: int
+    branch: int
+    after: tuple[int, ...]
+
+
 @dataclass(slots=True)  # not frozen, which makes one cost five times as much
 class Launch:
     """One kernel or copy that is about to run.

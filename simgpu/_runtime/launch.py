@@ -18,7 +18,7 @@ import torch
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import clock, engine_waits, streams, thread_state, world
 from simgpu._runtime.charging import Charge, changes_more_than_results, charge
-from simgpu._runtime.instruments import Collective, Launch, Record, hooks
+from simgpu._runtime.instruments import Collective, Launch, Node, Record, hooks
 from simgpu._runtime.out_of_memory import raise_out_of_memory
 from simgpu._runtime.thread_state import LOG
 from simgpu.errors import OutOfMemoryError
@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 class Kernel:
     """An operator together with the host code that computes it."""
 
-    __slots__ = ("at_once", "changes_more", "collective", "name", "op", "run", "writes")
+    __slots__ = ("at_once", "changes_more", "collective", "name", "node", "op", "run", "writes")
 
     def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
         self.op = op
@@ -46,6 +46,8 @@ class Kernel:
         self.writes: Sequence[torch.Tensor] = ()
         # Of torch.distributed's operators: the call of a process group.
         self.collective: Collective | None = None
+        # Of a replayed graph: which of its nodes this is.
+        self.node: Node | None = None
 
 
 def launch(

@@ -4,6 +4,7 @@ from functools import partial
 
 from tests.simulator.timing import test_collectives as collectives
 from tests.simulator.timing import test_estimate as estimate
+from tests.simulator.timing import test_graphs as graphs
 from tests.simulator.timing import test_hosts as hosts
 from tests.simulator.timing import test_timelines as timelines
 from tests.simulator.timing import test_topology as topology
@@ -150,5 +151,54 @@ TIMING = [
         "process.helper(target).follow(giver, giver.time)",
         "pass",
         hosts.test_a_gradient_is_launched_for_after_it_was_handed_over,
+    ),
+    fault(
+        "each kernel of a graph is launched",
+        "simgpu._simulation.timing.replays:Replays.begins",
+        "latest is None or latest.graph is not node.graph or node.number <= latest.last",
+        "True",
+        graphs.test_a_replay_takes_what_it_takes_by_hand,
+    ),
+    fault(
+        "a graph is replayed in the time of its first replay",
+        "simgpu._simulation.timing.replays:Replays.begins",
+        "or node.number <= latest.last",
+        "",
+        graphs.test_a_replay_takes_what_it_takes_by_hand,
+    ),
+    fault(
+        "branches of a graph run one after the other",
+        f"{MACHINE}._queue",
+        "if node.branch:",
+        "if False:",
+        graphs.test_a_replay_takes_what_it_takes_by_hand,
+    ),
+    fault(
+        "branches of a graph do not wait for each other",
+        "simgpu._memory.graphs:Recording._known",
+        "known.append(nodes[place - 1][1])",
+        "known += [nodes[place - 1][1]] * (key == stream)",
+        graphs.test_a_replay_takes_what_it_takes_by_hand,
+    ),
+    fault(
+        "a graph has ended when its first branch has",
+        f"{MACHINE}._add",
+        "self._stay_busy(self._stream(launch.device.index, launch.stream), span.end)",
+        "pass",
+        graphs.test_a_replay_takes_what_it_takes_by_hand,
+    ),
+    fault(
+        "a capture keeps the device busy",
+        f"{MACHINE}.times_of",
+        "if (index, launch.stream) in streams.captured:",
+        "if False:",
+        graphs.test_a_capture_takes_the_time_of_the_host_alone,
+    ),
+    fault(
+        "a replay begins before its stream is free",
+        f"{MACHINE}._queue",
+        "self.replays.begin(node, max(line.time, self._free_from(occupied)))",
+        "self.replays.begin(node, line.time)",
+        graphs.test_a_replay_begins_when_its_stream_is_free,
     ),
 ]

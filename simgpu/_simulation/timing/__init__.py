@@ -10,6 +10,7 @@ topology, presets   links between devices and the host, what way a copy takes, a
 hosts               the time of the host: each thread, and the threads of a backward pass
 timelines           what ran on which stream from when to when, and on which link
 collectives         rings and trees: how long a collective takes, and when it may begin
+replays             when the nodes of a graph may begin that is replayed
 machine             all of this together, asked at each launch (an instrument) and for the time
 critical_path       the chain of work that decides when the end comes
 summary             the table that is printed

@@ -28,6 +28,7 @@ from simgpu._simulation.timing.durations import (
 )
 from simgpu._simulation.timing.groups import Groups
 from simgpu._simulation.timing.hosts import Hosts, Line, is_in_backward
+from simgpu._simulation.timing.replays import Replays
 from simgpu._simulation.timing.timelines import Span, Stream, Timelines
 from simgpu._simulation.timing.topology import Place, Topology
 
@@ -48,6 +49,7 @@ class Machine(Instrument, Clock):
         self.hosts = Hosts(host_cost, self._rejoined)
         self.timelines = Timelines()
         self.groups = Groups(self.timelines, topology)
+        self.replays = Replays()
         self._lock = _thread.allocate_lock()
         # What each rank has begun in a backward pass, and on which stream.
         self._unawaited: dict[int | None, list[tuple[Collective, Stream]]] = {}
@@ -80,7 +82,8 @@ class Machine(Instrument, Clock):
 
     def before_launch(self, launch: Launch) -> None:
         about = launch.kernel.collective
-        if about is not None and self._is_here(launch.device.index):
+        key = launch.device.index, launch.stream
+        if about is not None and self._is_here(key[0]) and key not in streams.captured:
             with self._lock:
                 line = self.hosts.launch(launch.device.index)
                 stream = self._stream(launch.device.index, launch.stream)
@@ -94,6 +97,8 @@ class Machine(Instrument, Clock):
         now = self._line().time
         if not self._is_here(index):
             return now, now
+        if (index, launch.stream) in streams.captured:  # recorded, and run by replays
+            return (now, now) if launches_nothing(launch.kernel.op) else self._captured(index)
         if about is not None:
             return self.groups.times(about) or (now, now)
         with self._lock:
@@ -105,6 +110,8 @@ class Machine(Instrument, Clock):
         # Stream and Event keep until when a stream is busy only where that is in the future of
         # the calling thread; another thread may be behind it.
         if isinstance(awaited, torch.Stream):
+            if (awaited.device_index, awaited.stream_id) in streams.captured:
+                return
             moment = self._free_from([self._stream(awaited.device_index, awaited.stream_id)])
         else:
             moment = getattr(awaited, "_recorded_at", None) or 0.0
@@ -136,12 +143,12 @@ class Machine(Instrument, Clock):
         stream = self._stream(index, launch.stream)
         if launches_nothing(op):
             now = self._line(index).time
+            self.replays.skip(launch.kernel.node)
             return Span(launch.op, "kernel", (stream,), now, now, now)
-        line = self.hosts.launch(index)
+        line, begin, on = self._queue(launch, [stream])
         seconds = self.gap + self.durations[index].of(op, launch.args, launch.kwargs, result)
-        begin = max(line.time, self._free_from([stream]))
         end = begin + seconds * slow_factor(index)
-        span = self._add(Span(launch.op, "kernel", (stream,), begin, end, line.time, line=line))
+        span = self._add(Span(launch.op, "kernel", on, begin, end, line.time, line=line), launch)
         if waits_for_sizes(op):
             line.wait(end)
         return span
@@ -156,25 +163,51 @@ class Machine(Instrument, Clock):
         occupied = [self._stream(index, launch.stream)]
         if isinstance(source, int) and isinstance(target, int):
             occupied.append(self._stream(target, streams.current_stream_id(target)))
-        line = self.hosts.launch(index)
+        line, ready, on = self._queue(launch, occupied)
         moved = _bytes_moved(launch, result)
-        ready = max(line.time, self._free_from(occupied))
         begin = max(ready, self.timelines.links_free_from(route))
         end = begin + route.seconds(moved) * slow_factor(index)
         self.timelines.take_links(route, end)
         told = visible_text(f"{_named(launch.source)} to {_named(launch.target)}")
-        about = (launch.op, "copy", tuple(occupied), begin, end, line.time, moved, told, line)
-        span = self._add(Span(*about))
+        about = (launch.op, "copy", on, begin, end, line.time, moved, told, line)
+        span = self._add(Span(*about), launch)
         if len(occupied) > 1:
             self.hosts.hand_over(index, target if isinstance(target, int) else index)
         elif _is_staged(launch, result):
             line.wait(end)
         return span
 
-    def _add(self, span: Span) -> Span:
+    def _captured(self, index: int) -> tuple[float, float]:
+        line = self.hosts.launch(index)
+        return line.time, line.time
+
+    def _queue(
+        self, launch: Launch, occupied: Sequence[Stream]
+    ) -> tuple[Line, float, tuple[Stream, ...]]:
+        """The host's line after a launch, when these streams are ready for it, and where it runs.
+
+        A graph is one launch, and each of its nodes runs when those that it waits for have ended.
+        """
+        node, index = launch.kernel.node, launch.device.index
+        if node is None:
+            line = self.hosts.launch(index)
+            return line, max(line.time, self._free_from(occupied)), tuple(occupied)
+        if self.replays.begins(node):
+            line = self.hosts.launch(index)
+            self.replays.begin(node, max(line.time, self._free_from(occupied)))
+        own, *others = occupied
+        ready = max(self.replays.ready(node), self._free_from(others) if others else 0.0)
+        if node.branch:
+            own = index, f"branch {node.branch} of a graph"
+        return self._line(index), ready, (own, *others)
+
+    def _add(self, span: Span, launch: Launch) -> Span:
         self.timelines.add(span)
         for stream in span.streams:
             self._stay_busy(stream, span.end)
+        if launch.kernel.node is not None:  # the stream of a replay is busy until all has ended
+            self.replays.ended(launch.kernel.node, span.end)
+            self._stay_busy(self._stream(launch.device.index, launch.stream), span.end)
         return span
 
     # Where things are.
