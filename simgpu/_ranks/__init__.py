@@ -6,6 +6,7 @@ meeting     collectives of such ranks: the last one to come does the work of all
 started_threads  the rank of threads that a rank starts
 stores      keys and values that ranks leave for each other
 isolation   what each rank has of its own: process groups, random numbers, environment
+variables   what PyTorch keeps of a process in its modules, for each rank
 numpy_random  NumPy's generator, one for each rank
 
 May import: `_simulation/schedules`, `_distributed`, `_backend/install`, `_cuda`, `_runtime`,

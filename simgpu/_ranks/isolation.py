@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 from simgpu._distributed import kernels
 from simgpu._distributed.communicators import threads
 from simgpu._patches import Action, Patch, Patches, Row
-from simgpu._ranks import numpy_random
+from simgpu._ranks import numpy_random, variables
 
 _FakeProcessGroup: Any = c10d.FakeProcessGroup
 
@@ -126,31 +126,6 @@ def rank_of_thread() -> Callable[[], None]:
     return adopt
 
 
-# Where PyTorch keeps something of a rank in its process: None, until the rank has some.
-_VARIABLES = (
-    # in whose forward it is, for which `torch.compile` splits graphs
-    ("torch.nn.parallel.distributed", "DistributedDataParallel", "_active_ddp_module"),
-    # the generator of DTensors, with its device
-    ("torch.distributed.tensor._random", "", "_rng_tracker"),
-    # the group of the sharded tensors that are being loaded
-    ("torch.distributed._shard.api", "", "_CURRENT_PROCESS_GROUP"),
-)
-
-
-def _noted_now() -> dict[tuple[Any, str], Any]:
-    """What is in them, by owner and name."""
-    return {(owner, name): getattr(owner, name) for owner, name in _variables()}
-
-
-def _variables() -> Iterator[tuple[Any, str]]:
-    """The owner and the name of each of them, if its module has been imported."""
-    for path, inside, name in _VARIABLES:
-        module = sys.modules.get(path)
-        owner = getattr(module, inside, None) if inside else module
-        if hasattr(owner, name):
-            yield owner, name
-
-
 class State:
     """What one rank has in variables of the process, kept while others run."""
 
@@ -168,22 +143,21 @@ class State:
         self.save()
         if of_a_rank:
             self._numpy = self._numpy.of_a_rank()
-        self._noted: dict[tuple[Any, str], Any] = {}
+            self._noted = variables.of_a_rank()
 
     def save(self) -> None:
         """Note generators and variables, which another rank is about to use."""
         self._torch = torch.get_rng_state()
         self._python = random.getstate()
         self._numpy = numpy_random.Kept()
-        self._noted = _noted_now()
+        self._noted = variables.noted()
 
     def restore(self) -> None:
         """Put all in place."""
         torch.set_rng_state(self._torch)
         random.setstate(self._python)
         self._numpy.put_back()
-        for owner, name in _variables():
-            setattr(owner, name, self._noted.get((owner, name)))
+        variables.put_back(self._noted)
         os.environ.update(self._variables)
 
 
@@ -195,7 +169,6 @@ class Surroundings(State):
 
     def __init__(self) -> None:
         super().__init__(0, 1, of_a_rank=False)
-        self._noted = _noted_now()
         self._before = {name: os.environ.get(name) for name in self._variables}
         self._excepthook = sys.excepthook
 

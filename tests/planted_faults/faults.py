@@ -21,6 +21,7 @@ from tests.devices.computing import test_mixing_devices as rules
 from tests.planted_faults.in_arguments import CONTENTS, DEVICE_NAMES
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_backend import BACKEND
+from tests.planted_faults.in_blocks_of_ranks import BLOCKS_OF_RANKS
 from tests.planted_faults.in_composed_draws import COMPOSED_DRAWS
 from tests.planted_faults.in_distributed import DISTRIBUTED
 from tests.planted_faults.in_dtypes import DTYPES
@@ -88,6 +89,7 @@ ONCE = [
     *TIMING,
     *TOOLS,
     *DISTRIBUTED,
+    *BLOCKS_OF_RANKS,
     *RANKS_THAT_ASK,
 ]
 

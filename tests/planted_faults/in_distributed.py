@@ -289,17 +289,17 @@ DISTRIBUTED = [
     ),
     fault(
         "a rank is in the forward of another rank's wrapper",
-        "simgpu._ranks.isolation:_variables",
-        "in _VARIABLES:",
-        "in _VARIABLES[1:]:",
+        "simgpu._ranks.variables:_there",
+        "if module is None:",
+        'if module is None or name == "torch.nn.parallel.distributed":',
         ways.test_a_rank_is_in_the_forward_of_its_own_wrapper_alone,
         raises=BaseException,
     ),
     fault(
         "one generator draws the distributed tensors of all ranks",
-        "simgpu._ranks.isolation:_variables",
-        "in _VARIABLES:",
-        "in _VARIABLES[:1]:",
+        "simgpu._ranks.variables:_there",
+        "if module is None:",
+        'if module is None or name == "torch.distributed.tensor._random":',
         sharded.test_random_distributed_tensors_are_drawn_as_by_the_first_rank,
     ),
     fault(

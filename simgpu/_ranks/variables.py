@@ -1,0 +1,179 @@
+"""Variables in which PyTorch keeps something of one process, as it takes each rank to be one.
+
+Such as in whose forward it is, or that a block `with loss_parallel()` has begun: the rank that ends
+first would end it for all. Each rank has its own value, which is exchanged where ranks switch, and
+begins outside of all such blocks, also where another rank has imported the module and is in one.
+What belongs to a thread (implicit replication), to an object (communication hooks, their state) or
+to a group (its options) needs nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+_ABSENT = object()
+Make = Callable[[Any], Any]
+
+
+class Variable:
+    """An attribute of an object, or an item of a dictionary."""
+
+    __slots__ = ("make", "name", "owner")
+
+    def __init__(self, owner: Any, name: Any, make: Make) -> None:
+        self.owner, self.name = owner, name
+        self.make = make
+        """What a rank begins with, of what the process has."""
+
+    def read(self) -> Any:
+        if isinstance(self.owner, dict):
+            return self.owner.get(self.name, _ABSENT)
+        return getattr(self.owner, self.name)
+
+    def write(self, value: Any) -> None:
+        if not isinstance(self.owner, dict):
+            setattr(self.owner, self.name, value)
+        elif value is _ABSENT:
+            self.owner.pop(self.name, None)
+        else:
+            self.owner[self.name] = value
+
+
+def _none(_: Any) -> Any:
+    """A rank has none, until it makes one."""
+
+
+def _empty(value: Any) -> Any:
+    """Another one of the same kind, with nothing in it."""
+    value = copy.copy(value)
+    value.clear()
+    return value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _of(owner: Any, make: Make, *names: str) -> Iterator[Variable]:
+    return (Variable(owner, name, make) for name in names if hasattr(owner, name))
+
+
+def _of_checkpoints(module: Any) -> Iterator[Variable]:
+    """The plans of the last checkpoint, which the next one is compared with."""
+    names = ("save_plan", "final_save_plan", "all_plans", "global_plan", "metadata")
+    return _of(module.SavePlanner, _empty, *(f"_cached_{name}" for name in names))
+
+
+def _of_wrapping(module: Any) -> Iterator[Variable]:
+    """Whether it is within `enable_wrap`, and with what."""
+    owner = module._ConfigAutoWrap
+    yield from _of(owner, lambda _: False, "in_autowrap_context")
+    yield from _of(owner, _none, "wrapper_cls")
+    yield from _of(owner, _empty, "kwargs")
+
+
+def _of_context_parallel(module: Any) -> Iterator[Variable]:
+    """Whether it is within `context_parallel`, which puts another attention in place."""
+
+    def attention(value: Any) -> Any:
+        return module._replaced_functions.get(value, ("", value))[1]
+
+    yield Variable(module.F, "scaled_dot_product_attention", attention)
+    yield from _of(module, copy.copy, "_replaced_functions")
+    yield from _of(module, _handlers, "existing_custom_ops")
+    yield from _of(module, _as_it_is, "_dispatch_mode")
+    yield from _of(module._cp_options, _as_it_is, *vars(module._cp_options))
+    rules = importlib.import_module(f"{_CONTEXT_PARALLEL}._sharding_rules")
+    propagator = module.DTensor._op_dispatcher.sharding_propagator
+    tables = (propagator.op_strategy_funcs, propagator.op_to_schema_info)
+    for operator in module.custom_ops:
+        for number, table in enumerate(tables):
+            yield Variable(table, operator, functools.partial(_rule, rules, operator, number))
+    yield from _of(rules, _empty, "_cp_strategy_contexts", "_original_strategies")
+
+
+def _rule(rules: Any, operator: Any, number: int, value: Any) -> Any:
+    """By which an operator of attention is sharded outside of `context_parallel`."""
+    if operator not in rules._original_strategies:
+        return value
+    before = rules._original_strategies[operator][number]
+    return _ABSENT if before is None else before
+
+
+def _handlers(value: Any) -> Any:
+    """Who computes with DTensors, outside of `loss_parallel` and `context_parallel`."""
+    within: set[Any] = set()
+    for name, ops in ((_LOSS, "customized_loss_ops"), (_ATTENTION, "custom_ops")):
+        within |= set(getattr(sys.modules.get(name), ops, ()))
+    return {operator: handler for operator, handler in value.items() if operator not in within}
+
+
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel"
+_ATTENTION, _LOSS = f"{_CONTEXT_PARALLEL}._attention", "torch.distributed.tensor.parallel.loss"
+
+# What each module has of them, once it has been imported.
+_TABLE: dict[str, Callable[[Any], Iterable[Variable]]] = {
+    # in whose forward it is, for which `torch.compile` splits graphs
+    "torch.nn.parallel.distributed": lambda module: _of(
+        module.DistributedDataParallel, _none, "_active_ddp_module"
+    ),
+    # the generator of DTensors, with its device
+    "torch.distributed.tensor._random": lambda module: _of(module, _none, "_rng_tracker"),
+    # who computes with DTensors instead: the functions of `loss_parallel`
+    _LOSS: lambda module: _of(module.DTensor._op_dispatcher, _handlers, "_custom_op_handlers"),
+    # the group of the sharded tensors that are being loaded
+    "torch.distributed._shard.api": lambda module: _of(module, _none, "_CURRENT_PROCESS_GROUP"),
+    "torch.distributed.checkpoint.planner": _of_checkpoints,
+    # what FSDP1 is doing just now, which may not begin twice
+    "torch.distributed.fsdp._debug_utils": lambda module: _of(
+        module.SimpleProfiler, _empty, "profiling", "results"
+    ),
+    "torch.distributed.fsdp.wrap": _of_wrapping,
+    _ATTENTION: _of_context_parallel,
+    # within `set_checkpoint_early_stop` and the like
+    "torch.utils.checkpoint": lambda module: _of(
+        module, _as_it_is, "_enable_checkpoint_early_stop", "_checkpoint_debug_enabled"
+    ),
+}
+
+_found: dict[str, tuple[Any, list[Variable]]] = {}
+
+
+def _there() -> Iterator[Variable]:
+    """Those of the modules that have been imported."""
+    for name, find in _TABLE.items():
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        known, variables = _found.get(name, (None, []))
+        if known is not module:
+            if getattr(getattr(module, "__spec__", None), "_initializing", False):
+                continue  # which is being imported
+            variables = list(find(module))
+            _found[name] = module, variables
+        yield from variables
+
+
+Noted = dict[Variable, Any]
+
+
+def noted() -> Noted:
+    """What is in them."""
+    return {variable: variable.read() for variable in _there()}
+
+
+def of_a_rank() -> Noted:
+    """What a rank has in them at first."""
+    return {variable: variable.make(variable.read()) for variable in _there()}
+
+
+def put_back(values: Noted) -> None:
+    """Let them be what they were; those that were not there yet are what a rank has at first."""
+    for variable in _there():
+        value = values[variable] if variable in values else variable.make(variable.read())
+        variable.write(value)
