@@ -215,9 +215,9 @@ SIMULATOR = [
     ),
     fault(
         "inductor gets graphs that only make tensors on devices",
-        "simgpu._backend.torch_patches.compile:_is_on_devices",
-        "[inputs, made]",
-        "[inputs]",
+        "simgpu._backend.torch_patches.compile:_on_devices",
+        "[inputs, made, weights]",
+        "[inputs, weights]",
         compiling.test_the_default_backend_runs_graphs_on_devices_op_by_op,
     ),
     fault(

@@ -16,9 +16,9 @@ MACHINE = "simgpu._simulation.timing.machine:Machine"
 TIMING = [
     fault(
         "a kernel does not wait for the one before it",
-        f"{MACHINE}._kernel",
-        "begin = max(line.time, self._free_from([stream]))",
-        "begin = line.time",
+        f"{MACHINE}._queue",
+        "return line, max(line.time, self._free_from(occupied)), tuple(occupied)",
+        "return line, line.time, tuple(occupied)",
         BY_HAND,
     ),
     fault(
