@@ -2,9 +2,9 @@
 
 `torch.mm` of two integer tensors is the best known: it works on the CPU, and ends a program on a
 GPU with '"addmm_cuda" not implemented for 'Long''. Each rule names an argument, the dtypes that
-CUDA's kernel is compiled for, and the error. As on CUDA, wrong shapes are told first, and where
-there is nothing to compute nothing is refused. `wider_dtypes` has the opposite: dtypes that CUDA
-has and the CPU has not.
+CUDA's kernel is compiled for, and the error. As on CUDA, wrong devices and shapes are told first,
+and where there is nothing to compute nothing is refused. `wider_dtypes` has the opposite: dtypes
+that CUDA has and the CPU has not.
 
 Source: the AT_DISPATCH macros in PyTorch's aten/src/ATen/native/cuda, and the dtypes of CUDA in its
 operator database (torch.testing._internal.common_methods_invocations).
@@ -165,17 +165,27 @@ def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKe
     place, dtypes, its_kernel = rule
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if args[place].dtype not in dtypes and _computes(op, args, kwargs):
+        if args[place].dtype not in dtypes and _computes(op, args, kwargs, one_dtype=True):
             raise no_kernel(its_kernel, args[place].dtype)
         return kernel(*args, **kwargs)
 
     return run
 
 
-def _computes(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the shapes go together, and give the kernel something to compute."""
+def _computes(
+    op: torch._ops.OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    one_dtype: bool = False,
+) -> bool:
+    """Whether devices and shapes (and dtypes) go together, and leave something to compute."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     if any(tensor.numel() == 0 for tensor in tensors):
+        return False
+    if len({tensor.device for tensor in tensors}) > 1:
+        return False
+    if one_dtype and len({tensor.dtype for tensor in tensors}) > 1:
         return False
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
         meta_args, meta_kwargs = tree_map_only(Tensor, _on_meta, (tuple(args), dict(kwargs)))

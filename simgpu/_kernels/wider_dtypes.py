@@ -98,4 +98,6 @@ def _sum_of_numbers(
     """`nansum`, of complex numbers too."""
     if not self.is_complex():
         return stock(keys, self, *args, **kwargs)
-    return _sum(keys, self.masked_fill(self.isnan(), 0), *(args or (None,)), **kwargs)
+    out = kwargs.pop("out", None)
+    total = _sum(keys, self.masked_fill(self.isnan(), 0), *(args or (None,)), **kwargs)
+    return total if out is None else out.resize_(total.shape).copy_(total)

@@ -33,6 +33,27 @@ DTYPES = [
         dtypes.test_wrong_shapes_of_integers_are_told_first,
     ),
     fault(
+        "a dtype is refused before the devices are looked at",
+        f"{REFUSED}_computes",
+        "if len({tensor.device for tensor in tensors}) > 1:",
+        "if False:",
+        partial(dtypes.test_wrong_devices_of_integers_are_told_first, name="mm"),
+    ),
+    fault(
+        "of two dtypes the missing one is told",
+        f"{REFUSED}_computes",
+        "if one_dtype and",
+        "if False and",
+        dtypes.test_two_dtypes_are_told_before_one_that_is_missing,
+    ),
+    fault(
+        "a sum of complex numbers is no output",
+        f"{WIDER}_sum_of_numbers",
+        "out.resize_(total.shape).copy_(total)",
+        "out.resize_(total.shape)",
+        dtypes.test_complex_numbers_are_added_but_for_nan,
+    ),
+    fault(
         "integers are convolved",
         f"{REFUSED}_convolution",
         "if not input.is_floating_point() and",

@@ -104,6 +104,23 @@ def test_wrong_shapes_of_integers_are_told_first(devices, dtype, inner, outer):
         make(2, inner) @ make(inner + outer, 2)
 
 
+@pytest.mark.devices(2, distinct=True)
+@pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "mv"])
+@given(data=st.data(), dtype=st.sampled_from([torch.int64, torch.bool]))
+def test_wrong_devices_of_integers_are_told_first(devices, name, data, dtype):
+    call, _ = PRODUCTS[name]
+    places = data.draw(st.permutations([*devices, torch.device("cpu")]))
+    with pytest.raises(RuntimeError, match="same device"):
+        call(lambda *sizes: torch.ones(sizes, dtype=dtype, device=places.pop()), 2, 2, 2)
+
+
+@given(dtype=st.sampled_from([torch.int64, torch.uint8]), swap=st.booleans())
+def test_two_dtypes_are_told_before_one_that_is_missing(devices, dtype, swap):
+    pair = (maker(devices[0], dtype)(2, 2), maker(devices[0], torch.float32)(2, 2))
+    with pytest.raises(RuntimeError, match="to have the same dtype"):
+        torch.mm(*pair[:: -1 if swap else 1])
+
+
 @given(dtype=st.sampled_from([torch.int64, torch.uint8]), n=SIZES, m=SIZES)
 def test_an_empty_product_of_integers_is_none(devices, dtype, n, m):
     make = maker(devices[0], dtype)
@@ -209,3 +226,6 @@ def test_complex_numbers_are_added_but_for_nan(devices, parts, keepdim):
     kept = [part for part in parts if part == part]
     assert found.cpu().flatten().tolist() == [complex(sum(kept), len(kept))]
     assert found.dim() == keepdim
+    out = torch.empty(0, dtype=torch.complex64, device=devices[0])
+    x = torch.complex(real, torch.ones(len(parts))).to(devices[0])
+    assert torch.equal(torch.nansum(x, 0, keepdim, out=out), found)
