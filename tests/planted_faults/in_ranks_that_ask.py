@@ -4,6 +4,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from simgpu.errors import DeadlockError
 from tests.distributed import test_processes as processes
 from tests.distributed import test_stores_and_threads as asking
@@ -22,7 +24,20 @@ def table_and_timeline() -> None:
         )
 
 
+def one_file_of_all_ranks() -> None:
+    """The property of `--trace` and `--summary` where torchrun has started the ranks."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as environment:
+        timelines.test_the_ranks_of_a_run_have_one_file(Path(folder), environment)
+
+
 RANKS_THAT_ASK = [
+    fault(
+        "a table does not say whose it is",
+        "simgpu._profiling.watch:_heading",
+        'f"rank {rank} of {count}\\n"',
+        '""',
+        one_file_of_all_ranks,
+    ),
     fault(
         "who asks a store in a loop keeps the others from going on",
         "simgpu._ranks.turns:_InTurn._order",

@@ -1,8 +1,11 @@
 """Faults planted in the tools: pytest plugin, fuzzing, strategies, timeline, table, patches."""
 
+import tempfile
 from functools import partial
+from pathlib import Path
 
 from tests.support.plant import fault
+from tests.tools import test_command_line as command_line
 from tests.tools import test_fuzz_report as fuzz_report
 from tests.tools import test_patches as patches
 from tests.tools import test_plugin_models as named
@@ -13,6 +16,14 @@ from tests.tools import test_tallies as tallies
 from tests.tools import test_timeline as timeline
 
 TALLY = "simgpu._fuzz.tally:Tally"
+
+
+def launchers() -> None:
+    """The property of the options that look at one process, with scripts of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in command_line.SCRIPTS:
+            (Path(folder) / name).write_text("")
+        command_line.test_no_option_looks_at_a_launcher_alone(Path(folder))
 
 
 def drawn_afresh(check, **arguments):
@@ -29,6 +40,13 @@ def drawn_afresh(check, **arguments):
 
 
 TOOLS = [
+    fault(
+        "a launcher that is a script is looked at alone",
+        "simgpu._cli.run:_refuse_to_watch_a_launcher",
+        "os.path.basename(program.text)",
+        "program.text",
+        launchers,
+    ),
     fault(
         "a late row is put in place although it was undone",
         "simgpu._patches:_Imports.wait",

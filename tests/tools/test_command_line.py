@@ -1,7 +1,9 @@
 """The command line itself: what it refuses before anything runs, its help, `simgpu info`."""
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
 import re
 import sys
@@ -10,6 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simgpu.__main__ import main, parser
 from simgpu._cli import fuzz
@@ -96,6 +100,50 @@ def test_mistakes_are_seen_before_anything_runs(capsys, tmp_path, words, says):
     assert says in seen.err
     assert "ARGS" not in seen.err.splitlines()[-1]
     assert not Path("no").exists()
+
+
+LAUNCHERS = ("-m torch.distributed.run", "-m torch.distributed.launch", "torchrun", "accelerate")
+WATCHING = {
+    "--trace": ["x"],
+    "--summary": [],
+    "--races": [],
+    "--async": [],
+    "--async-seed": ["3"],
+    "--clock": ["A100"],
+}
+
+
+SCRIPTS = ("torchrun", "accelerate", "train.py")
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    """Scripts that have the names of launchers, and one that has not."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for name in SCRIPTS:
+        (folder / name).write_text("")
+    return folder
+
+
+@given(st.sampled_from([*LAUNCHERS, "train.py"]), st.sets(st.sampled_from(sorted(WATCHING))))
+def test_no_option_looks_at_a_launcher_alone(scripts, program, watching):
+    asked = [name for name in WATCHING if name in watching]
+    words = [word for name in asked for word in (name, *WATCHING[name])]
+    words += program.split() if program.startswith("-m") else [str(scripts / program)]
+    ran, said = [], io.StringIO()
+    runs = {"make_devices": lambda _: None, "prepare": lambda _: None, "run_script": ran.append}
+    clock = mock.Mock(return_value=mock.Mock(start=lambda: None))
+    here = mock.patch.multiple("simgpu._cli.run", **runs, ClockUntilExit=clock)
+    ended = None
+    with here, contextlib.redirect_stderr(said):
+        try:
+            main(["run", *words, "--nproc-per-node", "2"])
+        except SystemExit as stop:
+            ended = stop.code
+    refused = bool(watching) and program in LAUNCHERS
+    assert (ended, len(ran)) == ((2, 0) if refused else (None, 1)), said.getvalue()
+    if refused:
+        assert f"{', '.join(asked)} would look at {program.split()[-1]} alone" in said.getvalue()
 
 
 @pytest.mark.parametrize(
