@@ -39,9 +39,10 @@ class Executor(Instrument):
         raise NotImplementedError
 
 
-# By operator, a check of the values of its arguments, which an executor makes before it computes.
-# It takes the arguments of the call, and raises.
-value_checks: dict[torch._ops.OpOverload, Callable[[Sequence[Any], Mapping[str, Any]], None]] = {}
+# Takes the arguments of a call, and raises where their values are wrong.
+ValueCheck = Callable[[Sequence[Any], Mapping[str, Any]], None]
+# By operator, what an executor has to check before it computes.
+value_checks: dict[torch._ops.OpOverload, ValueCheck] = {}
 
 
 def finish() -> None:

@@ -197,15 +197,22 @@ FAILURES = [
     fault(
         "what is queued on a lost device runs",
         "simgpu._simulation.asynchronous.executor:Asynchronous._queue",
-        "if is_any_lost(ends):",
-        "if False:",
+        "if not is_any_lost(ends):",
+        "if True:",
         faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,
     ),
     fault(
         "who waits for a copy from a lost device finds nothing wrong",
-        "simgpu._simulation.asynchronous.executor:Asynchronous._queue",
+        "simgpu._simulation.asynchronous.executor:Asynchronous._queue_between",
         "self._missing.extend(ends)",
         "None",
+        faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,
+    ),
+    fault(
+        "a copy that never ran counts as one that has",
+        "simgpu._simulation.asynchronous.executor:Asynchronous._queue_between",
+        "if not moved.has_run:",
+        "if False:",
         faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,
     ),
     fault(

@@ -106,41 +106,45 @@ class Asynchronous(Executor):
         plan, forms = _plans.of(kernel, args, kwargs)
         if copies_memory and launch.source.type == "cpu":
             args = copies.staged(launch) or args
-        holder = Holder(self._memory, kernel, from_host=copies_memory)
+        holder = Holder(self._memory, plan, from_host=copies_memory)
         return Deferred(launch, compute, plan, holder.hold_all(args, kwargs, forms), holder)
 
     def _queue(self, own: Key, launch: Launch, deferred: Deferred) -> Any:
         self.deferred += 1
+        other = self._other(launch)
         if deferred.plan.allocates and launch.target.type != "cpu":
-            self._memory.allocates(self._other(launch) or own)
+            self._memory.allocates(other or own)
         results = deferred.results(launch, self._memory)
         if not deferred.plan.idle:
-            other = self._other(launch)
-            name, ends = launch.op, _ends(launch)
-            arrived: list[bool] = []
+            ends = _ends(launch)
 
             def run() -> None:
                 try:
-                    if is_any_lost(ends):  # what is queued there never runs
-                        return
-                    deferred.run()
-                    arrived.append(True)
+                    if not is_any_lost(ends):  # what is queued there never runs
+                        deferred.run()
                 except Exception as error:
-                    lose_by(error.with_traceback(None), *own, name)
+                    lose_by(error.with_traceback(None), *own, deferred.kernel.name)
                     self._queues.drop(own[0])
 
-            def receive() -> None:
-                if not arrived:
-                    self._missing.extend(ends)
-
-            # A copy between devices waits for the target's stream, which then waits for the copy.
             if other is None:
                 work = self._queues.add(own, run)
             else:
-                work = self._queues.add(own, run, (self._queues.last(other),))
-                self._queues.add(other, receive, (work,))
+                work = self._queue_between(own, other, run, deferred, ends)
             self._memory.used(deferred.blocks, work)
         return results
+
+    def _queue_between(
+        self, own: Key, other: Key, run: Callable[[], None], moved: Deferred, ends: Iterable[int]
+    ) -> Work:
+        """Queue a copy between devices: it waits for the target's stream, which waits for it."""
+
+        def receive() -> None:
+            if not moved.has_run:
+                self._missing.extend(ends)
+
+        work = self._queues.add(own, run, (self._queues.last(other),))
+        self._queues.add(other, receive, (work,))
+        return work
 
     def _other(self, launch: Launch) -> Key | None:
         """The stream of the target, of a copy between devices."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from simgpu._runtime.executors import Compute, value_checks
+from simgpu._runtime.executors import Compute
 from simgpu._runtime.instruments import Launch, hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
 from simgpu._simulation.asynchronous.launch_state import current
@@ -22,31 +21,21 @@ _empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
 _clone = torch.ops.aten.clone.default._handle.redispatch_boxed
 
 
-@functools.cache
-def _changed(op: torch._ops.OpOverload) -> frozenset[int | str]:
-    """The arguments that an operator writes to, by position and by name."""
-    found: set[int | str] = set()
-    for at, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found |= {at, argument.name}
-    return frozenset(found)
-
-
 class Holder:
     """Makes the arguments that queued work holds: memory, and no tensor of the program.
 
     `blocks` are the blocks that it has met.
     """
 
-    def __init__(self, memory: Memory, kernel: Kernel, from_host: bool) -> None:
+    def __init__(self, memory: Memory, plan: Plan, from_host: bool) -> None:
         self._memory = memory
         self._from_host = from_host
-        self._op = kernel.op
+        self._changes = plan.changes
         self.blocks: list[Block] = []
 
     def hold_all(self, args: Sequence[Any], kwargs: Mapping[str, Any], forms: Forms) -> _Arguments:
         """The arguments of the call; raises Unplanned where they cannot be held."""
-        changes = _changed(self._op)
+        changes = self._changes
         written: list[Block] = []
         held = []
         for at, value in enumerate(args):
@@ -109,7 +98,10 @@ class Holder:
 class Deferred:
     """A launch that runs later; `blocks` are the memory that it uses."""
 
-    __slots__ = ("_arguments", "_compute", "_launch", "_outs", "_state", "blocks", "kernel", "plan")
+    __slots__ = (
+        *("_arguments", "_compute", "_launch", "_outs", "_state"),
+        *("blocks", "has_run", "kernel", "plan"),
+    )
 
     def __init__(
         self, launch: Launch, compute: Compute, plan: Plan, arguments: _Arguments, holder: Holder
@@ -132,6 +124,7 @@ class Deferred:
         self.kernel: Kernel = launch.kernel
         self._outs: list[Tensor | list[Tensor] | None] = []
         self._state = current()
+        self.has_run = False
 
     def results(self, launch: Launch, memory: Memory) -> Any:
         """What it returns now: the arguments that it writes to, and new tensors without values.
@@ -168,13 +161,13 @@ class Deferred:
     def run(self) -> None:
         """Compute, and write what comes of it to the results."""
         self._state.call(self._run)
+        self.has_run = True
 
     def _run(self) -> None:
         args, kwargs = self._arguments
         kernel = self.kernel
-        checked = value_checks.get(kernel.op)
-        if checked is not None:
-            checked(args, kwargs)
+        if self.plan.check is not None:
+            self.plan.check(args, kwargs)
         if hooks.computed:
             found = self._compute(Launch(*self._launch, args, kwargs, kernel), args, kwargs)
         else:

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu._memory.ownership import with_bits
+from simgpu._runtime.executors import ValueCheck, value_checks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
 from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.memory import Form, form_of
@@ -101,6 +102,10 @@ class Plan(NamedTuple):
     """Whether there is nothing to compute."""
     allocates: bool
     """Whether there is new memory among the results."""
+    changes: frozenset[int | str]
+    """The arguments that are written to, by position and by name."""
+    check: ValueCheck | None
+    """What looks at the values of the arguments before the kernel computes."""
 
 
 # For each argument of a call, by position and by name: the form of a tensor, those of a list's.
@@ -181,8 +186,9 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
         raise Unplanned(f"{type(error).__name__} of its meta kernel") from None
     _check_unchanged((*args, *kwargs.values()), (*meta_args, *meta_kwargs.values()))
     returns = op._schema.returns
+    changes, check = _changed(op), value_checks.get(op)
     if not returns:
-        return Plan((), False, False)
+        return Plan((), False, False, changes, check)
     values = found if len(returns) > 1 else (found,)
     results = []
     for declared, value in zip(returns, values, strict=True):
@@ -197,7 +203,16 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     if new and not is_idle and not any(map(_has_elements, new)):
         # Of which meta kernels may tell other strides, and which take no time.
         raise Unplanned("results without elements")
-    return Plan(tuple(results), is_idle, bool(new))
+    return Plan(tuple(results), is_idle, bool(new), changes, check)
+
+
+def _changed(op: torch._ops.OpOverload) -> frozenset[int | str]:
+    """The arguments that an operator writes to, by position and by name."""
+    found: set[int | str] = set()
+    for at, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found |= {at, argument.name}
+    return frozenset(found)
 
 
 def _has_elements(result: Layout | list[Layout]) -> bool:
