@@ -63,10 +63,16 @@ def scaled_dot_product_attention(
         or not _may_be_fused()
         or not _consistent(query, key, value, attn_mask)
         or _host_choice(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa) != _FUSED
-        or query.dim() != 4  # which the kernel asks for, and the choice not in every release
     ):
         result: Tensor = _in_steps(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa)
         return result
+    if query.dim() == 3:  # newer releases fuse these as a batch of one, for which they choose again
+        batch = [tensor[None] for tensor in (query, key, value)]
+        mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
+        result = scaled_dot_product_attention(
+            keys, *batch, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return result[0]
     if is_traceable_wrapper_subclass(query):
         _let_distributed_tensors_pass()
     mask = attn_mask
