@@ -136,7 +136,36 @@ def run_script(options: ScriptOptions) -> None:
             stack.enter_context(_told_of_races())
         if options.asynchronous:
             stack.enter_context(overlapping(options.async_seed))
-        _run(program)
+        try:
+            _run(program)
+        except BaseException as error:
+            _hide_our_frames_of(error)
+            raise
+
+
+def _hide_our_frames_of(ended: BaseException) -> None:
+    """Let the process end with the traceback of `ended` that it would have without simgpu."""
+    hook = sys.excepthook  # the program's own, if it has one
+
+    def told(kind: Any, error: Any, traceback: types.TracebackType | None) -> None:
+        if error is ended:
+            traceback = _after_our_frames(traceback)
+            error = error.with_traceback(traceback)
+        hook(kind, error, traceback)
+
+    sys.excepthook = told
+
+
+def _after_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """What comes after the frames of the command and of `runpy`, which begin each traceback."""
+    began = False
+    while traceback is not None:
+        name = traceback.tb_frame.f_globals.get("__name__")
+        if began and name not in (__name__, "runpy"):
+            break
+        began = began or name == __name__
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _run(program: Program) -> None:
@@ -145,7 +174,7 @@ def _run(program: Program) -> None:
     elif program.kind == "code":
         _run_code(program.text)
     else:
-        runpy.run_path(program.text, run_name="__main__")
+        runpy.run_path(os.path.abspath(program.text), run_name="__main__")
 
 
 @contextlib.contextmanager

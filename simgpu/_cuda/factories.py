@@ -7,6 +7,7 @@ a program has imported by name long before.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -32,25 +33,36 @@ def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 _KEYS = ("CUDA", "QuantizedCUDA", "SparseCUDA", "SparseCsrCUDA")
 _fallback: list[torch.library.Library] = []
+_of_pytorch: list[tuple[str, str]] = []
+"""Operators and keys for which this build of PyTorch has a kernel."""
 
 
 def _route_factories(patches: Patches) -> None:
     """Register the fallback, and cover PyTorch's kernels for CUDA until `patches` are undone.
 
     Those are reached only by operators that make tensors, since no tensor is on CUDA. A CPU build
-    has none. The fallback stays for good: outside `as_cuda` it raises.
+    has none. What is registered where none is stays for good: outside `as_cuda` it raises.
     """
-    covers = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    patches.then(covers._destroy)
     if not _fallback:
         library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
         for key in _KEYS:
             library.fallback(_make_tensor, key)  # type: ignore[no-untyped-call]
-        _fallback.append(library)
-    for key in _KEYS:
-        for name in _FACTORIES:
+        # Where a dispatch mode is active and told not to look (`no_dispatch`), PyTorch asks for
+        # the kernel of the operator itself and ends in an assertion if that is a fallback.
+        factories = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        for name, key in itertools.product(_FACTORIES, _KEYS):
             if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
-                _cover(covers, name, key)
+                _of_pytorch.append((name, key))
+            else:
+                _route(factories, name, key)
+        _fallback.extend([library, factories])
+    covers = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    patches.then(covers._destroy)
+    for name, key in _of_pytorch:
+        with warnings.catch_warnings():
+            # To cover PyTorch's kernel is the intention.
+            warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
+            _route(covers, name, key, allow_override=True)
 
 
 # Operators that the dispatch key BackendSelect sends to a kernel of their own.
@@ -67,16 +79,13 @@ _FACTORIES = (
 )
 
 
-def _cover(library: torch.library.Library, name: str, key: str) -> None:
+def _route(library: torch.library.Library, name: str, key: str, **options: bool) -> None:
     op = overload(name)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return _make_tensor(op, *args, **kwargs)
 
-    with warnings.catch_warnings():
-        # To cover PyTorch's kernel is the intention.
-        warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
-        library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+    library.impl(name, kernel, key, **options)  # type: ignore[no-untyped-call]
 
 
 PATCHES: tuple[Row, ...] = (

@@ -67,12 +67,9 @@ def scaled_dot_product_attention(
         result: Tensor = _in_steps(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa)
         return result
     if query.dim() == 3:  # newer releases fuse these as a batch of one, for which they choose again
-        batch = [tensor[None] for tensor in (query, key, value)]
         mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
-        result = scaled_dot_product_attention(
-            keys, *batch, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return result[0]
+        batch = (query[None], key[None], value[None], mask, dropout_p, is_causal)
+        return scaled_dot_product_attention(keys, *batch, scale=scale, enable_gqa=enable_gqa)[0]
     if is_traceable_wrapper_subclass(query):
         _let_distributed_tensors_pass()
     mask = attn_mask

@@ -30,6 +30,7 @@ from simgpu._kernels import (
     cudnn_convolutions,
     dropout,
     forward_ad,
+    metadata_checks,
     random,
     rnn_cells,
     rnn_layers,
@@ -51,6 +52,7 @@ from simgpu.errors import UnsupportedError
 _KEY = "PrivateUse1"
 
 HANDWRITTEN: dict[str, PythonKernel] = {
+    "_assert_tensor_metadata": metadata_checks.assert_tensor_metadata,
     "_copy_from": copies.copy_from,
     "_copy_from_and_resize": copies.copy_from_and_resize,
     # PyTorch gives these zeros no memory, which no device label can be put on: here they have some.

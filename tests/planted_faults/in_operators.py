@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from tests.cuda import test_export as exported
 from tests.devices.computing import test_mixing_devices as rules
 from tests.devices.memory import test_overlap as overlap
 from tests.devices.messages import test_mismatches as texts
@@ -40,6 +41,13 @@ def worded(simulated, name):
 
 
 OPERATORS = [
+    fault(
+        "an exported program looks for its devices by the name of CUDA",
+        "simgpu._kernels.metadata_checks:assert_tensor_metadata",
+        "if device is not None and device.type in _naming.names:",
+        "if False:",
+        exported.test_tensors_are_judged_as_on_the_cpu,
+    ),
     fault(
         "a sparse tensor may point one past its end",
         "simgpu._kernels.sparse_invariants:_check_coo",

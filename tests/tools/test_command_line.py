@@ -61,6 +61,26 @@ def test_a_program_is_run_as_python_runs_it(python, programs, way):
     assert (done.returncode, done.stdout.splitlines()) == (0, lines), done.stderr
 
 
+FAILS = """
+def inner():
+    print(globals().get("__file__"))
+    1 / 0
+try:
+    inner()
+except ZeroDivisionError:
+    raise KeyError(3)
+"""
+
+
+@pytest.mark.parametrize("way", [["program.py"], ["-c", FAILS]], ids=["a script", "code"])
+def test_a_program_fails_as_python_lets_it_fail(python, tmp_path, way):
+    (tmp_path / "program.py").write_text(FAILS)
+    ours, expected = (python(*words, *way, cwd=tmp_path) for words in (["-m", "simgpu", "run"], []))
+    assert "inner()" in expected.stderr or way[0] == "-c"
+    assert (ours.returncode, ours.stdout) == (expected.returncode, expected.stdout)
+    assert ours.stderr == expected.stderr
+
+
 def test_the_memory_is_that_of_each_device_and_of_children(python):
     asks = (
         "import torch; print([torch.simgpu.get_device_properties(i).total_memory "
