@@ -63,6 +63,8 @@ def _route_factories(patches: Patches) -> None:
             # To cover PyTorch's kernel is the intention.
             warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
             _route(covers, name, key, allow_override=True)
+    # Composed of what never asks the dispatcher again.
+    _route(covers, "zeros", "SparseCsrCUDA")
 
 
 # Operators that the dispatch key BackendSelect sends to a kernel of their own.

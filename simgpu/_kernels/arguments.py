@@ -79,6 +79,22 @@ class Arguments:
         alias = self.alias
         if self._overwritten and self._overlap(args, kwargs):
             alias = SharedStorageAliases()
+        return self._read_all(args, kwargs, alias)
+
+    def read_copies(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]] | None:
+        """The arguments with copies in place of tensors, for an output that has to grow.
+
+        None where no tensor shares memory with one that is written to; copies share it likewise.
+        """
+        if not self._overlap(args, kwargs):
+            return None
+        return self._read_all(args, kwargs, SharedStorageAliases(copy=True))[1:]
+
+    def _read_all(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], alias: Callable[[Tensor], Tensor]
+    ) -> tuple[int, list[Any], dict[str, Any]]:
         index, mixed, host_args = self._aliases(args, alias)
         host_kwargs = kwargs
         if kwargs:

@@ -1,8 +1,8 @@
 """Dtypes for which the CPU has a kernel and CUDA has none: refused in the words of CUDA's kernel.
 
 `torch.mm` of two integer tensors is the best known: it works on the CPU, and ends a program on a
-GPU with '"addmm_cuda" not implemented for 'Long''. Each rule names an argument, the dtypes that
-CUDA's kernel is compiled for, and the error. As on CUDA, wrong devices and shapes are told first,
+GPU with '"addmm_cuda" not implemented for 'Long''. Each rule names the dtypes that CUDA's kernel is
+compiled for, and the error. As on CUDA, wrong devices and shapes are told first,
 and where there is nothing to compute nothing is refused. `wider_dtypes` has the opposite: dtypes
 that CUDA has and the CPU has not.
 
@@ -12,12 +12,11 @@ operator database (torch.testing._internal.common_methods_invocations).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simgpu._kernels.overloads import PythonKernel
@@ -51,33 +50,32 @@ _NAMES = {
 
 
 class _Rule(NamedTuple):
-    """The dtypes that CUDA has for an argument, and the kernel that its error names."""
+    """The dtypes that CUDA has for the tensors of a call, and the kernel that its error names."""
 
-    place: int  # of the argument, from 0
     dtypes: frozenset[torch.dtype]
     kernel: str
 
 
 _RULES: dict[str, _Rule] = {
-    "_addmm_activation": _Rule(1, _AND_COMPLEX, "addmm_cuda"),
-    "_upsample_bicubic2d_aa": _Rule(0, FLOATING, "upsample_bicubic2d_out_frame"),
-    "_upsample_bilinear2d_aa": _Rule(0, FLOATING, "upsample_bilinear2d_out_frame"),
-    "addbmm": _Rule(1, _AND_COMPLEX, "addmm_cuda"),
-    "addmm": _Rule(1, _AND_COMPLEX, "addmm_cuda"),
-    "addmv": _Rule(1, _AND_COMPLEX, "addmv_impl_cuda"),
-    "avg_pool2d": _Rule(0, FLOATING, "avg_pool2d_out_cuda_frame"),
-    "avg_pool3d": _Rule(0, FLOATING, "avg_pool3d_out_cuda"),
-    "baddbmm": _Rule(1, _AND_COMPLEX, "baddbmm_cuda"),
-    "bmm": _Rule(0, _AND_COMPLEX, "baddbmm_cuda"),
-    "dot": _Rule(0, _AND_COMPLEX, "dot"),
-    "linalg_vector_norm": _Rule(0, _AND_COMPLEX, "norm_cuda"),
-    "max_pool2d_with_indices": _Rule(0, FLOATING, "max_pool2d_with_indices_out_cuda_frame"),
-    "max_pool3d_with_indices": _Rule(0, FLOATING, "max_pool3d_with_indices_out_frame"),
-    "mm": _Rule(0, _AND_COMPLEX, "addmm_cuda"),
-    "mv": _Rule(0, _AND_COMPLEX, "addmv_impl_cuda"),
-    "upsample_bicubic2d": _Rule(0, FLOATING, "upsample_bicubic2d_out_frame"),
-    "upsample_bilinear2d": _Rule(0, FLOATING, "upsample_bilinear2d_out_frame"),
-    "vdot": _Rule(0, _AND_COMPLEX, "dot"),
+    "_addmm_activation": _Rule(_AND_COMPLEX, "addmm_cuda"),
+    "_upsample_bicubic2d_aa": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
+    "_upsample_bilinear2d_aa": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
+    "addbmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
+    "addmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
+    "addmv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
+    "avg_pool2d": _Rule(FLOATING, "avg_pool2d_out_cuda_frame"),
+    "avg_pool3d": _Rule(FLOATING, "avg_pool3d_out_cuda"),
+    "baddbmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
+    "bmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
+    "dot": _Rule(_AND_COMPLEX, "dot"),
+    "linalg_vector_norm": _Rule(_AND_COMPLEX, "norm_cuda"),
+    "max_pool2d_with_indices": _Rule(FLOATING, "max_pool2d_with_indices_out_cuda_frame"),
+    "max_pool3d_with_indices": _Rule(FLOATING, "max_pool3d_with_indices_out_frame"),
+    "mm": _Rule(_AND_COMPLEX, "addmm_cuda"),
+    "mv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
+    "upsample_bicubic2d": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
+    "upsample_bilinear2d": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
+    "vdot": _Rule(_AND_COMPLEX, "dot"),
 }
 
 
@@ -99,7 +97,7 @@ def _angle(self: Tensor, **_: Any) -> None:
 def _convolution(input: Tensor, **_: Any) -> None:
     if input.dtype in (torch.int8, torch.uint8, torch.int32):
         raise RuntimeError("GET was unable to find an engine to execute this computation")
-    if not input.is_floating_point() and not input.is_complex():
+    if not input.is_floating_point():
         raise RuntimeError(
             f"getCudnnDataTypeFromScalarType() not supported for {name_of(input.dtype)}"
         )
@@ -162,11 +160,11 @@ def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKe
     rule = _RULES.get(name)
     if rule is None:
         return kernel
-    place, dtypes, its_kernel = rule
+    dtypes, its_kernel = rule
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if args[place].dtype not in dtypes and _computes(op, args, kwargs, one_dtype=True):
-            raise no_kernel(its_kernel, args[place].dtype)
+        if args[0].dtype not in dtypes and _computes(op, args, kwargs, one_dtype=True):
+            raise no_kernel(its_kernel, args[0].dtype)
         return kernel(*args, **kwargs)
 
     return run
@@ -174,8 +172,8 @@ def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKe
 
 def _computes(
     op: torch._ops.OpOverload,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     *,
     one_dtype: bool = False,
 ) -> bool:
@@ -187,14 +185,13 @@ def _computes(
         return False
     if one_dtype and len({tensor.dtype for tensor in tensors}) > 1:
         return False
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
-        meta_args, meta_kwargs = tree_map_only(Tensor, _on_meta, (tuple(args), dict(kwargs)))
-        try:
-            op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
-        except NotImplementedError:
-            return True  # no meta kernel: nothing to ask
-        except (RuntimeError, IndexError, ValueError) as error:
-            return "not implemented for" in str(error)  # otherwise the host's kernel tells
+    meta_args, meta_kwargs = tree_map_only(Tensor, _on_meta, (args, kwargs))
+    try:
+        op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
+    except NotImplementedError:
+        return True  # no meta kernel: nothing to ask
+    except (RuntimeError, IndexError, ValueError) as error:
+        return "not implemented for" in str(error)  # otherwise the host's kernel tells
     return True
 
 

@@ -2,7 +2,8 @@
 
 All tensors of one operation lie on one device. A CPU tensor may take part only where it has no
 dimensions, and never as something that is written to. The errors have the words of the CUDA kernel
-that would refuse.
+that would refuse. An operator that PyTorch composes of others on CUDA has no kernel there:
+those others refuse, or take tensors of several devices (`torch.linspace` of two numbers).
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ from typing import Any
 import torch
 
 from simgpu._kernels.native_functions import native_function
+from simgpu._kernels.overloads import PythonKernel
 from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import DeviceMismatchError
 
 Tensor = torch.Tensor
-# One kernel here, another operator's kernel on CUDA: that one is named, with its arguments.
-_COMPOSED_ON_CUDA: dict[str, tuple[str, dict[str, str]]] = {
-    "_stack": ("cat", {}),
-    "convolution": ("cudnn_convolution", {}),
-    "embedding": ("index_select", {"weight": "self", "indices": "index"}),
-    "stack": ("cat", {}),
+# One kernel here, another operator's kernel on CUDA: that one is named.
+_COMPOSED_ON_CUDA = {
+    "_stack": "cat",
+    "_unsafe_index.Tensor": "index.Tensor",
+    "_unsafe_index_put": "_index_put_impl_",
+    "convolution": "cudnn_convolution",
+    "index_put": "_index_put_impl_",
+    "index_put_": "_index_put_impl_",
 }
 _HOST_PREFIX = (
     "cpu_"  # arguments that lie on the host whatever the device (the sizes of a nested one)
@@ -57,6 +62,27 @@ _NO_NUMBERS: dict[str, dict[str, str]] = {
     "mse_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
     "smooth_l1_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
 }
+
+
+class Composed(Exception):
+    """The tensors of a call lie on several devices, and CUDA has no kernel that would say so."""
+
+
+def composed_where_mixed(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
+    """`kernel`, or PyTorch's composite of `op` where tensors of several devices take part."""
+    if sum("Tensor" in str(argument.type) for argument in op._schema.arguments) < 2 and not any(
+        "List[" in str(argument.type) for argument in op._schema.arguments
+    ):
+        return kernel  # one tensor lies on one device
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except Composed:
+            pass
+        return op._handle.redispatch_boxed(HOST_KEYS, *args, **kwargs)
+
+    return run
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
@@ -96,12 +122,10 @@ class DeviceRules:
         operator = self._operator
         if operator == "convolution":
             self._check_convolution(pairs)
-        if operator == "block_diag":
-            self._check_block_diag(pairs)
-        if operator in _COMPOSED_ON_CUDA:
-            operator, renamed = _COMPOSED_ON_CUDA[operator]
-            pairs = [(renamed.get(name, name), tensor) for name, tensor in pairs]
+        operator = _COMPOSED_ON_CUDA.get(operator, operator)
         facts = native_function(operator)
+        if facts.composed:
+            raise Composed
         if facts.checks_devices:
             return self._common_device(pairs, operator, facts.structured)
         return self._iterator_device(pairs)
@@ -114,16 +138,6 @@ class DeviceRules:
                 raise DeviceMismatchError(
                     f"Input type ({input.type()}) and {name} type ({tensor.type()}) should be "
                     "the same"
-                )
-
-    def _check_block_diag(self, pairs: list[tuple[str, Tensor]]) -> None:
-        """It compares all with the first (aten/src/ATen/native/TensorShape.cpp)."""
-        first = pairs[0][1].device
-        for index, (_, tensor) in enumerate(pairs):
-            if tensor.device != first:
-                raise DeviceMismatchError(
-                    "torch.block_diag: input tensors must all be on the same device. Input 0 is "
-                    f"on device {first} and input {index} is on device {tensor.device}"
                 )
 
     def _common_device(

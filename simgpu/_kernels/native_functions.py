@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 
 class NativeFunction(NamedTuple):
-    """Two facts about an operator, by its name and overload such as "index_select" or "add.out"."""
+    """Facts about an operator, by its name and overload such as "index_select" or "add.out"."""
 
     structured: bool  # has a structured kernel, whose wrapper is named without the overload
     checks_devices: bool  # the wrapper compares devices; otherwise the kernel's iterator does
+    composed: bool  # of other operators, on CUDA too: no wrapper and no kernel of its own
 
 
 @functools.cache
@@ -32,11 +33,16 @@ def _table() -> dict[str, NativeFunction]:
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
         name = entry.partition("(")[0]
         table[name] = NativeFunction(
-            structured="structured" in entry, checks_devices="device_check: NoCheck" not in entry
+            structured="structured" in entry,
+            checks_devices="device_check: NoCheck" not in entry,
+            composed="CompositeExplicitAutograd" in entry
+            and "structured" not in entry
+            and re.search(r"^    [\w, ]*\bCUDA\b", entry, re.MULTILINE) is None,
         )
     return table
 
 
 def native_function(name: str) -> NativeFunction:
     """Facts about operator `name`; a plain kernel's where PyTorch has no entry."""
-    return _table().get(name, NativeFunction(structured=False, checks_devices=True))
+    plain = NativeFunction(structured=False, checks_devices=True, composed=False)
+    return _table().get(name, plain)

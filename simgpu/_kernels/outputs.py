@@ -38,7 +38,25 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             chosen, source = draw.choose(index, host_kwargs.get("generator"))
             host_kwargs["generator"] = source
         outs = {name: kwargs[name] for name in schema.outputs}
-        _compute(chosen, index, host_args, host_kwargs, outs)
+        # An output without elements is computed elsewhere, and so has to be if it is read, too.
+        empty = any(not out.numel() for value in outs.values() for out in _as_list(value))
+        copies = reader.read_copies(args, kwargs) if empty else None
+        try:
+            if copies is None:
+                hosts = _launched(chosen, index, host_args, host_kwargs, outs)
+        except RuntimeError as error:
+            if "not resizable" not in str(error):
+                raise
+            copies = reader.read_copies(args, kwargs)
+            if copies is None:
+                hosts = _launched(chosen, index, host_args, host_kwargs, outs, grow=True)
+        if copies is not None:
+            host_args, copied = copies
+            hosts = {name: copied[name] for name in outs}
+            launch(chosen, index, host_args, {**host_kwargs, **hosts})
+        for name, value in outs.items():
+            for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
+                write_back_output(out, host)
         results = tuple(outs.values())
         return results[0] if len(results) == 1 else results
 
@@ -67,40 +85,28 @@ def launch_into(
     return True
 
 
-def _compute(
+def _launched(
     kernel: Kernel,
     index: int,
     host_args: list[Any],
     host_kwargs: dict[str, Any],
     outs: dict[str, Any],
-) -> None:
-    """Run an `out=` kernel and give `outs` the shapes it decided on.
+    grow: bool = False,
+) -> dict[str, Any]:
+    """Run an `out=` kernel, and return the host tensors that it has written to, by name.
 
     It writes to host aliases. A host tensor of the same shape and strides, whose memory can grow,
-    takes the place of an output without elements, and of all outputs where one is too small.
+    takes the place of an output without elements, and of all outputs with `grow`.
     """
-
-    def launched(only_empty: bool) -> dict[str, Any]:
-        hosts = {}
-        for name, value in outs.items():
-            pairs = zip(_as_list(value), _as_list(host_kwargs[name]), strict=True)
-            chosen = [
-                alias if only_empty and out.numel() else resizable_copy_like(out)
-                for out, alias in pairs
-            ]
-            hosts[name] = chosen if isinstance(value, (list, tuple)) else chosen[0]
-        launch(kernel, index, host_args, {**host_kwargs, **hosts})
-        return hosts
-
-    try:
-        hosts = launched(only_empty=True)
-    except RuntimeError as error:
-        if "not resizable" not in str(error):
-            raise
-        hosts = launched(only_empty=False)
+    hosts = {}
     for name, value in outs.items():
-        for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
-            write_back_output(out, host)
+        pairs = zip(_as_list(value), _as_list(host_kwargs[name]), strict=True)
+        chosen = [
+            alias if out.numel() and not grow else resizable_copy_like(out) for out, alias in pairs
+        ]
+        hosts[name] = chosen if isinstance(value, (list, tuple)) else chosen[0]
+    launch(kernel, index, host_args, {**host_kwargs, **hosts})
+    return hosts
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -115,8 +121,8 @@ def resizable_copy_like(out: torch.Tensor) -> torch.Tensor:
 def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
     """Give `out` the shape, strides and values of `host`, which a kernel has written to.
 
-    `host` is an alias of `out`, or a copy of it whose memory could grow. As on CUDA the output
-    keeps its storage and its offset in it, if there is room.
+    `host` is an alias of `out`, or a copy of it or of all its storage, whose memory could grow. As
+    on CUDA the output keeps its storage and its offset in it, if there is room.
     """
     storage, offset = out.untyped_storage(), out.storage_offset()
     # An alias begins at the output's first element, or at the storage that it shares with others,
@@ -128,7 +134,7 @@ def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
             storage = adopt(host, out.get_device()).untyped_storage()
             _set_storage(HOST_KEYS, out, storage, 0, host.shape, host.stride())
             return
-        before = 0 if start == storage.data_ptr() else offset * out.itemsize
+        before = (offset - host.storage_offset()) * out.itemsize
         needed = int(before + host.untyped_storage().nbytes())
         if needed > storage.nbytes():
             grow(out, needed)

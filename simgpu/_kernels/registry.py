@@ -43,6 +43,7 @@ from simgpu._kernels.argument_checks import checked_composite, with_check
 from simgpu._kernels.dtype_rules import with_dtype_rule
 from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
+from simgpu._kernels.mixed_devices import composed_where_mixed
 from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
 from simgpu._memory import extents, resizing
 from simgpu._native.dispatch_tables import use_cpu_kernels
@@ -151,7 +152,7 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
         if name not in done and not name.endswith("out"):
             op = overload(name)
             if not _prefer_decomposition(op):
-                yield name, _kernel(op)
+                yield name, composed_where_mixed(op, _kernel(op))
 
 
 def _kernel(op: torch._ops.OpOverload) -> PythonKernel:

@@ -57,14 +57,23 @@ def shares_storage_with_another(target: Tensor, values: Iterable[Any]) -> bool:
 
 
 class SharedStorageAliases:
-    """Makes the host aliases of one operator's tensors."""
+    """Makes the host aliases of one operator's tensors, or copies of them that can grow."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy: bool = False) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._aliases: dict[int, Tensor] = {}
+        self._copy = copy
 
     def __call__(self, tensor: Tensor) -> Tensor:
+        """The alias of `tensor`; of the same tensor the same, by which kernels know `x += x`."""
+        known = self._aliases.get(id(tensor))
+        if known is None:
+            known = self._aliases[id(tensor)] = self._made(tensor)
+        return known
+
+    def _made(self, tensor: Tensor) -> Tensor:
         if tensor.is_cpu or not tensor.numel():
-            return host_alias(tensor)
+            return host_alias(tensor).clone() if self._copy else host_alias(tensor)
         storage, offset = tensor.untyped_storage(), tensor.storage_offset()
         nbytes = storage.nbytes()
         last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -72,7 +81,8 @@ class SharedStorageAliases:
             return host_alias(tensor)
         shared = self._storages.get(storage._cdata)
         if shared is None:
-            shared = bytes_of(storage, nbytes, tensor.get_device()).untyped_storage()
+            stored = bytes_of(storage, nbytes, tensor.get_device())
+            shared = (stored.clone() if self._copy else stored).untyped_storage()
             self._storages[storage._cdata] = shared
         alias = host_empty(0, tensor.dtype)
         _set_storage(HOST_KEYS, alias, shared, offset, tensor.shape, tensor.stride())

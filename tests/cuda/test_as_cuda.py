@@ -67,6 +67,7 @@ MAKERS = {
     "module to": lambda device: nn.Linear(2, 2).to(device).weight,
     "module cuda": lambda device: nn.Linear(2, 2).cuda(device).weight,
     "operator": lambda device: torch.ops.aten.ones.default([2], device=torch.device(device)),
+    "compressed": lambda device: torch.zeros(2, 2, layout=torch.sparse_csr, device=device),
     "saved": lambda device: torch.load(saved(torch.ones(2)), map_location=device),
     "storage": lambda device: torch.UntypedStorage(4, device=device),
 }
@@ -79,6 +80,7 @@ def saved(value):
     return buffer
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("make", MAKERS)
 @given(named=st.sampled_from(["cuda:2", "cuda", 2, torch.device("cuda", 1)]))
 def test_every_way_to_make_a_tensor(make, named):

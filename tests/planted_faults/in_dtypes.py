@@ -56,8 +56,8 @@ DTYPES = [
     fault(
         "integers are convolved",
         f"{REFUSED}_convolution",
-        "if not input.is_floating_point() and",
-        "if False and",
+        "if not input.is_floating_point():",
+        "if False:",
         dtypes.test_integers_have_no_convolution,
     ),
     fault(
@@ -110,6 +110,14 @@ DTYPES = [
         "if target.shape != fresh.shape:",
         "if False:",
         composites.test_zeros_give_a_sparse_output_their_shape,
+        raises=RuntimeError,
+    ),
+    fault(
+        "zeros have to be in order before they are written",
+        "simgpu._kernels.sparse_and_nested:_argument_to_host",
+        "if check and is_composite",
+        "if is_composite",
+        composites.test_compressed_zeros_are_made_of_anything,
         raises=RuntimeError,
     ),
     fault(

@@ -33,7 +33,7 @@ MEMORY = [
     ),
     fault(
         "signs are lost within one storage",
-        "simgpu._memory.host_aliases:SharedStorageAliases.__call__",
+        "simgpu._memory.host_aliases:SharedStorageAliases._made",
         "return with_bits_of(tensor, alias)",
         "return torch._conj(alias) if tensor.is_conj() else alias",
         overlap.test_signs_that_are_lazy_count_within_one_storage,

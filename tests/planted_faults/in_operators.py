@@ -65,6 +65,20 @@ OPERATORS = [
         partial(swept, case="out add float32"),
     ),
     fault(
+        "an output that has to grow is not seen to be read",
+        "simgpu._kernels.arguments:Arguments.read_copies",
+        "if not self._overlap(args, kwargs):",
+        "if True:",
+        partial(overlap.test_an_output_that_has_to_grow_may_not_be_read_beside, name="cat"),
+    ),
+    fault(
+        "a tensor that is read and written is two",
+        "simgpu._memory.host_aliases:SharedStorageAliases.__call__",
+        "if known is None:",
+        "if True:",
+        partial(overlap.test_an_output_that_has_to_grow_may_not_be_read_beside, name="add"),
+    ),
+    fault(
         "an output without elements loses its strides",
         "simgpu._kernels.outputs:resizable_copy_like",
         "torch.empty_strided(out.shape, out.stride(), dtype=out.dtype)",
@@ -217,9 +231,17 @@ OPERATORS = [
     fault(
         "block_diag speaks of devices as a kernel does",
         "simgpu._kernels.mixed_devices:DeviceRules.device_of_mixed_tensors",
-        'if operator == "block_diag":',
+        "if facts.composed:",
         "if False:",
         partial(texts.test_block_diag_compares_with_its_first_matrix, slot=1),
+    ),
+    fault(
+        "a range lies between numbers of one device",
+        "simgpu._kernels.mixed_devices:DeviceRules.device_of_mixed_tensors",
+        "if facts.composed:",
+        "if False:",
+        rules.test_a_range_lies_between_numbers_from_anywhere,
+        raises=RuntimeError,
     ),
     fault(
         "an embedding takes any dtype for its indices",

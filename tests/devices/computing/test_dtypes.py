@@ -28,6 +28,10 @@ PRODUCTS = {
         lambda make, n, k, m: torch.addmm(make(n, m), make(n, k), make(k, m)),
         "addmm_cuda",
     ),
+    "_addmm_activation": (
+        lambda make, n, k, m: torch._addmm_activation(make(m), make(n, k), make(k, m)),
+        "addmm_cuda",
+    ),
     "addmm_": (lambda make, n, k, m: make(n, m).addmm_(make(n, k), make(k, m)), "addmm_cuda"),
     "addbmm": (
         lambda make, n, k, m: torch.addbmm(make(n, m), make(2, n, k), make(2, k, m)),
@@ -52,6 +56,14 @@ POOLS = {
     "bilinear": (
         lambda x: F.interpolate(x[0], scale_factor=2, mode="bilinear"),
         "upsample_bilinear2d_out_frame",
+    ),
+    "bilinear antialias": (
+        lambda x: F.interpolate(x[0], scale_factor=2, mode="bilinear", antialias=True),
+        "upsample_bilinear2d_out_frame",
+    ),
+    "bicubic antialias": (
+        lambda x: F.interpolate(x[0], scale_factor=2, mode="bicubic", antialias=True),
+        "upsample_bicubic2d_out_frame",
     ),
     "bicubic": (
         lambda x: F.interpolate(x[0], scale_factor=2, mode="bicubic"),
@@ -94,6 +106,8 @@ def test_integers_have_no_products(devices, name, data, dtype, sizes):
 @given(dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float64, torch.complex64]))
 def test_other_numbers_have(devices, name, dtype):
     call, _ = PRODUCTS[name]
+    if name == "_addmm_activation" and dtype.is_complex:
+        return  # a ReLU of which there is none
     assert call(maker(devices[0], dtype), 2, 3, 2).flatten()[0] in (3, 4, 6, 7)
 
 
@@ -139,6 +153,12 @@ def test_integers_are_not_pooled(devices, name, data):
     refused(kernel, dtype, lambda: call(x))
 
 
+@pytest.mark.parametrize("name", POOLS)
+def test_real_numbers_are(devices, name):
+    x = maker(devices[0], torch.float64)(1, 2, 4, 4, 4)
+    assert (POOLS[name][0](x) - 1).abs().max() < 1e-9
+
+
 @given(dtype=st.sampled_from([torch.int64, torch.int16, torch.bool]), dims=st.integers(1, 3))
 def test_integers_have_no_convolution(devices, dtype, dims):
     make = maker(devices[0], dtype)
@@ -148,20 +168,68 @@ def test_integers_have_no_convolution(devices, dtype, dims):
         convolve(make(1, 1, *[3] * dims), make(1, 1, *[2] * dims))
 
 
-@given(dtype=st.sampled_from([torch.float16, torch.bfloat16]), other=st.booleans())
-def test_halves_have_neither_angle_nor_incomplete_gamma(devices, dtype, other):
+@given(dtype=st.sampled_from([torch.int8, torch.uint8, torch.int32]), dims=st.integers(1, 3))
+def test_cudnn_knows_three_kinds_of_integers_and_convolves_none(devices, dtype, dims):
+    make = maker(devices[0], dtype)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    with pytest.raises(RuntimeError, match="GET was unable to find an engine to execute"):
+        convolve(make(1, 1, *[3] * dims), make(1, 1, *[2] * dims))
+
+
+@given(dtype=st.sampled_from([torch.float64, torch.complex64]), dims=st.integers(1, 3))
+def test_other_numbers_are_convolved(devices, dtype, dims):
+    make = maker(devices[0], dtype)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    operands = make(1, 1, *[3] * dims), make(1, 1, *[2] * dims)
+    assert (convolve(*operands) - 2**dims).abs().max() < 1e-4
+    if dtype.is_complex:  # conv1d and its kin hand on their real and imaginary parts
+        with pytest.raises(RuntimeError, match="not supported for ComplexFloat"):
+            torch.convolution(*operands, None, [1] * dims, [0] * dims, [1] * dims, False, [0], 1)
+
+
+@given(dtype=st.sampled_from([torch.float16, torch.bfloat16]), wide=st.booleans())
+def test_halves_have_neither_angle_nor_incomplete_gamma(devices, dtype, wide):
     x = maker(devices[0], dtype)(2)
     calls = {
-        "angle_cuda": lambda: torch.angle(x),
-        "igamma_cuda": lambda: torch.igamma(x, x),
-        "igammac_cuda": lambda: torch.special.gammaincc(x, x),
+        "angle_cuda": torch.angle,
+        "igamma_cuda": lambda x: torch.igamma(x, x),
+        "igammac_cuda": lambda x: torch.special.gammaincc(x, x),
     }
     for kernel, call in calls.items():
         with pytest.raises(NotImplementedError, match=f'"{kernel}" not implemented for'):
-            call()
-    wide = x.float() if other else x  # a common dtype that the kernel has
-    if other:
-        assert torch.igamma(x, wide).dtype == torch.float32
+            call(x)
+        assert call(x[:0]).shape == (0,)  # nothing to compute
+        other = torch.float32 if wide else torch.float64  # which the kernel has
+        assert call(x.to(other)).dtype == other
+    assert torch.igamma(x, x.float()).dtype == torch.float32
+    with pytest.raises(RuntimeError, match="must match the size of tensor b"):
+        torch.igamma(x, maker(devices[0], dtype)(3))
+
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+@given(pair=st.tuples(st.sampled_from(FLOAT8), st.sampled_from(FLOAT8)), out=st.booleans())
+def test_of_eight_bits_those_of_amd_and_two_coarse_ones_are_not_multiplied(devices, pair, out):
+    device = devices[0]
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("needs a GPU that multiplies float8")
+    one = torch.ones((), device=device)
+    a, b = (torch.ones(16, 16, device=device).to(dtype) for dtype in pair)
+    options = {"out_dtype": torch.bfloat16}
+    if out:
+        options["out"] = torch.empty(16, 16, device=device, dtype=torch.bfloat16)
+    strange = [dtype for dtype in pair if dtype in FLOAT8[2:]]
+    if strange:
+        name = str(strange[0]).removeprefix("torch.").capitalize()
+        words = f"Cannot convert ScalarType {name} to cudaDataType"
+    elif pair == (torch.float8_e5m2,) * 2:
+        words = "Multiplication of two Float8_e5m2 matrices is not supported"
+    else:
+        assert torch._scaled_mm(a, b.t(), one, one, **options).tolist() == [[16.0] * 16] * 16
+        return
+    with pytest.raises(RuntimeError, match=words):
+        torch._scaled_mm(a, b.t(), one, one, **options)
 
 
 def test_halves_have_no_histogram(devices):
@@ -186,6 +254,9 @@ def test_bools_are_added_and_not_multiplied_where_they_are_scattered(devices, re
         lambda: x.scatter_reduce(0, index, x, reduce),
     )
     assert x.scatter_reduce(0, index, x, "sum")[0] == any(values)
+    numbers = x.double()
+    found = numbers.scatter_reduce(0, index, numbers, reduce)[0]
+    assert found == (any(values) if reduce == "amax" else all(values))
 
 
 @pytest.mark.parametrize("name", HALVES)

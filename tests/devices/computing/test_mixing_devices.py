@@ -75,6 +75,11 @@ NUMBERS = {
         ["", "expected self and mask to be on the same device, but got mask on cpu and self on"],
     ),
     "index_fill": (lambda a, index: a.index_fill(0, index.long(), 7.0), ["", TOGETHER]),
+    # Composed on CUDA, of what takes a number or takes none.
+    "allclose": (lambda a, b: (a + b).new_tensor(torch.allclose(a, b)), [None, None]),
+    "ldexp": (torch.ldexp, [None, None]),
+    "logical_and": (torch.logical_and, [TOGETHER, None]),
+    "soft_margin_loss": (torch.nn.functional.soft_margin_loss, [TOGETHER, None]),
     "hypot": (torch.hypot, [None, None]),
     "maximum": (torch.maximum, [None, None]),
     "xlogy": (torch.xlogy, [None, None]),
@@ -99,6 +104,18 @@ def test_a_cpu_scalar_is_taken_where_cuda_takes_one(devices, name, slot):
         return
     with pytest.raises(RuntimeError, match=row[slot]):
         call(*operands)
+
+
+@given(slots=st.tuples(*[st.integers(-1, 7)] * 3), steps=st.integers(0, 5))
+def test_a_range_lies_between_numbers_from_anywhere(devices, slots, steps):
+    """PyTorch reads both; no kernel of CUDA ever sees them."""
+    first, last, home = (place(slot, devices) for slot in slots)
+    ends = torch.tensor(1.0, device=first), torch.tensor(3.0, device=last)
+    found = torch.linspace(*ends, steps, device=home)
+    assert found.device == home
+    assert plain(found) == plain(torch.linspace(1, 3, steps))
+    powers = torch.logspace(*ends, steps, base=2, device=home)
+    assert plain(powers) == plain(torch.logspace(1, 3, steps, base=2))
 
 
 def test_a_target_on_the_cpu_is_no_number(devices):

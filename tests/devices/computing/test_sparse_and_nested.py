@@ -133,3 +133,26 @@ def test_zeros_give_a_sparse_output_their_shape(devices, data, shape):
 def test_a_sparse_tensor_without_columns_is_broadcast(devices, rows, columns, times):
     empty = compressed(torch.zeros(rows, columns), "coo").to(devices[0])
     assert torch._sparse_broadcast_to(empty, [times, rows, columns]).shape == (times, rows, columns)
+
+
+@given(
+    data=st.data(),
+    layout=st.sampled_from([torch.sparse_csr, torch.sparse_csc]),
+    shape=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    undefined=st.integers(-(2**62), 2**62),
+)
+def test_compressed_zeros_are_made_of_anything(devices, data, layout, shape, undefined):
+    """Indices that `torch.empty` has left undefined are written, and not looked at."""
+    device = data.draw(st.sampled_from(devices))
+    zeros = torch.zeros(shape).tolist()
+    with warnings.catch_warnings():  # of a layout that is in beta state
+        warnings.simplefilter("ignore")
+        made = torch.zeros(shape, layout=layout, device=device)
+        ends = torch.full((shape[layout is torch.sparse_csc] + 1,), undefined, device=device)
+        none = torch.empty(0, device=device)
+        other = torch.sparse_compressed_tensor(
+            ends, none.long(), none, shape, layout=layout, check_invariants=False
+        )
+    for x in (made, other.zero_()):
+        assert (x.device, x.layout, x._nnz()) == (device, layout, 0)
+        assert x.to_dense().tolist() == zeros

@@ -3,6 +3,8 @@
 `x[1:].add_(x[:-1])` has no meaning that all kernels share, so PyTorch refuses it; `x.add_(x)` has.
 """
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -84,6 +86,47 @@ def test_an_output_in_the_storage_that_is_read_takes_the_shape_of_the_result(
     assert seen[0] == seen[1]
 
 
+GROWING = {
+    "cat": lambda x, out: torch.cat([x, x], out=out),
+    "stack": lambda x, out: torch.stack([x, x, x], out=out),
+    "add": lambda x, out: torch.add(x, torch.ones(3, len(x), device=x.device), out=out),
+    "where": lambda x, out: torch.where(x > x.new_zeros(2, 1), x, x, out=out),
+    "take": lambda x, out: torch.take(x, torch.zeros_like(x, dtype=torch.int64), out=out),
+    "diag": lambda x, out: torch.diag(x, out=out),
+    "outer": lambda x, out: torch.outer(x, x, out=out),
+}
+
+
+def view_of(data):
+    start = data.draw(st.integers(0, 3))
+    return slice(start, start + data.draw(st.integers(1, 4)))
+
+
+def grown(name, x, out):
+    with warnings.catch_warnings():  # of outputs that are resized
+        warnings.simplefilter("ignore")
+        return GROWING[name](x, out)
+
+
+@pytest.mark.parametrize("name", GROWING)
+@given(data=st.data())
+def test_an_output_that_has_to_grow_may_not_be_read_beside(devices, name, data):
+    """Its memory is another then, but what is read stands on it as before."""
+    read, written = view_of(data), view_of(data)
+    same = data.draw(st.booleans())
+    seen = []
+    for device in ("cpu", devices[-1]):
+        base = torch.arange(1.0, SIZE + 1, device=device)
+        x = base[read]
+        out = x if same else base[written]
+        try:
+            grown(name, x, out)
+            seen.append((out.tolist(), base.tolist(), base.untyped_storage().nbytes()))
+        except RuntimeError as error:
+            seen.append(str(error))
+    assert seen[0] == seen[1]
+
+
 @given(slot=st.integers(0, 7), count=st.integers(1, 4), into=st.sampled_from(("real", "imag")))
 def test_signs_that_are_lazy_count_within_one_storage(devices, slot, count, into):
     """The imaginary part of a conjugate is a negated view of the memory that is written to."""
@@ -110,3 +153,12 @@ def test_a_list_that_has_the_output_in_it_is_refused(devices, slot, at, shifted)
             torch.cat(parts, out=out)
         seen.append((str(refused.value), plain(base)))
     assert seen[0] == seen[1]
+
+
+@given(slot=st.integers(0, 7), at=st.integers(0, 2))
+def test_an_empty_tensor_of_a_list_is_no_output_for_all_of_it(devices, slot, at):
+    device = place(slot, devices)
+    parts = [torch.ones(2, device=device), torch.ones(3, device=device)]
+    parts.insert(at, torch.empty(0, device=device))
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        torch.cat(parts, out=parts[at])
