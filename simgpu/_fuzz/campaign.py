@@ -59,7 +59,10 @@ def run_campaign(options: CampaignOptions) -> int:
             print(f"no hypothesis property in {where}{fits}")
         return status
     if not tally.failures and (status == 1 or not tally.examples):
-        print(f"{log[-4000:]}\nno example was counted" if not tally.examples else log[-4000:])
+        if not campaign.stopped:
+            print(log[-4000:])
+        if not tally.examples:
+            print("no example was counted")
         status = 1
     details = campaign.details()
     report.write(tally, details, options.report)
@@ -77,6 +80,7 @@ class Campaign:
         self.until = None if self.minutes is None else self.start + self.minutes * 60
         self.log = folder / "pytest.log"
         self.seconds = 0.0
+        self.stopped = False  # by an interrupt
         self.progress = Progress(self.minutes, options.examples)
         database = absolute_database(options.database)
         self.settings = SessionSettings(
@@ -100,6 +104,7 @@ class Campaign:
                 if left is None:
                     break
         except KeyboardInterrupt:
+            self.stopped = True
             self.progress.close()
             print("\nstopped; here is what was found so far", file=sys.stderr)
         finally:

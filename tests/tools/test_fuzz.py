@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis.database import ExampleDatabase
 
 from simgpu.__main__ import main
 from simgpu._cli.argument_types import device_range
+from simgpu._fuzz import campaign
 from simgpu._fuzz.database import database_of
 from simgpu._fuzz.interrupts import one_interrupt
 
@@ -226,6 +228,23 @@ def test_an_interrupt_loses_no_example(suite):
     seen = sum(path.stat().st_size for path in suite.folder.glob("seen-*"))
     assert abs(report["total_examples"] - seen) <= 2  # those in which the interrupt arrived
     assert (report["properties"], report["finished"]) == (2, [])
+
+
+def test_an_interrupt_before_the_first_example_is_no_error_of_the_suite(
+    tmp_path, monkeypatch, capsys
+):
+    def interrupted(self, left):
+        self.log.write_text("Traceback of pytest, which was interrupted too")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign.Campaign, "_session", interrupted)
+    page = tmp_path / "report.html"
+    words = ["fuzz", "--examples", "1", "--report", str(page), str(Path(__file__).parent)]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "no example was counted" in out
+    assert "Traceback" not in out
+    assert page.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
