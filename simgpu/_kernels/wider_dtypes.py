@@ -20,6 +20,10 @@ _sum = torch.ops.aten.sum.dim_IntList._handle.redispatch_boxed
 
 _HALF = {torch.float16: torch.float32}
 _HALVES = {**_HALF, torch.bfloat16: torch.float32}
+_EIGHT_BITS = dict.fromkeys(
+    (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+    torch.float32,
+)
 _COMPLEX = {torch.complex32: torch.complex64}
 _INTEGERS = dict.fromkeys(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64
@@ -30,7 +34,7 @@ _INTEGERS = dict.fromkeys(
 _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
     "_fft_c2c": _COMPLEX,
     "_fft_c2r": _COMPLEX,
-    "_fft_r2c": _HALF,
+    "_fft_r2c": _HALVES,
     "_upsample_bilinear2d_aa": _HALVES,
     "_upsample_bilinear2d_aa_backward": _HALVES,
     "avg_pool3d": _HALVES,
@@ -40,6 +44,8 @@ _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
     "multi_margin_loss_backward": _HALVES,
     "multilabel_margin_loss_backward": _HALVES,
     "multilabel_margin_loss_forward": _HALVES,
+    "scatter": _EIGHT_BITS,
+    "sparse_sampled_addmm": _HALVES,
     "trace": {**_COMPLEX, torch.bool: torch.uint8},
 }
 # What becomes of the dtype of a result, where the arguments were of this one.
@@ -47,17 +53,22 @@ _BACK = {
     torch.float16: {torch.float32: torch.float16, torch.complex64: torch.complex32},
     torch.bfloat16: {torch.float32: torch.bfloat16},
     torch.complex32: {torch.float32: torch.float16, torch.complex64: torch.complex32},
-    **{dtype: {wide: dtype} for dtype, wide in _INTEGERS.items()},
+    **{dtype: {wide: dtype} for dtype, wide in (_INTEGERS | _EIGHT_BITS).items()},
     torch.bool: {},
 }
 
 
 def host_code(op: torch._ops.OpOverload) -> HostCode | None:
     """What computes `op` on the host, or None where PyTorch's own kernel has all dtypes."""
-    name = op._schema.name.removeprefix("aten::")
     stock: HostCode = op._handle.redispatch_boxed
-    if name == "nansum":
+    if op._schema.name == "aten::nansum":
         return partial(_sum_of_numbers, stock)
+    return widened(op, stock)
+
+
+def widened(op: torch._ops.OpOverload, stock: HostCode) -> HostCode | None:
+    """What calls `stock` with wider tensors where it has to, or None where it has all dtypes."""
+    name = op._schema.name.removeprefix("aten::")
     if name not in _WIDER:
         return None
     written = [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
@@ -77,10 +88,10 @@ def _compute(
     if narrow not in wider:
         return stock(keys, *args, **kwargs)
 
-    def widened(tensor: Tensor) -> Tensor:
+    def widen(tensor: Tensor) -> Tensor:
         return tensor.to(wider.get(tensor.dtype, tensor.dtype))
 
-    wide_args, wide_kwargs = tree_map_only(Tensor, widened, (args, kwargs))
+    wide_args, wide_kwargs = tree_map_only(Tensor, widen, (args, kwargs))
     results = stock(keys, *wide_args, **wide_kwargs)
     if written:
         outputs = [kwargs[name] for name in written]

@@ -4,12 +4,20 @@ from functools import partial
 
 from tests.devices.computing import test_dtypes as dtypes
 from tests.devices.computing import test_sparse_and_nested as composites
+from tests.simulator import test_narrow_dtypes as narrow
 from tests.support.plant import fault
 
 REFUSED = "simgpu._kernels.dtype_rules:"
 WIDER = "simgpu._kernels.wider_dtypes:"
 
 DTYPES = [
+    fault(
+        "a wide result is not rounded",
+        f"{WIDER}_compute",
+        "x.to(back.get(x.dtype, x.dtype))",
+        "x",
+        narrow.test_numbers_of_eight_bits_are_scattered_as_they_are,
+    ),
     fault(
         "integers are multiplied",
         f"{REFUSED}_computes",

@@ -321,6 +321,13 @@ SCHEDULES = [
         one_cpu.test_threads_of_a_schedule_share_a_cpu_and_have_theirs_back,
     ),
     fault(
+        "a thread that has just ended keeps a schedule from its one CPU",
+        "simgpu._simulation.schedules.one_cpu:_is_batch",
+        "with suppress(ProcessLookupError):",
+        "if True:",
+        one_cpu.test_a_thread_that_ends_while_all_are_listed_is_no_obstacle,
+    ),
+    fault(
         "only the calling thread has its CPUs back",
         "simgpu._simulation.schedules.one_cpu:_Sharing.end",
         "for thread in _threads() - self._others:",

@@ -64,7 +64,9 @@ def _threads() -> set[int]:
 
 
 def _is_batch(thread: int) -> bool:
-    return os.sched_getscheduler(thread) == os.SCHED_BATCH
+    with suppress(ProcessLookupError):  # it has ended since it was listed
+        return os.sched_getscheduler(thread) == os.SCHED_BATCH
+    return False
 
 
 def _leave_for_good() -> None:

@@ -343,6 +343,7 @@ def test_a_tensor_cannot_stand_on_a_storage_of_another_device(devices, pair):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse (CSR|CSC|BSR|BSC) tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")  # 2.15, once
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
 @pytest.mark.parametrize("by", ["nothing", "name", "function", "table"])
 def test_sparse_tensors_are_loaded_where_the_program_says(devices, layout, by):

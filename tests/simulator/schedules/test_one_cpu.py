@@ -75,6 +75,16 @@ def test_threads_of_a_schedule_share_a_cpu_and_have_theirs_back(count, seed, fai
     assert all(told == seen for _, told in found)  # and the program does not see it
 
 
+def test_a_thread_that_ends_while_all_are_listed_is_no_obstacle():
+    ended = threading.Thread(target=lambda: None)
+    ended.start()
+    ended.join()
+    there, check = one_cpu._threads, test_threads_of_a_schedule_share_a_cpu_and_have_theirs_back
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_cpu, "_threads", lambda: {ended.native_id, *there()})
+        check.hypothesis.inner_test(2, 0, False)
+
+
 def test_what_the_threads_start_has_all_cpus():
     """Processes at once, whichever way they are started; threads of nobody at the end."""
     before, go_on, over = of_the_system(), HOST_LOCK(), HOST_LOCK()
