@@ -29,6 +29,18 @@ _INTEGERS = dict.fromkeys(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64
 )
 
+
+def _without_trace(wider: dict[torch.dtype, torch.dtype]) -> dict[torch.dtype, torch.dtype]:
+    """Those of which the host has no trace: older releases have none of halves."""
+    found = {}
+    for dtype, wide in wider.items():
+        try:
+            torch.trace(torch.zeros(1, 1, dtype=dtype, device="cpu"))
+        except NotImplementedError:
+            found[dtype] = wide
+    return found
+
+
 # Which dtype is computed in which, by the name of the operator. Elementwise operators of complex32
 # are not here: they are many, are called often, and nobody has asked.
 _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
@@ -46,7 +58,7 @@ _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
     "multilabel_margin_loss_forward": _HALVES,
     "scatter": _EIGHT_BITS,
     "sparse_sampled_addmm": _HALVES,
-    "trace": {**_COMPLEX, torch.bool: torch.uint8},
+    "trace": {**_COMPLEX, **_without_trace(_HALVES), torch.bool: torch.uint8},
 }
 # What becomes of the dtype of a result, where the arguments were of this one.
 _BACK = {
