@@ -22,15 +22,19 @@ import without_values
 
 without_values.leave_out_values()
 
-import torch  # noqa: E402
-from clock_models import GPT2, Translator, resnet50, resnext29  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from clock_models import GPT2, Bert, Translator, resnet50, resnext29  # noqa: E402
+from clock_runs import (  # noqa: E402
+    data_parallel,
+    distributed,
+    images,
+    one_adapter,
+    sentences,
+    texts,
+)
 
-import simgpu  # noqa: E402
 from simgpu._models.gpus import Model, find  # noqa: E402
 
-STEPS = 3
+KNEE = 0.9  # of what each GPU does where there are fewer; beyond the knee all do less
 
 
 def _gpu(name: str, flops: float, memory: float, nvlink: float) -> Model:
@@ -43,6 +47,8 @@ def _gpu(name: str, flops: float, memory: float, nvlink: float) -> Model:
 TITAN_RTX = _gpu("TITAN RTX", 16.3e12, 672e9, 100e9)
 GTX_1080_TI = _gpu("GTX 1080 Ti", 11.34e12, 484e9, 0)
 GTX_1080 = _gpu("GTX 1080", 8.87e12, 320e9, 0)
+
+DLPERF = (1, 4, 8, 16, 32)  # GPUs of its rows
 
 
 @dataclass(frozen=True)
@@ -63,81 +69,11 @@ class Table:
     note: str
     rows: Sequence[Row]
     relative: bool = False
-    images: Sequence[int] = ()
-    """Of a step of each row, where the publication tells images per second."""
-
-
-def _steps(loss: Callable[[], torch.Tensor], parameters: Any, after: Callable[[], Any]) -> None:
-    optimizer = torch.optim.SGD(parameters, 1e-4)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-        after()
-
-
-def data_parallel(
-    model: Any, topology: Any, count: int, make: Callable[[], Any], batch: Callable[[Any], Any]
-) -> float:
-    """Seconds of a step of torch.nn.DataParallel; `batch` makes a loss of the network."""
-    with simgpu.as_cuda(count, memory="80GiB"), simgpu.clock(model, topology) as estimate:
-        net = make().to("cuda:0")
-        wrapped = torch.nn.DataParallel(net) if count > 1 else net
-        _steps(batch(wrapped), net.parameters(), torch.cuda.synchronize)
-        return float(estimate.summary().step_seconds or math.nan)
-
-
-def distributed(
-    model: Any, topology: Any, count: int, make: Callable[[], Any], batch: Callable[[Any], Any]
-) -> float:
-    """Seconds of a step of DistributedDataParallel with one rank for each GPU."""
-
-    def rank(number: int) -> None:
-        net = make().to(f"cuda:{number}")
-        wrapped = DistributedDataParallel(net, device_ids=[number])
-        _steps(batch(wrapped), net.parameters(), torch.cuda.synchronize)
-
-    with simgpu.as_cuda(count, memory="80GiB"), simgpu.clock(model, topology) as estimate:
-        simgpu.ranks(count, rank)
-        return float(estimate.summary().step_seconds or math.nan)
-
-
-def images(count: int, size: int = 224) -> Callable[[Any], Callable[[], torch.Tensor]]:
-    """Batches of so many square images and their loss."""
-
-    def batch(net: Any) -> Callable[[], torch.Tensor]:
-        device = next(net.parameters()).device
-        x = torch.empty(count, 3, size, size, device=device)
-        y = torch.zeros(count, dtype=torch.long, device=device)
-        return lambda: F.cross_entropy(net(x), y)
-
-    return batch
-
-
-def texts(count: int) -> Callable[[Any], Callable[[], torch.Tensor]]:
-    """Batches of so many texts of 1024 tokens; the network returns its loss."""
-
-    def batch(net: Any) -> Callable[[], torch.Tensor]:
-        tokens = torch.zeros(count, 1024, dtype=torch.long, device=next(net.parameters()).device)
-        return lambda: net(tokens).mean()
-
-    return batch
-
-
-def sentences(count: int, length: int = 20) -> Callable[[Any], Callable[[], torch.Tensor]]:
-    """Batches of so many pairs of sentences; the words are chosen in parallel, too."""
-
-    def batch(net: Any) -> Callable[[], torch.Tensor]:
-        inner = net.module if isinstance(net, torch.nn.DataParallel) else net
-        choose = inner.generator if inner is net else torch.nn.DataParallel(inner.generator)
-        words = torch.zeros(count, length, dtype=torch.long, device="cuda:0")
-
-        def loss() -> torch.Tensor:
-            return F.cross_entropy(choose(net(words, words).flatten(0, 1)), words.flatten())
-
-        return loss
-
-    return batch
+    per_gpu: int = 0
+    """Images or texts of a step on one GPU, where the publication tells them per second."""
+    gpus: Sequence[int] = ()
+    """How many there are in each row, if so."""
+    unit: str = "images"
 
 
 def _resnets(model: str, rates: Sequence[tuple[int, str, float]]) -> list[Row]:
@@ -148,6 +84,34 @@ def _resnets(model: str, rates: Sequence[tuple[int, str, float]]) -> list[Row]:
         Row(f"{count} x {model}, {topology}", 32 * count / rate, ours(count, topology))
         for count, topology, rate in rates
     ]
+
+
+def _machines(rates: Sequence[float], per_gpu: int, ours: Callable[..., float]) -> list[Row]:
+    """Rows of DLPerf: 1, 4 and 8 GPUs of one machine, then two and four machines."""
+
+    def row(count: int, rate: float) -> Row:
+        machines = -(-count // 8)
+        links = one_adapter(machines, "V100", 12.5e9)
+        return Row(
+            f"{count} x V100, {machines} machine{'s' * (machines > 1)}",
+            per_gpu * count / rate,
+            lambda: ours("V100", links, count),
+        )
+
+    return [row(count, rate) for count, rate in zip(DLPERF, rates, strict=True)]
+
+
+def _resnet_128(model: str, links: Any, count: int) -> float:
+    return distributed(model, links, count, resnet50, images(128))
+
+
+def _bert(batch: int) -> Callable[..., float]:
+    """All gradients are summed at once after the backward pass: its buckets hold a gigabyte."""
+
+    def ours(model: str, links: Any, count: int) -> float:
+        return distributed(model, links, count, Bert, texts(batch, 128), bucket_cap_mb=1000)
+
+    return ours
 
 
 def _gpt2() -> list[Row]:
@@ -202,7 +166,8 @@ TABLES = [
                 (8, "2x4", 2465.86),
             ],
         ),
-        images=(32, 64, 128, 256),
+        per_gpu=32,
+        gpus=(1, 2, 4, 8),
     ),
     Table(
         "ResNet-50, DistributedDataParallel, A100",
@@ -217,7 +182,32 @@ TABLES = [
                 (8, "2x4", 5862.00),
             ],
         ),
-        images=(32, 64, 128, 256),
+        per_gpu=32,
+        gpus=(1, 2, 4, 8),
+    ),
+    Table(
+        "ResNet-50, DistributedDataParallel, V100, up to 4 machines",
+        "github.com/Oneflow-Inc/DLPerf, PyTorch/resnet50v1.5: FP32, DALI, worker=48",
+        "128 images per GPU, float32; machines of 8 with one adapter of 100 Gbit/s.",
+        _machines((350.66, 1306.49, 2707.42, 5193.09, 10032.72), 128, _resnet_128),
+        per_gpu=128,
+        gpus=DLPERF,
+    ),
+    *(
+        Table(
+            f"BERT-base, batch {batch}, DistributedDataParallel, V100, up to 4 machines",
+            "github.com/Oneflow-Inc/DLPerf, NVIDIADeepLearningExamples/PyTorch/BERT: FP32",
+            "128 tokens each, machines as above; taken: SGD for FusedAdam, no dropout, and "
+            "PyTorch's wrapper with buckets of a gigabyte for apex's, message_size=250000000.",
+            _machines(rates, batch, _bert(batch)),
+            per_gpu=batch,
+            gpus=DLPERF,
+            unit="texts",
+        )
+        for batch, rates in {
+            32: (119.6, 457.72, 921.32, 1499.4, 2885.81),
+            48: (121.94, 464.66, 928.01, 1584.32, 3039.3),
+        }.items()
     ),
     Table(
         "ResNet-50, DistributedDataParallel, P100",
@@ -265,6 +255,14 @@ def _ordered(theirs: Sequence[float], ours: Sequence[float]) -> tuple[int, int]:
     return same, len(pairs)
 
 
+def _knee(table: Table, seconds: Sequence[float]) -> str:
+    """From how many GPUs on each of them does less than nine tenths of what it did with fewer."""
+    for at in range(1, len(seconds)):
+        if min(seconds[at:]) * KNEE > max(seconds[:at]):
+            return f"from {table.gpus[at]} GPUs on"
+    return "none"
+
+
 def show(table: Table) -> None:
     """Print a table in Markdown."""
     print(f"\n**{table.name}**. Source: {table.source}. {table.note}\n", flush=True)
@@ -272,10 +270,11 @@ def show(table: Table) -> None:
     theirs = [row.theirs for row in table.rows]
     unit = "part of the first row" if table.relative else "ms per step"
     scale, digits = (1.0, 2) if table.relative else (1e3, 1)
-    if table.images:
-        unit, scale, digits = "images per second", 1.0, 0
+    knees = [_knee(table, column) for column in (ours, theirs)] if table.gpus else []
+    if table.gpus:
+        unit, scale, digits = f"{table.unit} per second", 1.0, 0
         ours, theirs = (
-            [count / each for count, each in zip(table.images, column, strict=True)]
+            [table.per_gpu * n / each for n, each in zip(table.gpus, column, strict=True)]
             for column in (ours, theirs)
         )
     print(f"| setting | ours (estimate), {unit} | theirs, {unit} | ratio |")
@@ -288,6 +287,8 @@ def show(table: Table) -> None:
     if len(ours) > 1:
         same, count = _ordered(theirs, ours)
         print(f"\nPairs of rows in the same order: {same} of {count}.", flush=True)
+    if knees:
+        print(f"Knee: ours {knees[0]}, theirs {knees[1]}.", flush=True)
 
 
 if __name__ == "__main__":

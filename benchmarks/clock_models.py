@@ -1,4 +1,4 @@
-"""The networks of the published times: ResNet-50, GPT-2, and a translator of two LSTMs."""
+"""The networks of the published times: ResNets, GPT-2, BERT, and a translator of two LSTMs."""
 
 from __future__ import annotations
 
@@ -113,6 +113,56 @@ class GPT2(nn.Module):
         scores = self.norm(x) @ self.words.weight.t()
         wanted = tokens[:, 1:].reshape(-1)
         return F.cross_entropy(scores[:, :-1].reshape(-1, 50257), wanted).unsqueeze(0)
+
+
+class Encoding(nn.Module):
+    """A layer of BERT: as of GPT-2, but every token sees all, and the norms come last."""
+
+    def __init__(self, wide: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(wide), nn.LayerNorm(wide)
+        self.query, self.key, self.value, self.output = (nn.Linear(wide, wide) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(wide, 4 * wide), nn.GELU(), nn.Linear(4 * wide, wide))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count, length, wide = x.shape
+        query, key, value = (
+            layer(x).view(count, length, self.heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = (query @ key.transpose(-1, -2)) / (wide // self.heads) ** 0.5
+        found = (scores.softmax(-1) @ value).transpose(1, 2).reshape(count, length, wide)
+        x = self.first(x + self.output(found))
+        return self.second(x + self.mlp(x))
+
+
+class Bert(nn.Module):
+    """BERT-base of 110 million parameters with both heads of its pretraining, and their loss.
+
+    30,528 words, and a score for each of them at each token (NVIDIA/DeepLearningExamples).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide, self.count = 768, 30528
+        self.words, self.places = nn.Embedding(self.count, wide), nn.Embedding(512, wide)
+        self.kinds, self.norm = nn.Embedding(2, wide), nn.LayerNorm(wide)
+        self.layers = nn.ModuleList(Encoding(wide, 12) for _ in range(12))
+        self.pooler, self.follows = nn.Linear(wide, wide), nn.Linear(wide, 2)
+        self.transform = nn.Sequential(nn.Linear(wide, wide), nn.GELU(), nn.LayerNorm(wide))
+        self.bias = nn.Parameter(torch.zeros(self.count))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.words(tokens) + self.places(places) + self.kinds(torch.zeros_like(tokens))
+        x = self.norm(x)
+        for layer in self.layers:
+            x = layer(x)
+        follows = self.follows(torch.tanh(self.pooler(x[:, 0])))
+        scores = self.transform(x) @ self.words.weight.t() + self.bias
+        masked = F.cross_entropy(scores.view(-1, self.count), tokens.view(-1))
+        return (masked + F.cross_entropy(follows, tokens[:, 0].clamp(max=1))).unsqueeze(0)
 
 
 class Translator(nn.Module):

@@ -60,6 +60,8 @@ class _Shaped:
             layouts = self._known[key] = self._shapes(args, kwargs)
         if layouts is None:
             return self._run(keys, *args, **kwargs)
+        if "out" in kwargs:
+            return kwargs["out"]
         results = [
             _empty(layout) if same is None else args[same]
             for layout, same in zip(layouts, self._same, strict=True)
@@ -68,12 +70,13 @@ class _Shaped:
 
     def _shapes(self, args: Any, kwargs: Any) -> list[Any] | None:
         """The layout of each result; None of what has to be computed."""
-        if kwargs.get("out") is not None:
-            return None
         try:
             with torch.no_grad():
                 found = self._op._handle.redispatch_boxed(_META, *_meta(args), **_meta(kwargs))
         except Exception:
+            return None
+        out = kwargs.get("out")
+        if out is not None and (not isinstance(out, torch.Tensor) or out.shape != found.shape):
             return None
         if len(self._same) == 0:
             return []

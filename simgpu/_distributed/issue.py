@@ -12,7 +12,7 @@ import torch
 
 from simgpu._distributed.calls import Call, called_by_autograd
 from simgpu._distributed.communicators import Communicator
-from simgpu._distributed.works import Pending, Work, awaited, completed
+from simgpu._distributed.works import Pending, Work, awaited, completed, finished
 from simgpu._runtime import world
 from simgpu._runtime.instruments import Collective
 from simgpu._runtime.launch import Kernel, launch
@@ -92,7 +92,8 @@ def issue(
     kernel = _CollectiveKernel(name, run, about)
     launch(kernel, index, (), {})
     if not asynchronous:
-        awaited([about])
+        tell = finished if async_op else awaited
+        tell([about])
     return in_one_work(group, pending if asynchronous else [], outputs)
 
 

@@ -154,8 +154,7 @@ class Work(distributed.Work):
         Python completes later. So this waits; no stream does, as none would by asking for it.
         """
         self._land()
-        for finished in hooks.collectives_finished:
-            finished(self._collectives())
+        finished(self._collectives())
         return _future(self._outputs)
 
     def is_completed(self) -> bool:
@@ -179,6 +178,12 @@ def awaited(collectives: Sequence[Collective]) -> None:
         there = [about for about in collectives if about.index == index]
         for waits in hooks.collectives_awaited:
             waits(there, streams.current_stream(index))
+
+
+def finished(collectives: Sequence[Collective]) -> None:
+    """Tell instruments that the host has waited for these, and no stream has."""
+    for tell in hooks.collectives_finished:
+        tell(collectives)
 
 
 def completed(outputs: list[Tensor]) -> Any:

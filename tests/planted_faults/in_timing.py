@@ -15,6 +15,13 @@ MACHINE = "simgpu._simulation.timing.machine:Machine"
 
 TIMING = [
     fault(
+        "a backward pass waits for each bucket of gradients as soon as it is on its way",
+        "simgpu._distributed.issue:issue",
+        "tell = finished if async_op else awaited",
+        "tell = awaited",
+        collectives.test_sums_of_gradients_hold_up_no_kernel_of_the_backward_pass,
+    ),
+    fault(
         "a kernel does not wait for the one before it",
         f"{MACHINE}._queue",
         "return line, max(line.time, self._free_from(occupied)), tuple(occupied)",

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import simgpu
 from simgpu._simulation.timing.collectives import ring, tree
@@ -106,3 +107,57 @@ def test_a_step_of_data_parallelism_waits_for_its_collectives():
     ]
     assert reductions
     assert min(marks.values()) >= max(span.end for span in reductions)
+
+
+def kernels_of_backward(layers, width, megabytes, links, alone):
+    """When each kernel of a backward pass of rank 0 begins and ends, from its beginning on."""
+    begin = []
+
+    def rank(number):
+        net = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+        wrapped = torch.nn.parallel.DistributedDataParallel(
+            net.to(f"cuda:{number}"), bucket_cap_mb=megabytes
+        )
+        loss = wrapped(torch.ones(64, width, device=f"cuda:{number}")).sum()
+        torch.cuda.synchronize(number)
+        if number == 0:
+            begin.append(clock.now)
+        loss.backward()
+
+    with simgpu.as_cuda(2), simgpu.clock("A100", links) as clock:
+        if alone:  # as in a process of its own: the other rank comes when it comes
+            distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+            rank(0)
+            distributed.destroy_process_group()
+        else:
+            simgpu.ranks(2, rank)
+    spans = clock.timelines[0, 0]
+    return [
+        moment - begin[0]
+        for span in spans
+        if span.begin >= begin[0]
+        for moment in (span.begin, span.end)
+    ]
+
+
+@given(
+    layers=st.integers(2, 5),
+    width=st.sampled_from([256, 512]),
+    megabytes=st.integers(1, 3),
+    speeds=st.lists(st.floats(1e8, 1e11), min_size=2, max_size=2, unique=True),
+    alone=st.booleans(),
+)
+def test_sums_of_gradients_hold_up_no_kernel_of_the_backward_pass(
+    layers, width, megabytes, speeds, alone
+):
+    """However slow the links are: what waits for them comes after it."""
+    one, other = (
+        kernels_of_backward(
+            *(layers, width, megabytes),
+            [(0, "host", speed), (1, "host", speed)],
+            alone,
+        )
+        for speed in speeds
+    )
+    assert len(one) > 4 * layers
+    assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
