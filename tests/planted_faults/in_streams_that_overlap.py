@@ -6,9 +6,26 @@ from simgpu.errors import DeviceLostError
 from tests.simulator.asynchronous import test_backward as backward
 from tests.simulator.asynchronous import test_data_parallel as data_parallel
 from tests.simulator.asynchronous import test_rules as rules
+from tests.simulator.asynchronous import test_wrong_calls as wrong_calls
 from tests.support.plant import fault
 
 ASYNCHRONOUS = [
+    fault(
+        "what a kernel refuses and its meta kernel does not is told when it runs",
+        "simgpu._simulation.asynchronous.shapes:_plan",
+        "if not taken:",
+        "if False:",
+        wrong_calls.test_dtypes_that_a_kernel_refuses_are_told_at_once,
+        keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
+    fault(
+        "a kernel that takes no zeros is not queued",
+        "simgpu._simulation.asynchronous.trials:is_taken",
+        "continue",
+        "return False",
+        wrong_calls.test_a_kernel_that_takes_no_zeros_is_queued,
+        keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
     fault(
         "replicas compute on the default streams",
         "dataparallel.parallel_apply:_Call.__init__",

@@ -19,6 +19,7 @@ from simgpu._runtime.executors import ValueCheck, value_checks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
 from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.memory import Form, form_of
+from simgpu._simulation.asynchronous.trials import is_taken
 
 Tensor = torch.Tensor
 _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
@@ -169,8 +170,6 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     name = kernel.name.partition(".")[0]
     if name in _OTHERWISE or (name in _NORMS and args[0].dtype in _HALF):
         raise Unplanned("its meta kernel answers for another device")
-    if name == "native_dropout_backward" and not args[0].is_floating_point():
-        raise Unplanned("its kernel refuses what its meta kernel does not")
     if kernel.name in _INDEXING:
         if any(isinstance(index, Tensor) and index.dtype in _MASKS for index in args[1]):
             raise Unplanned("a mask")
@@ -182,8 +181,11 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
             meta_args = [_on_meta(value) for value in args]
             meta_kwargs = {name: _on_meta(value) for name, value in kwargs.items()}
             found = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
+            taken = is_taken(kernel, args, kwargs)
     except Exception as error:
         raise Unplanned(f"{type(error).__name__} of its meta kernel") from None
+    if not taken:
+        raise Unplanned("its kernel refuses what its meta kernel does not")
     _check_unchanged((*args, *kwargs.values()), (*meta_args, *meta_kwargs.values()))
     returns = op._schema.returns
     changes, check = _changed(op), value_checks.get(op)
