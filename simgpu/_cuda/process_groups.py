@@ -7,7 +7,7 @@ What reads or writes one of them is translated here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,15 @@ import torch
 from torch import distributed
 
 from simgpu._cuda.renaming import CUDA, to_cuda
-from simgpu._distributed import communicators, factors, kernels, low_precision, nccl, restarts
+from simgpu._distributed import (
+    communicators,
+    factors,
+    kernels,
+    low_precision,
+    nccl,
+    restarts,
+    splitting,
+)
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Action, Patch, Patches, Row
 
@@ -80,18 +88,35 @@ def _coalescing(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable
     return call
 
 
+def _backends(group: Any) -> list[Any]:
+    """Those of all sorts of devices."""
+    return [communicators.backend_of(group, _simulated(device)) for device in group._device_types]
+
+
 def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A part of a group: of the same kind, though C++ makes a plain ProcessGroupGloo."""
 
     @functools.wraps(stock)
     def split(
-        self: Any, *args: Any, opts: Any = None, device_types: Any = None, **named: Any
+        self: Any,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
     ) -> Any:
+        named: dict[str, Any] = {}
         if device_types is not None:  # which older releases do not know
             named["device_types"] = [_simulated(device) for device in device_types]
-        part = stock(self, *args, opts=None, **named)
+        options = splitting.options_of_parts(_backends(self))
+        point = splitting.meeting_point(self, ranks)
+        part = stock(self, ranks, timeout, options, point, group_desc, **named)
         if part is not None:
+            splitting.rename(part, point, group_name)
             communicators.take_kind(part, self)
+            for backend in _backends(part):
+                nccl.meet(backend)
         return part
 
     return split
@@ -184,6 +209,12 @@ PATCHES: tuple[Row, ...] = (
             why="a call of a group that has ended is an error",
         )
         for name, how in (("abort", "aborted"), ("shutdown", "destroyed"))
+    ),
+    Patch(
+        f"{_GROUP}Gloo._Options",
+        "__deepcopy__",
+        value=splitting.copied,
+        why="a part of a group has such options, of which its own parts have a copy",
     ),
     Patch(
         _GROUP,

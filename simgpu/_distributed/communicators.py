@@ -126,9 +126,9 @@ def _kind_of(backend: Any) -> str:
     return "nccl" if backend.name() == "nccl" else "gloo"
 
 
-def backend_of(group: Any) -> Any:
-    """The backend that a group has for simulated devices, out of the wrapper of its debug mode."""
-    backend = _get_backend(group, torch.device(DEVICE_TYPE))
+def backend_of(group: Any, device: torch.device | str = DEVICE_TYPE) -> Any:
+    """The backend that a group has for a sort of devices, out of the wrapper of its debug mode."""
+    backend = _get_backend(group, torch.device(device))
     while hasattr(backend, "wrapped_pg"):
         backend = backend.wrapped_pg
     return backend

@@ -47,6 +47,16 @@ class Options(c10d.Backend.Options):
         return copy
 
 
+def meet(backend: Any) -> None:
+    """Wait until all ranks of a new backend have connected to each other, as in NCCL's own start.
+
+    In gloo's, a rank that asks nothing of the others may be gone while they still connect: they
+    would fail with "Connection closed by peer".
+    """
+    if backend.size() > 1:
+        backend.barrier().wait()
+
+
 class ProcessGroupNCCL(c10d.ProcessGroupGloo):
     """What `init_process_group("nccl")` makes for simulated devices."""
 
@@ -66,6 +76,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
             given = timeout if isinstance(timeout, timedelta) else None
             self._given._timeout = given or distributed_c10d.default_pg_timeout
         super().__init__(store, rank, size, timeout=self._given._timeout)
+        meet(self)
 
     def name(self) -> str:
         return "nccl"

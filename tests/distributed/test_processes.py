@@ -1,14 +1,17 @@
 """Ranks that are processes: the collectives, and the errors of ranks that differ."""
 
 import weakref
+from datetime import timedelta
 from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import communicators, fake
+from simgpu._distributed import communicators, fake, splitting
 from tests.support import rank_cases, rank_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:barrier")
@@ -48,9 +51,59 @@ def test_a_rank_that_does_not_come_is_told_of_after_the_timeout():
     assert "rank_cases.py:" in text
 
 
-def test_a_group_is_split_into_groups_of_its_kind():
-    for text in results(3, rank_cases.parts_of_a_group, bound=True):
+@pytest.mark.parametrize(
+    ("first", "second"), [([[0], [1, 2]], [[0]]), ([[0, 2], [1]], [[0], [1]]), ([[1, 2]], [[1]])]
+)
+def test_a_group_is_split_into_groups_of_its_kind(first, second):
+    for text in results(3, rank_cases.parts_of_a_group, first, second, bound=True):
         assert text == "Cannot use ReduceOp.BOR with NCCL"
+
+
+@given(
+    ranks=st.lists(st.integers(0, 9), max_size=3, unique=True),
+    size=st.integers(1, 2),
+)
+def test_parts_of_a_group_change_nothing_of_the_whole(ranks, size):
+    """C++ writes the ranks of a part, and its timeout, where it finds options."""
+    backends = [dist.ProcessGroupGloo(dist.HashStore(), 0, 1) for _ in range(size)]
+    for backend in backends:
+        backend.options.global_ranks_in_group = ranks
+    wanted = ranks or [0]
+    for _ in range(2):
+        options = splitting.options_of_parts(backends)
+        assert options.global_ranks_in_group == wanted
+        options.global_ranks_in_group = [7]
+        options._timeout = timedelta(seconds=7)
+        assert splitting.copied(options)._timeout == options._timeout
+        for backend in backends:
+            assert backend.options.global_ranks_in_group == wanted
+            assert backend.options._timeout != options._timeout
+
+
+class Named:
+    """A group of one rank, which has a name of its own for it."""
+
+    def __init__(self, name):
+        self._set_group_name(name)
+
+    def _set_group_name(self, name):
+        self.group_name = name
+
+
+@given(splits=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=6))
+def test_the_parts_of_a_group_meet_where_no_others_do(splits):
+    points = []
+    for rank in range(2):
+        whole, points_of_rank = Named("whole"), []
+        for number, ranks in enumerate(splits):
+            points_of_rank.append(splitting.meeting_point(whole, list(ranks)))
+            part = Named("")
+            splitting.rename(part, points_of_rank[-1], f"{number} of {rank}")
+            assert part.group_name == f"{number} of {rank}"
+            points_of_rank.append(splitting.meeting_point(part, [0]))
+        points.append(points_of_rank)
+    assert points[0] == points[1]
+    assert len(set(points[0])) == len(points[0])
 
 
 def test_groups_that_have_ended_make_no_calls():

@@ -4,12 +4,14 @@ import functools
 import threading
 from datetime import timedelta
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-from simgpu._distributed import gloo, messages
+import simgpu
+from simgpu._distributed import gloo, messages, nccl
 from simgpu._distributed.calls import Call
 from simgpu._distributed.reductions import Reduction
 from simgpu._distributed.works import Pending
@@ -112,6 +114,27 @@ def test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended():
     later = Pending(call)
     transport.submit(later, awaited=True)
     assert type(later.error) is RankLostError, later.error
+
+
+def test_a_group_is_there_when_all_its_ranks_have_connected(monkeypatch):
+    """As NCCL's is: a rank may leave at once, and the others find each other all the same."""
+    meet, met = nccl.meet, []
+    monkeypatch.setattr(nccl, "meet", met.append)
+    store = dist.HashStore()
+    backends = together(2, lambda rank: nccl.ProcessGroupNCCL(store, rank, 2))
+    assert {id(backend) for backend in met} == {id(backend) for backend in backends}
+    backends[0]._set_default_timeout(timedelta(milliseconds=20))
+    with pytest.raises(RuntimeError, match="imed out"):
+        meet(backends[0])
+
+    met.clear()
+    with simgpu.as_cuda(1):
+        named = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group("nccl", device_id=torch.device("cuda", 0), **named)
+        part = dist.split_group(split_ranks=[[0]])
+        dist.destroy_process_group(part)
+        dist.destroy_process_group()
+    assert len(met) == 2
 
 
 @given(calls=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=12))

@@ -58,6 +58,71 @@ DISTRIBUTED = [
         '"timed_out" in str(error)',
         transport.test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended,
     ),
+    *(
+        fault(
+            name,
+            where,
+            old,
+            "pass",
+            transport.test_a_group_is_there_when_all_its_ranks_have_connected,
+            **named,
+        )
+        for name, where, old, named in (
+            (
+                "a rank may leave before others have connected",
+                "simgpu._distributed.nccl:meet",
+                "backend.barrier().wait()",
+                {"raises": BaseException},
+            ),
+            (
+                "nobody waits until all ranks of a new group have connected",
+                "simgpu._distributed.nccl:ProcessGroupNCCL.__init__",
+                "meet(self)",
+                {},
+            ),
+            (
+                "nobody waits until all ranks of a split group have connected",
+                "simgpu._cuda.process_groups:_split_group",
+                "nccl.meet(backend)",
+                {},
+            ),
+        )
+    ),
+    fault(
+        "a part of a group writes in the options of the whole",
+        "simgpu._distributed.splitting:options_of_parts",
+        "copied(_options_of(backends[0]))",
+        "_options_of(backends[0])",
+        processes.test_parts_of_a_group_change_nothing_of_the_whole,
+    ),
+    fault(
+        "parts of a group are looked for in a list that nobody has filled",
+        "simgpu._distributed.splitting:options_of_parts",
+        "_options_of(backend).global_ranks_in_group = list(ranks)",
+        "pass",
+        processes.test_parts_of_a_group_change_nothing_of_the_whole,
+    ),
+    fault(
+        "parts of parts forget their timeout",
+        "simgpu._distributed.splitting:copied",
+        '"_timeout", ',
+        "",
+        processes.test_parts_of_a_group_change_nothing_of_the_whole,
+    ),
+    fault(
+        "the second part of the same ranks finds the first one",
+        "simgpu._distributed.splitting:meeting_point",
+        "times[members] += 1",
+        "times[members] = 1",
+        processes.test_the_parts_of_a_group_meet_where_no_others_do,
+    ),
+    fault(
+        "parts meet by the name that each rank has for the whole",
+        "simgpu._distributed.splitting:meeting_point",
+        "_agreed.get(whole, whole.group_name)",
+        "whole.group_name",
+        processes.test_the_parts_of_a_group_meet_where_no_others_do,
+    ),
     fault(
         "what is sent has to be received in the same shape",
         "simgpu._distributed.kernels:_between_two",

@@ -274,20 +274,43 @@ def sparse_sum(rank, rows, width, seed, backed):
     expect(work.get_future().value()[0].to_dense(), mine.to_dense().cpu())
 
 
-def parts_of_a_group(rank):
-    """split_group: each half sums its own, by the rules of NCCL."""
-    half = dist.split_group(split_ranks=[[0], [1, 2]], timeout=timedelta(seconds=60))
-    members = [0] if rank == 0 else [1, 2]
-    x = torch.full((2,), rank + 1.0, device=device())
-    dist.all_reduce(x, group=half)
-    assert x.tolist() == [sum(member + 1 for member in members)] * 2
-    assert dist.get_process_group_ranks(half) == members
+def parts_of_a_group(rank, first, second):
+    """split_group: each part sums its own, by the rules of NCCL, in parts of parts too.
+
+    Args:
+        first, second: how the ranks are split, and the first of these parts; again and again, and
+            by the next default group as well.
+    """
+    named = {"rank": rank, "world_size": dist.get_world_size()}
+    named["store"] = dist.PrefixStore("again", vars(dist.distributed_c10d)["_get_default_store"]())
     text = ""
-    try:
-        dist.all_reduce(x.int(), dist.ReduceOp.BOR, group=half)
-    except ValueError as error:
-        text = str(error)
+    for again in range(2):
+        for _ in range(2):
+            part, members = _part(None, first, rank)
+            if rank in first[0]:
+                within = [[members[position] for position in each] for each in second]
+                _part(part, within, rank, second)
+        try:
+            dist.all_reduce(torch.ones(2, device=device()).int(), dist.ReduceOp.BOR, group=part)
+        except ValueError as error:
+            text = str(error)
+        if not again:
+            dist.barrier()
+            dist.destroy_process_group()
+            dist.init_process_group("nccl", device_id=device(), **named)
     return text
+
+
+def _part(whole, splits, rank, positions=None):
+    """The part of a group that this rank is in, with its members."""
+    part = dist.split_group(whole, positions or splits, timeout=timedelta(seconds=60))
+    [members] = [each for each in splits if rank in each] or [[]]
+    if members:
+        x = torch.full((2,), rank + 1.0, device=device())
+        dist.all_reduce(x, group=part)
+        assert x.tolist() == [sum(member + 1 for member in members)] * 2
+        assert dist.get_process_group_ranks(part) == members
+    return part, members
 
 
 def late(rank):
