@@ -18,6 +18,7 @@ from simgpu._cuda.renaming import CUDA, to_cuda
 from simgpu._distributed import (
     communicators,
     factors,
+    hooks,
     kernels,
     low_precision,
     nccl,
@@ -187,6 +188,13 @@ PATCHES: tuple[Row, ...] = (
         wrap=restarts.apart,
         needs="_create_c10d_store",
         why="ranks that torchrun starts again would read the addresses of those that have died",
+    ),
+    Patch(
+        "torch.distributed",
+        "_register_comm_hook",
+        wrap=hooks.answering,
+        needs="_register_comm_hook",
+        why="C++ ends the process where a hook returns None",
     ),
     Patch("torch.cuda.nccl", "version", value=lambda: nccl.VERSION, why=_WHY_NCCL),
     Patch(_GROUP, "_register_backend", wrap=_register_backend, why=_WHY_DEVICE),

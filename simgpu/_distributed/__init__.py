@@ -13,6 +13,7 @@ lanes, gloo         ranks that are processes: calls in order, carried by Process
 messages            how they carry data of a call as they agree on it
 fake                the backend "fake", which has one rank
 nccl                the class that goes by the name of ProcessGroupNCCL
+hooks               what a communication hook answers
 splitting           parts of a group, which gloo makes
 restarts            the store of ranks that torchrun starts again
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,10 @@ _RECORD = 512  # bytes of what each rank says about a call
 _DIGEST = 16
 _SMALL = 2**22  # bytes of all ranks up to which a sum gathers whole tensors, in one exchange
 _HEADER, _REPLY, _DATA = 0, 1, 2  # tags of a send: what is sent, what is awaited, the data
+
+
+class _GlooError(Exception):
+    """What gloo raises: not all ranks have come in time, or one has ended."""
 
 
 class Transport:
@@ -65,13 +69,14 @@ class Transport:
                 self._perform(call)
         except SimGPUError as raised:
             error = raised
-        except RuntimeError as raised:
+        except _GlooError as raised:
             error = self._failure = self._failed(call, raised)
-        except BaseException as raised:
-            error = raised
+        except BaseException as raised:  # on this rank: others may wait for it in the same call
+            error, what = raised, f"{type(raised).__name__}: {raised}"
+            self._failure = RankLostError(f"call {call.number} has failed on this rank ({what})")
         pending.finish(error)
 
-    def _failed(self, call: Call, error: RuntimeError) -> BaseException:
+    def _failed(self, call: Call, error: Exception) -> BaseException:
         what = f"call {call.number} of group {self._group!r}, {call.says} at {call.place}"
         if "imed out" in str(error):
             return CollectiveTimeoutError(
@@ -117,7 +122,7 @@ class Transport:
         if data is not None and rides:
             mine[_RECORD:end] = _bytes(data)
         messages = list(torch.empty(len(self._ranks), len(mine), dtype=torch.uint8).unbind())
-        self._wait(self._backend.allgather([messages], [mine]))
+        self._run(self._backend.allgather, [messages], [mine])
         self._compare(call, [message[:_RECORD] for message in messages], self._ranks)
         self._messages.agreed(call.says, nbytes)
         if data is None or not rides:
@@ -154,21 +159,21 @@ class Transport:
         mine = _record(_told(call), call.place, call.device).clone()
         theirs = torch.empty(_RECORD, dtype=torch.uint8)
         if call.kind == "send":
-            self._wait(self._backend.send([mine], call.peer, _HEADER))
-            self._wait(self._backend.recv([theirs], call.peer, _REPLY))
+            self._run(self._backend.send, [mine], call.peer, _HEADER)
+            self._run(self._backend.recv, [theirs], call.peer, _REPLY)
         else:
-            self._wait(self._backend.recv([theirs], call.peer, _HEADER))
-            self._wait(self._backend.send([mine], call.peer, _REPLY))
+            self._run(self._backend.recv, [theirs], call.peer, _HEADER)
+            self._run(self._backend.send, [mine], call.peer, _REPLY)
         here = self._backend.rank()
         self._compare(call, [mine, theirs], [self._ranks[here], self._ranks[call.peer]])
 
     # The kinds of calls.
 
     def _send(self, call: Call) -> None:
-        self._wait(self._backend.send([_bytes(call.ins[0])], call.peer, _DATA))
+        self._run(self._backend.send, [_bytes(call.ins[0])], call.peer, _DATA)
 
     def _recv(self, call: Call) -> None:
-        self._wait(self._backend.recv([_bytes(call.outs[0])], call.peer, _DATA))
+        self._run(self._backend.recv, [_bytes(call.outs[0])], call.peer, _DATA)
 
     def _barrier(self, call: Call) -> None:
         """All ranks have come: they have told each other so."""
@@ -177,32 +182,32 @@ class Transport:
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = call.peer, 0
         data = [_bytes(tensor) for tensor in call.outs or call.ins]
-        self._wait(self._backend.broadcast(data, options))
+        self._run(self._backend.broadcast, data, options)
 
     def _all_gather(self, call: Call) -> None:
         outs = [_bytes(out) for out in call.outs]
         sizes = {out.numel() for out in outs}
         if len(sizes) == 1:
-            self._wait(self._backend.allgather([outs], [_bytes(call.ins[0])]))
+            self._run(self._backend.allgather, [outs], [_bytes(call.ins[0])])
             return
         outs[self._backend.rank()].copy_(_bytes(call.ins[0]))
         for root, out in enumerate(outs):
             options = c10d.BroadcastOptions()
             options.rootRank, options.rootTensor = root, 0
             if out.numel():
-                self._wait(self._backend.broadcast([out], options))
+                self._run(self._backend.broadcast, [out], options)
 
     def _gather(self, call: Call) -> None:
         options = c10d.GatherOptions()
         options.rootRank = call.peer
         outs = [[_bytes(out) for out in call.outs]] if call.outs else []
-        self._wait(self._backend.gather(outs, [_bytes(call.ins[0])], options))
+        self._run(self._backend.gather, outs, [_bytes(call.ins[0])], options)
 
     def _scatter(self, call: Call) -> None:
         options = c10d.ScatterOptions()
         options.rootRank = call.peer
         ins = [[_bytes(part) for part in call.ins]] if call.ins else []
-        self._wait(self._backend.scatter([_bytes(call.outs[0])], ins, options))
+        self._run(self._backend.scatter, [_bytes(call.outs[0])], ins, options)
 
     def _all_to_all(self, call: Call) -> None:
         outs, ins = [_bytes(out) for out in call.outs], [_bytes(part) for part in call.ins]
@@ -212,12 +217,12 @@ class Transport:
     def _agree_on_splits(self, call: Call, awaited: list[int], sent: list[int]) -> None:
         mine = torch.tensor([sent, awaited])
         tables = [torch.empty_like(mine) for _ in self._ranks]
-        self._wait(self._backend.allgather([tables], [mine]))
+        self._run(self._backend.allgather, [tables], [mine])
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
             records = [torch.empty(_RECORD, dtype=torch.uint8) for _ in self._ranks]
             mine = _record(_told(call), call.place, call.device).clone()
-            self._wait(self._backend.allgather([records], [mine]))
+            self._run(self._backend.allgather, [records], [mine])
             asked = [_read(record)[:2] for record in records]
             agreement.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
@@ -228,7 +233,7 @@ class Transport:
         sent = torch.cat(list(ins))
         if not any(sizes_out) and not any(sizes_in):
             return
-        self._wait(self._backend.alltoall_base(received, sent, sizes_out, sizes_in))
+        self._run(self._backend.alltoall_base, received, sent, sizes_out, sizes_in)
         for out, part in zip(outs, torch.split(received, sizes_out), strict=True):
             out.copy_(part)
 
@@ -244,7 +249,7 @@ class Transport:
             return
         if self._is_small(call):
             parts = [torch.empty_like(mine) for _ in range(count)]
-            self._wait(self._backend.allgather([[_bytes(p) for p in parts]], [_bytes(mine)]))
+            self._run(self._backend.allgather, [[_bytes(p) for p in parts]], [_bytes(mine)])
             call.outs[0].copy_(call.reduction.combine(parts))
             return
         flat = mine.reshape(-1)
@@ -265,7 +270,7 @@ class Transport:
         padded = torch.empty(width, dtype=out.dtype)
         padded[: mine.numel()] = mine
         parts = [torch.empty_like(padded) for _ in range(count)]
-        self._wait(self._backend.allgather([[_bytes(p) for p in parts]], [_bytes(padded)]))
+        self._run(self._backend.allgather, [[_bytes(p) for p in parts]], [_bytes(padded)])
         for chunk, part in zip(out.tensor_split(count), parts, strict=True):
             chunk.copy_(part[: chunk.numel()])
 
@@ -277,7 +282,7 @@ class Transport:
         options.rootRank = call.peer
         parts = [torch.empty_like(mine) for _ in range(count)] if call.outs else []
         outs = [[_bytes(part) for part in parts]] if parts else []
-        self._wait(self._backend.gather(outs, [_bytes(mine)], options))
+        self._run(self._backend.gather, outs, [_bytes(mine)], options)
         if parts:
             call.outs[0].copy_(call.reduction.combine(parts))
 
@@ -290,8 +295,11 @@ class Transport:
         self._exchange([_bytes(part) for part in parts], [_bytes(part) for part in mine])
         call.outs[0].copy_(call.reduction.combine(parts, segment=here).view_as(call.outs[0]))
 
-    def _wait(self, work: Any) -> None:
-        work.wait()
+    def _run(self, begin: Callable[..., Any], *args: Any) -> None:
+        try:
+            begin(*args).wait()
+        except RuntimeError as error:
+            raise _GlooError(str(error)) from error
 
 
 def _nbytes_gathered(call: Call, count: int) -> int:

@@ -57,8 +57,10 @@ def issue(
         async_op: whether the caller waits by itself.
         outputs: what the Work's future holds.
     """
-    for call in calls:
+    for position, call in enumerate(calls, start=1):
         _check_peer(group, call)
+        if len(calls) > 1:
+            call.says += f" ({position} of {len(calls)})"
     # The Reducer asks for the future of each call at once, which waits: it need not be put off.
     asynchronous = (async_op and not called_by_autograd()) or group.coalesced is not None
     place = place_of_caller()

@@ -29,7 +29,7 @@ Tensors = list[Tensor]
 
 def send(tensors: Tensors, pg: Any, target: int, tag: int) -> Any:
     group = find(pg)
-    [host] = host_aliases(tensors, group)
+    [host] = host_aliases(tensors, group, between_two=True)
     call = Call("send", _between_two(host), [host], [], peer=target)
     return issue("send", group, [call], tensors, True, [])
 
@@ -41,7 +41,7 @@ def _between_two(host: Tensor) -> str:
 
 def recv_(tensors: Tensors, pg: Any, source: int, tag: int) -> Any:
     group = find(pg)
-    [host] = host_aliases(tensors, group)
+    [host] = host_aliases(tensors, group, between_two=True)
     call = Call("recv", _between_two(host), [], [host], peer=source)
     return issue("recv_", group, [call], tensors, True, tensors)
 

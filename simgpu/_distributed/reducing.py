@@ -30,9 +30,9 @@ def allreduce_coalesced_(
     tensors: Tensors, pg: Any, op: Any, async_op: bool = True, timeout: int = -1
 ) -> Any:
     group, reduction = find(pg), Reduction.of(op)
-    calls = []
+    calls, kind = [], rules.kind_of(tensors, group)
     for host in host_aliases(tensors, group):
-        rules.check_reduction(host.dtype, reduction, group.kind)
+        rules.check_reduction(host.dtype, reduction, kind)
         says = f"all_reduce {described([host])} {reduction.name}"
         calls.append(Call("all_reduce", says, [host], [host], reduction=reduction))
     return issue("allreduce_", group, calls, tensors, async_op, tensors)
@@ -49,7 +49,7 @@ def reduce_(
 ) -> Any:
     group, reduction = find(pg), Reduction.of(op)
     [host] = host_aliases(tensors, group)
-    rules.check_reduction(host.dtype, reduction, group.kind)
+    rules.check_reduction(host.dtype, reduction, rules.kind_of(tensors, group))
     says = f"reduce {described([host])} {reduction.name} to {root}"
     outs = [host] if group.rank == root else []
     call = Call("reduce", says, [host], outs, peer=root, reduction=reduction)
@@ -57,7 +57,7 @@ def reduce_(
 
 
 def _reduce_scatter_call(
-    out: Tensor, parts: Tensors, op: Any, group: Communicator, name: str
+    out: Tensor, parts: Tensors, op: Any, group: Communicator, name: str, kind: str
 ) -> Call:
     reduction = Reduction.of(op)
     if len(parts) != group.size:
@@ -70,7 +70,7 @@ def _reduce_scatter_call(
             f"reduce_scatter puts {described([parts[group.rank]])} into {described([out])}: "
             "numbers of elements and dtypes have to be equal"
         )
-    rules.check_reduction(out.dtype, reduction, group.kind)
+    rules.check_reduction(out.dtype, reduction, kind)
     shapes = {tuple(part.shape) for part in parts}
     shown = described(parts[:1] if len(shapes) == 1 else parts)
     return Call(
@@ -88,7 +88,8 @@ def reduce_scatter_(
 ) -> Any:
     group = find(pg)
     [out], parts = host_aliases(outs, group), host_aliases(ins[0], group)
-    call = _reduce_scatter_call(out, parts, op, group, "reduce_scatter")
+    kind = rules.kind_of(outs, group)
+    call = _reduce_scatter_call(out, parts, op, group, "reduce_scatter", kind)
     return outs, issue("reduce_scatter_", group, [call], outs, async_op, list(outs))
 
 
@@ -99,7 +100,8 @@ def _scatter_one(out: Tensor, whole: Tensor, op: Any, group: Communicator) -> Ca
     if host_out.dtype != host.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
     parts = list(host.reshape(group.size, host_out.numel()).unbind())
-    return _reduce_scatter_call(host_out.reshape(-1), parts, op, group, "reduce_scatter_tensor")
+    name, kind = "reduce_scatter_tensor", rules.kind_of([out], group)
+    return _reduce_scatter_call(host_out.reshape(-1), parts, op, group, name, kind)
 
 
 def _reduce_scatter_base_(

@@ -1,7 +1,7 @@
-"""What NCCL refuses, in the words of PyTorch's ProcessGroupNCCL.
+"""What NCCL and gloo refuse, in the words of PyTorch's ProcessGroupNCCL and ProcessGroupGloo.
 
-Dtypes that NCCL does not know, bitwise reductions, tensors with gaps. A group of "gloo" takes any
-dtype, and bitwise reductions of integers.
+Dtypes that they do not know, tensors with gaps, bitwise reductions by NCCL, and what gloo cannot
+reduce. Between two ranks, gloo sends any dtype.
 """
 
 from __future__ import annotations
@@ -29,51 +29,60 @@ _NCCL_DTYPES = {
     *FLOAT8,
 }
 _PREMUL_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_GLOO_DTYPES = _NCCL_DTYPES - set(FLOAT8)
 _FNUZ = {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 # As C++ calls them in the error.
 _CPP_NAMES = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32"}
 
 
-def host_aliases(tensors: Sequence[Tensor], group: Communicator) -> list[Tensor]:
+def host_aliases(
+    tensors: Sequence[Tensor], group: Communicator, between_two: bool = False
+) -> list[Tensor]:
     """The host aliases of tensors that may travel in a group; raises for those that may not."""
-    if all(tensor.is_cpu for tensor in tensors):
-        return _of_the_host(tensors, group)
-    for tensor in tensors:
-        _check_tensor(tensor, group.kind)
-    return [host_alias(tensor) for tensor in tensors]
-
-
-def _of_the_host(tensors: Sequence[Tensor], group: Communicator) -> list[Tensor]:
-    """Of ranks that are threads: those of processes hand tensors of the CPU to gloo itself."""
-    if tensors and not group.takes_host:
+    on_host = all(tensor.is_cpu for tensor in tensors)
+    if on_host and tensors and not group.takes_host:
         raise RuntimeError("No backend type associated with device type cpu")
+    kind = kind_of(tensors, group)
     for tensor in tensors:
-        if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        if tensor.layout is not torch.strided or tensor.is_cpu != on_host:
+            raise ValueError("Tensors must be CUDA and dense")
+        if not tensor.is_contiguous():
             raise ValueError("Tensors must be contiguous")
-    return list(tensors)
+        _check_dtype(tensor.dtype, kind, between_two)
+    # Those of ranks that are processes never come here with tensors of the host.
+    return list(tensors) if on_host else [host_alias(tensor) for tensor in tensors]
 
 
-def _check_tensor(tensor: Tensor, backend: str) -> None:
-    if tensor.is_cpu or tensor.layout is not torch.strided:
-        raise ValueError("Tensors must be CUDA and dense")
-    if not tensor.is_contiguous():
-        raise ValueError("Tensors must be contiguous")
-    if backend == "nccl":
-        _check_dtype(tensor.dtype)
+def kind_of(tensors: Sequence[Tensor], group: Communicator) -> str:
+    """The rules that hold for these: gloo's, where they are on the host."""
+    return "gloo" if all(tensor.is_cpu for tensor in tensors) else group.kind
 
 
-def _check_dtype(dtype: torch.dtype) -> None:
+def _check_dtype(dtype: torch.dtype, kind: str, between_two: bool) -> None:
     dtype = dtype.to_real() if dtype.is_complex else dtype
-    if dtype not in _NCCL_DTYPES:
+    if kind == "nccl" and dtype not in _NCCL_DTYPES:
         name = _CPP_NAMES.get(dtype, str(dtype).removeprefix("torch."))
         raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
+    if kind == "gloo" and dtype not in _GLOO_DTYPES and not between_two:
+        known = sorted(str(each).removeprefix("torch.") for each in _GLOO_DTYPES)
+        raise RuntimeError(
+            f"Invalid scalar type: gloo has no {str(dtype).removeprefix('torch.')} but for send "
+            f"and recv, it has {', '.join(known)}"
+        )
 
 
 def check_reduction(dtype: torch.dtype, reduction: Reduction, backend: str) -> None:
     """Raise unless tensors of this dtype can be reduced so."""
     name = reduction.name
+    if backend == "gloo" and name == "PREMUL_SUM":
+        raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
     if dtype.is_complex and name not in ("SUM", "AVG", "PREMUL_SUM"):
         raise ValueError(f"all_reduce does not support {name} on complex tensors")
+    if name == "AVG" and backend == "gloo" and not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(
+            f"result type Float can't be cast to the desired output type {dtype}: gloo divides "
+            "floating-point numbers, sum the integers and divide afterwards"
+        )
     if dtype is torch.bool and name == "AVG":
         raise TypeError("Cannot use ReduceOp.AVG with Bool")
     if name in BITWISE and backend == "nccl":

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torch.distributed import ProcessGroup
+
 _ABSENT = object()
 Make = Callable[[Any], Any]
 
@@ -113,6 +115,20 @@ def _handlers(value: Any) -> Any:
     return {operator: handler for operator, handler in value.items() if operator not in within}
 
 
+def _of_defaults(module: Any) -> Iterator[Variable]:
+    """Default arguments that are the default group, of the rank that has imported the module."""
+    for each in vars(module).values():
+        function = vars(each).get("__init__") if isinstance(each, type) else each
+        if getattr(function, "__module__", None) == module.__name__:
+            yield from _of(function, _without_groups, "__defaults__")
+
+
+def _without_groups(defaults: Any) -> Any:
+    if defaults is None:
+        return None
+    return tuple(None if isinstance(each, ProcessGroup) else each for each in defaults)
+
+
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel"
 _ATTENTION, _LOSS = f"{_CONTEXT_PARALLEL}._attention", "torch.distributed.tensor.parallel.loss"
 
@@ -129,6 +145,8 @@ _TABLE: dict[str, Callable[[Any], Iterable[Variable]]] = {
     # the group of the sharded tensors that are being loaded
     "torch.distributed._shard.api": lambda module: _of(module, _none, "_CURRENT_PROCESS_GROUP"),
     "torch.distributed.checkpoint.planner": _of_checkpoints,
+    "torch.distributed.nn.functional": _of_defaults,
+    "torch.distributed.fsdp.sharded_grad_scaler": _of_defaults,
     # what FSDP1 is doing just now, which may not begin twice
     "torch.distributed.fsdp._debug_utils": lambda module: _of(
         module.SimpleProfiler, _empty, "profiling", "results"

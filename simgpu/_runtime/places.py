@@ -1,4 +1,8 @@
-"""Where a program asked for something: the innermost line that is neither torch's nor simgpu's."""
+"""Where a program asked for something: the innermost line that is neither torch's nor simgpu's.
+
+Nor is it that of a wrapper around a function of torch: `typing_extensions.deprecated`, a context
+manager of `contextlib`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOREIGN = tuple(
     os.path.abspath(folder) + os.sep for folder in (os.path.dirname(torch.__file__), _PACKAGE)
 )
+# `warnings.deprecated` stands in `_py_warnings` in newer releases of Python.
+_WRAPPING = ("typing_extensions", "contextlib", "functools", "warnings", "_py_warnings")
+_WRAPPERS = {vars(sys.modules[name])["__file__"] for name in _WRAPPING if name in sys.modules}
 
 # By address of a code object and place in it; the object is kept, so that no other has its address.
 _texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
@@ -36,4 +43,4 @@ def place_of_caller() -> str:
 
 @functools.cache
 def _is_foreign(file: str) -> bool:
-    return file.startswith(_FOREIGN)
+    return file in _WRAPPERS or file.startswith(_FOREIGN)

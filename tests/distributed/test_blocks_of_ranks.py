@@ -1,8 +1,12 @@
 """What PyTorch keeps in modules, once for a process: each rank that is a thread has its own."""
 
 import contextlib
+import importlib
+import inspect
+import sys
 import tempfile
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -129,3 +133,31 @@ def test_an_optimizer_of_fsdp1_has_a_state_on_each_rank():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that FSDP1 is old
         assert simgpu.ranks(2, state) == [["bias", "weight"]] * 2
+
+
+OF_THE_DEFAULT_GROUP = {
+    "torch.distributed.nn.functional": ("all_reduce", "group"),
+    "torch.distributed.fsdp.sharded_grad_scaler": ("ShardedGradScaler", "process_group"),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_DEFAULT_GROUP)
+@few
+@given(count=strategies.world_sizes(2, 4), who=st.integers(0, 3), seed=schedules)
+def test_a_rank_imports_a_module_whose_default_is_the_default_group(count, name, who, seed):
+    function, argument = OF_THE_DEFAULT_GROUP[name]
+
+    def ask(rank):
+        if rank == who % count:
+            del sys.modules[name]
+            importlib.import_module(name)
+        dist.barrier(device_ids=[rank])
+        module = importlib.import_module(name)
+        default = inspect.signature(getattr(module, function)).parameters[argument].default
+        assert default in (None, dist.group.WORLD)
+
+    package = importlib.import_module(name.rpartition(".")[0])
+    last = name.rpartition(".")[2]
+    kept = mock.patch.object(package, last, importlib.import_module(name))
+    with mock.patch.dict(sys.modules), kept:
+        simgpu.ranks(count, ask, schedule=seed)

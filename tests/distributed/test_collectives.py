@@ -121,6 +121,47 @@ def test_what_cannot_be_reduced_is_refused(backend, dtype, op, error, text):
         simgpu.ranks(2, reduce, backend=backend)
 
 
+ALL_DTYPES = (*rank_cases.DTYPES, torch.bool, torch.int16, torch.uint16, torch.float8_e5m2)
+REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+
+def refusal(reduce):
+    """The first words in which something is refused; None if it is not."""
+    try:
+        reduce()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return str(error).partition(":")[0].split()[:4]
+    return None
+
+
+@pytest.mark.parametrize("operation", REDUCTIONS)
+@given(dtype=st.sampled_from(ALL_DTYPES), device=st.sampled_from(["cpu", "cuda"]))
+def test_gloo_refuses_what_pytorchs_own_does(operation, dtype, device):
+    premul = operation == "PREMUL_SUM"
+    op = dist._make_nccl_premul_sum(2.0) if premul else getattr(dist.ReduceOp, operation)
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    own = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    x = torch.ones(2).to(dtype)
+    wanted = refusal(lambda: own.allreduce([x], options).wait())
+
+    def of_rank(rank):
+        return refusal(lambda: dist.all_reduce(x.to(device), op))
+
+    assert simgpu.ranks(1, of_rank, backend="cpu:gloo,cuda:gloo") == [wanted]
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
+def test_gloo_sends_any_dtype(dtype):
+    def exchange(rank):
+        x = torch.full((2,), 2.0 - rank).to("cuda", dtype)
+        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+        return x.float().tolist()
+
+    wanted = torch.full((2,), 2.0).to(dtype).float().tolist()
+    assert simgpu.ranks(2, exchange, backend="gloo") == [wanted] * 2
+
+
 @few
 @given(
     count=strategies.world_sizes(1, 4),

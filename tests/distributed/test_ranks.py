@@ -73,6 +73,7 @@ def test_a_circle_of_receives_is_a_deadlock():
         simgpu.ranks(3, receive)
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize("seed", [None, 1])
 def test_ranks_that_differ_are_all_told_so(seed):
     for told in simgpu.ranks(2, rank_cases.every_mistake, schedule=seed):

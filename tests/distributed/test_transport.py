@@ -116,6 +116,30 @@ def test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended():
     assert type(later.error) is RankLostError, later.error
 
 
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("not implemented")])
+def test_what_fails_on_this_rank_is_told_as_it_is(error):
+    """And not as a rank that has ended. Later calls could meet others that wait in this one."""
+
+    class Broken(Reduction):
+        def combine(self, parts, segment=None):
+            raise error
+
+    transport = gloo.Transport(mesh(2)[0], "0", range(1))
+    for number in (1, 2):
+        call = Call("all_reduce", "all_reduce", [torch.ones(1)], [torch.ones(1)])
+        call.reduction, call.number, call.place = Broken("SUM"), number, "train.py:1"
+        transport._perform = lambda call: call.reduction.combine([])
+        pending = Pending(call)
+        transport.submit(pending, awaited=True)
+        if number == 1:
+            assert pending.error is error
+        else:
+            assert type(pending.error) is RankLostError
+            assert f"call 1 has failed on this rank ({type(error).__name__}: {error})" in str(
+                pending.error
+            )
+
+
 def test_a_group_is_there_when_all_its_ranks_have_connected(monkeypatch):
     """As NCCL's is: a rank may leave at once, and the others find each other all the same."""
     meet, met = nccl.meet, []

@@ -118,6 +118,22 @@ def test_a_communication_hook_changes_no_exact_gradient(hook, count):
         assert equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    "answer", [None, 3, torch.ones(2)], ids=lambda answer: type(answer).__name__
+)
+def test_a_hook_that_answers_something_else_is_told_so(answer):
+    def no_future(state, bucket):
+        return answer
+
+    def train(rank):
+        ddp = parallel(One(1), rank)
+        ddp.register_comm_hook(None, no_future)
+        backward(ddp, rows(1, 0), 2)
+
+    with pytest.raises(TypeError, match=f"no_future returned {type(answer).__name__}, and has to"):
+        simgpu.ranks(2, train)
+
+
 @few
 @given(count=strategies.world_sizes(1, 4), period=st.integers(2, 3), seed=st.integers(0, 99))
 def test_models_are_averaged_from_time_to_time(count, period, seed):

@@ -106,6 +106,17 @@ BLOCKS_OF_RANKS = [
         CHECKPOINTS,
         raises=BaseException,
     ),
+    *(
+        shared(
+            f"the default group of who imports {module} is that of all ranks",
+            module,
+            partial(
+                blocks.test_a_rank_imports_a_module_whose_default_is_the_default_group,
+                name=f"torch.distributed.{module}",
+            ),
+        )
+        for module in ("nn.functional", "fsdp.sharded_grad_scaler")
+    ),
     fault(
         "what is not there is put there when ranks switch",
         "simgpu._ranks.variables:Variable.write",

@@ -1,5 +1,6 @@
 """Faults planted in torch.distributed on simulated devices, and in programs that use it."""
 
+import warnings
 from functools import partial
 
 import torch
@@ -24,7 +25,13 @@ def case(name):
     return partial(collectives.test_it_is_what_it_is_defined_to_be, case=getattr(rank_cases, name))
 
 
-MISTAKES = partial(ranks.test_ranks_that_differ_are_all_told_so, seed=None)
+def differing_ranks():
+    """Ranks that differ; some of the functions that they call are deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ranks.test_ranks_that_differ_are_all_told_so(seed=None)
+
+
 REFUSED = partial(
     collectives.test_what_cannot_be_reduced_is_refused,
     backend="nccl",
@@ -87,6 +94,90 @@ DISTRIBUTED = [
                 {},
             ),
         )
+    ),
+    fault(
+        "ranks may have other numbers of tensors in a coalesced call",
+        "simgpu._distributed.issue:issue",
+        "if len(calls) > 1:",
+        "if False:",
+        differing_ranks,
+        raises=CollectiveMismatchError,
+    ),
+    fault(
+        "a deprecated function of PyTorch is a line of the program",
+        "simgpu._runtime.places:_is_foreign",
+        "file in _WRAPPERS or ",
+        "",
+        differing_ranks,
+    ),
+    fault(
+        "a hook that answers no future ends in C++",
+        "simgpu._distributed.hooks:_checked",
+        "if not isinstance(answer, torch._C.Future):",
+        "if answer is None:",
+        partial(ways.test_a_hook_that_answers_something_else_is_told_so, answer=3),
+        raises=RuntimeError,
+    ),
+    fault(
+        "what this rank cannot compute passes for a rank that has ended",
+        "simgpu._distributed.gloo:Transport._do",
+        "except _GlooError as raised:",
+        "except Exception as raised:",
+        partial(transport.test_what_fails_on_this_rank_is_told_as_it_is, error=RuntimeError("no")),
+    ),
+    fault(
+        "a group goes on after a call in which others may still wait for this rank",
+        "simgpu._distributed.gloo:Transport._do",
+        'self._failure = RankLostError(f"call {call.number} has failed on this rank ({what})")',
+        "pass",
+        partial(transport.test_what_fails_on_this_rank_is_told_as_it_is, error=RuntimeError("no")),
+    ),
+    *(
+        fault(
+            name,
+            f"simgpu._distributed.rules:{where}",
+            old,
+            new,
+            partial(collectives.test_gloo_refuses_what_pytorchs_own_does, operation=operation),
+        )
+        for name, where, old, new, operation in (
+            (
+                "gloo takes dtypes that it does not know",
+                "_check_dtype",
+                "dtype not in _GLOO_DTYPES",
+                "False",
+                "MAX",
+            ),
+            (
+                "gloo means integers",
+                "check_reduction",
+                'name == "AVG" and',
+                "False and",
+                "AVG",
+            ),
+            (
+                "gloo multiplies before it adds",
+                "check_reduction",
+                'name == "PREMUL_SUM":\n        raise RuntimeError',
+                'name == "PREMUL":\n        raise RuntimeError',
+                "PREMUL_SUM",
+            ),
+            (
+                "a group of both has the rules of NCCL for tensors of the CPU",
+                "kind_of",
+                '"gloo" if all(tensor.is_cpu for tensor in tensors) else group.kind',
+                '"nccl"',
+                "BOR",
+            ),
+        )
+    ),
+    fault(
+        "gloo sends no other dtypes than it reduces",
+        "simgpu._distributed.rules:_check_dtype",
+        " and not between_two",
+        "",
+        partial(collectives.test_gloo_sends_any_dtype, dtype=torch.int16),
+        raises=RuntimeError,
     ),
     fault(
         "a part of a group writes in the options of the whole",
@@ -271,7 +362,7 @@ DISTRIBUTED = [
         "simgpu._distributed.agreement:check",
         "if all(says == first for says, _, _ in asked):",
         "if True:",
-        MISTAKES,
+        differing_ranks,
         raises=Exception,
     ),
     fault(
@@ -279,7 +370,7 @@ DISTRIBUTED = [
         "simgpu._ranks.meeting:Transport._split_difference",
         'if calls[0].kind != "all_to_all":',
         "if True:",
-        MISTAKES,
+        differing_ranks,
         raises=Exception,
     ),
     fault(

@@ -395,6 +395,22 @@ def other_size_received(rank):
     return told(dist.recv, torch.ones(4, device=device()), 0)
 
 
+def other_number(rank):
+    """The tensors of a coalesced call, the first of which are the same."""
+    return told(dist.all_reduce_coalesced, [torch.ones(3, device=device())] * (1 + rank % 2))
+
+
+def other_part(rank):
+    parts = [torch.ones(size, device=device()) for size in (2, 2 * dist.get_world_size())]
+    return told(dist.reduce_scatter_tensor, *parts) if rank else told(dist.broadcast, parts[0], 0)
+
+
+def no_barrier(rank):
+    if rank:
+        return told(dist.broadcast, torch.ones(1, device=device()), 0)
+    return told(dist.barrier, device_ids=[rank])
+
+
 def within_backward(rank):
     model = torch.nn.parallel.DistributedDataParallel(
         torch.nn.Linear(3, 2).to(device()), device_ids=[device().index]
@@ -412,6 +428,9 @@ MISTAKES = (
     other_order,
     other_splits,
     other_size_received,
+    other_number,
+    other_part,
+    no_barrier,
     within_backward,
 )
 
