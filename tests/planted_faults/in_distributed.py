@@ -518,7 +518,7 @@ DISTRIBUTED = [
     ),
     fault(
         "tensors with gaps travel",
-        "simgpu._distributed.rules:_check_tensor",
+        "simgpu._distributed.rules:host_aliases",
         "if not tensor.is_contiguous():",
         "if False:",
         collectives.test_tensors_with_gaps_are_refused,
