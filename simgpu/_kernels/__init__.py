@@ -13,6 +13,7 @@ argument_checks     errors in place of crashes of the host's kernels, found by `
                     `shape_checks`
 dtype_rules         dtypes that CUDA's kernels lack, refused in their words; `wider_dtypes` has
                     those that the CPU's lack
+determinism         kernels that CUDA refuses under `torch.use_deterministic_algorithms`
 forward_ad          the device of a tangent in forward-mode AD
 unsupported         operators that are refused
 autocast            automatic mixed precision, by the lists in `autocast_policy`

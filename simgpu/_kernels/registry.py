@@ -9,7 +9,8 @@ LEFT_TO_PYTORCH   no kernel: PyTorch composes the operator of others
 unsupported       an error that says why (`unsupported.py`)
 all others        a kernel made from the operator's schema (`from_schema.py`), behind a check where
                   the host trusts its arguments (`argument_checks.py`), and behind a rule where
-                  CUDA has fewer dtypes than the host (`dtype_rules.py`)
+                  CUDA has fewer dtypes than the host (`dtype_rules.py`) or is not deterministic
+                  (`determinism.py`)
 
 Sparse and nested tensors have a table of their own, in `sparse_and_nested.py`, and autocast has
 one in `autocast_policy.py`. To write a kernel by hand, write a function that takes the operator's
@@ -40,6 +41,7 @@ from simgpu._kernels import (
     unsupported,
 )
 from simgpu._kernels.argument_checks import checked_composite, with_check
+from simgpu._kernels.determinism import with_determinism_rule
 from simgpu._kernels.dtype_rules import with_dtype_rule
 from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
@@ -156,7 +158,8 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
 
 
 def _kernel(op: torch._ops.OpOverload) -> PythonKernel:
-    return with_dtype_rule(op, with_check(op, device_kernel(op)))
+    kernel = with_dtype_rule(op, with_check(op, device_kernel(op)))
+    return with_determinism_rule(op, kernel)
 
 
 def _aten_names(key: str) -> Iterator[str]:

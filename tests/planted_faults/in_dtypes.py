@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from tests.devices.computing import test_determinism as determinism
 from tests.devices.computing import test_dtypes as dtypes
 from tests.devices.computing import test_sparse_and_nested as composites
 from tests.simulator import test_narrow_dtypes as narrow
@@ -9,6 +10,7 @@ from tests.support.plant import fault
 
 REFUSED = "simgpu._kernels.dtype_rules:"
 WIDER = "simgpu._kernels.wider_dtypes:"
+ORDER = "simgpu._kernels.determinism:"
 
 DTYPES = [
     fault(
@@ -17,6 +19,40 @@ DTYPES = [
         "x.to(back.get(x.dtype, x.dtype))",
         "x",
         narrow.test_numbers_of_eight_bits_are_scattered_as_they_are,
+    ),
+    fault(
+        "what is not deterministic says nothing",
+        f"{ORDER}_alert",
+        "raise RuntimeError(",
+        "str(",
+        partial(determinism.test_what_is_not_deterministic_is_refused_if_asked, name="histogram"),
+    ),
+    fault(
+        "bags of means are not deterministic",
+        f"{ORDER}_of_maxima",
+        'call["mode"] == _MAXIMUM',
+        "True",
+        partial(
+            determinism.test_what_is_not_deterministic_is_refused_if_asked, name="bags of means"
+        ),
+        raises=RuntimeError,
+    ),
+    fault(
+        "no sum is scattered deterministically",
+        f"{ORDER}_of_a_product",
+        'call["reduce"] == "prod"',
+        "True",
+        partial(
+            determinism.test_what_is_not_deterministic_is_refused_if_asked, name="scattered sum"
+        ),
+        raises=RuntimeError,
+    ),
+    fault(
+        "a warning is not enough",
+        f"{ORDER}_alert",
+        "if _warns():",
+        "if False:",
+        partial(determinism.test_it_is_told_and_computed_if_a_warning_is_enough, name="grid"),
     ),
     fault(
         "integers are multiplied",
