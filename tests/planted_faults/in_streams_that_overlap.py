@@ -8,8 +8,32 @@ from tests.simulator.asynchronous import test_data_parallel as data_parallel
 from tests.simulator.asynchronous import test_rules as rules
 from tests.simulator.asynchronous import test_wrong_calls as wrong_calls
 from tests.support.plant import fault
+from tests.tools import test_streams_options as options
 
 ASYNCHRONOUS = [
+    fault(
+        "a launch imports what its meta kernel asks for",
+        "simgpu._simulation.asynchronous.block:begin",
+        'importlib.import_module("torch._dynamo")',
+        "pass",
+        options.test_what_meta_kernels_import_is_there_before_a_launch,
+    ),
+    *(
+        fault(
+            f"a script is told nothing of an error that nobody waited for, and ends {how}",
+            "simgpu._cli.run_script:_tell_of_what_is_left",
+            "executor.check_all()",
+            "pass",
+            partial(
+                options.test_a_script_that_ends_well_is_told_of_errors_in_its_queues, status=status
+            ),
+            raises=raises,
+        )
+        for how, status, raises in (
+            ("by itself", "none", None),
+            ("with status 0", 0, SystemExit),
+        )
+    ),
     fault(
         "what a kernel refuses and its meta kernel does not is told when it runs",
         "simgpu._simulation.asynchronous.shapes:_plan",

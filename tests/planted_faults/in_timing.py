@@ -15,6 +15,13 @@ MACHINE = "simgpu._simulation.timing.machine:Machine"
 
 TIMING = [
     fault(
+        "each kernel of a graph takes the host a launch",
+        f"{MACHINE}._queue",
+        "return self._line(index), ready, (own, *others)",
+        "return self.hosts.launch(index), ready, (own, *others)",
+        graphs.test_graphed_callables_take_one_launch_however_many_kernels_they_have,
+    ),
+    fault(
         "a backward pass waits for each bucket of gradients as soon as it is on its way",
         "simgpu._distributed.issue:issue",
         "tell = finished if async_op else awaited",

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Was asked to gather along dimension 0",
     "ignore:.*is deprecated:FutureWarning",
     "ignore:Using -1 to represent CPU tensor:FutureWarning",
+    "ignore:The AccumulateGrad node's stream",
     "ignore:Sparse CSR tensor support",
     "ignore:The PyTorch API of nested",
 )

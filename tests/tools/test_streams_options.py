@@ -1,6 +1,7 @@
 """`--async` and `--races`, on the command line and in pytest: what an unmodified program shows."""
 
 import contextlib
+import importlib
 import runpy
 
 import pytest
@@ -61,6 +62,17 @@ def test_a_script_that_ends_well_is_told_of_errors_in_its_queues(status):
         assert own.pending == (not ends_well)
         with contextlib.suppress(DeviceLostError):
             block.end(own)
+
+
+@pytest.mark.without("--async", reason="begins it itself")
+def test_what_meta_kernels_import_is_there_before_a_launch(monkeypatch):
+    imported, stock = [], importlib.import_module
+    stock("torch._dynamo")  # which imports by the same function what it needs
+    monkeypatch.setattr(
+        importlib, "import_module", lambda name, *more: imported.append(name) or stock(name, *more)
+    )
+    block.end(block.begin(None))
+    assert "torch._dynamo" in imported
 
 
 SUITE = """
