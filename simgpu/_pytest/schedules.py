@@ -168,8 +168,11 @@ def _tell(failed: Any, item: pytest.Item | None) -> None:
     """Say how to repeat a schedule that failed, and keep which test it is of."""
     if item is not None:
         _remember(failed.token, item)
+    how = f"simgpu replay {failed.token}    # schedule {failed.number}"
     if hasattr(failed.error, "add_note"):
-        failed.error.add_note(f"simgpu replay {failed.token}    # schedule {failed.number}")
+        failed.error.add_note(how)
+    elif item is not None:  # Python 3.10 has no notes
+        item.add_report_section("call", "schedule", how)
 
 
 def _remember(token: str, item: pytest.Item) -> None:
