@@ -14,7 +14,9 @@ from tests.support.plant import fault
 
 def everything() -> list[tuple[Variable, Any, Any]]:
     """Those variables, with what is in them now."""
-    modules = [(sys.modules[name], find) for name, find in variables._TABLE.items()]
+    modules = [
+        (sys.modules[name], find) for name, find in variables._TABLE.items() if name in sys.modules
+    ]
     there = [variable for module, find in modules for variable in find(module)]
     return [(each, each.read(), copy.copy(each.read())) for each in there]
 

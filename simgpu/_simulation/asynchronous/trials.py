@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from simgpu._memory.ownership import with_bits
+from simgpu._runtime.executors import value_checks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
 
 Tensor = torch.Tensor
@@ -24,17 +25,19 @@ _FILLERS = (0, 1)
 def is_taken(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the kernel computes something from tensors like these.
 
-    Operators of other libraries are not tried: what they do besides is unknown.
+    Operators of other libraries are not tried: what they do besides is unknown. Values that the
+    operator's check refuses are not tried either: the kernel would trust them.
     """
     if kernel.op.namespace != "aten":
         return True
+    check = value_checks.get(kernel.op)
     for filler in _FILLERS:
+        own_args = [_like(value, filler) for value in args]
+        own_kwargs = {name: _like(value, filler) for name, value in kwargs.items()}
         try:
-            kernel.run(
-                HOST_KEYS,
-                *(_like(value, filler) for value in args),
-                **{name: _like(value, filler) for name, value in kwargs.items()},
-            )
+            if check is not None:
+                check(own_args, own_kwargs)
+            kernel.run(HOST_KEYS, *own_args, **own_kwargs)
         except Exception:
             continue
         return True
