@@ -49,19 +49,22 @@ def test_a_script_is_wrong_without_a_wait_and_right_with_it(python, tmp_path, ca
 def test_a_script_that_ends_well_is_told_of_errors_in_its_queues(status):
     """However it ends; one that ends otherwise has said already what is wrong."""
     ends_well = status in ("none", None, 0)
-    with simgpu.devices(1):
+    with simgpu.devices(1), contextlib.ExitStack() as process:
         x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
 
-        def program():
+        def program(executor):
+            process.callback(end, executor)
             x.index_select(0, index)
             if status != "none":
                 raise SystemExit(status)
 
+        def end(executor):
+            with contextlib.suppress(DeviceLostError):
+                block.end(executor)
+
         with pytest.raises(DeviceLostError if ends_well else SystemExit), overlapping(None) as own:
-            program()
+            program(own)
         assert own.pending == (not ends_well)
-        with contextlib.suppress(DeviceLostError):
-            block.end(own)
 
 
 @pytest.mark.without("--async", reason="begins it itself")
