@@ -2,7 +2,8 @@
 
 `simgpu.faults` makes one of them happen, `simgpu.sweep` each of them in turn. They are instruments
 (`simgpu._runtime.instruments`); nothing of torch is replaced for them. The order of threads is in
-`schedules`, that of streams in `asynchronous`.
+`schedules`, that of streams in `asynchronous`, accesses in no order in `races`, and estimated time
+in `timing`.
 
 May import: `_runtime`, `errors`, `_naming`, `torch`.
 """

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from tests.simulator import test_by_address as by_address
 from tests.simulator.races import test_accesses as accesses
 from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_data_parallel as data_parallel
@@ -22,6 +23,41 @@ paths = order.test_a_step_is_reported_if_no_path_leads_to_it
 frees = order.test_memory_is_used_again_once_all_its_readers_are_known_to_be
 
 RACES = [
+    *(
+        fault(
+            what,
+            f"simgpu._simulation.by_address:ByAddress.{name}",
+            line,
+            planted,
+            by_address.test_memory_is_found_by_any_of_its_addresses,
+        )
+        for what, name, line, planted in (
+            (
+                "what an interrupt has left hides the memory before it",
+                "at",
+                "del self._begins[place]",
+                "return None",
+            ),
+            (
+                "what an interrupt has left counts as memory",
+                "overlapping",
+                "if piece is not None:",
+                "if True:",
+            ),
+            (
+                "memory that begins before a span is not in it",
+                "overlapping",
+                "[] if first is None else [first]",
+                "[]",
+            ),
+            (
+                "memory goes on past its end",
+                "at",
+                "piece if address < piece.end else None",
+                "piece",
+            ),
+        )
+    ),
     fault(
         "what the host waited for is not known to streams",
         f"{ORDER}.begin",

@@ -10,7 +10,6 @@ gets them before that work has run.
 
 from __future__ import annotations
 
-import bisect
 import gc
 import weakref
 from collections import deque
@@ -24,6 +23,7 @@ from simgpu._runtime.launch import HOST_KEYS
 from simgpu._runtime.world import active_devices
 from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.queues import Key, Queues, Work
+from simgpu._simulation.by_address import ByAddress
 
 Tensor = torch.Tensor
 _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
@@ -73,8 +73,9 @@ class Memory:
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._begins: list[int] = []
-        self._blocks: dict[int, Block] = {}
+        self._blocks: ByAddress[Block] = ByAddress()
+        # The block that an address lies in.
+        self.find = self._blocks.at
         # Blocks are let go of in the middle of anything: noted then by C code, looked at later.
         self._freed: deque[_Life] = deque()
         # By stream, what its next allocation may get, and what has to have run before. Work that
@@ -93,10 +94,7 @@ class Memory:
         if coming is not None:
             form, whole = coming
             block.views[block.begin, form, _inference()] = whole
-        begin = block.begin
-        if begin not in self._blocks:
-            bisect.insort(self._begins, begin)
-        self._blocks[begin] = block
+        self._blocks.put(block)
 
     def own_all(self) -> None:
         """Know the blocks that are there already, as if allocated on the default streams."""
@@ -107,17 +105,6 @@ class Memory:
                 owner = next((device for device in active_devices if device.owns(allocation)), None)
                 if owner is not None and storage.nbytes():
                     self.own((owner.index, 0), storage, allocation)
-
-    def find(self, address: int) -> Block | None:
-        """The block that an address lies in."""
-        block = self._blocks.get(address)
-        if block is not None:
-            return block
-        place = bisect.bisect_right(self._begins, address) - 1
-        if place < 0:
-            return None
-        block = self._blocks[self._begins[place]]
-        return block if address < block.end else None
 
     def held(self, tensor: Tensor, form: Form, block: Block) -> Tensor | None:
         """The same view of the memory, which keeps no tensor of the program alive; None if none."""
@@ -178,10 +165,9 @@ class Memory:
         while self._freed:
             block = self._freed.popleft().block
             block.life = None  # which refers to it
-            if self._blocks.get(block.begin) is not block:
+            if self._blocks.begins_at(block.begin) is not block:
                 continue
-            del self._blocks[block.begin]
-            del self._begins[bisect.bisect_left(self._begins, block.begin)]
+            self._blocks.remove(block)
             if block.users and any(not user.done for user in block.users):
                 needs = [work for key in block.recorded if (work := self._queues.last(key))]
                 self._given_back.setdefault(block.key, []).append((weakref.ref(block), needs))
@@ -189,7 +175,6 @@ class Memory:
     def clear(self) -> None:
         """Know nothing any more."""
         self._blocks.clear()
-        self._begins.clear()
         self._freed.clear()
         self._given_back.clear()
         self._coming.clear()

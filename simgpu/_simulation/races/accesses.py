@@ -55,8 +55,11 @@ class Touched(NamedTuple):
     waits: bool
 
 
-# They look at the shapes of their tensors only.
-_DESCRIPTIVE = ("_like", "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full")
+# They look at the shapes of their tensors only, or at where their memory is.
+_DESCRIPTIVE = (
+    *("_like", "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+    *("is_pinned", "is_set_to"),
+)
 _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 

@@ -6,8 +6,7 @@ allocation is known: it is a region from its first access on, which grows with l
 
 from __future__ import annotations
 
-import bisect
-
+from simgpu._simulation.by_address import ByAddress
 from simgpu._simulation.races.accesses import Access
 from simgpu._simulation.races.order import Clock, Queue
 
@@ -44,46 +43,22 @@ class Region:
         return racing
 
 
-class Regions:
-    """The regions of all devices and of pinned memory, by address; none overlaps another."""
-
-    def __init__(self) -> None:
-        self._begins: list[int] = []
-        self._by_begin: dict[int, Region] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._begins)
-
-    def at(self, address: int) -> Region | None:
-        """The region that `address` lies in."""
-        region = self._by_begin.get(address)
-        if region is not None:
-            return region
-        at = bisect.bisect_right(self._begins, address) - 1
-        if at < 0:
-            return None
-        region = self._by_begin[self._begins[at]]
-        return region if address < region.end else None
+class Regions(ByAddress[Region]):
+    """The regions of all devices, or of pinned memory."""
 
     def allocate(self, begin: int, end: int, owner: Queue | None = None) -> Region:
         """A new region, in place of all that was remembered of these bytes."""
         region = Region(begin, end, owner)
-        at = bisect.bisect_left(self._begins, begin)
-        before, after = self._begins[max(at - 1, 0) : at], self._begins[at : at + 1]
-        if (before and self._by_begin[before[0]].end > begin) or (after and after[0] < end):
-            for other in self._overlapping(begin, end):
-                self._remove(other)
-            self._insert(region)
-        else:
-            self._begins.insert(at, begin)
-            self._by_begin[begin] = region
+        for other in self.overlapping(begin, end):
+            self.remove(other)
+        self.put(region)
         return region
 
     def free(self, begin: int) -> Region | None:
         """Forget the region that begins there, and return it."""
-        region = self._by_begin.get(begin)
+        region = self.begins_at(begin)
         if region is not None:
-            self._remove(region)
+            self.remove(region)
         return region
 
     def of(self, begin: int, end: int) -> Region:
@@ -91,27 +66,13 @@ class Regions:
         region = self.at(begin)
         if region is not None and end <= region.end:
             return region
-        pieces = self._overlapping(begin, end)
+        pieces = self.overlapping(begin, end)
         begin = min([begin, *(piece.begin for piece in pieces)])
         end = max([end, *(piece.end for piece in pieces)])
         region = Region(begin, end)
         for piece in pieces:
-            self._remove(piece)
+            self.remove(piece)
             region.accesses += piece.accesses
             region.recorded |= piece.recorded
-        self._insert(region)
+        self.put(region)
         return region
-
-    def _overlapping(self, begin: int, end: int) -> list[Region]:
-        first = max(bisect.bisect_right(self._begins, begin) - 1, 0)
-        last = bisect.bisect_left(self._begins, end)
-        regions = (self._by_begin[each] for each in self._begins[first:last])
-        return [region for region in regions if region.end > begin]
-
-    def _insert(self, region: Region) -> None:
-        bisect.insort(self._begins, region.begin)
-        self._by_begin[region.begin] = region
-
-    def _remove(self, region: Region) -> None:
-        del self._by_begin[region.begin]
-        del self._begins[bisect.bisect_left(self._begins, region.begin)]

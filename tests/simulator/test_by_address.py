@@ -1,0 +1,54 @@
+"""Memory is found by any of its addresses, whatever Ctrl-C has interrupted before."""
+
+import contextlib
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._simulation.by_address import ByAddress
+from tests.support.interrupts import Interrupt, Interrupter
+
+LAST = 24
+
+
+class Piece(NamedTuple):
+    begin: int
+    end: int
+
+
+def pieces_between(pieces, begin, end):
+    return sorted(piece for piece in pieces if piece.begin < end and begin < piece.end)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, LAST), st.integers(1, 6), st.integers(0, 6)), max_size=12
+    ),
+    length=st.integers(1, 8),
+)
+def test_memory_is_found_by_any_of_its_addresses(steps, length):
+    """Each step adds a piece, or takes out those in its place; 0 stands for no interrupt."""
+    table, there = ByAddress(), set()
+    for begin, size, at in steps:
+        piece = Piece(begin, begin + size)
+        others = pieces_between(there, *piece)
+        with contextlib.suppress(Interrupt), Interrupter(at):
+            for other in others:
+                table.remove(other)
+            if not others:
+                table.put(piece)
+        candidates = {piece, *others}
+        there = there - candidates | {
+            each for each in candidates if table.begins_at(each.begin) is each
+        }
+        for address in range(LAST):
+            span = address, address + length
+            assert table.overlapping(*span) == pieces_between(there, *span)
+        for address in range(LAST + 8):
+            found = pieces_between(there, address, address + 1)
+            assert table.at(address) == (found[0] if found else None)
+        assert bool(table) == bool(there)
+    table.clear()
+    assert not table
+    assert table.overlapping(0, LAST) == []
