@@ -113,6 +113,7 @@ def test_two_ranks_on_one_device_are_refused():
         simgpu.ranks(2, forget)
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @few
 @given(seed=schedules)
 def test_a_read_before_the_wait_sees_no_number(seed):

@@ -258,9 +258,17 @@ RACES = [
     fault(
         "modes that PyTorch took away are left all the same",
         f"{HOST}._put_back",
-        "push(mode)",
+        "stack.push(mode)",
         "pass",
         host.test_a_gradient_that_comes_to_the_host_is_not_read_at_once,
+        raises=Exception,
+    ),
+    fault(
+        "a block leaves the mode that is the last one, whose ever it is",
+        f"{HOST}.__exit__",
+        "stack.put_on_top(mode)",
+        "mode in stack.modes() or stack.push(mode)",
+        host.test_a_block_within_a_block_takes_its_modes_along,
         raises=Exception,
     ),
     fault(

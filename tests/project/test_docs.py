@@ -22,6 +22,7 @@ from tests.support.recording import FOLDER, described, load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_RACES = ("races", "simulation")
 
 # Blocks, or commands of blocks, that no test runs, by the reason that the page gives.
 NOT_RUN = {
@@ -46,8 +47,17 @@ def reader(python, tmp_path):
     return tmp_path, partial(python, PYTHONPATH=str(ROOT), PYTEST_XDIST_AUTO_NUM_WORKERS="1")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+pages = partial(pytest.mark.parametrize, "path", ids=lambda path: path.stem)
+
+
+@pages([path for path in PAGES if path.stem not in WITH_RACES])
 def test_a_page_works(path, reader):
+    run_page(path, *reader)
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@pages([path for path in PAGES if path.stem in WITH_RACES])
+def test_a_page_with_races_works(path, reader):
     run_page(path, *reader)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
 # Read a tensor's memory without an operator; `clone` stands for them.
@@ -30,6 +32,27 @@ _len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 # Called with an operator, its arguments and its keyword arguments.
 Touches = Callable[[Any, Any, Any], None]
+
+
+class _Stack(NamedTuple):
+    """Where PyTorch keeps one kind of modes, of which a thread has the last one first."""
+
+    modes: Callable[[], list[Any]]
+    push: Callable[[Any], object]
+    pop: Callable[[], Any]
+
+    def put_on_top(self, mode: Any) -> None:
+        """Let `mode` be the last one, wherever it was."""
+        popped = []
+        while mode in self.modes():
+            popped.append(self.pop())
+        for other in reversed(popped[:-1]):
+            self.push(other)
+        self.push(mode)
+
+
+_OF_OPERATORS = _Stack(_get_current_dispatch_mode_stack, _push_dispatch_mode, _pop_dispatch_mode)
+_OF_FUNCTIONS = _Stack(_get_current_function_mode_stack, _push_function_mode, _pop_function_mode)
 
 
 class _Watched:
@@ -89,9 +112,9 @@ class HostAccesses:
 
     def __init__(self, touches: Touches) -> None:
         self._watched = watched = _Watched(touches)
-        self._modes: tuple[tuple[Any, Callable[[], list[Any]], Callable[[Any], object]], ...] = (
-            (_Operators(watched), _get_current_dispatch_mode_stack, _push_dispatch_mode),
-            (_Readers(watched), _get_current_function_mode_stack, _push_function_mode),
+        self._modes: tuple[tuple[Any, _Stack], ...] = (
+            (_Operators(watched), _OF_OPERATORS),
+            (_Readers(watched), _OF_FUNCTIONS),
         )
         self._entered = contextlib.ExitStack()
         self._is_entered = False
@@ -107,7 +130,7 @@ class HostAccesses:
         """Watch from now on, unless it is another thread's turn or modes are in the way just now.
 
         Called within an operator of a mode, it finds that mode taken away until it returns: ours
-        is below it then, and is left when the block ends, after that mode. Called again, it puts
+        is below it then, and is left when the block ends. Called again, it puts
         ours back, which PyTorch takes away where a backward pass ends that they were entered in.
         """
         if self._thread != threading.get_ident() or self._watched.depth:
@@ -120,19 +143,22 @@ class HostAccesses:
 
     def _enter(self) -> None:
         self._is_entered = True
-        for mode, _, _ in self._modes:
+        for mode, _ in self._modes:
             self._entered.enter_context(mode)
 
     def _put_back(self) -> None:
-        for mode, stack, push in self._modes:
-            if mode not in stack():
-                push(mode)
+        for mode, stack in self._modes:
+            if mode not in stack.modes():
+                stack.push(mode)
 
     def _are_there(self) -> bool:
-        return any(stack() for _, stack, _ in self._modes)
+        return any(stack.modes() for _, stack in self._modes)
 
     def __exit__(self, *exc_info: object) -> None:
         self._thread = 0
         if self._is_entered:
-            self._put_back()
+            # What is left is the last mode: that may be one of an outer block, which was taken
+            # away when ours were entered.
+            for mode, stack in self._modes:
+                stack.put_on_top(mode)
         self._entered.close()

@@ -23,6 +23,7 @@ def pair():
         yield devices
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.without("--async", reason="compares with what is computed at once")
 @programs
 def test_the_laziest_order_shows_what_is_missing(pair, program):
@@ -40,11 +41,13 @@ def test_every_order_of_a_mended_program_is_right_and_without_races(pair, progra
     assert [str(race) for race in found] == []
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @programs
 def test_some_order_shows_what_is_missing(pair, program):
     assert any(result(program, False, seed) != program.expected for seed in range(ORDERS))
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 def test_the_same_seed_gives_the_same_order(pair):
     program = PROGRAMS["prefetcher"]
     seen = [str(result(program, False, seed)) for seed in range(10)]

@@ -23,6 +23,7 @@ ASYNCHRONOUS = {
 }
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("name", sorted(ASYNCHRONOUS))
 @given(waits=st.booleans(), writes=st.booleans(), on_side_stream=st.booleans())
 def test_an_output_is_used_after_its_collective_if_somebody_waits(

@@ -9,6 +9,7 @@ import simgpu
 from tests.support.training import few
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @few
 @given(waits=st.booleans(), warmed_up=st.booleans(), branches=st.booleans(), side=st.booleans())
 @example(waits=True, warmed_up=True, branches=True, side=True)
@@ -51,6 +52,7 @@ def test_a_graph_is_in_the_order_of_its_replays(waits, warmed_up, branches, side
     assert all(race.first.op.startswith("fill_") for race in found[:1])
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("waits", [False, True])
 def test_results_of_a_graph_are_there_after_its_replay(waits):
     kind = torch.cuda
@@ -66,6 +68,7 @@ def test_results_of_a_graph_are_there_after_its_replay(waits):
     assert bool(found) != waits
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("by_event", [False, True])
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_wait_that_is_captured_orders_nothing_else(captured, by_event):
@@ -92,6 +95,7 @@ def test_a_wait_that_is_captured_orders_nothing_else(captured, by_event):
     assert len(found) == captured
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("waits", [False, True])
 def test_pinned_memory_that_a_graph_writes_is_there_after_its_replay(waits):
     """Copied without an operator of PyTorch's that modes would see."""

@@ -4,10 +4,12 @@ import contextlib
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _pop_mode as _pop_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 
 import simgpu
 
@@ -33,6 +35,18 @@ def stacks():
     return _get_current_dispatch_mode_stack(), _get_current_function_mode_stack()
 
 
+@contextlib.contextmanager
+def nothing_left():
+    """Asserts that no mode is there in the end, and lets none be there for the next test."""
+    try:
+        yield
+        assert stacks() == ([], [])
+    finally:
+        for pop, modes in zip((_pop_dispatch_mode, _pop_function_mode), stacks(), strict=True):
+            for _ in modes:
+                pop()
+
+
 class ToHost(torch.autograd.Function):
     """Its gradient is copied to the host, which need not wait."""
 
@@ -53,6 +67,14 @@ MODES = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
 }
+STEPS = {
+    "to the device": lambda device: torch.ones(3).pin_memory().to(device, non_blocking=True),
+    "on the device": lambda device: torch.zeros(3, device=device) + 1,
+    "on the host": lambda device: torch.zeros(3) + 1,
+    "backward": lambda device: (
+        ToHost.apply(torch.ones(3, requires_grad=True), device).sum().backward()
+    ),
+}
 READS = {
     "operator": lambda x: x + 1,
     "tolist": lambda x: x.tolist(),
@@ -60,14 +82,20 @@ READS = {
     "view": lambda x: x[1:].sum(),
 }
 modes = st.sampled_from([*MODES.values()])
+steps = st.lists(st.sampled_from(sorted(STEPS)), max_size=4)
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @given(
-    before=modes, around=modes | st.just(asleep), later=modes, read=st.sampled_from(sorted(READS))
+    before=modes | st.just(asleep),
+    around=modes | st.just(asleep),
+    later=modes,
+    read=st.sampled_from(sorted(READS)),
 )
 @example(before=torch.no_grad, around=torch.inference_mode, later=torch.no_grad, read="operator")
 def test_the_host_is_watched_while_devices_use_its_memory(simulated, before, around, later, read):
     """In modes that were there before, that end before, and that are entered in between."""
+    assume(before is not asleep or read in ("operator", "view"))  # which are no functions of torch
     x = torch.arange(4.0).to(simulated[0])
     pinned = torch.empty(4).pin_memory()
     with before():
@@ -83,6 +111,7 @@ def test_the_host_is_watched_while_devices_use_its_memory(simulated, before, aro
     assert all("the host" in str(race) for race in found)
 
 
+@pytest.mark.without("--races", reason="looks at the modes that a search for races enters")
 @given(fails=st.booleans(), read=st.sampled_from(sorted(READS)))
 def test_a_gradient_that_comes_to_the_host_is_not_read_at_once(simulated, fails, read):
     """PyTorch puts back the modes that there were before the backward pass, where it ends."""
@@ -93,14 +122,28 @@ def test_a_gradient_that_comes_to_the_host_is_not_read_at_once(simulated, fails,
 
     first, second = (torch.ones(4, requires_grad=True) for _ in range(2))
     first.register_post_accumulate_grad_hook(stop)
-    with simgpu.races() as found:
+    with nothing_left(), simgpu.races() as found:
         with pytest.raises(KeyError) if fails else contextlib.nullcontext():
             ToHost.apply(first, simulated[0]).add(second.to(simulated[0])).sum().backward()
         READS[read](first.grad)
     assert found
-    assert stacks() == ([], [])
 
 
+@pytest.mark.without("--races", reason="looks at the modes that a search for races enters")
+@given(before=steps, within=steps, after=steps)
+def test_a_block_within_a_block_takes_its_modes_along(simulated, before, within, after):
+    def run(steps):
+        for step in steps:
+            STEPS[step](simulated[0])
+
+    with nothing_left(), simgpu.races():
+        run(before)
+        with simgpu.races():
+            run(within)
+        run(after)
+
+
+@pytest.mark.without("--races", reason="looks at the modes that a search for races enters")
 @pytest.mark.parametrize("pinned", [False, True])
 def test_no_mode_slows_the_host_down_unless_there_is_something_to_see(simulated, pinned):
     x, there = torch.ones(2), torch.ones(2).to(simulated[0])

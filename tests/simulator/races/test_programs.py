@@ -7,6 +7,7 @@ import simgpu
 from tests.support.stream_programs import PROGRAMS
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_what_is_missing_is_reported_and_nothing_else(simulated, name):
     program = PROGRAMS[name]
@@ -23,6 +24,7 @@ def test_what_is_missing_is_reported_and_nothing_else(simulated, name):
     assert all(line in str(race) for line in lines)
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 def test_a_report_keeps_the_name_under_which_it_was_found():
     with simgpu.as_cuda(1), simgpu.races() as found:
         x = torch.ones(4, device="cuda")
