@@ -89,7 +89,7 @@ class Transport:
             if meeting.error is None:
                 meeting.error = _carried_out([meeting.here[r].call for r in sorted(meeting.here)])
         if complete or meeting.error is not None:
-            for each in meeting.here.values():
+            for each in list(meeting.here.values()):  # others come where a schedule lets them
                 if not each.done():
                     each.finish(_copied(meeting.error))
 

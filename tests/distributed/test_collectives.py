@@ -215,6 +215,35 @@ def test_a_mean_of_integers_is_cut_towards_zero(numbers):
     assert simgpu.ranks(len(numbers), mean) == [wanted] * len(numbers)
 
 
+@few
+@given(
+    count=strategies.world_sizes(1, 5),
+    shape=st.lists(st.integers(1, 3), max_size=2),
+    backend=st.sampled_from(["nccl", "gloo"]),
+    scattered=st.booleans(),
+)
+def test_a_mean_of_complex_numbers_is_one_of_both_parts(count, shape, backend, scattered):
+    generator = torch.Generator().manual_seed(count)
+    parts = torch.randint(-9, 10, (count, count, *shape, 2), generator=generator).float()
+
+    def mean(rank):
+        x = parts[rank].cuda()
+        found = []
+        for whole in (x, torch.view_as_complex(x.clone())):
+            out = torch.empty_like(whole[0]) if scattered else whole
+            if scattered:
+                dist.reduce_scatter(out, list(whole.unbind()), dist.ReduceOp.AVG)
+            else:
+                dist.all_reduce(whole, dist.ReduceOp.AVG)
+            found.append(out.cpu())
+        return found
+
+    for real, of_complex in simgpu.ranks(count, mean, backend=backend):
+        assert torch.equal(torch.view_as_real(of_complex), real)
+    if not scattered:
+        assert torch.allclose(real, parts.mean(0), atol=1e-5)
+
+
 def test_bits_and_truth_values():
     def bits(rank):
         x = torch.tensor([rank + 1], device="cuda")

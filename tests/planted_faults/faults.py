@@ -37,6 +37,7 @@ from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
 from tests.planted_faults.in_ranks_that_ask import RANKS_THAT_ASK
 from tests.planted_faults.in_replays import REPLAYS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
+from tests.planted_faults.in_roots_and_peers import ROOTS_AND_PEERS
 from tests.planted_faults.in_runtime import RUNTIME
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_schedules import SCHEDULES
@@ -89,6 +90,7 @@ ONCE = [
     *TIMING,
     *TOOLS,
     *DISTRIBUTED,
+    *ROOTS_AND_PEERS,
     *BLOCKS_OF_RANKS,
     *RANKS_THAT_ASK,
 ]

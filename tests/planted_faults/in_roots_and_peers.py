@@ -1,0 +1,47 @@
+"""Faults planted in who is asked for by a number, and in what waits for all that a batch does."""
+
+from functools import partial
+
+from tests.distributed import test_collectives as collectives
+from tests.distributed import test_roots_and_peers as numbered
+from tests.support.plant import fault
+
+ROOTS_AND_PEERS = [
+    fault(
+        "ranks may gather to other roots",
+        "simgpu._distributed.moving:gather_",
+        'f"gather {described([mine])} to {root}"',
+        'f"gather {described([mine])}"',
+        partial(numbered.test_ranks_that_name_other_roots_are_told_so, name="gather"),
+        raises=BaseException,
+    ),
+    fault(
+        "who comes to a call that has failed changes what is gone through",
+        "simgpu._ranks.meeting:Transport._meet_all",
+        "list(meeting.here.values())",
+        "meeting.here.values()",
+        partial(numbered.test_ranks_that_name_other_roots_are_told_so, name="scatter"),
+        raises=RuntimeError,
+    ),
+    fault(
+        "of a batch the last call lands alone",
+        "simgpu._distributed.works:Work._land",
+        "        pending.land()",
+        "    pending.land()",
+        numbered.test_all_that_a_batch_receives_is_there,
+    ),
+    fault(
+        "a peer in a part of a group is told by its number there",
+        "simgpu._distributed.issue:issue",
+        "peer=group.ranks[calls[0].peer] if",
+        "peer=calls[0].peer if",
+        numbered.test_the_peer_of_a_send_is_told_by_its_global_rank,
+    ),
+    fault(
+        "a mean of complex numbers is their sum",
+        "simgpu._distributed.reductions:Reduction.prepare",
+        'if self.name == "AVG" and not _is_integral(dtype):',
+        'if self.name == "AVG" and dtype.is_floating_point:',
+        collectives.test_a_mean_of_complex_numbers_is_one_of_both_parts,
+    ),
+]
