@@ -55,6 +55,13 @@ DTYPES = [
         partial(determinism.test_it_is_told_and_computed_if_a_warning_is_enough, name="grid"),
     ),
     fault(
+        "a warning is one of the simulator's own line",
+        f"{ORDER}_alert",
+        "stacklevel=3",
+        "stacklevel=2",
+        partial(determinism.test_a_warning_is_one_of_the_line_that_calls, name="histogram"),
+    ),
+    fault(
         "integers are multiplied",
         f"{REFUSED}_computes",
         "if any(",
@@ -132,6 +139,14 @@ DTYPES = [
         "x.to(back.get(x.dtype, x.dtype))",
         "x",
         partial(dtypes.test_halves_are_computed_in_floats_and_rounded_once, name="avg_pool3d"),
+    ),
+    fault(
+        "an output of what was computed in a wider dtype keeps its shape",
+        f"{WIDER}_compute",
+        "output.resize_(wide.shape).copy_(wide)",
+        "output.copy_(wide)",
+        partial(dtypes.test_an_output_takes_the_shape_of_what_is_computed_wider, name="histc"),
+        raises=RuntimeError,
     ),
     fault(
         "a sum of complex numbers has NaN in it",

@@ -1,6 +1,7 @@
 """`torch.use_deterministic_algorithms`: what CUDA refuses then, whatever the CPU computes."""
 
 import contextlib
+import warnings
 
 import pytest
 import torch
@@ -193,3 +194,13 @@ def test_it_is_told_and_computed_if_a_warning_is_enough(devices, name):
     with deterministic(warn_only=True), pytest.warns(UserWarning, match=words):
         found = call()
     assert (found[0] if isinstance(found, tuple) else found).device == devices[-1]
+
+
+@pytest.mark.parametrize("name", ["histogram", "weights", "median of rows", "put_ more"])
+@given(slot=st.integers(0, 7))
+def test_a_warning_is_one_of_the_line_that_calls(devices, name, slot):
+    call = CALLS[name][0](place(slot, devices))
+    with deterministic(warn_only=True), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call()
+    assert {each.filename for each in told} == {__file__}

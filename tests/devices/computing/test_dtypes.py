@@ -1,10 +1,14 @@
 """Dtypes that kernels of CUDA have or lack, whatever the kernels of the CPU have."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.support.observe import place
 
 INTEGERS = {
     torch.bool: "Bool",
@@ -273,6 +277,31 @@ def test_halves_are_computed_in_floats_and_rounded_once(devices, name, data, see
     (expected_grad,) = torch.autograd.grad(expected.sum(), here)
     assert grad.dtype == dtype
     torch.testing.assert_close(grad.cpu(), expected_grad.to(dtype))
+
+
+WIDE_OUTPUTS = {
+    "avg_pool3d": lambda x, out: torch._C._nn.avg_pool3d(x.half(), 2, out=out),
+    "histc": lambda x, out: torch.histc(x.int(), 3, 0, 2, out=out),
+}
+
+
+@pytest.mark.parametrize("name", WIDE_OUTPUTS)
+@given(
+    slot=st.integers(0, 7), shape=st.lists(st.integers(0, 4), max_size=3), size=st.integers(2, 5)
+)
+def test_an_output_takes_the_shape_of_what_is_computed_wider(devices, name, slot, shape, size):
+    call = WIDE_OUTPUTS[name]
+    dtype = torch.float16 if name == "avg_pool3d" else torch.int32
+    x = torch.ones(1, 2, size, size, size, device=place(slot, devices))
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an output with elements is resized
+        found = call(x, out)
+    half = size // 2
+    assert found is out
+    assert out.tolist() == (
+        [[[[[1.0] * half] * half] * half] * 2] if name == "avg_pool3d" else [0, 2 * size**3, 0]
+    )
 
 
 @given(
