@@ -108,6 +108,20 @@ RACES = [
         paths,
     ),
     fault(
+        "an access stands for those between its elements",
+        f"{REGION}.meet",
+        "covered = layout is None and begin <= other.begin",
+        "covered = begin <= other.begin",
+        paths,
+    ),
+    fault(
+        "an event that is recorded again marks what it marked before, too",
+        f"{ORDER}.record",
+        "self._events[event] = dict(self.clock(queue))",
+        "join(self._events.setdefault(event, {}), self.clock(queue))",
+        paths,
+    ),
+    fault(
         "a copy is in order with the stream that it leaves only",
         f"{DETECTOR}.launched",
         "self._order.wait(other, queue)",

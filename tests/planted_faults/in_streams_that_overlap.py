@@ -5,6 +5,9 @@ from functools import partial
 from simgpu.errors import DeviceLostError
 from tests.simulator.asynchronous import test_backward as backward
 from tests.simulator.asynchronous import test_data_parallel as data_parallel
+from tests.simulator.asynchronous import test_laziest_order as laziest
+from tests.simulator.asynchronous import test_marks as marks
+from tests.simulator.asynchronous import test_memory_given_back as given_back
 from tests.simulator.asynchronous import test_rules as rules
 from tests.simulator.asynchronous import test_wrong_calls as wrong_calls
 from tests.support.plant import fault
@@ -217,5 +220,34 @@ ASYNCHRONOUS = [
         "find_devices()",
         "pass",
         rules.test_the_next_devices_know_nothing_of_an_error_before,
+    ),
+    fault(
+        "of many readers of memory, those that have read it are kept in mind",
+        "simgpu._simulation.asynchronous.memory:Memory.used",
+        "if not user.done]",
+        "if user.done]",
+        given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
+    ),
+    fault(
+        "memory that no allocation may get yet, none gets later",
+        "simgpu._simulation.asynchronous.memory:Memory.allocates",
+        "self._given_back[key] = kept",
+        "pass",
+        given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
+    ),
+    fault(
+        "complex results are marked as integers are",
+        "simgpu._simulation.asynchronous.shapes:_layout",
+        "elif not (dtype.is_floating_point or dtype.is_complex):",
+        "elif not dtype.is_floating_point:",
+        marks.test_each_dtype_has_a_mark,
+        keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
+    fault(
+        "an event that is recorded on a stream without work keeps its last mark",
+        "simgpu._simulation.asynchronous.executor:Asynchronous.event_recorded",
+        "event._simgpu_work = mark  #",
+        "event._simgpu_work = mark or getattr(event, '_simgpu_work', None)  #",
+        laziest.test_nothing_runs_but_what_is_waited_for,
     ),
 ]

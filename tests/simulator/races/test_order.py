@@ -15,10 +15,13 @@ import simgpu
 
 HOME = (0, 0, 0, 1, 1)  # the device of each stream; 0 and 3 are the default ones
 STREAMS = len(HOME)
-PARTS = ((slice(0, 2), slice(0, 4)), (slice(1, 3), slice(0, 4)), (slice(0, 3), slice(1, 2)))
+PARTS = (  # the last one lies between the elements of the one before it
+    *((slice(0, 2), slice(0, 4)), (slice(1, 3), slice(0, 4))),
+    *((slice(0, 3), slice(1, 2)), (slice(1, 2), slice(0, 1))),
+)
 
 streams = st.sampled_from((0, 1, 2, 0, 1, 3, 4))  # mostly those of one device
-accesses = st.tuples(st.sampled_from(("write", "read")), streams, st.integers(0, 2))
+accesses = st.tuples(st.sampled_from(("write", "read")), streams, st.integers(0, 3))
 steps = st.one_of(
     *[accesses] * 5,
     *[st.tuples(st.just("wait"), streams, streams)] * 2,
@@ -90,6 +93,7 @@ class Program:
             )
         ]
         self.events = [None, None]
+        self.made = {}  # each number's event of each device, which is recorded again and again
         for device in devices:
             torch.simgpu.synchronize(device)
 
@@ -115,7 +119,8 @@ class Program:
             elif kind == "wait":
                 stream.wait_stream(self.streams[what[1]])
             elif kind == "record":
-                self.events[what[1]] = torch.simgpu.Event()
+                own = (what[1], stream.device)
+                self.events[what[1]] = self.made.setdefault(own, torch.simgpu.Event())
                 self.events[what[1]].record(stream)
             elif kind == "pass" and self.events[what[1]] is not None:
                 stream.wait_event(self.events[what[1]])
@@ -159,6 +164,13 @@ def asked(oracle, kind, *what):
 @example(program=[("write", 0, 0), ("wait", 1, 0), ("read", 1, 0), ("read", 2, 0)])
 @example(program=[("write", 0, 0), ("copy", 0, 3), ("wait", 1, 3), ("read", 1, 0)])
 @example(program=[("write", 0, 0), ("number", 0), ("read", 1, 0)])
+@example(program=[("write", 0, 3), ("wait", 1, 0), ("write", 1, 2), ("write", 2, 3)])
+@example(
+    program=[
+        *(("write", 0, 0), ("record", 0, 0), ("record", 1, 0)),
+        *(("pass", 2, 0), ("write", 2, 0)),
+    ]
+)
 def test_a_step_is_reported_if_no_path_leads_to_it(simulated, program):
     oracle, found_at, expected_at = Oracle(), None, None
     with simgpu.races() as found:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import dataparallel
@@ -54,27 +54,36 @@ def test_no_order_of_threads_changes_a_time(simulated, wrapper):
     same()
 
 
-@given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=4))
-def test_threads_of_python_take_turns(simulated, counts):
-    tensors = [torch.ones(4, device=device) for device in simulated[: len(counts)]]
+@given(rounds=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=3))
+@example(rounds=[[1, 2], [3, 1]])
+def test_threads_of_python_take_turns(simulated, rounds):
+    """Also where the main thread forks again, after it has waited for those before."""
+    tensors = [torch.ones(4, device=device) for device in simulated[:4]]
 
     def launch(tensor, count):
         for _ in range(count):
             tensor.neg_()
 
+    launched = 1
+    begins = {index: [] for index in range(1, len(tensors))}
     with simgpu.clock("A100", host_cost=COST) as estimate:
         tensors[0].neg_()
-        threads = [
-            threading.Thread(target=launch, args=each) for each in zip(tensors, counts, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert estimate.now == (1 + sum(counts)) * COST
-        for index, count in enumerate(counts[1:], 1):
-            begins = [span.launched for span in estimate.timelines.get((index, 0), [])]
-            assert begins == [(2 + i) * COST for i in range(count)]
+        for counts in rounds:
+            threads = [
+                threading.Thread(target=launch, args=each)
+                for each in zip(tensors, counts, strict=False)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for index, count in enumerate(counts[1:], 1):
+                begins[index] += [(launched + 1 + i) * COST for i in range(count)]
+            launched += sum(counts)
+            assert estimate.now == launched * COST
+        for index, expected in begins.items():
+            spans = estimate.timelines.get((index, 0), [])
+            assert [span.launched for span in spans] == expected
 
 
 @given(depths=st.lists(st.integers(1, 4), min_size=1, max_size=3))

@@ -1,0 +1,91 @@
+"""Who finds memory overwritten that was given back while several streams had yet to read it."""
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import simgpu
+
+READERS = 3  # streams beside the one that the memory belongs to
+
+readers = st.integers(0, READERS - 1)
+
+
+class Oracle:
+    """What an allocation may get, by the rules of CUDA's caching allocator.
+
+    Memory is handed out again by its stream's next allocation after the work is over that the
+    recorded streams had when it was given back. It is overwritten once the stream has come to that.
+    """
+
+    def __init__(self, reads, recorded):
+        self.readings = [stream for stream, count in reads for _ in range(count)]
+        self.unread = set(self.readings)
+        self.kept_for = recorded & self.unread
+        self.waited_for = set()  # by the stream that the memory belongs to
+        self.is_handed_out, self.spoilt = False, set()
+
+    def do(self, kind, stream=None):
+        if kind == "allocate" and not self.kept_for:
+            self.is_handed_out = True
+        elif kind == "wait":
+            self.waited_for |= {stream} & self.unread
+        elif kind == "finish":
+            for each in (self.unread, self.kept_for, self.waited_for):
+                each.discard(stream)
+        if self.is_handed_out and not self.waited_for:
+            self.spoilt |= self.unread
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@given(
+    reads=st.lists(
+        st.tuples(readers, st.sampled_from((1, 1, 2, 9))), min_size=1, max_size=READERS + 1
+    ),
+    recorded=st.sets(readers, max_size=2),
+    early=st.sets(readers, max_size=1),
+    steps=st.lists(
+        st.tuples(st.just("allocate")) | st.tuples(st.sampled_from(("wait", "finish")), readers),
+        max_size=6,
+    ),
+)
+@example(
+    reads=[(0, 1), (1, 1)],
+    recorded={0},
+    early=set(),
+    steps=[("allocate",), ("finish", 0), ("allocate",)],
+)
+@example(reads=[(0, 9), (1, 1)], recorded=set(), early={1}, steps=[("allocate",)])
+def test_memory_is_overwritten_for_those_who_have_not_read_it(
+    simulated, reads, recorded, early, steps
+):
+    """Streams read it, some of them are finished, and then it is given back."""
+    oracle = Oracle(reads, recorded)
+    with simgpu.asynchronous():
+        own = torch.simgpu.current_stream()
+        sides = [torch.simgpu.Stream() for _ in range(READERS)]
+        x, made, kept = torch.ones(4, device=simulated[0]), [], []
+        own.synchronize()
+        for stream in oracle.readings:
+            with torch.simgpu.stream(sides[stream]):
+                made.append(x * 2)
+        for stream in recorded:
+            x.record_stream(sides[stream])
+        for stream in early:
+            sides[stream].synchronize()
+            oracle.do("finish", stream)
+        del x
+        torch.simgpu.memory_allocated()  # looks at what is given back
+        for step in steps:
+            oracle.do(*step)
+            if step[0] == "allocate":
+                kept.append(torch.empty(4, device=simulated[0]))  # which queues nothing
+            elif step[0] == "wait":
+                own.wait_stream(sides[step[1]])
+            else:
+                sides[step[1]].synchronize()
+        for side in sides:
+            side.synchronize()
+        found = [each.tolist() == [2.0] * 4 for each in made]
+    assert found == [stream not in oracle.spoilt for stream in oracle.readings]
