@@ -181,6 +181,16 @@ RACES = [
         ),
     ),
     fault(
+        "a group lets go of memory before its collective is over",
+        f"{DETECTOR}._collective",
+        "region.recorded.add(own)",
+        "pass",
+        partial(
+            collectives.test_a_group_keeps_an_output_until_its_collective_is_over,
+            name="all_reduce",
+        ),
+    ),
+    fault(
         "who waits for a collective is not followed",
         f"{DETECTOR}.collectives_awaited",
         "if clock is not None:",

@@ -215,4 +215,18 @@ TIMING = [
         "self.replays.begin(node, line.time)",
         graphs.test_a_replay_begins_when_its_stream_is_free,
     ),
+    fault(
+        "a collective moves what the rank has that comes last",
+        "simgpu._simulation.timing.groups:Groups.arrive",
+        "max(meeting.nbytes, about.nbytes)",
+        "about.nbytes",
+        collectives.test_a_collective_moves_what_its_root_has,
+    ),
+    fault(
+        "turns of threads that have ended are counted again",
+        "simgpu._simulation.timing.hosts:_Process.rejoin",
+        "self._under_lock = 0",
+        "pass",
+        hosts.test_threads_of_python_take_turns,
+    ),
 ]

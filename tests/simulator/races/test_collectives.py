@@ -49,6 +49,25 @@ def test_an_output_is_used_after_its_collective_if_somebody_waits(
     assert lines == (set() if waits else {(True, "neg_" if writes else "neg")})
 
 
+@pytest.mark.parametrize("name", sorted(ASYNCHRONOUS))
+@given(aside=st.booleans())
+def test_a_group_keeps_an_output_until_its_collective_is_over(name, aside):
+    """Whichever stream waits, and whoever lets go of the tensor then."""
+
+    def rank(_):
+        x, side = torch.ones(4, device="cuda"), torch.cuda.Stream()
+        work = ASYNCHRONOUS[name](x)
+        with torch.cuda.stream(side if aside else torch.cuda.current_stream()):
+            work.wait()
+        del x, work
+        torch.cuda.memory_allocated()  # looks at what is given back
+        return torch.ones(4, device="cuda")
+
+    with simgpu.races() as found:
+        simgpu.ranks(2, rank)
+    assert [str(race) for race in found] == []
+
+
 @contextlib.contextmanager
 def ranks_that_do_not_exist():
     """This process as the first of two whose collectives do nothing."""

@@ -85,6 +85,27 @@ def test_ranks_wait_for_the_last_one_and_overlap_what_is_asynchronous():
     assert sent == pytest.approx(HOP + 4 * count / BANDWIDTH, rel=1e-9)
 
 
+@given(n=st.integers(2, 3), data=st.data(), count=st.sampled_from((1, 1000)), op=st.booleans())
+def test_a_collective_moves_what_its_root_has(n, data, count, op):
+    """The other ranks know of their own part alone, whoever comes first."""
+    root = data.draw(st.integers(0, n - 1))
+
+    def rank(number):
+        torch.cuda.set_device(number)
+        x = torch.ones(count, device="cuda")
+        parts = [torch.ones_like(x) for _ in range(n)] if number == root else None
+        if op:
+            distributed.gather(x, parts, dst=root)
+        else:
+            distributed.scatter(x, parts, src=root)
+
+    with simgpu.as_cuda(n), simgpu.clock("A100", "nvlink") as clock:
+        simgpu.ranks(n, rank)
+    spans = [span for spans in clock.timelines.values() for span in spans]
+    moved = [span.nbytes for span in spans if span.kind == "collective"]
+    assert moved == [4 * n * count] * n  # the same on each device
+
+
 def test_a_step_of_data_parallelism_waits_for_its_collectives():
     marks = {}
 
