@@ -324,13 +324,20 @@ RACES = [
         graphs.test_a_graph_is_in_the_order_of_its_replays,
     ),
     fault(
-        "what is asked of a tensor while a launch is looked at is taken for work of the program",
-        f"{DETECTOR}.host_touches",
-        "or self._lock._is_owned()",
-        "",
-        partial(
-            graphs.test_pinned_memory_that_a_graph_writes_is_there_after_its_replay, waits=True
-        ),
+        "to ask whether memory is pinned is to read it",
+        "simgpu._simulation.races.accesses:touched",
+        "endswith(_DESCRIPTIVE)",
+        'endswith("_like")',
+        host.test_a_question_about_pinned_memory_is_no_access,
+        keepers=("simgpu._simulation.races.accesses:touched",),
+    ),
+    fault(
+        "to look at memory otherwise is to read it",
+        "simgpu._simulation.races.accesses:_is_view",
+        "bool(aliases) and",
+        "False and",
+        host.test_a_question_about_pinned_memory_is_no_access,
+        keepers=("simgpu._simulation.races.accesses:touched",),
     ),
     fault(
         "a captured wait is one of the stream",

@@ -198,7 +198,7 @@ class Detector(Instrument):
 
     def host_touches(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         """An operator of the CPU is about to run: compare what it does to pinned memory."""
-        if not self._pinned or self._lock._is_owned():  # what is asked of a tensor in here
+        if not self._pinned:
             return
         place = place_of_caller()
         with self._lock:

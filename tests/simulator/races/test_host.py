@@ -81,6 +81,12 @@ READS = {
     "numpy": lambda x: x.numpy(),
     "view": lambda x: x[1:].sum(),
 }
+QUESTIONS = {
+    "is_pinned": lambda x: x.is_pinned(),
+    "is_set_to": lambda x: x.is_set_to(x),
+    "views": lambda x: x[1:].view(3, 1).t().split(1),
+    "zeros_like": torch.zeros_like,
+}
 modes = st.sampled_from([*MODES.values()])
 steps = st.lists(st.sampled_from(sorted(STEPS)), max_size=4)
 
@@ -127,6 +133,17 @@ def test_a_gradient_that_comes_to_the_host_is_not_read_at_once(simulated, fails,
             ToHost.apply(first, simulated[0]).add(second.to(simulated[0])).sum().backward()
         READS[read](first.grad)
     assert found
+
+
+@given(ask=st.sampled_from(sorted(QUESTIONS)))
+def test_a_question_about_pinned_memory_is_no_access(simulated, ask):
+    x = torch.arange(4.0).to(simulated[0])
+    pinned = torch.empty(4).pin_memory()
+    with simgpu.races() as found:
+        pinned.copy_(x, non_blocking=True)
+        QUESTIONS[ask](pinned)
+        torch.simgpu.synchronize(simulated[0])
+    assert not found
 
 
 @pytest.mark.without("--races", reason="looks at the modes that a search for races enters")
