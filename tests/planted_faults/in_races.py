@@ -333,7 +333,7 @@ RACES = [
     ),
     fault(
         "to look at memory otherwise is to read it",
-        "simgpu._simulation.races.accesses:_is_view",
+        "simgpu._runtime.operators:is_view",
         "bool(aliases) and",
         "False and",
         host.test_a_question_about_pinned_memory_is_no_access,

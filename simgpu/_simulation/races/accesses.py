@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from simgpu._runtime.launch import dense_parts
+from simgpu._runtime.operators import is_view
 from simgpu._simulation.races.order import Queue
 
 Tensor = torch.Tensor
@@ -67,7 +68,7 @@ _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 def touched(op: torch._ops.OpOverload) -> Touched:
     """Which arguments of `op` are tensors whose memory it reads or writes."""
     waits = not _WAITS.isdisjoint(op.tags)
-    if op._schema.name.rpartition("::")[2].endswith(_DESCRIPTIVE) or _is_view(op):
+    if op._schema.name.rpartition("::")[2].endswith(_DESCRIPTIVE) or is_view(op):
         return Touched((), (), waits)
     arguments = [
         (at, argument.name, bool(argument.alias_info and argument.alias_info.is_write))
@@ -79,12 +80,6 @@ def touched(op: torch._ops.OpOverload) -> Touched:
         tuple((name, writes) for _, name, writes in arguments),
         waits,
     )
-
-
-def _is_view(op: torch._ops.OpOverload) -> bool:
-    """Whether all that an operator returns are its arguments, seen otherwise."""
-    aliases = [result.alias_info for result in op._schema.returns]
-    return bool(aliases) and all(alias and not alias.is_write for alias in aliases)
 
 
 def tensors_of(

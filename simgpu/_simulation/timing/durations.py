@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from simgpu._models.gpus import Model, models
+from simgpu._runtime.operators import is_view
 
 # It would tell every program that Triton's kernels are not counted; there are none.
 _log = logging.getLogger("torch.utils.flop_counter")
@@ -73,11 +74,7 @@ class Durations:
 def launches_nothing(kernel: torch._ops.OpOverload) -> bool:
     """Whether CUDA runs no kernel for it: fresh memory that nobody fills, and views."""
     name = kernel._schema.name.removeprefix("aten::")
-    returns = kernel._schema.returns
-    is_view = bool(returns) and all(
-        each.alias_info is not None and not each.alias_info.is_write for each in returns
-    )
-    return name.startswith(_ONLY_MEMORY) or is_view
+    return name.startswith(_ONLY_MEMORY) or is_view(kernel)
 
 
 @functools.cache
