@@ -160,9 +160,19 @@ ASYNCHRONOUS = [
     fault(
         "results without elements are planned",
         "simgpu._simulation.asynchronous.shapes:_plan",
-        "if new and not is_idle",
-        "if False",
+        "new and not is_idle",
+        "False",
         partial(rules.test_results_are_laid_out_as_at_once, call=rules.LAID_OUT["norm of nothing"]),
+        keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
+    fault(
+        "outputs without elements are planned",
+        "simgpu._simulation.asynchronous.shapes:_plan",
+        " or not all(map(_is_filled, outs))",
+        "",
+        partial(
+            rules.test_results_are_laid_out_as_at_once, call=rules.LAID_OUT["output of nothing"]
+        ),
         keepers=("simgpu._simulation.asynchronous.executor:_plans",),
     ),
     fault(

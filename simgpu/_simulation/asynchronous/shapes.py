@@ -201,8 +201,9 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     if kernel.name in _BATCH_NORMS and not args[5]:
         results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=_META))] * 2
     new = [result for result in results if isinstance(result, (Layout, list))]
+    outs = [kwargs[name] for name in changes if name in kwargs]
     is_idle = name.startswith(_EMPTY)
-    if new and not is_idle and not any(map(_has_elements, new)):
+    if (new and not is_idle and not any(map(_has_elements, new))) or not all(map(_is_filled, outs)):
         # Of which meta kernels may tell other strides, and which take no time.
         raise Unplanned("results without elements")
     return Plan(tuple(results), is_idle, bool(new), changes, check)
@@ -220,6 +221,13 @@ def _changed(op: torch._ops.OpOverload) -> frozenset[int | str]:
 def _has_elements(result: Layout | list[Layout]) -> bool:
     layouts = [result] if isinstance(result, Layout) else result
     return any(0 not in layout.shape for layout in layouts)
+
+
+def _is_filled(out: Tensor | list[Tensor] | None) -> bool:
+    """Whether each of these outputs has elements: the strides of one without may be changed."""
+    if isinstance(out, Tensor):
+        return out.numel() > 0
+    return all(each.numel() for each in out or ())
 
 
 def _check_unchanged(hosts: Sequence[Any], metas: Sequence[Any]) -> None:
