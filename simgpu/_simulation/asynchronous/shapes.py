@@ -201,7 +201,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     if kernel.name in _BATCH_NORMS and not args[5]:
         results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=_META))] * 2
     new = [result for result in results if isinstance(result, (Layout, list))]
-    outs = [kwargs[name] for name in changes if name in kwargs]
+    outs = [value for name, value in kwargs.items() if name in changes]
     is_idle = name.startswith(_EMPTY)
     if (new and not is_idle and not any(map(_has_elements, new))) or not all(map(_is_filled, outs)):
         # Of which meta kernels may tell other strides, and which take no time.

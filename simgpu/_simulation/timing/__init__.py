@@ -7,6 +7,7 @@ streams, events and the host wait for each other in simulated seconds.
 block               the public context manager, and what it yields
 durations           how long a kernel takes: PyTorch's count of its FLOPs, its bytes, peak rates
 topology, presets   links between devices and the host, what way a copy takes, and named machines
+amounts             what seconds and bytes per second may be
 hosts               the time of the host: each thread, and the threads of a backward pass
 timelines           what ran on which stream from when to when, and on which link
 collectives         rings and trees: how long a collective takes, and when it may begin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from simgpu._distributed.communicators import threads
 from simgpu._models.gpus import GENERIC, Model, Names, models, models_of
 from simgpu._runtime import clock as runtime_clock
 from simgpu._runtime import instruments, world
+from simgpu._simulation.timing.amounts import check_amount
 from simgpu._simulation.timing.critical_path import Step, critical_path
 from simgpu._simulation.timing.machine import Machine
 from simgpu._simulation.timing.presets import topology_of
@@ -104,18 +106,19 @@ def clock(
         launch_gap: seconds between two kernels of a stream.
 
     Yields an `Estimate`. Raises NoDevicesError outside `simgpu.devices`; ValueError for a model or
-    a topology that is not known or does not fit the devices, and where a clock is in force already.
+    a topology that is not known or does not fit the devices, and where a clock is in force already;
+    TypeError for what is none of these.
     """
     if not world.device_count():
         raise NoDevicesError("simgpu.clock needs simulated devices: enter simgpu.devices before it")
-    for name, value in (("host_cost", host_cost), ("launch_gap", launch_gap)):
-        if isinstance(value, bool) or not 0 <= value < float("inf"):
-            raise ValueError(f"{name} is in seconds, from 0 on, got {value!r}")
+    check_amount("host_cost", host_cost, "seconds")
+    check_amount("launch_gap", launch_gap, "seconds")
     chosen = _models(model)
     joined = topology_of(topology, chosen)
     machine = Machine(chosen, joined, host_cost, launch_gap)
-    names = ", ".join(dict.fromkeys(each.key for each in chosen))
-    estimate = Estimate(machine, f"{len(chosen)} x {names}, {joined.name}")
+    counted = Counter(each.key for each in chosen)
+    names = ", ".join(f"{count} x {key}" for key, count in counted.items())
+    estimate = Estimate(machine, f"{names}, {joined.name}")
     if not _one_at_a_time.acquire(blocking=False):
         raise ValueError("a simgpu.clock is in force already: leave its block first")
     with ExitStack() as ends:

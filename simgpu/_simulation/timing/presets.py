@@ -16,15 +16,21 @@ from simgpu._simulation.timing.topology import HOST, NETWORK, Link, Topology
 NVLINK_LATENCY, PCIE_LATENCY, NETWORK_LATENCY = 3.4e-6, 5.7e-6, 14.0e-6
 NETWORK_BANDWIDTH = 25e9  # HDR InfiniBand, 200 Gbit/s, one adapter for each GPU as in a DGX A100
 NAMES = ("pcie", "nvlink", "dgx-a100", "2x8 (or any other MACHINESxGPUS)")
+_WANTED = (
+    f"a topology is one of {', '.join(NAMES)}, or a list of simgpu.Link or of tuples (end, end, "
+    "bandwidth, latency)"
+)
 
 
 def topology_of(asked: str | Iterable[Any], models: Sequence[Model]) -> Topology:
     """The topology that `simgpu.clock` is asked for, for devices of these models.
 
     Raises ValueError, with the names that there are, for another one; for more devices than it has
-    places for; and where a GPU has no NVLink.
+    places for; and where a GPU has no NVLink. Raises TypeError for what is no topology at all.
     """
     count = len(models)
+    if not isinstance(asked, (str, Iterable)):
+        raise TypeError(f"{_WANTED}, got {asked!r}")
     if not isinstance(asked, str):
         links = [each if isinstance(each, Link) else _link(each) for each in asked]
         topology = Topology(links)
@@ -37,10 +43,7 @@ def topology_of(asked: str | Iterable[Any], models: Sequence[Model]) -> Topology
 def _link(told: Any) -> Link:
     """A link from a tuple (end, end, bandwidth) or (end, end, bandwidth, latency)."""
     if not isinstance(told, tuple) or len(told) not in (3, 4):
-        raise TypeError(
-            f"a topology is one of {', '.join(NAMES)}, or a list of simgpu.Link or of tuples "
-            f"(end, end, bandwidth, latency), got {told!r} in it"
-        )
+        raise TypeError(f"{_WANTED}, got {told!r} in it")
     return Link(told[:2], *told[2:])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from simgpu import _naming
+from simgpu._simulation.timing.amounts import check_amount
 
 Place = int | str
 HOST = "host"  # with several machines: "host 0", "host 1" and so on
@@ -37,11 +38,8 @@ class Link:
     def __post_init__(self) -> None:
         if len(self.ends) != 2 or place_of(self.ends[0]) == place_of(self.ends[1]):
             raise ValueError(f"a link has two different ends, got {self.ends!r}")
-        if not 0 < self.bandwidth < float("inf") or not 0 <= self.latency < float("inf"):
-            raise ValueError(
-                f"a link needs a bandwidth above 0 and a latency from 0 on, in bytes per second "
-                f"and seconds, got {self.bandwidth!r} and {self.latency!r}"
-            )
+        check_amount("bandwidth", self.bandwidth, "bytes per second", zero=False)
+        check_amount("latency", self.latency, "seconds")
 
 
 Hop = tuple[int, int]  # the number of a link, and the direction, 0 where both share one queue
@@ -62,13 +60,19 @@ class Route:
 
 def place_of(end: Any) -> Place:
     """The place that a caller means: a number for a device, a name for all else."""
-    if isinstance(end, torch.device):
-        return end.index if end.type in _naming.names else HOST if end.type == "cpu" else str(end)
-    if isinstance(end, str):
-        kind, _, index = end.partition(":")
-        return int(index) if kind in _naming.names and index.isdecimal() else end
+    if isinstance(end, (str, torch.device)):
+        kind, _, index = str(end).partition(":")
+        if kind == "cpu":
+            return HOST
+        if kind not in _naming.names:
+            return str(end)
+        if index.isdecimal():
+            return int(index)
+        raise ValueError(f"a link ends at one device, got {end!r}: say '{kind}:0'")
     if isinstance(end, bool) or not isinstance(end, int):
         raise TypeError(f"a link ends at a device, at 'host' or at a switch's name, got {end!r}")
+    if end < 0:
+        raise ValueError(f"a link ends at a device, which are numbered from 0 on, got {end!r}")
     return end
 
 
@@ -127,13 +131,13 @@ class Topology:
 
     def check(self, count: int) -> None:
         """Raise ValueError unless all of `count` devices reach each other and a host."""
+        joined = ", ".join(" - ".join(map(_named, ends)) for ends in self._ends)
         for source in range(count):
             for target in (*range(count), self.host_of(source)):
                 if self.route(source, target) is None:
                     raise ValueError(
-                        f"topology {self.name} has no way from device {source} to "
-                        f"{'the host' if isinstance(target, str) else f'device {target}'}: add a "
-                        "link, or ask for fewer devices"
+                        f"a topology with the links {joined or '(none)'} has no way from "
+                        f"{_named(source)} to {_named(target)}: add one, or make fewer devices"
                     )
 
     def host_of(self, device: int) -> str:
@@ -154,3 +158,10 @@ class Topology:
 
     def _is_local(self, number: int) -> bool:
         return NETWORK not in self._ends[number]
+
+
+def _named(place: Place) -> str:
+    """A place as it is told."""
+    if isinstance(place, int):
+        return f"device {place}"
+    return "the host" if place == HOST else place

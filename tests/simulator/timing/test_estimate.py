@@ -117,6 +117,13 @@ def test_what_a_clock_cannot_be_is_refused(simulated, arguments, words):
         pass
 
 
+@given(models=st.lists(st.sampled_from(["A100", "T4"]), min_size=1, max_size=4))
+def test_an_estimate_tells_how_many_devices_there_are_of_each_model(models):
+    with simgpu.devices(len(models)), simgpu.clock(models) as estimate:
+        told = str(estimate).partition(": ")[0].removeprefix("estimate for ").split(", ")
+    assert set(told) == {f"{models.count(name)} x {name}" for name in models} | {"pcie"}
+
+
 def test_clocks_need_devices_and_do_not_nest():
     with pytest.raises(NoDevicesError), simgpu.clock("A100"):
         pass

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,12 @@ from simgpu._simulation.timing.topology import Topology
 
 PLACES = [0, 1, "host", "switch"]
 THROUGH_ANOTHER = [(0, 1, 1e9), (1, "host", 1e9)]
+WRONG = st.one_of(
+    *(st.none(), st.booleans(), st.text(), st.tuples(st.floats()), st.complex_numbers()),
+    st.floats(max_value=0.0, exclude_max=True),
+    st.integers(max_value=-1),
+    st.sampled_from([float("inf"), float("nan")]),
+)
 links = st.lists(
     st.tuples(
         st.sampled_from(list(itertools.combinations(PLACES, 2))), st.sampled_from([1.0, 2.0, 4.0])
@@ -74,15 +81,53 @@ def test_named_topologies():
         ("dgx-a100", 9, "has 8 devices, and there are 9"),
         ("1x2", 3, "has 2 devices, and there are 3"),
         ([(0, 1, 1e9)], 2, "no way from device 0 to the host"),
-        ([(0, "host", 1e9)], 2, "no way from device 0 to device 1"),
+        ([(0, "host", 1e9)], 2, "links device 0 - the host has no way from device 0 to device 1"),
         (THROUGH_ANOTHER, 2, "no way from device 0 to the host"),
-        ([(0, "host", 0.0)], 1, "a bandwidth above 0"),
+        ([(0, "host", 0.0)], 1, "bandwidth=0.0: a number of bytes per second, above 0"),
+        ([], 2, r"links \(none\) has no way"),
         ([(0, 0, 1e9)], 1, "two different ends"),
+        ([(-1, "host", 1e9)], 1, "numbered from 0 on, got -1"),
+        ([("simgpu", "host", 1e9)], 1, "say 'simgpu:0'"),
     ],
 )
 def test_a_topology_that_does_not_fit_is_refused(asked, count, words):
     with pytest.raises(ValueError, match=words):
         topology_of(asked, [find("A100")] * count)
+
+
+@pytest.mark.parametrize(
+    "asked", [None, 3, ["nvlink"], [(0, 1)], [(0, None, 1e9)], [(0, 1.0, 1e9)]]
+)
+def test_what_is_no_topology_is_refused(asked):
+    with pytest.raises(TypeError, match=r"a topology is one of pcie|a link ends at a device"):
+        topology_of(asked, [find("A100")])
+
+
+NAMES_OF_PLACES = {0: [0, "simgpu:0"], "host": ["host", "cpu"], "switch": ["switch"]}
+DEVICES = ("simgpu:0", "cpu")  # which may be named as torch.device, too
+
+
+@given(places=st.permutations(list(NAMES_OF_PLACES)), names=st.data(), as_devices=st.booleans())
+def test_a_place_has_several_names(simulated, places, names, as_devices):
+    ends = [names.draw(st.sampled_from(NAMES_OF_PLACES[place])) for place in places[:2]]
+    if as_devices:
+        ends = [torch.device(end) if end in DEVICES else end for end in ends]
+    assert Topology([simgpu.Link(tuple(ends), 1e9)]).route(*places[:2]) is not None
+
+
+AMOUNTS = {
+    "bandwidth": lambda value: simgpu.Link((0, 1), value),
+    "latency": lambda value: simgpu.Link((0, 1), 1e9, value),
+    "host_cost": lambda value: simgpu.clock("A100", host_cost=value).__enter__(),
+    "launch_gap": lambda value: simgpu.clock("A100", launch_gap=value).__enter__(),
+}
+
+
+@pytest.mark.parametrize("name", AMOUNTS)
+@given(value=WRONG)
+def test_what_is_no_amount_is_refused(simulated, name, value):
+    with pytest.raises((TypeError, ValueError), match=f"^{name}=.*: a number of .* is expected$"):
+        AMOUNTS[name](value)
 
 
 def test_a_gpu_without_nvlink_is_told_so():
