@@ -1,8 +1,10 @@
 """What carries calls between processes, here between threads: data that ride with an agreement."""
 
+import contextlib
 import functools
 import threading
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import gloo, messages, nccl
+from simgpu._distributed import communicators, gloo, messages, nccl
 from simgpu._distributed.calls import Call
 from simgpu._distributed.reductions import Reduction
 from simgpu._distributed.works import Pending
@@ -98,6 +100,82 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times):
         return rank + 1
 
     assert together(count, run) == list(range(1, count + 1))
+
+
+@few
+@given(
+    devices=st.lists(st.integers(0, 3), min_size=2, max_size=3),
+    kind=st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
+)
+def test_two_ranks_on_one_device_are_told_so_in_their_first_call(devices, kind):
+    backends = mesh(len(devices))
+
+    def run(rank):
+        call, _ = call_of(kind, 3, 1, rank, len(devices))
+        call.number, call.place, call.device = 1, "train.py:1", f"machine:{devices[rank]}"
+        pending = Pending(call)
+        gloo.Transport(backends[rank], "0", range(len(devices))).submit(pending, awaited=True)
+        return [pending.error]
+
+    for [error] in together(len(devices), run):
+        if len(set(devices)) == len(devices):
+            assert error is None, error
+            continue
+        assert isinstance(error, CollectiveMismatchError), error
+        assert "Duplicate GPU detected" in str(error)
+
+
+class Impatient:
+    """A lock that nobody waits for: whoever would have to fails."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        assert self._lock.acquire(blocking=False), "one thread's call holds up another's"
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+KINDS = st.sampled_from([dist.all_reduce, dist.barrier, functools.partial(dist.broadcast, src=0)])
+
+
+def make_call(function, waits):
+    """Call it with a tensor, if it takes one."""
+    tensors = [] if function is dist.barrier else [torch.ones(2, device="cuda")]
+    done = function(*tensors, async_op=not waits)
+    if not waits:
+        done.wait()
+
+
+@pytest.mark.filterwarnings("ignore:barrier")
+@given(first=st.tuples(KINDS, st.booleans()), second=st.tuples(KINDS, st.booleans()))
+def test_a_call_that_waits_for_other_ranks_keeps_no_other_thread_from_calling(first, second):
+    """One thread may wait in a sum for a rank that waits for what another thread sends."""
+    begun = []
+
+    class Waiting:
+        """A transport in whose first call another thread makes a second one."""
+
+        def submit(self, pending, awaited):
+            begun.append(pending.call.number)
+            if len(begun) == 1:
+                together(1, lambda _: make_call(*second) or True)
+            stock.submit(pending, awaited)
+
+        def algorithm(self, call):
+            return ""
+
+    with simgpu.as_cuda(1), contextlib.ExitStack() as ends:
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        ends.callback(dist.destroy_process_group)
+        communicator = communicators.find(dist.group.WORLD)
+        stock = communicator.transport
+        ends.enter_context(mock.patch.object(communicator, "transport", Waiting()))
+        ends.enter_context(mock.patch.object(communicator, "_lock", Impatient()))
+        make_call(*first)
+    assert begun == [1, 2]
 
 
 def test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended():

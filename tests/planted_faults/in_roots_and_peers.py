@@ -4,6 +4,7 @@ from functools import partial
 
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_roots_and_peers as numbered
+from tests.distributed import test_transport as transport
 from tests.support.plant import fault
 
 ROOTS_AND_PEERS = [
@@ -43,5 +44,21 @@ ROOTS_AND_PEERS = [
         'if self.name == "AVG" and not _is_integral(dtype):',
         'if self.name == "AVG" and dtype.is_floating_point:',
         collectives.test_a_mean_of_complex_numbers_is_one_of_both_parts,
+    ),
+    fault(
+        "ranks that are processes share a device",
+        "simgpu._distributed.gloo:Transport._compare",
+        "if not same or call.number == 1:",
+        "if not same:",
+        transport.test_two_ranks_on_one_device_are_told_so_in_their_first_call,
+    ),
+    fault(
+        "a call that waits for other ranks holds up another thread",
+        "simgpu._distributed.communicators:Communicator.submit",
+        """    self.transport.submit(pending, awaited=not asynchronous)
+""",
+        """        self.transport.submit(pending, awaited=not asynchronous)
+""",
+        transport.test_a_call_that_waits_for_other_ranks_keeps_no_other_thread_from_calling,
     ),
 ]
