@@ -9,6 +9,7 @@ factors             what the dispatcher loses of ReduceOp.PREMUL_SUM
 low_precision       buckets of DistributedDataParallel's mixed precision
 communicators       the state of one process group on this rank
 issue               calls on their way to the group, through `launch`
+placement           on which device a call runs
 lanes, gloo         ranks that are processes: calls in order, carried by ProcessGroupGloo
 messages            how they carry data of a call as they agree on it
 fake                the backend "fake", which has one rank

@@ -32,6 +32,7 @@ class Call:
         reduction: how the tensors of all ranks become one.
         place: "file:line" of the program.
         device: which GPU of which machine it is, where no two ranks may be on one.
+        since: the number of the first call on it.
         collective: what instruments are told of it.
         nbytes: how many bytes this rank takes part with.
     """
@@ -44,6 +45,7 @@ class Call:
     reduction: Reduction | None = None
     place: str = ""
     device: str = ""
+    since: int = 1
     number: int = 0
     collective: Collective | None = None
     nbytes: int = field(init=False)

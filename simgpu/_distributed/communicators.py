@@ -61,6 +61,11 @@ class Communicator:
         members = c10d._world.pg_group_ranks.get(group)
         self.ranks = list(members) if members else list(range(self.size))
         """The global rank of each member."""
+        bound = group.bound_device_id
+        self.bound_device: int | None = None if bound is None else bound.index
+        """The only device for its tensors, as `device_id` of init_process_group said."""
+        self.used_devices: dict[int, None] = {}
+        """Those that its tensors were on, in this order."""
         self.transport = self._carried_by(backend)
         self.owner = threads.carrier
         """Whose it is, where ranks are threads of one process."""
@@ -71,6 +76,7 @@ class Communicator:
         """The calls since `_start_coalescing`; None outside."""
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
+        self._since: dict[str, int] = {}
         self._last: dict[str, Pending] = {}
 
     def _carried_by(self, backend: Any) -> Transport:
@@ -94,6 +100,8 @@ class Communicator:
         stream = _stream(call)
         with self._lock:
             call.number = self._numbers[stream] = self._numbers.get(stream, 0) + 1
+            if not stream:
+                self._tell_device(call)
             pending = Pending(call, self._last.get(stream) if asynchronous else None)
             if asynchronous:
                 pending.stage()
@@ -104,6 +112,12 @@ class Communicator:
         if not asynchronous:
             pending.await_(None)
         return pending
+
+    def _tell_device(self, call: Call) -> None:
+        """Let all ranks have changed to other devices at the same call, or none of them."""
+        call.since = self._since.setdefault(call.device, call.number)
+        if call.since > 1:
+            call.says += f", on a device first used in call {call.since}"
 
     def next_number(self, call: Call) -> int:
         """Which call of its group this one will be, from 1; sends and receives count by peer."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from simgpu._distributed import placement
 from simgpu._distributed.calls import Call, called_by_autograd
 from simgpu._distributed.communicators import Communicator
 from simgpu._distributed.works import Pending, Work, awaited, completed, finished
@@ -48,12 +49,14 @@ def issue(
     tensors: Sequence[Tensor],
     async_op: bool,
     outputs: list[Tensor],
+    index: int | None = None,
 ) -> Any:
     """Begin the calls of one operator, and return its Work, boxed for the dispatcher.
 
     Args:
         calls: what is asked of the group.
         tensors: some of the operator's tensors, which say on which device it runs.
+        index: that device, if they do not.
         async_op: whether the caller waits by itself.
         outputs: what the Work's future holds.
     """
@@ -73,8 +76,7 @@ def issue(
             pending.append(group.submit(call, asynchronous))
         return written
 
-    index = tensors[0].get_device() if tensors else -1
-    index = index if index >= 0 else world.current_device()
+    index = placement.of_tensors(group, tensors) if index is None else index
     alone = group.kind == "nccl" and world.device_count() > 1
     device = f"{_machine()}:{index}" if alone else ""
     about = Collective(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from simgpu._distributed import moving, reducing, sparse
+from simgpu._distributed import moving, placement, reducing, sparse
 from simgpu._distributed.calls import Call, described
 from simgpu._distributed.communicators import backend_of, find
 from simgpu._distributed.issue import in_one_work, issue
@@ -53,8 +53,10 @@ def recv_any_source_(tensors: Tensors, pg: Any, tag: int) -> Any:
 def barrier(
     tensor: Tensor, pg: Any, device_ids: Sequence[int], async_op: bool = True, timeout: int = -1
 ) -> Any:
+    group = find(pg)
+    index = placement.of_barrier(group, device_ids)
     call = Call("barrier", "barrier", [], [])
-    return issue("barrier", find(pg), [call], [tensor], async_op, [])
+    return issue("barrier", group, [call], [tensor], async_op, [], index)
 
 
 def monitored_barrier_(

@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.distributed import test_collectives as collectives
+from tests.distributed import test_devices_of_groups as devices
 from tests.distributed import test_roots_and_peers as numbered
 from tests.distributed import test_transport as transport
 from tests.support.plant import fault
@@ -48,7 +49,7 @@ ROOTS_AND_PEERS = [
     fault(
         "ranks that are processes share a device",
         "simgpu._distributed.gloo:Transport._compare",
-        "if not same or call.number == 1:",
+        "if not same or call.number == call.since:",
         "if not same:",
         transport.test_two_ranks_on_one_device_are_told_so_in_their_first_call,
     ),
@@ -60,5 +61,45 @@ ROOTS_AND_PEERS = [
         """        self.transport.submit(pending, awaited=not asynchronous)
 """,
         transport.test_a_call_that_waits_for_other_ranks_keeps_no_other_thread_from_calling,
+    ),
+    fault(
+        "a rank may go to another device alone",
+        "simgpu._distributed.communicators:Communicator._tell_device",
+        "if call.since > 1:",
+        "if False:",
+        devices.test_ranks_change_their_devices_together_or_are_told_so,
+        raises=BaseException,
+    ),
+    fault(
+        "a barrier is on the current device",
+        "simgpu._distributed.kernels:barrier",
+        "placement.of_barrier(group, device_ids)",
+        "placement.of_tensors(group, [])",
+        devices.test_a_barrier_is_where_nccl_has_it,
+        raises=BaseException,
+    ),
+    fault(
+        "a barrier forgets the device that was used first",
+        "simgpu._distributed.placement:of_barrier",
+        "for first in group.used_devices:",
+        "for first in reversed(group.used_devices):",
+        devices.test_a_barrier_is_where_nccl_has_it,
+        raises=BaseException,
+    ),
+    fault(
+        "a rank is taken for its number in the group",
+        "simgpu._distributed.placement:of_barrier",
+        "group.ranks[group.rank] %",
+        "group.rank %",
+        devices.test_a_barrier_is_where_nccl_has_it,
+        raises=BaseException,
+    ),
+    fault(
+        "a group that was made for a device takes others",
+        "simgpu._distributed.placement:of_tensors",
+        "bound is not None and index != bound",
+        "False",
+        partial(devices.test_a_group_that_was_made_for_a_device_takes_no_other, name="reduce"),
+        raises=BaseException,
     ),
 ]

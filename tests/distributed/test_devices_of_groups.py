@@ -1,0 +1,113 @@
+"""Which devices a group has: those that ProcessGroupNCCL would take, and none that it would not.
+
+It has a communicator for each device that a rank has used, in which all ranks have to come.
+"""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu.errors import CollectiveMismatchError
+from tests.support.worlds import few, schedules
+
+SIZE = 3  # of a world
+DEVICES = 4
+
+
+def results(count, function, **named):
+    """Of ranks that have more devices than they need."""
+    with simgpu.as_cuda(DEVICES), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="barrier")
+        return simgpu.ranks(count, function, **named)
+
+
+def works_with_nccl(steps):
+    """For each step whether all ranks are on devices of their own, and in one communicator."""
+    for number, devices in enumerate(steps):
+        since = {
+            next(k for k, before in enumerate(steps) if before[rank] == device)
+            for rank, device in enumerate(devices)
+        }
+        yield len(since) == 1 and (number not in since or len(set(devices)) == SIZE)
+
+
+STEP = st.permutations(range(DEVICES)).map(lambda devices: tuple(devices[:SIZE]))
+STEP = STEP | st.tuples(*[st.integers(0, 1)] * SIZE)
+
+
+@few
+@given(steps=st.lists(st.sampled_from([(0, 1, 2)]) | STEP, min_size=1, max_size=5), seed=schedules)
+def test_ranks_change_their_devices_together_or_are_told_so(steps, seed):
+    def use(rank):
+        for number, devices in enumerate(steps):
+            x = torch.full((2,), rank + 1.0, device=f"cuda:{devices[rank]}")
+            try:
+                dist.all_reduce(x)
+            except CollectiveMismatchError as error:
+                return number, str(error)
+            assert x.tolist() == [6.0, 6.0]
+        return len(steps), ""
+
+    wanted = next((k for k, works in enumerate(works_with_nccl(steps)) if not works), len(steps))
+    for number, told in results(SIZE, use, schedule=seed):
+        assert number == wanted, told
+        if number < len(steps):
+            assert "Duplicate GPU detected" in told or "a device first used in call" in told
+
+
+@few
+@given(
+    named=st.none() | st.permutations(range(DEVICES)),
+    bound=st.none() | st.permutations(range(DEVICES)),
+    used=st.lists(st.permutations(range(DEVICES)), max_size=2),
+    current=st.permutations(range(DEVICES)) | st.just([0] * SIZE),
+    members=st.sampled_from([[0, 1, 2], [1, 2]]),
+)
+def test_a_barrier_is_where_nccl_has_it(named, bound, used, current, members):
+    """Named, bound, used first, or by number: the current device, which many forget, is none."""
+
+    def call(rank):
+        group = dist.new_group(members)
+        if rank not in members:
+            return
+        torch.cuda.set_device(current[rank])
+        if bound is not None:
+            group.bound_device_id = torch.device("cuda", bound[rank])
+        else:
+            for devices in used:
+                dist.all_reduce(torch.ones(1, device=f"cuda:{devices[rank]}"), group=group)
+        dist.barrier(group, device_ids=None if named is None else [named[rank]])
+
+    with simgpu.trace() as trace:
+        results(SIZE, call)
+    found = [record.collective for record in trace if record.op.startswith("c10d.barrier")]
+    first = used[0] if used and bound is None else range(DEVICES)
+    wanted = named or bound or first
+    assert {about.rank: about.index for about in found} == {rank: wanted[rank] for rank in members}
+
+
+CALLS = {
+    "all_reduce": dist.all_reduce,
+    "broadcast": lambda x: dist.broadcast(x, 0),
+    "reduce": lambda x: dist.reduce(x, 0),
+    "send": lambda x: dist.send(x, 1 - dist.get_rank()),
+    "all_gather": lambda x: dist.all_gather([torch.empty_like(x) for _ in range(2)], x),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_group_that_was_made_for_a_device_takes_no_other(name):
+    def call(rank):
+        dist.group.WORLD.bound_device_id = torch.device("cuda", rank)
+        dist.all_reduce(torch.ones(1, device="cuda"))
+        with pytest.raises(dist.DistBackendError, match="not on device passed to") as raised:
+            CALLS[name](torch.ones(1, device=f"cuda:{rank + 2}"))
+        assert f"the tensor is on device {rank + 2}, and device_id said {rank}" in str(raised.value)
+        return True
+
+    assert results(2, call) == [True, True]
