@@ -8,6 +8,7 @@ from tests.simulator.asynchronous import test_data_parallel as data_parallel
 from tests.simulator.asynchronous import test_laziest_order as laziest
 from tests.simulator.asynchronous import test_marks as marks
 from tests.simulator.asynchronous import test_memory_given_back as given_back
+from tests.simulator.asynchronous import test_programs as programs
 from tests.simulator.asynchronous import test_rules as rules
 from tests.simulator.asynchronous import test_wrong_calls as wrong_calls
 from tests.support.plant import fault
@@ -174,6 +175,44 @@ ASYNCHRONOUS = [
             rules.test_results_are_laid_out_as_at_once, call=rules.LAID_OUT["output of nothing"]
         ),
         keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
+    fault(
+        "what stands in front of a wait always runs first",
+        "simgpu._simulation.asynchronous.queues:Queues.force",
+        "if self._random is not None:",
+        "if False:",
+        laziest.test_a_stream_that_has_not_waited_comes_before_and_after_each_step,
+    ),
+    fault(
+        "no drawn order lets work wait",
+        "simgpu._simulation.asynchronous.queues:Queues.restart",
+        "self._random.choice(_EAGERNESS)",
+        "0.9",
+        laziest.test_a_stream_that_has_not_waited_comes_before_and_after_each_step,
+    ),
+    fault(
+        "streams in turns do not wait for each other",
+        "simgpu._simulation.asynchronous.queues:Queues._force_drawn",
+        " if queue[0].missing() is None",
+        "",
+        laziest.test_nothing_runs_before_what_it_needs,
+    ),
+    fault(
+        "what other streams have to do first is forgotten",
+        "simgpu._simulation.asynchronous.queues:Queues._needed",
+        "todo += [need for need in each.needs if not need.done]",
+        "each.needs = []",
+        laziest.test_nothing_runs_before_what_it_needs,
+    ),
+    fault(
+        "memory that was given back is overwritten late in all drawn orders",
+        "simgpu._simulation.asynchronous.queues:Queues.restart",
+        "self._random.random() < 0.5",
+        "False",
+        partial(
+            programs.test_many_orders_show_what_is_missing,
+            program=programs.PROGRAMS["freed_too_early"],
+        ),
     ),
     fault(
         "waits of autograd's engine are left out of queues",

@@ -2,8 +2,8 @@
 
 Work of one stream runs in the order in which it was queued, and after what its stream waited for.
 Any order that keeps to this is legal. The laziest one runs nothing until somebody waits for it, and
-then only what that needs. A seed draws orders instead: after each launch, some of the work that
-could run does.
+then only what that needs. A seed draws orders instead: how often work runs before somebody waits
+for it, and which streams go first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from simgpu._simulation.asynchronous.launch_state import Batch
 
@@ -18,6 +19,9 @@ Key = tuple[int, int]  # the index of a device and the number of a stream
 
 # CUDA's own queue is about as long: a launch waits while it is full.
 LONGEST = 1024
+# How likely it is that more work runs after a launch: a seed draws one. Where nothing runs before
+# somebody waits, or little, streams are far apart from each other.
+_EAGERNESS = (0.0, 0.1, 0.5)
 
 
 class Work:
@@ -45,6 +49,10 @@ class Queues:
     def restart(self, seed: int | None) -> None:
         """Begin the orders of `seed`; None stands for the laziest one."""
         self._random = None if seed is None else random.Random(seed)
+        self._eagerness, self._is_hasty = 0.0, True  # with what is early
+        if self._random is not None:
+            self._eagerness = self._random.choice(_EAGERNESS)
+            self._is_hasty = self._random.random() < 0.5
 
     def last(self, key: Key) -> Work | None:
         """The last work of a stream that has not run."""
@@ -69,7 +77,7 @@ class Queues:
     ) -> Work:
         """Queue work on a stream.
 
-        What is `early` runs as soon as it can in the laziest order, too.
+        What is `early` runs as soon as it can in the laziest order, and in some that are drawn.
         """
         queue = self._queues.get(key)
         if queue is None:
@@ -93,6 +101,9 @@ class Queues:
         """Run some work, and what has to run before it; no more than that."""
         if work is None or work.done:
             return
+        if self._random is not None:
+            self._force_drawn(self._random, (work,))
+            return
         stack = [work]
         with Batch():
             while stack:
@@ -110,16 +121,53 @@ class Queues:
                     self._run_early()
 
     def finish(self, keys: Iterable[Key]) -> None:
-        """Run all work of these streams, in an order of the seed's."""
-        keys = list(keys)
+        """Run all work of these streams."""
+        wanted = [last for last in map(self.last, keys) if last is not None]
         if self._random is not None:
-            self._random.shuffle(keys)
-        for key in keys:
-            self.force(self.last(key))
+            self._force_drawn(self._random, wanted)
+            return
+        for work in wanted:
+            self.force(work)
+
+    def _force_drawn(self, drawing: random.Random, wanted: Iterable[Work]) -> None:
+        """Run some work, and what has to run before it, the streams in turns that are drawn."""
+        streams = self._needed(wanted)
+        with Batch():
+            while streams:
+                ready = [key for key, queue in streams.items() if queue[0].missing() is None]
+                key = drawing.choice(ready)
+                queue = streams[key]
+                self._run(queue.popleft())
+                if self._early:
+                    self._run_early()
+                # What is lost with its device is done, too.
+                for key, queue in list(streams.items()):
+                    while queue and queue[0].done:
+                        queue.popleft()
+                    if not queue:
+                        del streams[key]
+
+    def _needed(self, wanted: Iterable[Work]) -> dict[Key, deque[Work]]:
+        """By stream, what has to run until some work is done, and has not."""
+        found: dict[Key, deque[Work]] = {}
+        seen: set[Work] = set()
+        todo = [work for work in wanted if not work.done]
+        while todo:
+            work = todo.pop()
+            if work in seen:
+                continue
+            queue = found.setdefault(work.key, deque())
+            for each in islice(self._queues[work.key], len(queue), None):
+                queue.append(each)
+                seen.add(each)
+                todo += [need for need in each.needs if not need.done]
+                if each is work:
+                    break
+        return found
 
     def perhaps(self) -> None:
         """Run some of what could run, if a seed says so."""
-        while self._random is not None and self._random.random() < 0.5:
+        while self._random is not None and self._random.random() < self._eagerness:
             ready = self._ready()
             if not ready:
                 return
@@ -152,7 +200,7 @@ class Queues:
 
     def _run_early(self) -> None:
         """Run what is early, if nothing stands before it."""
-        while self._random is None and self._early:
+        while self._is_hasty and self._early:
             ready = [work for work in self._ready() if work.early]
             if not ready:
                 return

@@ -1,5 +1,7 @@
 """The laziest order runs what somebody waits for and what that needs, and nothing else.
 
+Those that a seed draws run at least that, and nothing before what it needs.
+
 The oracle draws an arrow from each piece of work to those that come after it: by the rules of CUDA
 a stream keeps its order, and an event stands for the work before its last record.
 """
@@ -46,6 +48,15 @@ class Oracle:
             if point is not None and point not in self.done:
                 self.done.add(point)
                 todo += self.before[point]
+
+    def needed(self, point):
+        """All that comes before a point."""
+        found, todo = set(), [point]
+        while todo:
+            new = self.before[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
 
     def do(self, kind, first, second=None):
         if kind == "launch":
@@ -104,3 +115,49 @@ def test_nothing_runs_but_what_is_waited_for(simulated, program):
             oracle.do(*step)
             real.do(*step)
             assert real.has_run() == [point in oracle.done for point in oracle.launched]
+
+
+@given(
+    launched=st.lists(st.tuples(streams, st.none() | streams), min_size=3, max_size=10),
+    seed=st.integers(0, 2**32),
+)
+def test_nothing_runs_before_what_it_needs(simulated, launched, seed):
+    """Each launch sums up what comes before it by the oracle; what has not run is NaN."""
+    oracle, sums, stream = Oracle(), [], 0
+    with simgpu.asynchronous(seed):
+        real = Program(simulated[0])
+        for stream, awaited in launched:
+            if awaited is not None:
+                oracle.do("wait", stream, awaited)
+                real.do("wait", stream, awaited)
+            oracle.do("launch", stream)
+            needed = oracle.needed(oracle.launched[-1])
+            before = [at for at, point in enumerate(oracle.launched) if point in needed]
+            sums.append(1 + sum(sums[at] for at in before))
+            with torch.simgpu.stream(real.streams[stream]):
+                real.made.append(sum((real.made[at] for at in before), real.x + 1))
+        oracle.do("finish stream", stream)
+        real.do("finish stream", stream)
+        with torch.simgpu.stream(real.aside):
+            for point, made, expected in zip(oracle.launched, real.made, sums, strict=True):
+                assert point not in oracle.done or made.item() == expected
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@given(steps=st.integers(1, 3))
+def test_a_stream_that_has_not_waited_comes_before_and_after_each_step(simulated, steps):
+    """Also where the host waits for the stream that takes the steps, and that for the other one."""
+
+    def steps_seen(seed):
+        x, side = torch.zeros(1).to("simgpu:0"), torch.simgpu.Stream("simgpu:0")
+        with simgpu.asynchronous(seed):
+            for _ in range(steps):
+                x += 1
+            with torch.simgpu.stream(side):
+                seen = x + 0
+            torch.simgpu.current_stream().wait_stream(side)
+            return seen.item()
+
+    seen = [steps_seen(seed) for seed in range(60)]
+    assert set(seen) == set(range(steps + 1))
+    assert seen.count(0) > len(seen) / 8  # not but by chance

@@ -17,16 +17,10 @@ def result(program, mended, seed=None):
         return program.run(mended)
 
 
-@pytest.fixture(scope="module")
-def pair():
-    with simgpu.devices(2) as devices:
-        yield devices
-
-
 @pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.without("--async", reason="compares with what is computed at once")
 @programs
-def test_the_laziest_order_shows_what_is_missing(pair, program):
+def test_the_laziest_order_shows_what_is_missing(simulated, program):
     assert program.run(False) == program.run(True) == program.expected  # at once, nothing shows
     assert result(program, False) != program.expected
     assert result(program, True) == program.expected
@@ -35,7 +29,7 @@ def test_the_laziest_order_shows_what_is_missing(pair, program):
 @programs
 @settings(max_examples=ORDERS)
 @given(seed=st.integers(0, 2**32))
-def test_every_order_of_a_mended_program_is_right_and_without_races(pair, program, seed):
+def test_every_order_of_a_mended_program_is_right_and_without_races(simulated, program, seed):
     with simgpu.races() as found:
         assert result(program, True, seed) == program.expected
     assert [str(race) for race in found] == []
@@ -43,12 +37,13 @@ def test_every_order_of_a_mended_program_is_right_and_without_races(pair, progra
 
 @pytest.mark.without("--races", reason="races on purpose")
 @programs
-def test_some_order_shows_what_is_missing(pair, program):
-    assert any(result(program, False, seed) != program.expected for seed in range(ORDERS))
+def test_many_orders_show_what_is_missing(simulated, program):
+    wrong = sum(result(program, False, seed) != program.expected for seed in range(ORDERS))
+    assert wrong >= ORDERS / 4
 
 
 @pytest.mark.without("--races", reason="races on purpose")
-def test_the_same_seed_gives_the_same_order(pair):
+def test_the_same_seed_gives_the_same_order(simulated):
     program = PROGRAMS["prefetcher"]
     seen = [str(result(program, False, seed)) for seed in range(10)]
     assert seen == [str(result(program, False, seed)) for seed in range(10)]
