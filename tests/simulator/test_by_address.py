@@ -38,7 +38,7 @@ def test_memory_is_found_by_any_of_its_addresses(steps, length):
                 table.remove(other)
             if not others:
                 table.put(piece)
-        candidates = {piece, *others}
+        candidates = {*others, piece}  # of two that are equal, the one that may be there
         there = there - candidates | {
             each for each in candidates if table.begins_at(each.begin) is each
         }

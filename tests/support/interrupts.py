@@ -1,5 +1,6 @@
 """Raise KeyboardInterrupt (Ctrl-C) at a chosen moment, without signals and timing."""
 
+import gc
 import sys
 
 
@@ -8,7 +9,10 @@ class Interrupt(BaseException):
 
 
 class Interrupter:
-    """Raises where Python calls handlers of signals: at the entry of functions, after calls."""
+    """Raises where Python calls handlers of signals: at the entry of functions, after calls.
+
+    Nothing is collected meanwhile: what hypothesis is called back by then swallows the interrupt.
+    """
 
     def __init__(self, at: int) -> None:
         self.at, self.passed = at, 0
@@ -20,9 +24,12 @@ class Interrupter:
                 raise Interrupt
 
     def __enter__(self):
-        self.outer = sys.getprofile()
+        self.outer, self.collects = sys.getprofile(), gc.isenabled()
+        gc.disable()
         sys.setprofile(self)
         return self
 
     def __exit__(self, *_):
         sys.setprofile(self.outer)
+        if self.collects:
+            gc.enable()
