@@ -10,7 +10,7 @@ sparse_and_nested   tensors made of other tensors; `sparse_invariants` checks th
 arguments           from device tensors to host tensors; `mixed_devices` says what CUDA refuses, in
                     words for which `native_functions` reads PyTorch's operator table
 argument_checks     errors in place of crashes of the host's kernels, found by `index_checks` and
-                    `shape_checks`
+                    `shape_checks`; `solvers` has those of linear algebra, and what computes there
 dtype_rules         dtypes that CUDA's kernels lack, refused in their words; `wider_dtypes` has
                     those that the CPU's lack
 determinism         kernels that CUDA refuses under `torch.use_deterministic_algorithms`

@@ -1,10 +1,10 @@
-"""Checks in front of CPU kernels that would read past memory on wrong arguments.
+"""Checks in front of CPU kernels that would read past memory on wrong arguments, or take more.
 
 Most of PyTorch's CPU kernels check what they are given. A few leave it to their callers, and with
 other arguments they take the interpreter down; on a GPU the same calls raise or compute nonsense.
-Each check here raises instead. To add one, write a function in
-`index_checks` (values), `shape_checks` or `expected_shapes` (arguments of backward operators), and
-name it in `CHECKS`.
+A few take sizes or options for which CUDA has no kernel. Each check here raises instead. To add
+one, write a function in `index_checks` (values), `shape_checks`, `expected_shapes` (arguments of
+backward operators) or `solvers` (linear algebra), and name it in `CHECKS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from simgpu._kernels import expected_shapes, index_checks, shape_checks
+from simgpu._kernels import expected_shapes, index_checks, shape_checks, solvers
 from simgpu._kernels.overloads import PythonKernel, overload
 from simgpu._runtime import executors
 from simgpu._runtime.instruments import hooks
@@ -57,6 +57,8 @@ CHECKS: dict[str, _Check] = {
     "_fft_r2c": expected_shapes.transformed_dims,
     "_fused_moving_avg_obs_fq_helper": expected_shapes.moving_average,
     "_grid_sampler_2d_cpu_fallback_backward": expected_shapes.grid_sampler_backward,
+    "_int_mm": shape_checks.int8_product,
+    "_linalg_svd": solvers.svd_driver,
     "_log_softmax_backward_data": expected_shapes.softmax_backward,
     "_masked_softmax_backward": expected_shapes.softmax_backward,
     "_native_batch_norm_legit": shape_checks.batch_norm,
@@ -65,6 +67,8 @@ CHECKS: dict[str, _Check] = {
     "_pdist_backward": expected_shapes.pdist_backward,
     "_scaled_dot_product_flash_attention_for_cpu": shape_checks.flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": shape_checks.flash_attention,
+    "_scaled_mm": shape_checks.scaled_product,
+    "_scaled_mm_v2": shape_checks.scaled_product,
     "_segment_reduce_backward": _both(
         index_checks.segment_reduce, expected_shapes.segment_reduce_backward
     ),
@@ -85,7 +89,8 @@ CHECKS: dict[str, _Check] = {
     "embedding": index_checks.embedding,
     "embedding_dense_backward": index_checks.embedding_backward,
     "kthvalue": shape_checks.few_dims,
-    "linalg_ldl_solve": index_checks.pivots,
+    "linalg_ldl_solve": _both(solvers.ldl_solve, index_checks.pivots),
+    "linalg_lstsq": solvers.lstsq_driver,
     "linalg_lu_solve": index_checks.pivots,
     "lu_unpack": index_checks.pivots,
     "max_pool2d_with_indices_backward": partial(index_checks.pooled_indices, dims=2),
@@ -109,6 +114,17 @@ CHECKS: dict[str, _Check] = {
         f"_fused_{name}{in_place}": shape_checks.fused_optimizer
         for name in ("adagrad", "adam", "adamw", "sgd")
         for in_place in ("_", "")
+    },
+    **{
+        name: partial(shape_checks.few_dims, words=words, most=25)
+        for name, words in {
+            "index_add": "tensor has too many (>25) dims",
+            "index_reduce": "tensor has too many (>25) dims",
+            "index_select": "Tensor too large or too many (> 25) dimensions",
+            "nonzero": "nonzero is not supported for tensor with more than 25 dimensions",
+            "sort": "value tensor has too many dimensions",
+            "topk": "input tensor has too many dimensions",
+        }.items()
     },
 }
 

@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simgpu._kernels.overloads import PythonKernel
+from simgpu._naming import DEVICE_TYPE, visible_text
 
 Tensor = torch.Tensor
 _META = torch.device("meta")
@@ -94,7 +95,10 @@ def _angle(self: Tensor, **_: Any) -> None:
         raise no_kernel("angle_cuda", self.dtype)
 
 
-def _convolution(input: Tensor, **_: Any) -> None:
+def _convolution(input: Tensor, weight: Tensor, **_: Any) -> None:
+    if input.dtype != weight.dtype:
+        found = (visible_text(_type_of(tensor)) for tensor in (input, weight))
+        raise RuntimeError("Input type ({}) and weight type ({}) should be the same".format(*found))
     if input.dtype in (torch.int8, torch.uint8, torch.int32):
         raise RuntimeError("GET was unable to find an engine to execute this computation")
     if not input.is_floating_point():
@@ -113,6 +117,20 @@ def _histc(self: Tensor, **_: Any) -> None:
 def _igamma(kernel: str, self: Tensor, other: Tensor, **_: Any) -> None:
     if (dtype := torch.result_type(self, other)) in _NO_HALF:
         raise no_kernel(kernel, dtype)
+
+
+def _normalized(input: Tensor, weight: Tensor | None, bias: Tensor | None, **_: Any) -> None:
+    """Parameters of float32 for halves, which kernels of the CPU take. Others the host refuses."""
+    given = {parameter.dtype for parameter in (weight, bias) if parameter is not None}
+    if input.dtype in _NO_HALF and given == {torch.float32}:
+        raise RuntimeError(f"expected scalar type {name_of(input.dtype)} but found Float")
+
+
+def _type_of(tensor: Tensor) -> str:
+    """What C++ calls the type of a tensor; it has no tensor type for bfloat16."""
+    if tensor.dtype is torch.bfloat16:
+        return f"{DEVICE_TYPE}BFloat16Type"
+    return tensor.type()
 
 
 def _scaled_mm(self: Tensor, mat2: Tensor, **_: Any) -> None:
@@ -137,6 +155,8 @@ _SPECIAL: dict[str, Callable[..., None]] = {
     "histc": _histc,
     "igamma": partial(_igamma, "igamma_cuda"),
     "igammac": partial(_igamma, "igammac_cuda"),
+    "native_group_norm": _normalized,
+    "native_layer_norm": _normalized,
     "scatter_reduce": _scatter_reduce,
 }
 

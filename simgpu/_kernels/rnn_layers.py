@@ -171,6 +171,17 @@ def _is_plain(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+def _check_states(given: Tensor | Sequence[Tensor], input: Tensor) -> None:
+    """cuDNN takes the first states as they lie in memory (aten/src/ATen/native/cudnn/RNN.cpp)."""
+    states = given if isinstance(given, (list, tuple)) else (given,)
+    for name, state in zip(("hx", "cx"), states, strict=False):
+        if not state.is_contiguous() and input.numel():
+            raise RuntimeError(
+                f"rnn: {name} is not contiguous: its shape is {tuple(state.shape)} and its strides "
+                f"are {state.stride()}; call .contiguous() on it first"
+            )
+
+
 def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     step_by_step = op._handle.redispatch_boxed
     names = [argument.name for argument in op._schema.arguments]
@@ -188,6 +199,7 @@ def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
         if not _is_plain(layout.tensors):
             return step_by_step(HOST_KEYS, *arguments)
         call = dict(zip(names, arguments, strict=True))
+        _check_states(call["hx"], layout.tensors[0])
         if call["train"] and call["dropout"] and call["num_layers"] > 1:
             return _with_dropout(op, call)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in layout.tensors):

@@ -35,10 +35,44 @@ def batch_norm(arguments: dict[str, Any]) -> None:
             raise RuntimeError(f"{name} should contain {channels} elements not {given.numel()}")
 
 
-def few_dims(arguments: dict[str, Any]) -> None:
-    """As many dimensions as CUDA's kernels have room for in their arguments."""
-    if arguments["self"].dim() >= 25:
-        raise RuntimeError("CUDA Tensors cannot have more than 25 dimensions")
+def few_dims(
+    arguments: dict[str, Any],
+    words: str = "CUDA Tensors cannot have more than 25 dimensions",
+    most: int = 24,
+) -> None:
+    """As many dimensions as CUDA's kernels have room for (ATen/cuda/detail/TensorInfo.cuh)."""
+    if arguments["self"].dim() > most:
+        raise RuntimeError(words)
+
+
+def int8_product(arguments: dict[str, Any]) -> None:
+    """Sizes that cuBLAS has for eight bits (aten/src/ATen/native/cuda/Blas.cpp, _int_mm)."""
+    left, right = arguments["self"], arguments["mat2"]
+    if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
+        return  # the kernel says so
+    if left.shape[0] <= 16:
+        raise RuntimeError(f"self.size(0) needs to be greater than 16, but got {left.shape[0]}")
+    for name, matrix in (("self", left), ("mat2", right)):
+        size = matrix.shape[1]
+        if size == 0 or size % 8:
+            raise RuntimeError(
+                f"{name}.size(1) needs to be greater than 0 and a multiple of 8, but got {size}"
+            )
+
+
+def scaled_product(arguments: dict[str, Any]) -> None:
+    """Sizes and layouts that cuBLAS has for float8 (ATen/native/cuda/ScaledBlas.cpp)."""
+    left, right = arguments["self"], arguments["mat2"]
+    if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
+        return  # the kernel says so
+    (rows, inner), (_, columns) = left.shape, right.shape
+    if inner % 16:
+        raise RuntimeError(
+            "Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: "
+            f"({rows}x{inner})."
+        )
+    if columns % 16:
+        raise RuntimeError(f"mat2 shape ({inner}x{columns}) must be divisible by 16")
 
 
 def adaptive_avg_pool_backward(arguments: dict[str, Any], dims: int) -> None:

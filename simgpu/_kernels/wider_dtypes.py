@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from simgpu._kernels import solvers
+
 Tensor = torch.Tensor
 HostCode = Callable[..., Any]
 _sum = torch.ops.aten.sum.dim_IntList._handle.redispatch_boxed
@@ -73,8 +75,9 @@ _BACK = {
 def host_code(op: torch._ops.OpOverload) -> HostCode | None:
     """What computes `op` on the host, or None where PyTorch's own kernel has all dtypes."""
     stock: HostCode = op._handle.redispatch_boxed
-    if op._schema.name == "aten::nansum":
-        return partial(_sum_of_numbers, stock)
+    own = _HOST_CODE.get(op._schema.name)
+    if own is not None:
+        return partial(own, stock)
     return widened(op, stock)
 
 
@@ -124,3 +127,6 @@ def _sum_of_numbers(
     out = kwargs.pop("out", None)
     total = _sum(keys, self.masked_fill(self.isnan(), 0), *(args or (None,)), **kwargs)
     return total if out is None else out.resize_(total.shape).copy_(total)
+
+
+_HOST_CODE: dict[str, HostCode] = {"aten::nansum": _sum_of_numbers, **solvers.HOST_CODE}

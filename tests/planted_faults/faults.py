@@ -29,6 +29,7 @@ from tests.planted_faults.in_failures import FAILURES
 from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
 from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_kernels import KERNELS
+from tests.planted_faults.in_limits import LIMITS
 from tests.planted_faults.in_memory import MEMORY
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
@@ -79,6 +80,7 @@ ONCE = [
     *GENERATORS,
     *RUNTIME,
     *KERNELS,
+    *LIMITS,
     *MEMORY,
     *BACKEND,
     *TRANSFER,

@@ -19,6 +19,7 @@ class Model(nn.Module):
 
     def forward(self, x, hidden):
         self.rnn.flatten_parameters()
+        hidden = tuple(state.contiguous() for state in hidden)  # cuDNN takes no part of a batch
         output, hidden = self.rnn(self.encoder(x), hidden)
         seen.append((x.device, tuple(x.shape), tuple(hidden[0].shape)))
         return self.decoder(output), hidden

@@ -1,0 +1,237 @@
+"""What kernels of CUDA refuse for its size, layout or dtypes, where kernels of the CPU take it."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+HALVES = st.sampled_from([torch.float16, torch.bfloat16])
+LAYERS = st.sampled_from([nn.LSTM, nn.GRU, nn.RNN])
+
+
+@given(layer=LAYERS, wrong=st.booleans(), which=st.integers(0, 1), rows=st.integers(2, 4))
+def test_the_first_state_of_a_recurrent_layer_is_contiguous(devices, layer, wrong, which, rows):
+    """The case of the state of a bidirectional encoder, of which a decoder takes one half."""
+    module = layer(3, 4).to(devices[0])
+    states = [torch.zeros(1, rows, 4, device=devices[0]) for _ in range(2)]
+    which = which if layer is nn.LSTM else 0
+    if wrong:
+        states[which] = torch.zeros(1, 4, rows, device=devices[0]).mT
+    x = torch.ones(5, rows, 3, device=devices[0])
+    state = tuple(states) if layer is nn.LSTM else states[0]
+    if wrong:
+        with pytest.raises(RuntimeError, match=f"^rnn: {'hc'[which]}x is not contiguous"):
+            module(x, state)
+        states[which] = states[which].contiguous()
+        state = tuple(states) if layer is nn.LSTM else states[0]
+    assert module(x, state)[0].shape == (5, rows, 4)
+
+
+def norm(kind, x, weight, bias):
+    if kind == "layer":
+        return F.layer_norm(x, x.shape[1:], weight, bias)
+    return F.group_norm(x, 2, weight, bias)
+
+
+@given(
+    kind=st.sampled_from(["layer", "group"]),
+    dtype=HALVES,
+    given_=st.sampled_from([(True, False), (False, True), (True, True)]),
+    rows=st.integers(1, 3),
+)
+def test_a_norm_of_halves_has_parameters_of_its_dtype(devices, kind, dtype, given_, rows):
+    name = {torch.float16: "Half", torch.bfloat16: "BFloat16"}[dtype]
+    x = torch.ones(rows, 4, device=devices[0], dtype=dtype)
+    parameters = [torch.ones(4, device=devices[0]) if one else None for one in given_]
+    with pytest.raises(RuntimeError, match=f"expected scalar type {name} but found Float"):
+        norm(kind, x, *parameters)
+    same = [None if parameter is None else parameter.to(dtype) for parameter in parameters]
+    assert norm(kind, x, *same).dtype == dtype
+    assert norm(kind, x.float(), *parameters).dtype == torch.float32
+
+
+def test_a_wrong_shape_of_a_norm_is_told_before_its_dtypes(devices):
+    x = torch.ones(2, 4, device=devices[0], dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="Expected weight to be of same shape"):
+        F.layer_norm(x, (4,), torch.ones(3, device=devices[0]))
+
+
+CALLED = {
+    torch.float16: "torch.{}.HalfTensor",
+    torch.bfloat16: "{1}BFloat16Type",
+    torch.float32: "torch.{}.FloatTensor",
+    torch.float64: "torch.{}.DoubleTensor",
+}
+
+
+@given(
+    dtypes=st.permutations(sorted(CALLED, key=str)),
+    dims=st.integers(1, 3),
+    transposed=st.booleans(),
+)
+def test_a_convolution_names_the_types_that_differ(devices, dtypes, dims, transposed):
+    convolve = getattr(F, f"conv{'_transpose' * transposed}{dims}d")
+    x, weight = (
+        torch.ones(2, 2, *[3] * dims, device=devices[0], dtype=dtype) for dtype in dtypes[:2]
+    )
+    type_ = devices[0].type
+    kind = type_.upper() if type_ == "cuda" else type_
+    one, other = (CALLED[dtype].format(type_, kind) for dtype in dtypes[:2])
+    words = f"Input type ({one}) and weight type ({other}) should be the same"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(words)}$"):
+        convolve(x, weight)
+    assert convolve(x.double(), weight.double()).dtype == torch.float64
+
+
+SIZES = st.sampled_from([8, 15, 16, 17, 24, 31, 32])
+
+
+@given(rows=SIZES, inner=SIZES, columns=SIZES)
+def test_products_of_eight_bits_have_sizes_that_cublas_has(devices, rows, inner, columns):
+    left = torch.ones(rows, inner, dtype=torch.int8, device=devices[0])
+    right = torch.ones(columns, inner, dtype=torch.int8, device=devices[0]).t()
+    if rows > 16 and inner % 8 == columns % 8 == 0:
+        assert torch._int_mm(left, right).unique().tolist() == [inner]
+        return
+    with pytest.raises(RuntimeError, match=r"size\([01]\) needs to be greater than"):
+        torch._int_mm(left, right)
+
+
+@given(rows=SIZES, inner=SIZES, columns=SIZES)
+def test_products_of_float8_have_sizes_that_cublas_has(devices, rows, inner, columns):
+    left = torch.ones(rows, inner, device=devices[0]).to(torch.float8_e4m3fn)
+    right = torch.ones(columns, inner, device=devices[0]).to(torch.float8_e4m3fn).t()
+    scale = torch.ones((), device=devices[0])
+    if inner % 16 == columns % 16 == 0:
+        found = torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16)
+        assert found.unique().tolist() == [inner]
+        return
+    with pytest.raises(RuntimeError, match="divisible by 16"):
+        torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16)
+
+
+# What each says of more dimensions than its kernel has room for.
+MANY = {
+    "index_add": (lambda x, i: x.index_add(0, i, x), "tensor has too many (>25) dims"),
+    "index_reduce": (
+        lambda x, i: x.index_reduce(0, i, x, "amax"),
+        "tensor has too many (>25) dims",
+    ),
+    "index_select": (
+        lambda x, i: x.index_select(0, i),
+        "Tensor too large or too many (> 25) dimensions",
+    ),
+    "nonzero": (
+        lambda x, i: x.nonzero(),
+        "nonzero is not supported for tensor with more than 25 dimensions",
+    ),
+    "sort": (lambda x, i: x.sort(), "value tensor has too many dimensions"),
+    "topk": (lambda x, i: x.topk(1), "input tensor has too many dimensions"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("name", sorted(MANY))
+@given(dims=st.integers(24, 27))
+def test_kernels_have_room_for_25_dimensions(devices, name, dims):
+    call, words = MANY[name]
+    x = torch.ones([1] * (dims - 1) + [2], device=devices[0])
+    index = torch.zeros(1, dtype=torch.int64, device=devices[0])
+    if dims <= 25:
+        call(x, index)
+        return
+    with pytest.raises(RuntimeError, match=f"^{re.escape(words)}"):
+        call(x, index)
+
+
+@given(
+    seed=st.integers(0, 999),
+    rows=st.integers(1, 5),
+    columns=st.integers(1, 5),
+    batch=st.sampled_from([(), (2,), (0,)]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.complex64]),
+)
+def test_factors_without_pivots_are_those_that_were_multiplied(
+    devices, seed, rows, columns, batch, dtype
+):
+    """There is one such pair alone, and of small integers it is found without rounding."""
+    random = torch.Generator().manual_seed(seed)
+    rank = min(rows, columns)
+    lower = torch.randint(-2, 3, (*batch, rows, rank), generator=random).to(dtype).tril(-1)
+    lower.diagonal(dim1=-2, dim2=-1).fill_(1)
+    upper = torch.randint(-2, 3, (*batch, rank, columns), generator=random).to(dtype).triu()
+    signs = torch.randint(0, 2, (*batch, rank), generator=random) * 2 - 1
+    upper.diagonal(dim1=-2, dim2=-1).copy_(signs)
+    A = (lower @ upper).to(devices[0])
+    P, L, U = torch.linalg.lu(A, pivot=False)
+    assert P.numel() == 0
+    assert torch.equal(L.cpu(), lower)
+    assert torch.equal(U.cpu(), upper)
+    both, pivots, info = torch.linalg.lu_factor_ex(A, pivot=False)
+    assert both.device == pivots.device == devices[0]
+    assert torch.equal(both[..., :rank, :].triu().cpu(), upper)
+    assert pivots.tolist() == torch.arange(1, rank + 1).expand(*batch, rank).tolist()
+    assert not info.any()
+    assert both.stride() == torch.linalg.lu_factor_ex(A)[0].stride()
+
+
+@given(size=st.integers(1, 4), zero=st.integers(0, 3))
+def test_a_pivot_that_is_zero_is_told(devices, size, zero):
+    zero %= size
+    diagonal = torch.ones(size)
+    diagonal[zero] = 0
+    A = torch.diag(diagonal).to(devices[0])
+    assert torch.linalg.lu_factor_ex(A, pivot=False).info.item() == zero + 1
+    with pytest.raises(RuntimeError, match=rf"U\[{zero + 1},{zero + 1}\] is zero"):
+        torch.linalg.lu_factor(A, pivot=False)
+    with pytest.raises(RuntimeError, match=r"torch\.linalg\.lu_factor_ex: U\["):
+        torch.linalg.lu_factor_ex(A, pivot=False, check_errors=True)
+
+
+@given(
+    driver=st.sampled_from([None, "gels", "GELS", "gelsy", "gelsd", "gelss"]),
+    rows=st.integers(1, 4),
+    columns=st.integers(1, 4),
+)
+def test_least_squares_have_one_driver(devices, driver, rows, columns):
+    """Which tells no rank and no singular values. The matrix has a one in each row or column."""
+    A, b = (x.to(devices[0]) for x in (torch.eye(rows, columns), torch.arange(1.0, rows + 1)))
+    if driver not in (None, "gels", "GELS"):
+        with pytest.raises(RuntimeError, match="`driver` other than `gels` is not supported"):
+            torch.linalg.lstsq(A, b[:, None], driver=driver)
+        return
+    found = torch.linalg.lstsq(A, b[:, None], driver=driver)
+    expected = torch.zeros(columns, 1)
+    expected[: min(rows, columns), 0] = b[: min(rows, columns)].cpu()
+    torch.testing.assert_close(found.solution.cpu(), expected)
+    assert found.rank.numel() == found.singular_values.numel() == 0
+    if rows > columns:
+        torch.testing.assert_close(found.residuals.cpu(), b[columns:].square().sum()[None].cpu())
+
+
+@given(driver=st.sampled_from([None, "gesvd", "gesvdj", "gesvda", "gesdd"]), size=st.integers(1, 4))
+def test_singular_values_have_the_drivers_of_cusolver(devices, driver, size):
+    A = torch.diag(torch.arange(1.0, size + 1)).to(devices[0])
+    if driver == "gesdd":
+        for call in (torch.linalg.svd, torch.linalg.svdvals):
+            with pytest.raises(RuntimeError, match="unknown svd driver gesdd"):
+                call(A, driver=driver)
+        return
+    expected = torch.arange(float(size), 0, -1)
+    torch.testing.assert_close(torch.linalg.svdvals(A, driver=driver).cpu(), expected)
+    U, S, Vh = torch.linalg.svd(A, driver=driver)
+    torch.testing.assert_close(((U * S) @ Vh).cpu(), A.cpu())
+
+
+def test_hermitian_systems_are_not_solved_by_their_ldl_factors(devices):
+    A = torch.eye(3, dtype=torch.complex64, device=devices[0])
+    factors = torch.linalg.ldl_factor(A)
+    with pytest.raises(RuntimeError, match="complex tensors with hermitian=True flag are not"):
+        torch.linalg.ldl_solve(*factors, A, hermitian=True)
+    torch.testing.assert_close(torch.linalg.ldl_solve(*factors, A), A)
+    real = torch.linalg.ldl_factor(A.real)
+    torch.testing.assert_close(torch.linalg.ldl_solve(*real, A.real, hermitian=True), A.real)

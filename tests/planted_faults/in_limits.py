@@ -1,0 +1,180 @@
+"""Faults planted in what CUDA's kernels refuse and the CPU's take, and the other way round."""
+
+from functools import partial
+
+from tests.devices.computing import test_limits as limits
+from tests.support.plant import fault
+
+RULES = "simgpu._kernels.dtype_rules:"
+SIZES = "simgpu._kernels.shape_checks:"
+SOLVERS = "simgpu._kernels.solvers:"
+FACTORS = limits.test_factors_without_pivots_are_those_that_were_multiplied
+ZERO = limits.test_a_pivot_that_is_zero_is_told
+
+LIMITS = [
+    fault(
+        "a recurrent layer takes its first state as it comes",
+        "simgpu._kernels.rnn_layers:_check_states",
+        "not state.is_contiguous()",
+        "False",
+        limits.test_the_first_state_of_a_recurrent_layer_is_contiguous,
+    ),
+    fault(
+        "a norm of halves takes parameters of float32",
+        f"{RULES}_normalized",
+        "given == {torch.float32}",
+        "False",
+        limits.test_a_norm_of_halves_has_parameters_of_its_dtype,
+    ),
+    fault(
+        "a norm of floats takes none",
+        f"{RULES}_normalized",
+        "input.dtype in _NO_HALF and",
+        "",
+        limits.test_a_norm_of_halves_has_parameters_of_its_dtype,
+        raises=RuntimeError,
+    ),
+    fault(
+        "a norm's dtypes are told before its shapes",
+        f"{RULES}_computes",
+        'return "not implemented for" in str(error)',
+        "return True",
+        limits.test_a_wrong_shape_of_a_norm_is_told_before_its_dtypes,
+    ),
+    fault(
+        "a convolution of two dtypes is told in the words of the host",
+        f"{RULES}_convolution",
+        "input.dtype != weight.dtype",
+        "False",
+        limits.test_a_convolution_names_the_types_that_differ,
+    ),
+    fault(
+        "bfloat16 has a tensor type of its own",
+        f"{RULES}_type_of",
+        "tensor.dtype is torch.bfloat16",
+        "False",
+        limits.test_a_convolution_names_the_types_that_differ,
+    ),
+    fault(
+        "sixteen rows of eight bits are enough",
+        f"{SIZES}int8_product",
+        "<= 16",
+        "< 16",
+        limits.test_products_of_eight_bits_have_sizes_that_cublas_has,
+    ),
+    fault(
+        "rows of eight bits have any size",
+        f"{SIZES}int8_product",
+        "size == 0 or size % 8",
+        "size == 0",
+        limits.test_products_of_eight_bits_have_sizes_that_cublas_has,
+    ),
+    fault(
+        "rows of float8 have any size",
+        f"{SIZES}scaled_product",
+        "if inner % 16:",
+        "if False:",
+        limits.test_products_of_float8_have_sizes_that_cublas_has,
+    ),
+    fault(
+        "columns of float8 have any size",
+        f"{SIZES}scaled_product",
+        "if columns % 16:",
+        "if False:",
+        limits.test_products_of_float8_have_sizes_that_cublas_has,
+    ),
+    fault(
+        "kernels have room for one dimension less",
+        f"{SIZES}few_dims",
+        "> most",
+        ">= most",
+        partial(limits.test_kernels_have_room_for_25_dimensions, name="index_select"),
+        raises=RuntimeError,
+    ),
+    fault(
+        "kernels have room for any dimensions",
+        f"{SIZES}few_dims",
+        "> most",
+        "> 64",
+        partial(limits.test_kernels_have_room_for_25_dimensions, name="nonzero"),
+    ),
+    fault(
+        "factors without pivots are not divided by them",
+        f"{SOLVERS}_factors",
+        "both[..., i + 1 :, i] /= both[..., i, i, None]",
+        "pass",
+        FACTORS,
+    ),
+    fault(
+        "factors without pivots lie by rows",
+        f"{SOLVERS}_factors",
+        "A.mT.clone(memory_format=torch.contiguous_format).mT",
+        "A.clone(memory_format=torch.contiguous_format)",
+        FACTORS,
+    ),
+    fault(
+        "the lower factor has no ones",
+        f"{SOLVERS}_lu",
+        ".fill_(1)",
+        ".fill_(0)",
+        FACTORS,
+    ),
+    fault(
+        "the last pivot is never zero",
+        f"{SOLVERS}_factors",
+        "first > rank",
+        "first >= rank",
+        ZERO,
+    ),
+    fault(
+        "a pivot that is zero is no error",
+        f"{SOLVERS}_lu_factor_ex",
+        "if check_errors:",
+        "if False:",
+        ZERO,
+    ),
+    fault(
+        "least squares have the drivers of the host",
+        f"{SOLVERS}lstsq_driver",
+        'driver.lower() != "gels"',
+        "False",
+        limits.test_least_squares_have_one_driver,
+    ),
+    fault(
+        "least squares have the default of the host",
+        f"{SOLVERS}_lstsq",
+        'driver="gels"',
+        "driver=driver",
+        limits.test_least_squares_have_one_driver,
+    ),
+    fault(
+        "any driver finds singular values",
+        f"{SOLVERS}svd_driver",
+        "driver not in _SVD_DRIVERS",
+        "False",
+        limits.test_singular_values_have_the_drivers_of_cusolver,
+    ),
+    fault(
+        "the host is asked for a driver of cuSOLVER",
+        f"{SOLVERS}_svd",
+        "driver=None, **kwargs)",
+        "driver=driver, **kwargs)",
+        limits.test_singular_values_have_the_drivers_of_cusolver,
+        raises=RuntimeError,
+    ),
+    fault(
+        "Hermitian systems are solved by their LDL factors",
+        f"{SOLVERS}ldl_solve",
+        'arguments.get("hermitian")',
+        "False",
+        limits.test_hermitian_systems_are_not_solved_by_their_ldl_factors,
+    ),
+    fault(
+        "real systems are not solved by their LDL factors either",
+        f"{SOLVERS}ldl_solve",
+        ".is_complex()",
+        ".numel()",
+        limits.test_hermitian_systems_are_not_solved_by_their_ldl_factors,
+        raises=RuntimeError,
+    ),
+]
