@@ -16,6 +16,7 @@ import torch
 from simgpu._cuda import renaming
 from simgpu._kernels.overloads import overload
 from simgpu._patches import Action, Patches, Row
+from simgpu._runtime.launch import HOST_KEYS
 
 
 def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -65,6 +66,63 @@ def _route_factories(patches: Patches) -> None:
             _route(covers, name, key, allow_override=True)
     # Composed of what never asks the dispatcher again.
     _route(covers, "zeros", "SparseCsrCUDA")
+    for key in ("SparseCsrCPU", "SparseCsrPrivateUse1"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
+            for name, kernel in (("empty_like", _empty_like), ("zeros_like", _zeros_like)):
+                covers.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+
+
+def _empty_like(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """`empty_like` of a sparse tensor with compressed rows or columns, and so `zeros_like`.
+
+    PyTorch's makes the result without the dispatcher, and ends in an assertion where it is to be
+    on CUDA in a build without CUDA (aten/src/ATen/native/sparse/SparseCsrTensor.cpp).
+    """
+    if layout not in (None, self.layout):
+        own, other = (_name_in_c(kind) for kind in (self.layout, layout))
+        raise RuntimeError(
+            f"empty_like with different sparse layout is not supported (self is {own} but you "
+            f"requested {other})"
+        )
+    place = self.device if device is None else renaming.to_simgpu(device)
+    by_rows = self.layout in (torch.sparse_csr, torch.sparse_bsr)
+    ends = self.crow_indices() if by_rows else self.ccol_indices()
+    plain = self.col_indices() if by_rows else self.row_indices()
+    old = self.values()
+    values = torch.empty(old.shape, dtype=dtype or old.dtype, device=place, pin_memory=pin_memory)
+    made: torch.Tensor = torch.ops.aten._sparse_compressed_tensor_unsafe(
+        ends.to(place, copy=True),
+        plain.to(place, copy=True),
+        values,
+        self.shape,
+        dtype=values.dtype,
+        layout=self.layout,
+        device=place,
+    )
+    return made
+
+
+def _name_in_c(layout: torch.layout) -> str:
+    """What C++ calls a layout: "SparseCsr" for torch.sparse_csr."""
+    return "".join(map(str.capitalize, str(layout).removeprefix("torch.").split("_")))
+
+
+def _zeros_like(
+    self: torch.Tensor, *, device: torch.device | None = None, **options: Any
+) -> torch.Tensor:
+    """`zeros_like` of such a tensor, which has no elements and ends in that assertion too."""
+    stock = torch.ops.aten.zeros_like.default._handle.redispatch_boxed  # one for every key
+    made: torch.Tensor = stock(HOST_KEYS, self, device=renaming.to_simgpu(device), **options)
+    return made
 
 
 # Operators that the dispatch key BackendSelect sends to a kernel of their own.

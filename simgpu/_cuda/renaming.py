@@ -104,13 +104,18 @@ def _use_guard_for_cuda(patches: Patches) -> None:
         patches.then(undo)
 
 
+def _is_number(first: object) -> bool:
+    """Whether `torch.device` takes its argument for a device's number; it takes NumPy's too."""
+    return hasattr(first, "__index__")
+
+
 def _name_numbers(patches: Patches) -> None:
     """Let `torch.device(0)`, which C++ takes for the accelerator's, be called cuda:0."""
 
     def wrap(stock: Callable[..., torch.device]) -> Callable[..., torch.device]:
         def make(cls: type, *args: Any, **kwargs: Any) -> torch.device:
             made = stock(cls, *args, **kwargs)
-            if args and isinstance(args[0], int) and made.type == DEVICE_TYPE:
+            if args and _is_number(args[0]) and made.type == DEVICE_TYPE:
                 return to_cuda(made)
             return made
 

@@ -16,7 +16,8 @@ dtype_rules         dtypes that CUDA's kernels lack, refused in their words; `wi
 determinism         kernels that CUDA refuses under `torch.use_deterministic_algorithms`
 forward_ad          the device of a tangent in forward-mode AD
 unsupported         operators that are refused
-autocast            automatic mixed precision, by the lists in `autocast_policy`
+autocast            automatic mixed precision, by the lists in `autocast_policy`; for scripts in
+                    `scripted_autocast`
 overloads           operators by name, and how kernels are registered
 
 May import: `_memory`, `_runtime`, `_random`, `_native`, `errors`, `_naming`, `torch`, `torchgen`.

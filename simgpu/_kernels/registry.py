@@ -35,6 +35,7 @@ from simgpu._kernels import (
     random,
     rnn_cells,
     rnn_layers,
+    scripted_autocast,
     sparse_and_nested,
     storage_identity,
     sync_batch_norm,
@@ -102,6 +103,8 @@ HANDWRITTEN: dict[str, PythonKernel] = {
 # Hand-written too, and handed the dispatch keys of the call: registered under autograd's key as
 # well as the device's, since they choose which operators autograd records.
 HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
+    "_autocast_to_full_precision": scripted_autocast.to_full_precision,
+    "_autocast_to_reduced_precision": scripted_autocast.to_reduced_precision,
     "_pad_packed_sequence": checked_composite("_pad_packed_sequence"),
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     **rnn_layers.kernels(),

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,9 +13,9 @@ import simgpu
 from simgpu._native import type_slots
 
 
-@given(index=st.integers(0, 3))
-def test_a_number_names_the_device_of_a_tensor_there(cuda, index):
-    device = torch.device(index)
+@given(index=st.integers(0, 3), kind=st.sampled_from([int, np.int64, np.int32, np.uint8]))
+def test_a_number_names_the_device_of_a_tensor_there(cuda, index, kind):
+    device = torch.device(kind(index))
     for other in (torch.ones(2, device=index).device, torch.device("cuda", index), cuda[index]):
         assert device == other
         assert hash(device) == hash(other)

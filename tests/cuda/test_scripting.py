@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import simgpu
@@ -40,6 +42,45 @@ def test_a_scripted_function_does_what_the_function_does(cuda, function):
     scripted = torch.jit.script(function)(x)
     assert torch.equal(scripted, function(x))
     assert scripted.device == cuda[1]
+
+
+def to_halves(x):
+    with torch.autocast("cuda", dtype=torch.float16):
+        product = torch.mm(x, x)
+        exponentials = torch.exp(product)
+    return product, exponentials
+
+
+def to_bfloat16(x):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        product = torch.mm(x, x)
+        exponentials = torch.exp(product)
+    return product, exponentials
+
+
+def to_nothing_else(x):
+    with torch.autocast("cuda", enabled=False):
+        product = torch.mm(x, x)
+    return product, product
+
+
+@pytest.mark.parametrize("function", [to_halves, to_bfloat16, to_nothing_else])
+@given(
+    numbers=st.lists(st.floats(-2, 2, width=32), min_size=4, max_size=4),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    slot=st.integers(-1, 3),
+)
+def test_autocast_within_a_script_casts_as_it_does_around_it(cuda, function, numbers, dtype, slot):
+    """Results and gradients, on devices and on the CPU, which it is not about."""
+    answers = []
+    for call in (function, torch.jit.script(function)):
+        x = torch.tensor(numbers, dtype=dtype).view(2, 2).to("cpu" if slot < 0 else cuda[slot])
+        results = call(x.requires_grad_())
+        sum(result.double().sum() for result in results).backward()
+        answers.append([*results, x.grad])
+    for eager, scripted in zip(*answers, strict=True):
+        assert (scripted.dtype, scripted.device) == (eager.dtype, eager.device)
+        assert torch.equal(scripted, eager)
 
 
 @pytest.mark.parametrize(

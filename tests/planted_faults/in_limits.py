@@ -2,12 +2,16 @@
 
 from functools import partial
 
+from tests.cuda import test_device_numbers as numbers
+from tests.cuda import test_scripting as scripts
+from tests.cuda import test_sparse_likes as likes
 from tests.devices.computing import test_limits as limits
 from tests.support.plant import fault
 
 RULES = "simgpu._kernels.dtype_rules:"
 SIZES = "simgpu._kernels.shape_checks:"
 SOLVERS = "simgpu._kernels.solvers:"
+SCRIPTS = "simgpu._kernels.scripted_autocast:"
 FACTORS = limits.test_factors_without_pivots_are_those_that_were_multiplied
 ZERO = limits.test_a_pivot_that_is_zero_is_told
 
@@ -176,5 +180,64 @@ LIMITS = [
         ".numel()",
         limits.test_hermitian_systems_are_not_solved_by_their_ldl_factors,
         raises=RuntimeError,
+    ),
+    fault(
+        "autocast within a script lowers doubles too",
+        f"{SCRIPTS}to_reduced_precision",
+        "tensor.dtype is torch.float32",
+        "True",
+        partial(
+            scripts.test_autocast_within_a_script_casts_as_it_does_around_it,
+            function=scripts.to_halves,
+        ),
+    ),
+    fault(
+        "autocast within a script lowers nothing",
+        f"{SCRIPTS}to_reduced_precision",
+        "if cuda_enabled and",
+        "if cpu_enabled and",
+        partial(
+            scripts.test_autocast_within_a_script_casts_as_it_does_around_it,
+            function=scripts.to_bfloat16,
+        ),
+    ),
+    fault(
+        "autocast within a script raises nothing",
+        f"{SCRIPTS}to_full_precision",
+        "tensor.dtype in _LOWER",
+        "False",
+        partial(
+            scripts.test_autocast_within_a_script_casts_as_it_does_around_it,
+            function=scripts.to_halves,
+        ),
+    ),
+    fault(
+        "a tensor like a sparse one is made on CUDA itself",
+        "simgpu._cuda.factories:_zeros_like",
+        "renaming.to_simgpu(device)",
+        "device",
+        partial(likes.test_a_tensor_like_a_sparse_one_has_its_places, like="zeros"),
+        raises=RuntimeError,
+    ),
+    fault(
+        "a tensor like a sparse one has its numbers in the first column",
+        "simgpu._cuda.factories:_empty_like",
+        "plain.to(place, copy=True)",
+        "plain.to(place, copy=True).zero_()",
+        partial(likes.test_a_tensor_like_a_sparse_one_has_its_places, like="empty"),
+    ),
+    fault(
+        "a tensor like a sparse one has its dtype always",
+        "simgpu._cuda.factories:_empty_like",
+        "dtype=dtype or old.dtype",
+        "dtype=old.dtype",
+        partial(likes.test_a_tensor_like_a_sparse_one_has_its_places, like="ones"),
+    ),
+    fault(
+        "a device's number is one of Python",
+        "simgpu._cuda.renaming:_is_number",
+        'hasattr(first, "__index__")',
+        "isinstance(first, int)",
+        numbers.test_a_number_names_the_device_of_a_tensor_there,
     ),
 ]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*is deprecated:FutureWarning",
     "ignore:Using -1 to represent CPU tensor:FutureWarning",
     "ignore:The AccumulateGrad node's stream",
-    "ignore:Sparse CSR tensor support",
+    "ignore:Sparse (CSR|CSC|BSR|BSC) tensor support",
     "ignore:The PyTorch API of nested",
 )
 
