@@ -20,7 +20,7 @@ from simgpu._runtime import clock, engine_waits, streams, thread_state, world
 from simgpu._runtime.charging import Charge, changes_more_than_results, charge
 from simgpu._runtime.instruments import Collective, Launch, Node, Record, hooks
 from simgpu._runtime.out_of_memory import raise_out_of_memory
-from simgpu._runtime.thread_state import LOG
+from simgpu._runtime.thread_state import LOG, STREAMS
 from simgpu.errors import OutOfMemoryError
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
@@ -154,7 +154,8 @@ def _launch_watched(
     held: Charge | None = None,
 ) -> Any:
     """`launch` with instruments before and after the kernel, for whose results memory is `held`."""
-    if thread_state.per_thread.row[LOG]:
+    state = thread_state.per_thread.row
+    if state[LOG]:
         engine_waits.tell()
     device = source = target = _device_or_host(index)
     if route is not None:
@@ -163,7 +164,7 @@ def _launch_watched(
         "kernel" if route is None else "copy",
         kernel.name,
         device,
-        streams.current_stream_id(index),
+        state[STREAMS + index],
         source,
         target,
         tuple(args),

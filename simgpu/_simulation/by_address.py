@@ -48,11 +48,16 @@ class ByAddress(Generic[Piece]):
 
     def overlapping(self, begin: int, end: int) -> list[Piece]:
         """The pieces that have a byte between `begin` and `end`, in their order."""
-        first = self.at(begin)
-        found = [] if first is None else [first]
-        place = bisect.bisect_right(self._begins, begin)
-        while place < len(self._begins) and self._begins[place] < end:
-            piece = self._pieces.get(self._begins[place])
+        begins, pieces = self._begins, self._pieces
+        place = bisect.bisect_right(begins, begin)
+        while place and begins[place - 1] not in pieces:
+            place -= 1
+            del begins[place]  # left over by an interrupt
+        if place and begin < pieces[begins[place - 1]].end:
+            place -= 1
+        found = []
+        while place < len(begins) and begins[place] < end:
+            piece = pieces.get(begins[place])
             if piece is not None:
                 found.append(piece)
             place += 1

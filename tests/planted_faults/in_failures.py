@@ -196,15 +196,15 @@ FAILURES = [
     ),
     fault(
         "what is queued on a lost device runs",
-        "simgpu._simulation.asynchronous.executor:Asynchronous._queue",
-        "if not is_any_lost(ends):",
+        "simgpu._simulation.asynchronous.held_work:Deferred.__call__",
+        "if not is_any_lost(self.ends):",
         "if True:",
         faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,
     ),
     fault(
         "who waits for a copy from a lost device finds nothing wrong",
         "simgpu._simulation.asynchronous.executor:Asynchronous._queue_between",
-        "self._missing.extend(ends)",
+        "self._missing.extend(moved.ends)",
         "None",
         faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,
     ),

@@ -30,6 +30,7 @@ RACES = [
             line,
             planted,
             by_address.test_memory_is_found_by_any_of_its_addresses,
+            raises=KeyError if planted == "while False:" else None,
         )
         for what, name, line, planted in (
             (
@@ -37,6 +38,12 @@ RACES = [
                 "at",
                 "del self._begins[place]",
                 "return None",
+            ),
+            (
+                "what an interrupt has left hides the memory that begins before a span",
+                "overlapping",
+                "while place and begins[place - 1] not in pieces:",
+                "while False:",
             ),
             (
                 "what an interrupt has left counts as memory",
@@ -47,8 +54,8 @@ RACES = [
             (
                 "memory that begins before a span is not in it",
                 "overlapping",
-                "[] if first is None else [first]",
-                "[]",
+                "begin < pieces[begins[place - 1]].end",
+                "False",
             ),
             (
                 "memory goes on past its end",

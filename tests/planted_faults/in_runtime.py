@@ -32,8 +32,8 @@ RUNTIME = [
     fault(
         "work is recorded on the stream of the current device",
         f"{LAUNCH}:_launch_watched",
-        "streams.current_stream_id(index)",
-        "streams.current_stream_id(world.current_device())",
+        "state[STREAMS + index]",
+        "state[STREAMS + world.current_device()]",
         recorded(name="a kernel"),
     ),
     fault(

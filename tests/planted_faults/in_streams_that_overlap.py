@@ -92,8 +92,8 @@ ASYNCHRONOUS = [
     fault(
         "results hold what the allocator gave",
         "simgpu._simulation.asynchronous.shapes:Layout.make",
-        ".fill_(self.filler)",
-        "",
+        "self.filler, dtype",
+        "0, dtype",
         rules.test_what_has_not_run_is_marked,
     ),
     fault(
@@ -283,6 +283,13 @@ ASYNCHRONOUS = [
         "self._given_back[key] = kept",
         "pass",
         given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
+    ),
+    fault(
+        "results whose columns come first hold what the allocator gave",
+        "simgpu._simulation.asynchronous.shapes:Layout.make",
+        ".fill_(self.filler)",
+        "",
+        marks.test_each_dtype_has_a_mark,
     ),
     fault(
         "complex results are marked as integers are",

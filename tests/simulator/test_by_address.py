@@ -1,6 +1,7 @@
 """Memory is found by any of its addresses, whatever Ctrl-C has interrupted before."""
 
 import contextlib
+import copy
 from typing import NamedTuple
 
 from hypothesis import given
@@ -19,6 +20,18 @@ class Piece(NamedTuple):
 
 def pieces_between(pieces, begin, end):
     return sorted(piece for piece in pieces if piece.begin < end and begin < piece.end)
+
+
+def check_spans(table, there, length):
+    for address in range(LAST):
+        span = address, address + length
+        assert table.overlapping(*span) == pieces_between(there, *span)
+
+
+def check_addresses(table, there, length):
+    for address in range(LAST + 8):
+        found = pieces_between(there, address, address + 1)
+        assert table.at(address) == (found[0] if found else None)
 
 
 @given(
@@ -42,12 +55,8 @@ def test_memory_is_found_by_any_of_its_addresses(steps, length):
         there = there - candidates | {
             each for each in candidates if table.begins_at(each.begin) is each
         }
-        for address in range(LAST):
-            span = address, address + length
-            assert table.overlapping(*span) == pieces_between(there, *span)
-        for address in range(LAST + 8):
-            found = pieces_between(there, address, address + 1)
-            assert table.at(address) == (found[0] if found else None)
+        for check in (check_spans, check_addresses):
+            check(copy.deepcopy(table), there, length)  # which takes out what an interrupt left
         assert bool(table) == bool(there)
     table.clear()
     assert not table

@@ -14,15 +14,13 @@ from simgpu._runtime import clock, streams
 from simgpu._runtime.executors import Compute, Executor, value_checks
 from simgpu._runtime.instruments import Launch
 from simgpu._simulation.asynchronous import copies
-from simgpu._simulation.asynchronous.asserts import lose_by
-from simgpu._simulation.asynchronous.held_work import Deferred, Holder
+from simgpu._simulation.asynchronous.held_work import Deferred, Holder, ends_of
 from simgpu._simulation.asynchronous.memory import Memory
 from simgpu._simulation.asynchronous.queues import Key, Queues, Work
 from simgpu._simulation.asynchronous.shapes import Plans, Unplanned
 from simgpu._simulation.lost_devices import (
     check,
     find_devices,
-    is_any_lost,
     untold,
     untold_errors,
 )
@@ -78,7 +76,7 @@ class Asynchronous(Executor):
             for key in (own, self._other(launch)):
                 if key is not None:
                     self._queues.force(self._queues.last(key))
-            self._check(_ends(launch))
+            self._check(ends_of(launch))
         found = value_checks.get(launch.kernel.op)
         if found is not None:
             found(launch.args, launch.kwargs)
@@ -107,7 +105,8 @@ class Asynchronous(Executor):
         if copies_memory and launch.source.type == "cpu":
             args = copies.staged(launch) or args
         holder = Holder(self._memory, plan, from_host=copies_memory)
-        return Deferred(launch, compute, plan, holder.hold_all(args, kwargs, forms), holder)
+        held = holder.hold_all(args, kwargs, forms)
+        return Deferred(own, launch, compute, plan, held, holder.blocks, self._queues)
 
     def _queue(self, own: Key, launch: Launch, deferred: Deferred) -> Any:
         self.deferred += 1
@@ -116,33 +115,21 @@ class Asynchronous(Executor):
             self._memory.allocates(other or own)
         results = deferred.results(launch, self._memory)
         if not deferred.plan.idle:
-            ends = _ends(launch)
-
-            def run() -> None:
-                try:
-                    if not is_any_lost(ends):  # what is queued there never runs
-                        deferred.run()
-                except Exception as error:
-                    lose_by(error.with_traceback(None), *own, deferred.kernel.name)
-                    self._queues.drop(own[0])
-
             if other is None:
-                work = self._queues.add(own, run)
+                work = self._queues.add(own, deferred)
             else:
-                work = self._queue_between(own, other, run, deferred, ends)
+                work = self._queue_between(own, other, deferred)
             self._memory.used(deferred.blocks, work)
         return results
 
-    def _queue_between(
-        self, own: Key, other: Key, run: Callable[[], None], moved: Deferred, ends: Iterable[int]
-    ) -> Work:
+    def _queue_between(self, own: Key, other: Key, moved: Deferred) -> Work:
         """Queue a copy between devices: it waits for the target's stream, which waits for it."""
 
         def receive() -> None:
             if not moved.has_run:
-                self._missing.extend(ends)
+                self._missing.extend(moved.ends)
 
-        work = self._queues.add(own, run, (self._queues.last(other),))
+        work = self._queues.add(own, moved, (self._queues.last(other),))
         self._queues.add(other, receive, (work,))
         return work
 
@@ -264,13 +251,6 @@ class Asynchronous(Executor):
         """Know the memory that was allocated before."""
         with self._lock:
             self._memory.own_all()
-
-
-def _ends(launch: Launch) -> set[int]:
-    """The devices that a launch takes part in."""
-    if launch.kind == "kernel":
-        return {launch.device.index}
-    return {end.index for end in (launch.source, launch.target) if end.type != "cpu"}
 
 
 def _device_of(awaited: torch.device | torch.Stream | torch.Event) -> int | None:

@@ -10,12 +10,16 @@ import torch
 from simgpu._runtime.executors import Compute
 from simgpu._runtime.instruments import Launch, hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
+from simgpu._simulation.asynchronous.asserts import lose_by
 from simgpu._simulation.asynchronous.launch_state import current
 from simgpu._simulation.asynchronous.memory import Block, Form, Memory
+from simgpu._simulation.asynchronous.queues import Key, Queues
 from simgpu._simulation.asynchronous.shapes import Forms, Layout, Plan, Unplanned
+from simgpu._simulation.lost_devices import is_any_lost
 
 Tensor = torch.Tensor
-_Arguments = tuple[list[Any], dict[str, Any]]
+_Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+_NO_KWARGS: Mapping[str, Any] = {}
 _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 _empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
 _clone = torch.ops.aten.clone.default._handle.redispatch_boxed
@@ -44,13 +48,17 @@ class Holder:
             elif isinstance(value, (list, tuple)):
                 value = self._hold(value, forms[0][at], at in changes, written)
             held.append(value)
-        named = kwargs and {
-            name: self._hold(value, form, name in changes, written)
-            for (name, value), form in zip(kwargs.items(), forms[1], strict=True)
-        }
+        named = (
+            {
+                name: self._hold(value, form, name in changes, written)
+                for (name, value), form in zip(kwargs.items(), forms[1], strict=True)
+            }
+            if kwargs
+            else _NO_KWARGS
+        )
         if written:
             self._check_overlap(written)
-        return held, dict(named)
+        return held, named
 
     def _hold(self, value: Any, form: Any, changes: bool, written: list[Block]) -> Any:
         if isinstance(value, Tensor):
@@ -65,17 +73,18 @@ class Holder:
         return value
 
     def _hold_tensor(self, tensor: Tensor, form: Form, written: list[Block] | None) -> Tensor:
-        if not tensor.numel():
+        address = tensor.data_ptr()
+        if not address:  # of a tensor without elements
             return _empty_strided(  # type: ignore[no-any-return]
                 HOST_KEYS, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
-        block = self._memory.find(tensor.data_ptr())
+        block = self._memory.find(address)
         if block is None:
             return self._hold_host(tensor, written is not None)
         self.blocks.append(block)
         if written is not None:
             written.append(block)
-        held = self._memory.held(tensor, form, block)
+        held = self._memory.held(tensor, address, form, block)
         if held is None:
             raise Unplanned("a view of other bytes")
         return held
@@ -99,19 +108,23 @@ class Deferred:
     """A launch that runs later; `blocks` are the memory that it uses."""
 
     __slots__ = (
-        *("_arguments", "_compute", "_launch", "_outs", "_state"),
-        *("blocks", "has_run", "kernel", "plan"),
+        *("_args", "_compute", "_kwargs", "_launch", "_outs", "_own", "_queues", "_state"),
+        *("blocks", "ends", "has_run", "kernel", "plan"),
     )
 
     def __init__(
-        self, launch: Launch, compute: Compute, plan: Plan, arguments: _Arguments, holder: Holder
+        self,
+        own: Key,
+        launch: Launch,
+        compute: Compute,
+        plan: Plan,
+        arguments: _Arguments,
+        blocks: list[Block],
+        queues: Queues,
     ) -> None:
-        self.plan, self.blocks, self._arguments, self._compute = (
-            plan,
-            holder.blocks,
-            arguments,
-            compute,
-        )
+        self._own, self._compute, self._queues = own, compute, queues
+        self.plan, self.blocks, self.ends = plan, blocks, ends_of(launch)
+        self._args, self._kwargs = arguments
         # The launch itself keeps tensors of the program alive.
         self._launch = (
             launch.kind,
@@ -122,7 +135,8 @@ class Deferred:
             launch.target,
         )
         self.kernel: Kernel = launch.kernel
-        self._outs: list[Tensor | list[Tensor] | None] = []
+        # The views that are written to: of the one result that is new, or for each result.
+        self._outs: Tensor | list[Tensor | list[Tensor] | None] = []
         self._state = current()
         self.has_run = False
 
@@ -134,9 +148,10 @@ class Deferred:
         plan = self.plan.results
         if len(plan) == 1 and isinstance(plan[0], Layout):
             new = plan[0].make()
-            self._outs.append(memory.expect(new, plan[0].form))
+            self._outs = memory.expect(new, plan[0].form)
             return new
         made: list[Any] = []
+        outs: list[Tensor | list[Tensor] | None] = []
         for result in plan:
             out: Tensor | list[Tensor] | None = None
             if isinstance(result, Layout):
@@ -155,17 +170,23 @@ class Deferred:
             else:
                 values: Any = launch.args if isinstance(result, int) else launch.kwargs
                 made.append(values[result])
-            self._outs.append(out)
+            outs.append(out)
+        self._outs = outs
         return made[0] if len(made) == 1 else tuple(made) if made else None
 
-    def run(self) -> None:
-        """Compute, and write what comes of it to the results."""
-        self._state.call(self._run)
-        self.has_run = True
+    def __call__(self) -> None:
+        """Run in its turn, unless a device is lost; an error loses one, and is told later."""
+        try:
+            if not is_any_lost(self.ends):
+                self._state.call(self._run)
+                self.has_run = True
+        except Exception as error:
+            lose_by(error.with_traceback(None), *self._own, self.kernel.name)
+            self._queues.drop(self._own[0])
 
     def _run(self) -> None:
-        args, kwargs = self._arguments
-        kernel = self.kernel
+        """Compute, and write what comes of it to the results."""
+        args, kwargs, kernel = self._args, self._kwargs, self.kernel
         if self.plan.check is not None:
             self.plan.check(args, kwargs)
         if hooks.computed:
@@ -173,8 +194,8 @@ class Deferred:
         else:
             found = kernel.run(HOST_KEYS, *args, **kwargs)
         outs = self._outs
-        if len(outs) == 1 and isinstance(outs[0], Tensor):
-            _copy(HOST_KEYS, outs[0], found)
+        if isinstance(outs, Tensor):
+            _copy(HOST_KEYS, outs, found)
             return
         values = found if len(outs) > 1 else (found,)
         for out, value in zip(outs, values, strict=False):
@@ -183,3 +204,10 @@ class Deferred:
                     _copy(HOST_KEYS, each, new)
             elif out is not None and out.numel():
                 _copy(HOST_KEYS, out, value)
+
+
+def ends_of(launch: Launch) -> tuple[int, ...]:
+    """The devices that a launch takes part in."""
+    if launch.kind == "kernel":
+        return (launch.device.index,)
+    return tuple(end.index for end in (launch.source, launch.target) if end.type != "cpu")

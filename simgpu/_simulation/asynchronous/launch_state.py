@@ -77,11 +77,11 @@ _states: dict[tuple[Any, ...], LaunchState] = {}
 
 def current() -> LaunchState:
     """The state of the calling thread."""
-    included, excluded, settings = _included(), _excluded(), _settings()
-    key = included.raw_repr(), excluded.raw_repr(), settings
+    included, excluded = _included(), _excluded()
+    key = included.raw_repr(), excluded.raw_repr(), *_settings()
     state = _states.get(key)
     if state is None:
-        state = _states.setdefault(key, LaunchState(included, excluded, settings))
+        state = _states.setdefault(key, LaunchState(included, excluded, _settings()))
     return state
 
 

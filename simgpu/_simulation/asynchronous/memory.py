@@ -35,8 +35,8 @@ _inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
 _CPU = torch.device("cpu")
 FREED = 255  # the bytes of memory that was handed out again: NaN in every floating dtype
 
-
 _MOST_VIEWS = 64
+_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 
 # Shape, strides and dtype; where it may be, whether it is conjugated and negated lazily.
 Form = tuple[Any, ...]
@@ -106,13 +106,13 @@ class Memory:
                 if owner is not None and storage.nbytes():
                     self.own((owner.index, 0), storage, allocation)
 
-    def held(self, tensor: Tensor, form: Form, block: Block) -> Tensor | None:
+    def held(self, tensor: Tensor, address: int, form: Form, block: Block) -> Tensor | None:
         """The same view of the memory, which keeps no tensor of the program alive; None if none."""
         # Tensors made in inference mode are others than those made outside of it.
-        place = tensor.data_ptr(), form, _inference()
+        place = address, form, _inference()
         view = block.views.get(place)
         if view is None:
-            offset, rest = divmod(place[0] - block.begin, tensor.itemsize)
+            offset, rest = divmod(address - block.begin, tensor.itemsize)
             if rest:
                 return None
             if len(block.views) > _MOST_VIEWS:
@@ -182,9 +182,10 @@ class Memory:
 
 def form_of(tensor: Tensor) -> Form:
     """What tells one tensor at an address from another."""
-    if tensor.is_complex() or tensor.is_neg():  # a real one, of the imaginary parts of conjugates
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    return tensor.shape, tensor.stride(), tensor.dtype
+    dtype = tensor.dtype
+    if dtype in _COMPLEX or tensor.is_neg():  # a real one, of the imaginary parts of conjugates
+        return tensor.shape, tensor.stride(), dtype, tensor.is_conj(), tensor.is_neg()
+    return tensor.shape, tensor.stride(), dtype
 
 
 class _Overwrite:

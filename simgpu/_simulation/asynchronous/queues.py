@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from simgpu._simulation.asynchronous.launch_state import Batch
@@ -29,7 +29,9 @@ class Work:
 
     __slots__ = ("done", "early", "key", "needs", "run")
 
-    def __init__(self, key: Key, run: Callable[[], None] | None, needs: list[Work], early: bool):
+    def __init__(
+        self, key: Key, run: Callable[[], None] | None, needs: Sequence[Work], early: bool
+    ) -> None:
         self.key, self.run, self.needs, self.early = key, run, needs, early
         self.done = False
 
@@ -82,7 +84,7 @@ class Queues:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
-        awaited = [need for need in needs if need is not None and not need.done] if needs else []
+        awaited = [need for need in needs if need is not None and not need.done] if needs else ()
         work = Work(key, run, awaited, early)
         queue.append(work)
         if early:
@@ -192,7 +194,7 @@ class Queues:
         queue = self._queues[work.key]
         queue.popleft()
         run, work.run, work.done = work.run, None, True
-        work.needs.clear()
+        work.needs = ()
         if work.early:
             self._early -= 1
         if run is not None:

@@ -31,6 +31,7 @@ _DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # Their shapes depend on values only where an index is a mask.
 _INDEXING = {"index.Tensor", "index.Tensor_out", "_unsafe_index.Tensor"}
 _MASKS = (torch.bool, torch.uint8)
+_QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 # What these make has no values yet: there is nothing to do.
 _EMPTY = ("empty", "new_empty")
 # Their meta kernels answer for another device's kernel: other shapes, other strides, or results
@@ -78,10 +79,13 @@ class Layout(NamedTuple):
     dtype: torch.dtype
     filler: float | bool
     form: Form
+    is_contiguous: bool
 
     def make(self) -> Tensor:
         """A host tensor of this layout, filled with what nobody takes for a result."""
         if no_modes():
+            if self.is_contiguous:
+                return torch.full(self.shape, self.filler, dtype=self.dtype)
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype).fill_(self.filler)
         tensor: Tensor = _empty_strided(
             HOST_KEYS, self.shape, self.stride, dtype=self.dtype, device=_CPU
@@ -151,9 +155,12 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
     found: list[Any] = []
     for value in values:
         if isinstance(value, Tensor):
-            if value.layout is not torch.strided or value.is_nested or value.is_quantized:
-                raise Unplanned("sparse, nested or quantized tensors")
-            found.append(form_of(value))
+            if value.layout is not torch.strided or value.is_nested:
+                raise Unplanned("sparse or nested tensors")
+            form = form_of(value)
+            if form[2] in _QUANTIZED:
+                raise Unplanned("quantized tensors")
+            found.append(form)
         elif value is None:
             found.append(None)
         elif isinstance(value, (list, tuple)):
@@ -262,7 +269,7 @@ def _layout(value: Any) -> Layout:
         filler = True
     elif not (dtype.is_floating_point or dtype.is_complex):
         filler = -1 if dtype.is_signed else torch.iinfo(dtype).max
-    return Layout(value.shape, stride, dtype, filler, form_of(value))
+    return Layout(value.shape, stride, dtype, filler, form_of(value), value.is_contiguous())
 
 
 def _argument(op: torch._ops.OpOverload, alias: Any, count: int) -> int | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,8 @@ class Layout(NamedTuple):
 Span = tuple[int, int, Layout | None]
 
 
-class Access(NamedTuple):
+@dataclass(slots=True, unsafe_hash=True)  # not frozen, which makes one cost five times as much
+class Access:
     """One operator of one queue that reads or writes some bytes, asked for at a line."""
 
     queue: Queue
@@ -86,12 +88,12 @@ def tensors_of(
     marked: Touched, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[Tensor, bool]]:
     """The tensors that a call touches, and whether it writes to each."""
-    found = [
-        (tensor, writes)
-        for at, writes in marked.positions
-        if at < len(args)
-        for tensor in dense(args[at])
-    ]
+    found = []
+    count = len(args)
+    for at, writes in marked.positions:
+        if at < count:
+            for tensor in dense(args[at]):
+                found.append((tensor, writes))
     if kwargs:
         found += [
             (tensor, writes)
@@ -113,11 +115,12 @@ def dense(value: Any) -> Sequence[Tensor]:
 
 def span_of(tensor: Tensor) -> Span | None:
     """The bytes of `tensor`; None where it has none."""
-    begin, nbytes = tensor.data_ptr(), tensor.nbytes
-    if not begin or not nbytes:
+    begin = tensor.data_ptr()
+    if not begin:
         return None
+    nbytes = tensor.nbytes
     if tensor.is_contiguous():
-        return begin, begin + nbytes, None
+        return (begin, begin + nbytes, None) if nbytes else None
     shape, stride, itemsize = tuple(tensor.shape), tensor.stride(), tensor.itemsize
     last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
     length = (last + 1) * itemsize

@@ -27,6 +27,8 @@ from simgpu._simulation.races.regions import Region, Regions
 from simgpu._simulation.races.report import Race, race_of, race_with_allocation
 
 Tensor = torch.Tensor
+# From a kernel to `launched`: `launch`, `_launch_watched` and itself.
+_CALLS_TO_LAUNCHED = 4
 
 
 class Detector(Instrument):
@@ -60,7 +62,7 @@ class Detector(Instrument):
             return  # nothing runs before the graph is replayed
         if self._storages:
             self.host.begin()
-        place = place_of_caller()
+        place = place_of_caller(_CALLS_TO_LAUNCHED)
         if launch.kernel.collective is not None:
             self._collective(launch.kernel.collective, launch.op, queue, result)
             return
@@ -83,7 +85,8 @@ class Detector(Instrument):
             for tensor in () if to_host else dense(result):
                 span = span_of(tensor)
                 if span is not None and self._memory.at(span[0]) is None:
-                    self._made[span[0]] = Access(queue, number, *span, True, name, place)
+                    begin, end, layout = span
+                    self._made[begin] = Access(queue, number, begin, end, layout, True, name, place)
             if host:
                 self._copy_of_host(launch, result, queue, number, clock, place)
             elif marked.waits:
@@ -178,12 +181,19 @@ class Detector(Instrument):
         place: str,
     ) -> None:
         span = span_of(tensor)
-        if span is not None:
-            access = Access(queue, number, *span, writes, op, place)
-            self._compare(self._memory.of(span[0], span[1]), access, clock)
+        if span is None:
+            return
+        begin, end, layout = span
+        access = Access(queue, number, begin, end, layout, writes, op, place)
+        racing = self._memory.of(begin, end).meet(access, clock)
+        if racing:
+            self._report_those(racing, access)
 
     def _compare(self, region: Region, access: Access, clock: Clock) -> None:
-        for other in region.meet(access, clock):
+        self._report_those(region.meet(access, clock), access)
+
+    def _report_those(self, racing: list[Access], access: Access) -> None:
+        for other in racing:
             if share_bytes(other.span, access.span):
                 self._report(race_of(other, access))
 

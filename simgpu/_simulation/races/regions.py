@@ -28,11 +28,12 @@ class Region:
         of these and comes after `access` does not exist; whatever does not come after it races
         with `access`, too.
         """
-        _, _, begin, end, layout, writes, _, _ = access
+        begin, end, writes = access.begin, access.end, access.writes
+        whole = access.layout is None
         kept, racing = [], []
         for other in self.accesses:
             if clock.get(other.queue, 0) >= other.number:
-                covered = layout is None and begin <= other.begin and other.end <= end
+                covered = whole and begin <= other.begin and other.end <= end
                 if covered and (writes or not other.writes):
                     continue
             elif (writes or other.writes) and other.begin < end and begin < other.end:

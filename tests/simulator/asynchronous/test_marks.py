@@ -31,7 +31,8 @@ def marks(tensor):
 def test_each_dtype_has_a_mark(simulated, dtype, length):
     with simgpu.asynchronous():
         x = torch.zeros(length, device=simulated[0])
-        made = x.to(dtype), torch.stack((x, x)).to(dtype)
+        rows = torch.stack((x, x))
+        made = x.to(dtype), rows.to(dtype), rows.t().to(dtype)
         with torch.simgpu.stream(torch.simgpu.Stream(simulated[0])):
             early = [each.cpu() for each in made]
         assert all(marks(each).all() for each in early)
