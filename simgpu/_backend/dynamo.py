@@ -23,6 +23,11 @@ from simgpu._backend import device_module
 
 # For a function itself; what it calls, such as a program's hooks, is compiled as ever.
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+# And for all that it calls: what watches or delays launches calls none of the program's functions.
+_SKIP_ALL = eval_frame._FrameExecStrategy(
+    eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+)
+_WATCHING = tuple(f"simgpu._simulation.{name}" for name in ("asynchronous", "races", "timing"))
 _marked_modules: set[str] = set()
 _seen_classes: set[type] = set()
 _imported = 0  # how many modules there were when this was last looked at
@@ -54,9 +59,10 @@ def skip_own_frames() -> None:
     for name, module in list(sys.modules.items()):
         if _is_ours(name) and name not in _marked_modules:
             _marked_modules.add(name)
+            strategy = _SKIP_ALL if name.startswith(_WATCHING) else _SKIP
             for value in vars(module).values():
                 for code in _codes(value):
-                    eval_frame.set_code_exec_strategy(code, _SKIP)
+                    eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def _is_ours(module: str) -> bool:
@@ -80,5 +86,7 @@ def _codes(value: Any) -> Iterator[CodeType]:
         inner = (value.__func__,)
     elif isinstance(value, property):
         inner = (value.fget, value.fset, value.fdel)
+    elif hasattr(value, "cache_info"):  # of functools.cache
+        inner = (value.__wrapped__,)
     for item in inner:
         yield from _codes(item)

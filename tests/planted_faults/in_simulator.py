@@ -228,6 +228,36 @@ SIMULATOR = [
         compiling.test_compiled_code_is_not_run_by_the_other_name,
         raises=ValueError,
     ),
+    *(
+        fault(
+            name,
+            "simgpu._backend.dynamo:skip_own_frames",
+            "_SKIP_ALL if name.startswith(_WATCHING) else _SKIP",
+            strategy,
+            partial(
+                compiling.test_functions_of_ours_are_not_compiled,
+                module=module,
+                is_compiled=not module,
+                name="plain",
+            ),
+        )
+        for name, strategy, module in (
+            ("what a search for races calls is compiled", "_SKIP", "_simulation.races."),
+            ("what kernels call is never compiled", "_SKIP_ALL", ""),
+        )
+    ),
+    fault(
+        "functions that keep their answers are compiled",
+        "simgpu._backend.dynamo:_codes",
+        'elif hasattr(value, "cache_info"):',
+        "elif False:",
+        partial(
+            compiling.test_functions_of_ours_are_not_compiled,
+            module="",
+            is_compiled=True,
+            name="cached",
+        ),
+    ),
     fault(
         "the compiler goes on to take a block of a device for one of CUDA's",
         "simgpu._cuda.compiled_code:_forget_class_later",

@@ -1,7 +1,10 @@
 """torch.compile compiles a program, and never the Python code that the devices are made of."""
 
 import contextlib
+import operator
+import sys
 import threading
+import types
 import warnings
 from unittest import mock
 
@@ -12,10 +15,18 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import simgpu
+from simgpu._backend import dynamo
+
+WATCHING = {
+    "nothing": contextlib.nullcontext,
+    "races": simgpu.races,
+    "asynchronous": simgpu.asynchronous,
+    "clock": lambda: simgpu.clock("A100"),
+}
 
 
-@pytest.mark.without("--races", reason="counts the frames that are compiled, of Python's own too")
-def test_what_a_graph_break_runs_is_not_compiled_kernel_by_kernel(simulated, compiler):
+@pytest.mark.parametrize("watching", WATCHING.values(), ids=list(WATCHING))
+def test_what_a_graph_break_runs_is_not_compiled_kernel_by_kernel(simulated, compiler, watching):
     """The program's frames and graphs are those that it has on the CPU, and nothing warns."""
     from torch._dynamo.utils import counters
 
@@ -42,7 +53,58 @@ def test_what_a_graph_break_runs_is_not_compiled_kernel_by_kernel(simulated, com
         value = torch.compile(program, backend=backend)(torch.ones(2, 2, device=device))
         return value.item(), len(graphs), dict(counters["frames"])
 
-    assert seen(simulated[1]) == seen("cpu")
+    with watching():
+        on_device = seen(simulated[1])
+    assert on_device == seen("cpu")
+
+
+def called_by_ours(x):
+    return x + 1
+
+
+CODE = """
+import functools
+
+def plain(then, x):
+    return then(x.abs())
+
+@functools.cache
+def cached(then, x):
+    return then(x.abs())
+
+class Holder:
+    @staticmethod
+    def static(then, x):
+        return then(x.abs())
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "cached", "Holder.static"])
+@pytest.mark.parametrize(("module", "is_compiled"), [("", True), ("_simulation.races.", False)])
+def test_functions_of_ours_are_not_compiled(simulated, compiler, module, is_compiled, name):
+    """What they call is, unless they watch the program, which calls nothing of it."""
+    ours = types.ModuleType(f"simgpu.{module}_made_up")
+    ours.__package__ = ours.__name__.rpartition(".")[0]
+    exec(CODE, vars(ours))
+    with (
+        mock.patch.dict(sys.modules, {ours.__name__: ours}),
+        mock.patch.multiple(dynamo, _imported=0, _marked_modules=set()),
+    ):
+        dynamo.skip_own_frames()
+    function = operator.attrgetter(name)(ours)
+
+    @torch._dynamo.disable(recursive=False)  # not this, but what it calls
+    def caller(x):
+        return function(called_by_ours, x)
+
+    compiled = []
+
+    def backend(graph, _):
+        compiled.extend(node.name for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    assert torch.compile(lambda x: caller(x), backend=backend)(-torch.ones(2)).tolist() == [2.0] * 2
+    assert compiled == (["add"] if is_compiled else [])
 
 
 def test_seeds_and_streams_break_a_graph_and_no_more(simulated, compiler):
