@@ -218,7 +218,7 @@ class Event(torch.Event):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded_at is None or end_event._recorded_at is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if not (executors.is_done(self) and executors.is_done(end_event)):
+        if not (_is_over(self) and _is_over(end_event)):
             raise NotReadyError(
                 f"{DEVICE_TYPE} error: device not ready: an event has not been passed yet: call "
                 "end_event.synchronize() first"
@@ -233,6 +233,11 @@ class Event(torch.Event):
     def __repr__(self) -> str:
         recorded = "not recorded" if self._recorded_at is None else f"at {self._recorded_at:.6f} s"
         return visible_text(f"<torch.{DEVICE_TYPE}.Event {recorded}>")
+
+
+def _is_over(event: Event) -> bool:
+    """Whether the mark of an event that was recorded has been passed; to ask takes no time."""
+    return executors.is_done(event) and (event._recorded_at or 0.0) <= clock.now()
 
 
 class _PerThread(threading.local):

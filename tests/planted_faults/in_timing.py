@@ -113,6 +113,13 @@ TIMING = [
         estimate.test_pageable_memory_is_waited_for_and_pinned_memory_is_not,
     ),
     fault(
+        "events tell times that have yet to come",
+        "simgpu._runtime.streams:_is_over",
+        " and (event._recorded_at or 0.0) <= clock.now()",
+        "",
+        timelines.test_events_tell_their_times_once_they_are_passed,
+    ),
+    fault(
         "True is a number of seconds",
         "simgpu._simulation.timing.amounts:check_amount",
         " and not isinstance(value, bool)",

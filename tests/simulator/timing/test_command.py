@@ -12,7 +12,7 @@ def test_a_script_sees_estimated_time(python, tmp_path):
     script = (
         "import torch; x = torch.ones(2**20, device='cuda:1'); a, b = (torch.cuda.Event(True) "
         "for _ in 'ab'); torch.cuda.set_device(1); a.record(); x.neg_(); b.record(); "
-        "print(a.elapsed_time(b))"
+        "b.synchronize(); print(a.elapsed_time(b))"
     )
     told = ["--devices", 2, "--clock", "A100", "--topology", "nvlink"]
     files = ["--estimate-to", tmp_path / "estimate", "--trace", tmp_path / "trace"]

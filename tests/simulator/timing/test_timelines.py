@@ -5,8 +5,10 @@ from fractions import Fraction
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 import simgpu
+from simgpu.errors import NotReadyError
 from tests.simulator.timing import programs
 from tests.simulator.timing.programs import by_hand, run
 
@@ -132,3 +134,22 @@ def test_a_straggler_is_as_late_as_it_is_slow(simulated):
     spans = {key[0]: span.end - span.begin for key, (span,) in estimate.timelines.items()}
     assert spans[0] == spans[2] == 2e-6 + 2 * 2**22 / programs.BYTES_PER_SECOND
     assert spans[1] == 4 * spans[0] == estimate.end
+
+
+@given(kernels=st.integers(1, 4), waits=st.booleans(), swapped=st.booleans())
+def test_events_tell_their_times_once_they_are_passed(simulated, kernels, waits, swapped):
+    with simgpu.clock("A100"):
+        x = torch.ones(512, 512, device=simulated[0])
+        events = [torch.simgpu.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        for _ in range(kernels):
+            x @ x
+        events[1].record()
+        one, other = reversed(events) if swapped else events
+        if waits:
+            events[1].synchronize()
+        else:
+            with pytest.raises(NotReadyError, match=r"call end_event\.synchronize\(\) first"):
+                one.elapsed_time(other)
+            torch.simgpu.synchronize()
+        assert (one.elapsed_time(other) > 0) is not swapped
