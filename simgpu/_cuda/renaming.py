@@ -24,6 +24,8 @@ from simgpu._runtime import world
 
 CUDA = "cuda"
 _CUDA_DEVICES = tuple(torch.device(CUDA, index) for index in range(MAX_DEVICES))
+# Simulated devices by their names of CUDA, as far as they were asked for.
+_simulated: dict[Any, torch.device] = {}
 _frame = sys._getframe
 
 
@@ -37,8 +39,14 @@ def to_simgpu(device: Any) -> Any:
 
     A bare "cuda" is the current device, as on CUDA.
     """
+    found = _simulated.get(device) if type(device) is torch.device else None
+    if found is not None:
+        return found
     if isinstance(device, torch.device) and device.type == CUDA:
-        return torch.device(DEVICE_TYPE, world.resolve(device))
+        found = torch.device(DEVICE_TYPE, world.resolve(device))
+        if device.index is not None:
+            _simulated[device] = found
+        return found
     return device
 
 
@@ -56,6 +64,7 @@ def to_cuda(device: torch.device) -> torch.device:
     return torch.device(CUDA) if device.index is None else _CUDA_DEVICES[device.index]
 
 
+@functools.cache
 def _belongs_to_simgpu(package: str | None) -> bool:
     """Whether a module's `__package__` is simgpu or a package in it."""
     return package is not None and (package == "simgpu" or package.startswith("simgpu."))

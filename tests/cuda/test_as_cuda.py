@@ -370,8 +370,8 @@ FAULTS = {
     "a bare name is the first device": (
         Edit(
             "simgpu._cuda.renaming:to_simgpu",
-            "return torch.device(DEVICE_TYPE, world.resolve(device))",
-            "return torch.device(DEVICE_TYPE, device.index or 0)",
+            "found = torch.device(DEVICE_TYPE, world.resolve(device))",
+            "found = torch.device(DEVICE_TYPE, device.index or 0)",
         ),
         lambda: test_every_way_to_make_a_tensor(make="zeros"),
     ),

@@ -258,9 +258,9 @@ ASYNCHRONOUS = [
     ),
     fault(
         "real tensors are never negated lazily",
-        "simgpu._simulation.asynchronous.memory:form_of",
-        "if tensor.is_complex() or tensor.is_neg():",
-        "if tensor.is_complex():",
+        "simgpu._simulation.asynchronous.forms:form_of",
+        "if dtype in _COMPLEX or tensor.is_neg():",
+        "if dtype in _COMPLEX:",
         rules.test_lazy_signs_are_there_when_a_kernel_runs,
     ),
     fault(

@@ -21,6 +21,7 @@ import torch
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu._runtime.world import active_devices
+from simgpu._simulation.asynchronous.forms import Form
 from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.queues import Key, Queues, Work
 from simgpu._simulation.by_address import ByAddress
@@ -36,10 +37,6 @@ _CPU = torch.device("cpu")
 FREED = 255  # the bytes of memory that was handed out again: NaN in every floating dtype
 
 _MOST_VIEWS = 64
-_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
-
-# Shape, strides and dtype; where it may be, whether it is conjugated and negated lazily.
-Form = tuple[Any, ...]
 
 
 class Block:
@@ -47,7 +44,7 @@ class Block:
 
     __slots__ = (
         *("__weakref__", "begin", "end", "key", "life"),
-        *("recorded", "storage", "users", "views"),
+        *("recorded", "storage", "users", "views", "whole"),
     )
 
     def __init__(self, storage: torch.UntypedStorage, key: Key) -> None:
@@ -58,7 +55,9 @@ class Block:
         self.recorded: Collection[Key] = ()
         self.users: list[Work] = []  # of other streams
         self.life: _Life | None = None
-        self.views: dict[Any, Tensor] = {}  # those that queued work has held so far
+        # Those that queued work has held so far; apart from them, the result that it began as.
+        self.views: dict[Any, Tensor] = {}
+        self.whole: tuple[Form, bool, Tensor] | None = None
 
 
 class _Life(weakref.ref[Any]):
@@ -93,7 +92,7 @@ class Memory:
         coming = self._coming.pop(block.begin, None)
         if coming is not None:
             form, whole = coming
-            block.views[block.begin, form, _inference()] = whole
+            block.whole = form, _inference(), whole
         self._blocks.put(block)
 
     def own_all(self) -> None:
@@ -109,8 +108,12 @@ class Memory:
     def held(self, tensor: Tensor, address: int, form: Form, block: Block) -> Tensor | None:
         """The same view of the memory, which keeps no tensor of the program alive; None if none."""
         # Tensors made in inference mode are others than those made outside of it.
-        place = address, form, _inference()
-        view = block.views.get(place)
+        inference, whole = _inference(), block.whole
+        if whole and whole[0] is form and whole[1] is inference and address == block.begin:
+            view: Tensor | None = whole[2]
+        else:
+            place = address, form, inference
+            view = block.views.get(place)
         if view is None:
             offset, rest = divmod(address - block.begin, tensor.itemsize)
             if rest:
@@ -118,8 +121,8 @@ class Memory:
             if len(block.views) > _MOST_VIEWS:
                 block.views.clear()
             view = block.views[place] = view_of(block.storage, offset, tensor)
-        if len(form) > 3:
-            return with_bits(view, tensor.is_conj(), tensor.is_neg())
+        if form.is_conj or form.is_neg:
+            return with_bits(view, form.is_conj, form.is_neg)
         return view
 
     def expect(self, result: Tensor, form: Form) -> Tensor:
@@ -178,14 +181,6 @@ class Memory:
         self._freed.clear()
         self._given_back.clear()
         self._coming.clear()
-
-
-def form_of(tensor: Tensor) -> Form:
-    """What tells one tensor at an address from another."""
-    dtype = tensor.dtype
-    if dtype in _COMPLEX or tensor.is_neg():  # a real one, of the imaginary parts of conjugates
-        return tensor.shape, tensor.stride(), dtype, tensor.is_conj(), tensor.is_neg()
-    return tensor.shape, tensor.stride(), dtype
 
 
 class _Overwrite:

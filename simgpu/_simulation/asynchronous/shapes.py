@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.executors import ValueCheck, value_checks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
+from simgpu._simulation.asynchronous.forms import Form, form_of
 from simgpu._simulation.asynchronous.launch_state import no_modes
-from simgpu._simulation.asynchronous.memory import Form, form_of
 from simgpu._simulation.asynchronous.trials import is_taken
 
 Tensor = torch.Tensor
@@ -158,7 +158,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
             if value.layout is not torch.strided or value.is_nested:
                 raise Unplanned("sparse or nested tensors")
             form = form_of(value)
-            if form[2] in _QUANTIZED:
+            if form.dtype in _QUANTIZED:
                 raise Unplanned("quantized tensors")
             found.append(form)
         elif value is None:
