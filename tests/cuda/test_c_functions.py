@@ -204,16 +204,23 @@ WRONG_CALLS = {
     "Output tensor at index 0 has incorrect shape": lambda x: comm.scatter(
         x, out=[torch.empty(1, 6, 4, device="cuda")]
     ),
-    r"incorrect shape: \[5, 2\], expected \[6, 2\]": lambda x: comm.scatter(
-        x, dim=1, out=[torch.empty(5, 2, device="cuda")]
-    ),
-    r"Total size for output tensors along scatter dim 1 does not match": lambda x: comm.scatter(
+    r"incorrect shape: \[5, 2\]\. Expected same shape except for scatter dim 1 as the source "
+    r"tensor: \[6, 4\]": lambda x: comm.scatter(x, dim=1, out=[torch.empty(5, 2, device="cuda")]),
+    r"Total size for output tensors along scatter dim 1 does not match the source tensor size at "
+    r"dim 1\. Expected 4, but got total size 2": lambda x: comm.scatter(
         x, dim=-1, out=[torch.empty(6, 2, device="cuda")]
     ),
     "at least one tensor to gather from": lambda x: comm.gather(()),
-    "all input tensors to be CUDA tensors, but input tensor at index 1": lambda x: comm.gather(
+    "all input tensors to be CUDA tensors, but tensor at index 1": lambda x: comm.gather(
         (x.cuda(), x.cpu())
     ),
+    r"same number of dimensions, but tensor at index 1 has 1 dimensions, \(expected 2\)": (
+        lambda x: comm.gather((x.cuda(), x.cuda()[0]))
+    ),
+    "only non-negative entries": lambda x: comm.scatter(x, [0, 1], (7, -1)),
+    "non-negative device index, but got -2": lambda x: comm.scatter(x, [0, -2]),
+    "non-negative device index, but got -3": lambda x: comm.broadcast(x, [0, -3]),
+    r"All tensors must be on devices\[0\]: 2": lambda x: comm.broadcast_coalesced([x], [2, 1]),
     "all output tensors to be CUDA tensors, but output tensor at index 0": lambda x: comm.broadcast(
         x, out=[torch.empty(X)]
     ),
@@ -225,6 +232,26 @@ WRONG_CALLS = {
 def test_wrong_calls_of_comm_are_refused_in_cudas_words(cuda, text, device):
     with pytest.raises(RuntimeError, match=text):
         WRONG_CALLS[text](torch.ones(X, device=device))
+
+
+@given(places=st.lists(st.integers(0, 3), max_size=6), source=st.sampled_from([-1, 0, 1, 2, 3]))
+def test_a_broadcast_takes_devices_in_any_order(cuda, places, source):
+    """With the tensor itself for its own, whichever comes first, and nothing for none."""
+    x = torch.arange(3.0).to("cpu" if source < 0 else cuda[source])
+    found = comm.broadcast(x, places)
+    assert [copy.device for copy in found] == [cuda[place] for place in places]
+    assert all(copy.tolist() == [0, 1, 2] for copy in found)
+    assert [copy is x for copy in found] == [place == source for place in places]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3), min_size=1, max_size=4), source=st.sampled_from([-1, 0, 1])
+)
+def test_a_chunk_for_its_own_device_is_a_view(cuda, sizes, source):
+    x = torch.arange(float(sum(sizes))).to("cpu" if source < 0 else cuda[source])
+    for place, chunk in enumerate(comm.scatter(x, list(range(len(sizes))), sizes)):
+        assert chunk.device == cuda[place]
+        assert (chunk._base is x) == (place == source)
 
 
 def test_a_lazy_module_raises_what_it_raises_on_cuda(cuda):

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from tests.cuda import test_c_functions as comm
 from tests.dataparallel import test_summation_orders as models
 from tests.devices.memory import test_statistics as memory
 from tests.devices.state import test_current as current
@@ -287,5 +288,35 @@ BACKEND = [
         "cuda.start(count, memory, model,",
         "cuda.start(count, memory, None,",
         gpus.test_devices_without_a_block_are_their_models_too,
+    ),
+    *(
+        fault(name, f"simgpu._backend.torch_patches.collectives:{place}", old, new, test)
+        for name, place, old, new, test in (
+            (
+                "a broadcast hands out the tensor first",
+                "broadcast",
+                "index == own",
+                "index == devices[0]",
+                comm.test_a_broadcast_takes_devices_in_any_order,
+            ),
+            (
+                "a device's number counts from the end",
+                "_device",
+                "index < 0",
+                "index < -9",
+                partial(
+                    comm.test_wrong_calls_of_comm_are_refused_in_cudas_words,
+                    text="non-negative device index, but got -3",
+                    device="cpu",
+                ),
+            ),
+            (
+                "a chunk for its own device is a copy",
+                "scatter",
+                "chunk if here else",
+                "chunk.clone() if here else",
+                comm.test_a_chunk_for_its_own_device_is_a_view,
+            ),
+        )
     ),
 ]

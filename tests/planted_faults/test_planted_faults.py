@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import re
 
 import pytest
 import torch
@@ -39,7 +40,8 @@ PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.va
 def name_of(test):
     if isinstance(test, functools.partial):
         values = [getattr(value, "__name__", str(value)) for value in test.keywords.values()]
-        return "-".join([test.func.__name__, *values])
+        # Each process has its functions elsewhere, and all have to collect the same names.
+        return re.sub(" at 0x[0-9a-f]+", "", "-".join([test.func.__name__, *values]))
     return test.__name__
 
 

@@ -11,6 +11,7 @@ tests compare the two, and neither package imports the other.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,24 +31,29 @@ Tensor = torch.Tensor
 
 
 def _device(index: int | None) -> torch.device:
-    if index == -1:
-        return torch.device("cpu")
+    if index is not None and index < 0:
+        raise RuntimeError(f"Expected non-negative device index, but got {index}")
     return torch.device(DEVICE_TYPE, world.resolve(index))
 
 
 def broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
-    """The tensor itself for its own device, which is the first; copies for the others."""
-    if not tensor.is_cpu and tensor.get_device() != devices[0]:
-        raise RuntimeError("device of broadcasted tensor must appear as the first on devices list")
-    targets = devices if tensor.is_cpu else devices[1:]
-    copies = [tensor.to(_device(index), non_blocking=True, copy=True) for index in targets]
-    return copies if tensor.is_cpu else [tensor, *copies]
+    """The tensor itself for its own device, and copies for the others."""
+    own = tensor.get_device()
+    return [
+        tensor if index == own else tensor.to(_device(index), non_blocking=True, copy=True)
+        for index in devices
+    ]
+
+
+def _copies(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
+    """A copy for each device but the first, also where that comes again."""
+    return [tensor.to(_device(index), non_blocking=True, copy=True) for index in devices[1:]]
 
 
 def broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> Sequence[Tensor]:
     """Copy the tensor into every tensor of `out`."""
     for index, target in enumerate(out):
-        _check_on_device(target, index, "output")
+        _check_on_device(target, index, "output tensor")
         if target.shape != tensor.shape:
             raise RuntimeError(
                 f"Expected all output tensors to have same shape as the source tensor "
@@ -63,20 +69,19 @@ def broadcast_coalesced(
 ) -> list[list[Tensor]]:
     """`broadcast` of many tensors, in flat buckets of one dtype and up to `buffer_size` bytes."""
     if any(tensor.get_device() != devices[0] for tensor in tensors):
-        raise RuntimeError("all tensors must be on devices[0]")
-    outputs: list[list[Any]] = [list(tensors)]
-    outputs += [[None] * len(tensors) for _ in devices[1:]]
+        raise RuntimeError(f"All tensors must be on devices[0]: {devices[0]}")
+    outputs: list[list[Any]] = [list(tensors), *([None] * len(tensors) for _ in devices[1:])]
     for bucket in _buckets(tensors, buffer_size):
         if tensors[bucket[0]].is_sparse:
             for position in bucket:
                 for output, copy in zip(
-                    outputs, broadcast(tensors[position], devices), strict=True
+                    outputs[1:], _copies(tensors[position], devices), strict=True
                 ):
                     output[position] = copy
             continue
         originals = [tensors[position] for position in bucket]
         flat = _flatten_dense_tensors(originals)  # type: ignore[no-untyped-call]
-        for output, copy in zip(outputs[1:], broadcast(flat, devices)[1:], strict=True):
+        for output, copy in zip(outputs[1:], _copies(flat, devices), strict=True):
             parts = _unflatten_dense_tensors(copy, originals)  # type: ignore[no-untyped-call]
             for position, part in zip(bucket, parts, strict=True):
                 # Parts share a buffer that nobody sees: each gets a version counter of its own.
@@ -122,8 +127,6 @@ def scatter(
                 "given chunk sizes don't sum up to the tensor's size (sum(chunk_sizes) == "
                 f"{sum(chunk_sizes)}, but expected {tensor.size(dim)})"
             )
-        if any(size < 0 for size in chunk_sizes):
-            raise RuntimeError("Chunk size must be non-negative")
         chunks = list(tensor.split_with_sizes(list(chunk_sizes), dim))
     moved = []
     for position, (chunk, index) in enumerate(zip(chunks, devices, strict=False)):
@@ -134,11 +137,9 @@ def scatter(
                 f"{stream.device_index}) to match the device supplied at that index (expected "
                 f"{index})"
             )
-        if stream is None:
-            moved.append(chunk.to(_device(index), non_blocking=True))
-        else:
-            with stream:
-                moved.append(chunk.to(_device(index), non_blocking=True))
+        with contextlib.nullcontext() if stream is None else stream:
+            here = index == chunk.get_device()
+            moved.append(chunk if here else chunk.to(_device(index), non_blocking=True))
     return moved
 
 
@@ -149,21 +150,20 @@ def scatter_out(
     if not out:
         raise RuntimeError("Expected at least one output tensor to scatter to")
     for index, target in enumerate(out):
-        _check_on_device(target, index, "output")
+        _check_on_device(target, index, "output tensor")
     dim = _wrapped(dim, tensor.dim())
     shape = list(tensor.shape)
     for index, target in enumerate(out):
         fits = target.dim() == len(shape)
         if not fits or any(target.size(d) != shape[d] for d in range(len(shape)) if d != dim):
-            wanted = [*shape[:dim], *target.shape[dim : dim + 1], *shape[dim + 1 :]]
             raise RuntimeError(
-                f"Output tensor at index {index} has incorrect shape: {list(target.shape)}, "
-                f"expected {wanted}, that of the input but for the size along scatter dim {dim}"
+                f"Output tensor at index {index} has incorrect shape: {list(target.shape)}. "
+                f"Expected same shape except for scatter dim {dim} as the source tensor: {shape}"
             )
     sizes = [target.size(dim) for target in out]
     if sum(sizes) != shape[dim]:
         raise RuntimeError(
-            f"Total size for output tensors along scatter dim {dim} does not match the input "
+            f"Total size for output tensors along scatter dim {dim} does not match the source "
             f"tensor size at dim {dim}. Expected {shape[dim]}, but got total size {sum(sizes)}"
         )
     for target, chunk in zip(out, tensor.split_with_sizes(sizes, dim), strict=True):
@@ -180,7 +180,7 @@ def gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tens
     result = torch.empty(
         shape,
         dtype=tensors[0].dtype,
-        device=_device(destination),
+        device="cpu" if destination == -1 else _device(destination),
         memory_format=formats.pop() if len(formats) == 1 else torch.contiguous_format,
     )
     return gather_out(tensors, result, dim)
@@ -202,11 +202,11 @@ def gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
 def _gathered_shape(tensors: Sequence[Tensor], dim: int) -> list[int]:
     first = tensors[0]
     for index, tensor in enumerate(tensors):
-        _check_on_device(tensor, index, "input")
+        _check_on_device(tensor, index, "input tensor")
         if tensor.dim() != first.dim():
             raise RuntimeError(
-                f"Expected all input tensors to have the same number of dimensions, but input "
-                f"tensor at index {index} has {tensor.dim()} dimensions, expected {first.dim()}"
+                "Expected all input tensors to have the same number of dimensions, but tensor at "
+                f"index {index} has {tensor.dim()} dimensions, (expected {first.dim()})"
             )
     shape = list(first.shape)
     for index, tensor in enumerate(tensors):
@@ -237,8 +237,8 @@ def _check_on_device(tensor: Tensor, index: int, role: str) -> None:
     if tensor.device.type != DEVICE_TYPE:
         kind = "CUDA" if "cuda" in _naming.names else DEVICE_TYPE
         raise RuntimeError(
-            f"Expected all {role} tensors to be {kind} tensors, but {role} tensor at index "
-            f"{index} has device '{tensor.device}'"
+            f"Expected all {role}s to be {kind} tensors, but {role.removeprefix('input ')} at "
+            f"index {index} has device '{tensor.device}'"
         )
 
 
