@@ -125,8 +125,14 @@ def _zeros_like(
     return made
 
 
-# Operators that the dispatch key BackendSelect sends to a kernel of their own.
+# Operators that the dispatch key BackendSelect sends to a kernel of their own, or to one that makes
+# an empty tensor and lets it grow, for which nobody could ask for room before.
 _FACTORIES = (
+    "arange",
+    "arange.start",
+    "arange.start_step",
+    "eye",
+    "eye.m",
     "empty.memory_format",
     "empty_strided",
     "_efficientzerotensor",

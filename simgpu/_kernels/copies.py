@@ -12,7 +12,7 @@ import torch
 
 from simgpu._memory import pinned as memory_pinned
 from simgpu._memory.host_aliases import SharedStorageAliases, on_one_storage
-from simgpu._memory.ownership import adopt
+from simgpu._memory.ownership import MANY, adopt, make_sure_of_room
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import world
 from simgpu._runtime.launch import Kernel, launch, launch_copy
@@ -79,6 +79,8 @@ def to_copy(
     if target >= len(world.active_devices):
         world.device(target)  # raises
     memory_pinned.check_not_wanted(pin_memory)
+    if self.numel() > MANY:
+        make_sure_of_room(target, self.shape, options.get("dtype") or self.dtype)
     if source == target:
         return adopt(launch(_TO_COPY, target, arguments, options), target)
     return adopt(launch_copy(_TO_COPY, source, target, arguments, options, blocking), target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,12 @@ from simgpu._kernels.arguments import Arguments
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._kernels.schema import Schema
 from simgpu._memory import pinned
-from simgpu._memory.ownership import adopt, make_sure_of_room
+from simgpu._memory.ownership import MANY, adopt, make_sure_of_room
 from simgpu._runtime import world
 from simgpu._runtime.charging import charge
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 
 _CPU = torch.device("cpu")
-_MANY = 10**6  # elements that take a while, so that it is asked for their memory first
 
 
 def factory_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
@@ -54,9 +54,14 @@ def _is_elsewhere(device: torch.device) -> bool:
 
 def _look_for_room(kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raise OutOfMemoryError before numbers are made for which there is no room."""
-    if args and isinstance(args[0], (list, tuple)):
-        make_sure_of_room(index, args[0], kwargs.get("dtype"))
-    elif any(type(value) in (int, float) and value > _MANY for value in args):
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)):
+        make_sure_of_room(index, first, kwargs.get("dtype"))
+    elif isinstance(first, torch.Tensor):
+        size = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else first.shape
+        if math.prod(size) > MANY:  # `new_zeros` has the size second, `zeros_like` has none
+            make_sure_of_room(index, size, kwargs.get("dtype") or first.dtype)
+    elif any(type(value) in (int, float) and value > MANY for value in args):
         held = charge(kernel.op, world.device(index), args, kwargs)
         if held is not None:
             held.release(())

@@ -19,6 +19,8 @@ from simgpu._runtime import world
 from simgpu._runtime.out_of_memory import raise_out_of_memory
 from simgpu._runtime.world import active_devices
 
+MANY = 10**6  # elements that take the host a while, so that it is asked for their memory first
+
 
 def adopt(host: torch.Tensor, index: int) -> torch.Tensor:
     """Turn a host tensor that owns fresh memory into a tensor of device `index`.

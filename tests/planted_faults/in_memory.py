@@ -79,9 +79,43 @@ MEMORY = [
         raises=torch.OutOfMemoryError,
     ),
     fault(
+        "many numbers are copied before there is room for them",
+        "simgpu._kernels.copies:to_copy",
+        "if self.numel() > MANY:",
+        "if False:",
+        partial(statistics.test_room_is_asked_for_before_many_numbers_are_copied, name="to"),
+    ),
+    fault(
+        "room for a copy is asked for in the dtype of its source",
+        "simgpu._kernels.copies:to_copy",
+        'options.get("dtype") or self.dtype',
+        "self.dtype",
+        partial(
+            statistics.test_room_is_asked_for_before_many_numbers_are_copied, name="to doubles"
+        ),
+    ),
+    fault(
+        "a tensor like many numbers is made before there is room for it",
+        "simgpu._kernels.factories:_look_for_room",
+        "if math.prod(size) > MANY:",
+        "if False:",
+        partial(
+            statistics.test_room_is_asked_for_before_many_numbers_are_copied, name="zeros_like"
+        ),
+    ),
+    fault(
+        "a new tensor of many numbers is taken for one like its source",
+        "simgpu._kernels.factories:_look_for_room",
+        "size = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else first.shape",
+        "size = first.shape",
+        partial(
+            statistics.test_room_is_asked_for_before_many_numbers_are_copied, name="new_ones of one"
+        ),
+    ),
+    fault(
         "numbers are made before there is room for them",
         "simgpu._kernels.factories:_look_for_room",
-        "value > _MANY",
+        "value > MANY",
         "value > 10**30",
         statistics.test_room_is_asked_for_before_numbers_are_made,
     ),

@@ -109,13 +109,46 @@ NUMBERED = {
 }
 
 
-@given(name=st.sampled_from(list(NUMBERED)), n=st.integers(10**6 + 1, 2 * 10**6))
-def test_room_is_asked_for_before_numbers_are_made(name, n):
+@given(
+    name=st.sampled_from(list(NUMBERED)),
+    n=st.integers(10**6 + 1, 2 * 10**6),
+    by_cudas_name=st.booleans(),
+)
+def test_room_is_asked_for_before_numbers_are_made(name, n, by_cudas_name):
     """Billions of them would take a minute, only to be refused then."""
-    with simgpu.devices(1, memory=CAPACITY) as (device,), simgpu.trace() as trace:
+    within = simgpu.as_cuda if by_cudas_name else simgpu.devices
+    with within(1, memory=CAPACITY) as (device,), simgpu.trace() as trace:
         with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
             NUMBERED[name](n, device)
         assert trace.kernels == []
+
+
+COPIED = {
+    "to": (lambda x, device: x.to(device, copy=True), 4),
+    "to doubles": (lambda x, device: x.to(device, torch.float64), 8),
+    "zeros_like": (lambda x, device: torch.zeros_like(x, device=device), 4),
+    "full_like": (lambda x, device: torch.full_like(x, 2, dtype=torch.int64, device=device), 8),
+    "new_zeros": (lambda x, device: x.new_zeros(x.shape, device=device), 4),
+    "new_ones of one": (lambda x, device: x[:1].new_ones(x.shape, device=device), 4),
+}
+
+
+@pytest.mark.parametrize("name", sorted(COPIED))
+@given(n=st.integers(10**6 + 1, 2 * 10**6), fits=st.booleans(), there=st.booleans())
+def test_room_is_asked_for_before_many_numbers_are_copied(name, n, fits, there):
+    """From the CPU, or from the device, where one number stands for many."""
+    copy, itemsize = COPIED[name]
+    rounded = (n * itemsize + 511) & -512
+    with simgpu.devices(1, memory=rounded + (512 if fits else 0)) as (device,):
+        one = torch.ones(1, device=device)
+        x = (one if there else one.cpu()).expand(n)
+        with simgpu.trace() as trace:
+            if fits:
+                assert copy(x, device).nbytes == n * itemsize
+                return
+            with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+                copy(x, device)
+        assert list(trace) == []
 
 
 @pytest.mark.parametrize("memory", [0, "0B", [0, 0]])
