@@ -287,7 +287,8 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(cuda, name):
     edit, test = FAULTS[name]
-    with edit.planted(), pytest.raises((AssertionError, pytest.fail.Exception)):
+    # What lies in memory that was never written may also be no index.
+    with edit.planted(), pytest.raises((AssertionError, IndexError, pytest.fail.Exception)):
         run(test, cuda=cuda)
 
 

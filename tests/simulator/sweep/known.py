@@ -24,7 +24,7 @@ def values_of(case):
     """How the values of `case` are compared (`compare.difference`)."""
     if lookup("arbitrary", case):
         return "any"
-    return "close" if lookup("rounding", case) else "bits"
+    return (lookup("difference", case) or {}).get("values", "bits")
 
 
 def judge(case, findings):
