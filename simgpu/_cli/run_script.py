@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from simgpu._simulation.asynchronous.executor import Asynchronous
 
 
+# What calls a program, or runs what it has left.
+_BEFORE_PROGRAMS = (__name__, "runpy", "contextlib")
+_QUEUES = "simgpu._simulation.asynchronous"
+
+
 @dataclass(frozen=True)
 class Program:
     """What is to run, as `python` would be told."""
@@ -131,16 +136,16 @@ def run_script(options: ScriptOptions) -> None:
         _replace_data_parallel()
     program = options.program
     _watch_until_exit(options.trace, options.summary)
-    with contextlib.ExitStack() as stack:
-        if options.races:
-            stack.enter_context(_told_of_races())
-        if options.asynchronous:
-            stack.enter_context(overlapping(options.async_seed))
-        try:
+    try:
+        with contextlib.ExitStack() as stack:
+            if options.races:
+                stack.enter_context(_told_of_races())
+            if options.asynchronous:
+                stack.enter_context(overlapping(options.async_seed))
             _run(program)
-        except BaseException as error:
-            _hide_our_frames_of(error)
-            raise
+    except BaseException as error:
+        _hide_our_frames_of(error)
+        raise
 
 
 def _hide_our_frames_of(ended: BaseException) -> None:
@@ -157,13 +162,16 @@ def _hide_our_frames_of(ended: BaseException) -> None:
 
 
 def _after_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """What comes after the frames of the command and of `runpy`, which begin each traceback."""
+    """What comes after the frames of the command and of `runpy`, which begin each traceback.
+
+    Nothing, where the program has ended, and what is left of its work is the command's to do.
+    """
     began = False
     while traceback is not None:
-        name = traceback.tb_frame.f_globals.get("__name__")
-        if began and name not in (__name__, "runpy"):
-            break
+        name = str(traceback.tb_frame.f_globals.get("__name__"))
         began = began or name == __name__
+        if began and name not in _BEFORE_PROGRAMS and not name.startswith(_QUEUES):
+            break
         traceback = traceback.tb_next
     return traceback
 

@@ -39,6 +39,13 @@ ASYNCHRONOUS = [
         )
     ),
     fault(
+        "an error that surfaces at the end of a script comes with the frames of its queues",
+        "simgpu._cli.run_script:_after_our_frames",
+        " and not name.startswith(_QUEUES)",
+        "",
+        partial(options.test_a_script_that_ends_well_is_told_of_errors_in_its_queues, status=0),
+    ),
+    fault(
         "what a kernel refuses and its meta kernel does not is told when it runs",
         "simgpu._simulation.asynchronous.shapes:_plan",
         "if not taken:",

@@ -120,6 +120,13 @@ TIMING = [
         timelines.test_events_tell_their_times_once_they_are_passed,
     ),
     fault(
+        "the first step counts as the others do",
+        "simgpu._simulation.timing.summary:Summary.step_seconds",
+        "self.steps[1:] or self.steps",
+        "self.steps",
+        estimate.test_a_step_is_the_median_of_those_after_the_first,
+    ),
+    fault(
         "True is a number of seconds",
         "simgpu._simulation.timing.amounts:check_amount",
         " and not isinstance(value, bool)",

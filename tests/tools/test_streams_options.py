@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import simgpu
-from simgpu._cli.run_script import overlapping
+from simgpu._cli.run_script import _after_our_frames, overlapping
 from simgpu._simulation.asynchronous import block
 from simgpu.errors import DeviceLostError
 
@@ -62,9 +62,12 @@ def test_a_script_that_ends_well_is_told_of_errors_in_its_queues(status):
             with contextlib.suppress(DeviceLostError):
                 block.end(executor)
 
-        with pytest.raises(DeviceLostError if ends_well else SystemExit), overlapping(None) as own:
+        told = pytest.raises(DeviceLostError if ends_well else SystemExit)
+        with told as raised, overlapping(None) as own:
             program(own)
         assert own.pending == (not ends_well)
+    if ends_well:  # nothing of the program's is in the traceback
+        assert _after_our_frames(raised.tb) is None
 
 
 @pytest.mark.without("--async", reason="begins it itself")

@@ -57,8 +57,9 @@ class Summary:
     def __str__(self) -> str:
         lines = [f"estimate for {self.about}: {duration(self.seconds)}"]
         if self.step_seconds is not None:
-            count = len(self.steps)
-            lines[0] += f", a step {duration(self.step_seconds)} (median of {count})"
+            count = len(self.steps) - 1
+            chosen = f"median of {count} after the first" if count else "the only one"
+            lines[0] += f", a step {duration(self.step_seconds)} ({chosen})"
         lines.append(f"{'device':<12}{'busy':>18}{'copying':>18}{'waiting':>18}{'kernels':>9}"
                      f"{'copies':>8}")  # fmt: skip
         for share in self.shares:
@@ -67,7 +68,8 @@ class Summary:
                 for part in (share.busy, share.copying, share.waiting)
             )
             lines.append(f"{share.device:<12}{cells}{share.kernels:>9}{share.copies:>8}")
-        lines.append("critical path (estimate), by where its time goes:")
+        if self.path:
+            lines.append("critical path (estimate), by where its time goes:")
         lines += _path_lines(self.path, self.seconds)
         return "\n".join(lines)
 

@@ -124,6 +124,26 @@ def test_an_estimate_tells_how_many_devices_there_are_of_each_model(models):
     assert set(told) == {f"{models.count(name)} x {name}" for name in models} | {"pcie"}
 
 
+@given(sizes=st.lists(st.sampled_from([8, 512, 2048]), max_size=5))
+def test_a_step_is_the_median_of_those_after_the_first(simulated, sizes):
+    parameter = torch.nn.Parameter(torch.ones(1, device=simulated[0]))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with simgpu.clock("A100") as estimate:
+        for size in sizes:
+            torch.ones(size, size, device=simulated[0]).exp()
+            torch.simgpu.synchronize()
+            optimizer.step()
+    summary = estimate.summary()
+    later = sorted(summary.steps[1:])
+    if later:
+        assert summary.step_seconds == later[(len(later) - 1) // 2]
+        assert f"(median of {len(later)} after the first)" in str(summary)
+    else:
+        assert summary.step_seconds == (summary.steps[0] if sizes else None)
+        assert ("(the only one)" in str(summary)) is bool(sizes)
+    assert ("critical path" in str(summary)) is bool(sizes)
+
+
 def test_clocks_need_devices_and_do_not_nest():
     with pytest.raises(NoDevicesError), simgpu.clock("A100"):
         pass
