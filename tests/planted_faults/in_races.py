@@ -117,7 +117,7 @@ RACES = [
     fault(
         "an access stands for those between its elements",
         f"{REGION}.meet",
-        "covered = layout is None and begin <= other.begin",
+        "covered = whole and begin <= other.begin",
         "covered = begin <= other.begin",
         paths,
     ),

@@ -5,6 +5,7 @@ from functools import partial
 from simgpu.errors import DeviceLostError
 from tests.simulator.asynchronous import test_backward as backward
 from tests.simulator.asynchronous import test_data_parallel as data_parallel
+from tests.simulator.asynchronous import test_inference_mode as modes
 from tests.simulator.asynchronous import test_laziest_order as laziest
 from tests.simulator.asynchronous import test_marks as marks
 from tests.simulator.asynchronous import test_memory_given_back as given_back
@@ -312,5 +313,37 @@ ASYNCHRONOUS = [
         "event._simgpu_work = mark  #",
         "event._simgpu_work = mark or getattr(event, '_simgpu_work', None)  #",
         laziest.test_nothing_runs_but_what_is_waited_for,
+    ),
+    fault(
+        "a result is held as it was made, in whatever mode it is used",
+        "simgpu._simulation.asynchronous.memory:Memory.held",
+        " and whole[1] is inference",
+        "",
+        modes.test_memory_is_changed_in_any_mode_as_at_once,
+        raises=DeviceLostError,
+    ),
+    fault(
+        "all results count as made outside of inference mode",
+        "simgpu._simulation.asynchronous.memory:Memory.own",
+        "form, _inference(), whole",
+        "form, False, whole",
+        modes.test_memory_is_changed_in_any_mode_as_at_once,
+        raises=DeviceLostError,
+    ),
+    fault(
+        "a view is held as it was first, in whatever mode it is used",
+        "simgpu._simulation.asynchronous.memory:Memory.held",
+        "place = address, form, inference",
+        "place = address, form",
+        modes.test_memory_is_changed_in_any_mode_as_at_once,
+        raises=DeviceLostError,
+    ),
+    fault(
+        "a kernel runs in the mode of whoever waits",
+        "simgpu._simulation.asynchronous.launch_state:LaunchState.in_force",
+        "before == self._settings",
+        "before[:-1] == self._settings[:-1]",
+        modes.test_memory_is_changed_in_any_mode_as_at_once,
+        raises=DeviceLostError,
     ),
 ]
