@@ -18,6 +18,7 @@ from simgpu._cuda.renaming import CUDA, to_cuda
 from simgpu._distributed import (
     communicators,
     factors,
+    handles,
     hooks,
     kernels,
     low_precision,
@@ -207,6 +208,13 @@ PATCHES: tuple[Row, ...] = (
             ("_set_mixed_precision_param_dtype", low_precision.telling),
             ("_run_allreduce_hook", low_precision.filling),
         )
+    ),
+    Patch(
+        _REDUCER,
+        "_set_forward_pass_work_handle",
+        wrap=handles.keeping,
+        needs="_set_forward_pass_work_handle",
+        why="C++ asks a Work for its future after it has waited for it, and holds half of it",
     ),
     *(
         Patch(

@@ -15,6 +15,7 @@ messages            how they carry data of a call as they agree on it
 fake                the backend "fake", which has one rank
 nccl                the class that goes by the name of ProcessGroupNCCL
 hooks               what a communication hook answers
+handles             a Work that the Reducer of DistributedDataParallel asks twice
 splitting           parts of a group, which gloo makes
 restarts            the store of ranks that torchrun starts again
 

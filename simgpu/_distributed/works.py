@@ -8,12 +8,14 @@ that it is there, where its future is asked for, or where the device is synchron
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.utils.weak import TensorWeakRef
 
 from simgpu._distributed.calls import Call
 from simgpu._runtime import streams
@@ -118,13 +120,16 @@ class Pending:
 class Work(distributed.Work):
     """What an asynchronous collective returns.
 
-    C++ holds the C++ half of this object only, so `keep` has it until it is waited for.
+    C++ holds the C++ half of this object only, which would wait for ever. So `keep` has it until it
+    is waited for; where there are several outputs, it then lives until all of them are gone, since
+    functional collectives wait for each.
     """
 
     def __init__(self, pending: Sequence[Pending], outputs: list[Tensor], keep: set[Any]) -> None:
         super().__init__()
         self._pending = pending
         self._outputs = outputs
+        self._seen: list[TensorWeakRef] = []
         self._keep = keep
         keep.add(self)
 
@@ -138,8 +143,16 @@ class Work(distributed.Work):
         calls = [pending.call.collective for pending in self._pending]
         return [each for each in calls if each is not None]
 
-    def _land(self, seconds: float = 0.0) -> None:
+    def _let_go(self) -> None:
         self._keep.discard(self)
+        if len(self._outputs) > 1:
+            outputs, self._outputs = self._outputs, []
+            self._seen = [TensorWeakRef(output) for output in outputs]
+            for output in outputs:
+                weakref.finalize(output, _gone, self).atexit = False
+
+    def _land(self, seconds: float = 0.0) -> None:
+        self._let_go()
         for pending in self._pending:
             pending.await_(seconds if seconds > 0 else None)
             pending.land()
@@ -153,9 +166,10 @@ class Work(distributed.Work):
         DistributedDataParallel's Reducer wants a list of tensors of C++, which no future has that
         Python completes later. So this waits; no stream does, as none would by asking for it.
         """
+        outputs = self.result()
         self._land()
         finished(self._collectives())
-        return _future(self._outputs)
+        return _future(outputs)
 
     def is_completed(self) -> bool:
         return all(pending.has_run() for pending in self._pending)
@@ -167,7 +181,11 @@ class Work(distributed.Work):
         return next((pending.error for pending in self._pending if pending.error), None)
 
     def result(self) -> list[Tensor]:
-        return self._outputs
+        return self._outputs or [output for seen in self._seen if (output := seen()) is not None]
+
+
+def _gone(work: Work) -> None:
+    """An output of it is gone: until now, its finalizer has kept the Work."""
 
 
 def awaited(collectives: Sequence[Collective]) -> None:

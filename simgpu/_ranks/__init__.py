@@ -7,6 +7,7 @@ started_threads  the rank of threads that a rank starts
 stores      keys and values that ranks leave for each other
 isolation   what each rank has of its own: process groups, random numbers, environment
 variables   what PyTorch keeps of a process in its modules, for each rank
+meshes      what DTensor keeps for a mesh, for each rank
 numpy_random  NumPy's generator, one for each rank
 
 May import: `_simulation/schedules`, `_distributed`, `_backend/install`, `_cuda`, `_runtime`,

@@ -17,7 +17,7 @@ from simgpu._distributed import communicators
 from simgpu._distributed.communicators import threads
 from simgpu._models.gpus import Names
 from simgpu._patches import Patches
-from simgpu._ranks import isolation, started_threads, stores
+from simgpu._ranks import isolation, meshes, started_threads, stores
 from simgpu._ranks.meeting import Meetings, Transport
 from simgpu._ranks.turns import Turns, scheduler_of
 from simgpu._runtime import world
@@ -87,6 +87,7 @@ def ranks(
         patches = Patches()
         ends.callback(patches.undo)
         patches.apply(isolation.PATCHES)
+        patches.apply(meshes.PATCHES)
         patches.apply(stores.PATCHES)
         patches.apply(started_threads.PATCHES)
         surroundings = isolation.Surroundings()

@@ -129,18 +129,21 @@ def test_layers_that_some_ranks_do_not_use_are_summed_over_the_others(count, whi
 @given(
     count=strategies.world_sizes(1, 5),
     steps=st.lists(st.integers(1, 4), min_size=5, max_size=5),
+    initial=st.booleans(),
     seed=st.integers(0, 99),
     schedule=schedules,
 )
-def test_ranks_with_fewer_inputs_join(count, steps, seed, schedule):
+def test_ranks_with_fewer_inputs_join(count, steps, initial, seed, schedule):
+    """Gradients are divided by the number of all ranks, or of those that have not joined."""
     model = One(seed)
 
     def train(rank):
         ddp, done = parallel(model, rank), 0
-        with ddp.join():
+        with ddp.join(divide_by_initial_world_size=initial):
             for _ in range(steps[rank]):
                 ddp.zero_grad()
-                backward(ddp, rows(1, rank), count)
+                left = sum(done < others for others in steps[:count])
+                backward(ddp, rows(1, rank), count if initial else left)
                 done += 1
         return done, gradients(ddp)
 

@@ -5,6 +5,7 @@ What they need of PyTorch takes seconds to import: tests import it, and their co
 
 import copy
 import functools
+import math
 
 import pytest
 import torch
@@ -80,6 +81,34 @@ def test_fully_sharded_gradients_are_those_of_the_whole_batch(count, width, laye
             assert all(map(torch.equal, found, wanted))
         else:
             torch.testing.assert_close(found, wanted)
+
+
+@few
+@given(
+    sizes=st.sampled_from([(4,), (2, 2), (1, 3), (3, 1)]),
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 5)),
+    data=st.data(),
+    schedule=schedules,
+)
+def test_a_tensor_stays_what_it_is_wherever_it_is_placed(sizes, shape, data, schedule):
+    """Sizes that the ranks do not divide, too: each has other shapes on the way."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    placed = st.sampled_from([Replicate(), Shard(0), Shard(1)])
+    path = data.draw(st.lists(st.tuples(*[placed] * len(sizes)), min_size=1, max_size=4))
+    whole = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+
+    def move(rank):
+        mesh = init_device_mesh("cuda", sizes)
+        x = distribute_tensor(whole.cuda(), mesh, path[0])
+        for placements in path[1:]:
+            x = x.redistribute(mesh, placements)
+            assert torch.equal(x.full_tensor().cpu(), whole)
+        return mesh
+
+    meshes = simgpu.ranks(math.prod(sizes), move, schedule=schedule)
+    assert len(set(meshes)) == len(meshes)
 
 
 @few

@@ -1,11 +1,14 @@
-"""Faults planted in who is asked for by a number, and in what waits for all that a batch does."""
+"""Faults planted in who is asked for by a number, on which device, and in what waits for calls."""
 
 from functools import partial
 
 from tests.distributed import test_collectives as collectives
+from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_devices_of_groups as devices
 from tests.distributed import test_roots_and_peers as numbered
+from tests.distributed import test_sharded as sharded
 from tests.distributed import test_transport as transport
+from tests.distributed import test_works as works
 from tests.support.plant import fault
 
 ROOTS_AND_PEERS = [
@@ -100,6 +103,37 @@ ROOTS_AND_PEERS = [
         "bound is not None and index != bound",
         "False",
         partial(devices.test_a_group_that_was_made_for_a_device_takes_no_other, name="reduce"),
+        raises=BaseException,
+    ),
+    fault(
+        "who waits for the second output of a call waits for ever",
+        "simgpu._distributed.works:Work._let_go",
+        "weakref.finalize(output, _gone, self)",
+        "weakref.finalize(output, _gone, None)",
+        works.test_a_work_of_several_outputs_lives_until_they_are_gone,
+    ),
+    fault(
+        "a call keeps its outputs after it has been waited for",
+        "simgpu._distributed.works:Work._let_go",
+        "outputs, self._outputs = self._outputs, []",
+        "outputs = self._outputs",
+        works.test_a_work_of_several_outputs_lives_until_they_are_gone,
+        raises=AssertionError,
+    ),
+    fault(
+        "the sum over ranks that have not joined is asked for its future when it is gone",
+        "simgpu._distributed.handles:keeping",
+        "_works[self] = work",
+        "pass",
+        data_parallel.test_ranks_with_fewer_inputs_join,
+        raises=BaseException,
+    ),
+    fault(
+        "ranks in threads find each other's ways to move a tensor",
+        "simgpu._ranks.meshes:_of_a_rank",
+        "if threads.rank is not None:",
+        "if False:",
+        sharded.test_a_tensor_stays_what_it_is_wherever_it_is_placed,
         raises=BaseException,
     ),
 ]

@@ -1,0 +1,86 @@
+"""Works of several outputs, of which functional collectives wait for one after the other."""
+
+import functools
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from simgpu._distributed import communicators
+from simgpu._distributed.calls import Call
+from simgpu._distributed.works import Pending, Work
+from tests.support.worlds import few, schedules
+
+# Newer releases have other names for two of them.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(4) as devices:
+        yield devices
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    kind=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]),
+    data=st.data(),
+    seed=schedules,
+)
+def test_functional_collectives_of_several_tensors_wait_for_each(count, sizes, kind, data, seed):
+    from torch.distributed import _functional_collectives as functional
+
+    orders = [data.draw(st.permutations(range(len(sizes)))) for _ in range(count)]
+    by_rank = [
+        [torch.arange(float(size * count)) + rank for size in sizes] for rank in range(count)
+    ]
+    sums = [functools.reduce(torch.add, parts) for parts in zip(*by_rank, strict=True)]
+
+    def call(rank):
+        group, mine = dist.group.WORLD, [part.cuda() for part in by_rank[rank]]
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        if kind == "all_reduce":
+            outs, wanted = functional.all_reduce_coalesced(mine, "sum", group), sums
+        elif kind == "all_gather":
+            outs = functional.all_gather_into_tensor_coalesced(mine, group)
+            wanted = [torch.cat(parts) for parts in zip(*by_rank, strict=True)]
+        else:
+            dims = [0] * len(sizes)
+            outs = functional.reduce_scatter_tensor_coalesced(mine, "sum", dims, group)
+            wanted = [each.chunk(count)[rank] for each in sums]
+        for which in orders[rank]:
+            assert torch.equal(outs[which].cpu(), wanted[which])
+        outs = None
+        assert torch.cuda.memory_allocated() == before
+        return len(communicators.find(group).open)
+
+    assert simgpu.ranks(count, call, schedule=seed) == [0] * count
+
+
+@given(count=st.integers(1, 4), again=st.integers(1, 3))
+def test_a_work_of_several_outputs_lives_until_they_are_gone(count, again):
+    """C++ holds half of it, which would wait for ever alone."""
+    kept, gone = set(), []
+    outputs = [torch.ones(2) for _ in range(count)]
+    pending = Pending(Call("all_reduce", "all_reduce", [], []))
+    pending.finish()
+    work = Work([pending], list(outputs), kept)
+    weakref.finalize(work, gone.append, True)
+    boxed = work.boxed()
+    del work, pending
+    for _ in range(again if count > 1 else 1):
+        assert not gone, "who waits for the next output would wait for ever"
+        assert dist.Work.unbox(boxed).wait()
+        assert not kept
+    assert bool(gone) == (count == 1)
+    assert gone or dist.Work.unbox(boxed).result() == outputs
+    outputs.clear()
+    assert gone
