@@ -60,7 +60,7 @@ def _install_in_order() -> None:
     from simgpu._distributed import kernels as collectives
     from simgpu._kernels import autocast, registry
     from simgpu._memory import pinned
-    from simgpu._native import constant_answers, guard_answers, registered_guard
+    from simgpu._native import constant_answers, guard_answers, reducer_timers, registered_guard
     from simgpu._runtime import instruments, processes, thread_state
 
     # First the device type: PyTorch takes its name in every call that follows.
@@ -85,6 +85,7 @@ def _install_in_order() -> None:
     _libraries.extend(registry.register())
     _libraries.extend(autocast.install())
     _libraries.append(collectives.register())
+    reducer_timers.enter()
     pinned.install()
     apply_all()
     processes.install()

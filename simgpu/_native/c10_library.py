@@ -1,4 +1,4 @@
-"""Find functions and variables of libc10, the lowest library of PyTorch, by their C++ names."""
+"""Find functions and variables of libraries of PyTorch, such as libc10, by their C++ names."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import torch
 
-_LIBRARY = {"linux": "libc10.so", "darwin": "libc10.dylib"}
+_ENDINGS = {"linux": "so", "darwin": "dylib"}
 
 
-def library() -> ctypes.CDLL | None:
-    """libc10, or None on a platform where names, calls and classes are not as on Linux and macOS.
+def library(name: str = "c10") -> ctypes.CDLL | None:
+    """A library, or None where names, calls and classes are not as on Linux and macOS.
 
     The virtual functions of a class are laid out by the Itanium C++ ABI there; not on Windows.
     """
-    name = _LIBRARY.get(sys.platform)
-    if name is None or sys.byteorder != "little":
+    ending = _ENDINGS.get(sys.platform)
+    if ending is None or sys.byteorder != "little":
         return None
     try:
-        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"lib{name}.{ending}"))
     except OSError:
         return None

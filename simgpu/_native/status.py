@@ -17,6 +17,7 @@ from simgpu._native import (
     generator_layout,
     guard_answers,
     host_allocator,
+    reducer_timers,
     registered_guard,
     storage_layout,
     type_slots,
@@ -83,6 +84,11 @@ TRICKS = (
         "backward on each device's stream",
         guard_answers.is_active,
         "backward runs on the stream and device that are current where it is called",
+    ),
+    Trick(
+        "timers of the Reducer",
+        reducer_timers.is_active,
+        "DistributedDataParallel measures no times, and C++ warns of that once",
     ),
     Trick(
         "texts of built-in errors",

@@ -12,6 +12,7 @@ from tests.devices.training import test_modules as modules
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_models as gpus
 from tests.simulator import test_raw_operators as raw
+from tests.simulator import test_reducer_timers as timers
 from tests.simulator import test_stream_blocks as stream_blocks
 from tests.simulator import test_virtual_tables as tables
 from tests.support.plant import Edit, fault
@@ -318,5 +319,19 @@ BACKEND = [
                 comm.test_a_chunk_for_its_own_device_is_a_view,
             ),
         )
+    ),
+    fault(
+        "a table of timers may have more nodes than it says",
+        "simgpu._native.reducer_timers:nodes_of",
+        "if node == 0 and len(found) == count else",
+        "if len(found) == count else",
+        timers.test_a_table_is_read_if_it_has_as_many_nodes_as_it_says,
+    ),
+    fault(
+        "a type has a place in the table of timers, and no timer",
+        "simgpu._native.reducer_timers:enter",
+        "words[(entry >> 3) + place] = word",
+        "pass",
+        timers.test_another_type_gets_the_timer_of_the_cpu,
     ),
 ]

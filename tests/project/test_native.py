@@ -20,6 +20,7 @@ from simgpu._native import (
     generator_layout,
     host_allocator,
     process_memory,
+    reducer_timers,
     registered_guard,
     status,
     storage_layout,
@@ -137,6 +138,7 @@ def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
     monkeypatch.setattr(host_allocator.allocator, "offset", None)
     monkeypatch.setattr("simgpu._native.constant_answers.replacements", [])
     monkeypatch.setattr("simgpu._native.guard_answers.replacements", [])
+    monkeypatch.setattr(reducer_timers, "entered", set())
     monkeypatch.setattr(type_slots, "_stock_slot", 1)
     assert list(status.active_tricks().values()) == [False] * len(status.TRICKS)
 
