@@ -79,6 +79,8 @@ CHECKS: dict[str, _Check] = {
     "_sobol_engine_scramble_": expected_shapes.sobol,
     "_sparse_broadcast_to": shape_checks.sparse_broadcast,
     "_transform_bias_rescale_qkv": expected_shapes.rescaled_qkv,
+    "_upsample_bicubic2d_aa": partial(shape_checks.antialiased, taps=4),
+    "_upsample_bilinear2d_aa": partial(shape_checks.antialiased, taps=2),
     "_weight_int8pack_mm": shape_checks.int8_weights,
     "adaptive_max_pool2d_backward": partial(index_checks.pooled_indices, dims=2),
     "adaptive_max_pool3d_backward": partial(index_checks.pooled_indices, dims=3),

@@ -6,6 +6,7 @@ by their names, and raises RuntimeError.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -73,6 +74,39 @@ def scaled_product(arguments: dict[str, Any]) -> None:
         )
     if columns % 16:
         raise RuntimeError(f"mat2 shape ({inner}x{columns}) must be divisible by 16")
+
+
+_SHARED = 48 * 1024  # bytes of shared memory that a block of threads has without asking
+_LANES = 32
+
+
+def antialiased(arguments: dict[str, Any], taps: int) -> None:
+    """A scale whose weights a block has room for (native/cuda/UpSampleBilinear2d.cu, aa).
+
+    `taps` is the width of the filter: 2 for bilinear, 4 for bicubic interpolation.
+    """
+    input: Tensor = arguments["self"]
+    if input.dim() != 4 or not input.numel() or not all(arguments["output_size"]):
+        return  # the kernel says so
+    rows, columns = (
+        1 + 2 * math.ceil(taps / 2 * max(_scale(arguments, dim), 1.0)) for dim in (0, 1)
+    )
+    needed = (columns * _LANES + rows * (_LANES + 1)) * input.itemsize
+    if needed > _SHARED:
+        raise RuntimeError(
+            "Provided interpolation parameters can not be handled with current algorithm "
+            "implementation. Please reduce the scale factor. Too much shared memory required: "
+            f"{needed} vs {_SHARED}"
+        )
+
+
+def _scale(arguments: dict[str, Any], dim: int) -> float:
+    """How many rows (`dim` is 0) or columns of the input one of the output stands for."""
+    old, new = arguments["self"].shape[2 + dim], arguments["output_size"][dim]
+    if arguments["align_corners"]:
+        return (old - 1) / (new - 1) if new > 1 else 0.0
+    told: float | None = arguments.get(("scales_h", "scales_w")[dim])
+    return float(1 / told if told else old / new)
 
 
 def adaptive_avg_pool_backward(arguments: dict[str, Any], dims: int) -> None:

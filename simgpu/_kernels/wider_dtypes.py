@@ -49,6 +49,8 @@ _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
     "_fft_c2c": _COMPLEX,
     "_fft_c2r": _COMPLEX,
     "_fft_r2c": _HALVES,
+    "_upsample_bicubic2d_aa": _HALVES,
+    "_upsample_bicubic2d_aa_backward": _HALVES,
     "_upsample_bilinear2d_aa": _HALVES,
     "_upsample_bilinear2d_aa_backward": _HALVES,
     "avg_pool3d": _HALVES,

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import torch
+
 from tests.cuda import test_device_numbers as numbers
 from tests.cuda import test_scripting as scripts
 from tests.cuda import test_sparse_likes as likes
@@ -101,6 +103,36 @@ LIMITS = [
         "> most",
         "> 64",
         partial(limits.test_kernels_have_room_for_25_dimensions, name="nonzero"),
+    ),
+    fault(
+        "a block has room for the weights of rows alone",
+        f"{SIZES}antialiased",
+        "columns * _LANES + rows",
+        "rows",
+        partial(
+            limits.test_antialiasing_has_room_for_the_weights_of_a_block,
+            mode="bilinear",
+            dtype=torch.float32,
+        ),
+    ),
+    fault(
+        "a bicubic filter is as wide as a bilinear one",
+        f"{SIZES}antialiased",
+        "taps / 2",
+        "1",
+        partial(
+            limits.test_antialiasing_has_room_for_the_weights_of_a_block,
+            mode="bicubic",
+            dtype=torch.float64,
+        ),
+    ),
+    fault(
+        "corners that are aligned are as far apart as others",
+        f"{SIZES}_scale",
+        'if arguments["align_corners"]:',
+        "if False:",
+        limits.test_without_antialiasing_any_scale_is_taken,
+        raises=RuntimeError,
     ),
     fault(
         "factors without pivots are not divided by them",

@@ -78,6 +78,9 @@ POOLS = {
 HALVES = {
     "avg_pool3d": lambda x: F.avg_pool3d(x, 2),
     "antialias": lambda x: F.interpolate(x[0], size=(3, 3), mode="bilinear", antialias=True),
+    "antialias, bicubic": lambda x: F.interpolate(
+        x[0], size=(3, 3), mode="bicubic", antialias=True
+    ),
     "multi_margin_loss": lambda x: F.multi_margin_loss(
         x.flatten(1), torch.ones(len(x), dtype=torch.int64, device=x.device)
     ),

@@ -148,6 +148,40 @@ def test_kernels_have_room_for_25_dimensions(devices, name, dims):
         call(x, index)
 
 
+# From how many rows and columns one can be made, by the 48 KiB that a block of threads shares:
+# 65 weights of each of the 2 * n + 1 places (bicubic: 4 * n + 1) that are looked at.
+MOST = {
+    ("bilinear", torch.float16): 188,
+    ("bilinear", torch.float32): 94,
+    ("bilinear", torch.float64): 46,
+    ("bicubic", torch.float16): 94,
+    ("bicubic", torch.float32): 47,
+    ("bicubic", torch.float64): 23,
+}
+
+
+@pytest.mark.parametrize(("mode", "dtype"), MOST, ids=str)
+@given(more=st.integers(-1, 2), size=st.integers(1, 2), by_scale=st.booleans())
+def test_antialiasing_has_room_for_the_weights_of_a_block(
+    devices, mode, dtype, more, size, by_scale
+):
+    n = MOST[mode, dtype] + more
+    x = torch.ones(1, 1, n * size, n * size, device=devices[0], dtype=dtype)
+    options = {"scale_factor": (1 + 1e-9) / n} if by_scale else {"size": size}
+    if more > 0:
+        with pytest.raises(RuntimeError, match=r"shared memory required: \d+ vs 49152"):
+            F.interpolate(x, mode=mode, antialias=True, **options)
+        return
+    assert F.interpolate(x, mode=mode, antialias=True, **options).shape == (1, 1, size, size)
+
+
+def test_without_antialiasing_any_scale_is_taken(devices):
+    x = torch.ones(1, 1, 500, 2, device=devices[0])
+    assert F.interpolate(x, size=(1, 2), mode="bilinear").shape == (1, 1, 1, 2)
+    corners = F.interpolate(x, size=(1, 2), mode="bilinear", antialias=True, align_corners=True)
+    assert corners.shape == (1, 1, 1, 2)
+
+
 @given(
     seed=st.integers(0, 999),
     rows=st.integers(1, 5),
