@@ -65,9 +65,12 @@ class ByAddress(Generic[Piece]):
 
     def put(self, piece: Piece) -> None:
         """Add a piece, in place of one that begins at the same address."""
-        if piece.begin not in self._pieces:
-            bisect.insort(self._begins, piece.begin)
-        self._pieces[piece.begin] = piece
+        begin, begins = piece.begin, self._begins
+        if begin not in self._pieces:
+            place = bisect.bisect_left(begins, begin)
+            if place == len(begins) or begins[place] != begin:  # none is left over here
+                begins.insert(place, begin)
+        self._pieces[begin] = piece
 
     def remove(self, piece: Piece) -> None:
         """Take a piece out."""

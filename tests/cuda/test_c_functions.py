@@ -33,6 +33,16 @@ def test_the_current_device(cuda):
     assert x.device == cuda[1]
 
 
+@given(numbers=st.lists(st.integers(-1, 3), max_size=6))
+def test_the_device_that_was_current_is_told(cuda, numbers):
+    """A negative number leaves it current."""
+    current = torch.cuda.current_device()
+    for number in numbers:
+        assert torch._C._cuda_maybeExchangeDevice(number) == current
+        current = current if number < 0 else number
+        assert torch.cuda.current_device() == current
+
+
 def test_the_current_stream(cuda):
     stream = torch.cuda.Stream(2)
     numbers = (stream.stream_id, stream.device_index, stream.device_type)

@@ -290,6 +290,13 @@ BACKEND = [
         "cuda.start(count, memory, None,",
         gpus.test_devices_without_a_block_are_their_models_too,
     ),
+    fault(
+        "the first device cannot be exchanged for another",
+        "simgpu._cuda.c_functions:_exchange_device",
+        "index >= 0",
+        "index > 0",
+        comm.test_the_device_that_was_current_is_told,
+    ),
     *(
         fault(name, f"simgpu._backend.torch_patches.collectives:{place}", old, new, test)
         for name, place, old, new, test in (

@@ -79,6 +79,13 @@ MEMORY = [
         raises=torch.OutOfMemoryError,
     ),
     fault(
+        "nobody counts how often the cache was emptied",
+        "simgpu._backend.device_module.memory:empty_cache",
+        "device.cache_releases += 1",
+        "pass",
+        statistics.test_to_empty_the_cache_waits_for_the_streams_of_every_device,
+    ),
+    fault(
         "many numbers are copied before there is room for them",
         "simgpu._kernels.copies:to_copy",
         "if self.numel() > MANY:",

@@ -52,6 +52,12 @@ RACES = [
                 "if True:",
             ),
             (
+                "memory is put beside what an interrupt has left in its place",
+                "put",
+                "if place == len(begins) or begins[place] != begin:",
+                "if True:",
+            ),
+            (
                 "memory that begins before a span is not in it",
                 "overlapping",
                 "begin < pieces[begins[place - 1]].end",

@@ -87,6 +87,17 @@ def test_the_statistics_are_those_of_the_history(steps, limit):
         assert torch.simgpu.memory_stats(devices[0])["num_ooms"] == 0
 
 
+@given(times=st.integers(0, 4))
+def test_to_empty_the_cache_waits_for_the_streams_of_every_device(simulated, times):
+    def waits():
+        return [torch.simgpu.memory_stats(device)["num_sync_all_streams"] for device in simulated]
+
+    before = waits()
+    for _ in range(times):
+        torch.simgpu.empty_cache()
+    assert waits() == [count + times for count in before]
+
+
 @given(dtype=st.sampled_from([torch.uint8, torch.float16, torch.float64]), over=st.booleans())
 def test_room_is_asked_for_in_the_dtype_that_is_made(dtype, over):
     """The whole of a device may be taken by one tensor, of any dtype, and no byte more."""
