@@ -125,6 +125,39 @@ def test_two_ranks_on_one_device_are_told_so_in_their_first_call(devices, kind):
         assert "Duplicate GPU detected" in str(error)
 
 
+@few
+@given(
+    size=st.integers(4, 9), model=st.sampled_from(["ring", "ring", "tree"]), seed=st.integers(0, 99)
+)
+def test_each_segment_is_added_in_an_order_of_its_own(size, model, seed):
+    """NCCL cuts a tensor into a segment for each rank, and begins each with another rank."""
+    count = 3
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(count, size * count, generator=generator)
+    backends, reduction = mesh(count), Reduction("SUM")
+
+    def run(rank):
+        transport = gloo.Transport(backends[rank], "0", range(count))
+        whole, out = drawn[rank].clone(), torch.empty(size)
+        calls = [
+            Call("all_reduce", "all_reduce", [whole], [whole], reduction=reduction),
+            Call("reduce_scatter", "", list(drawn[rank].chunk(count)), [out], reduction=reduction),
+        ]
+        for number, call in enumerate(calls, start=1):
+            call.number, call.place = number, "train.py:1"
+            pending = Pending(call)
+            transport.submit(pending, awaited=True)
+            assert pending.error is None, pending.error
+        assert torch.equal(whole, torch.cat(totals))
+        assert torch.equal(out, totals[rank])
+        return True
+
+    with simgpu.comm.reduction(model):
+        segments = zip(*(part.chunk(count) for part in drawn), strict=True)
+        totals = [reduction.combine(list(parts), place) for place, parts in enumerate(segments)]
+        assert all(together(count, run))
+
+
 class Impatient:
     """A lock that nobody waits for: whoever would have to fails."""
 

@@ -13,7 +13,7 @@ import simgpu
 from simgpu import strategies
 from simgpu._distributed import communicators
 from simgpu._distributed.calls import Call
-from simgpu._distributed.works import Pending, Work
+from simgpu._distributed.works import Pending, Work, poison
 from tests.support.worlds import few, schedules
 
 # Newer releases have other names for two of them.
@@ -84,3 +84,20 @@ def test_a_work_of_several_outputs_lives_until_they_are_gone(count, again):
     assert gone or dist.Work.unbox(boxed).result() == outputs
     outputs.clear()
     assert gone
+
+
+@given(
+    dtype=st.sampled_from(
+        [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.int64, torch.uint8]
+    ),
+    size=st.integers(1, 4),
+)
+def test_what_nobody_has_waited_for_looks_like_no_result(dtype, size):
+    """Zero would: it is the least number without a sign."""
+    tensor = torch.zeros(size, dtype=dtype)
+    poison(tensor)
+    if dtype.is_floating_point or dtype.is_complex:
+        assert tensor.isnan().all()
+    else:
+        limits = torch.iinfo(dtype)
+        assert all(each in {limits.min, limits.max} - {0} for each in tensor.tolist())

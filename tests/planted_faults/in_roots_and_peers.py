@@ -136,4 +136,21 @@ ROOTS_AND_PEERS = [
         sharded.test_a_tensor_stays_what_it_is_wherever_it_is_placed,
         raises=BaseException,
     ),
+    *(
+        fault(
+            f"processes add all segments alike: {name}",
+            f"simgpu._distributed.gloo:Transport._{name}",
+            "segment=here",
+            "segment=0",
+            transport.test_each_segment_is_added_in_an_order_of_its_own,
+        )
+        for name in ("all_reduce", "reduce_scatter")
+    ),
+    fault(
+        "numbers without a sign that nobody has waited for are zeros",
+        "simgpu._distributed.works:poison",
+        "info.min or info.max",
+        "info.min",
+        works.test_what_nobody_has_waited_for_looks_like_no_result,
+    ),
 ]
