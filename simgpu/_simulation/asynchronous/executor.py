@@ -135,10 +135,10 @@ class Asynchronous(Executor):
 
     def _other(self, launch: Launch) -> Key | None:
         """The stream of the target, of a copy between devices."""
-        target = launch.target
-        if launch.kind != "copy" or "cpu" in (target.type, launch.source.type):
+        if launch.kind == "kernel":
             return None
-        if target == launch.device:
+        target = launch.target
+        if "cpu" in (target.type, launch.source.type) or target == launch.device:
             return None
         return target.index, streams.current_stream_id(target.index)
 
@@ -146,7 +146,6 @@ class Asynchronous(Executor):
 
     def memory_owned(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
         with self._lock:
-            self._memory.collect()
             self._memory.own((index, streams.current_stream_id(index)), storage, allocation)
 
     def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:

@@ -77,6 +77,7 @@ class Memory:
         self.find = self._blocks.at
         # Blocks are let go of in the middle of anything: noted then by C code, looked at later.
         self._freed: deque[_Life] = deque()
+        self._tell = self._freed.append
         # By stream, what its next allocation may get, and what has to have run before. Work that
         # has not run keeps its blocks alive; nobody finds out about others.
         self._given_back: dict[Key, list[tuple[weakref.ref[Block], list[Work]]]] = {}
@@ -85,10 +86,13 @@ class Memory:
 
     def own(self, key: Key, storage: torch.UntypedStorage, allocation: object) -> None:
         """Know a block from now on until `allocation` dies, as one of the stream `key`."""
-        self.allocates(key)
+        if self._freed:
+            self.collect()
+        if key in self._given_back:
+            self.allocates(key)
         block = Block(storage, key)
-        life = _Life(allocation, self._freed.append)
-        life.block, block.life = block, life
+        block.life = life = _Life(allocation, self._tell)
+        life.block = block
         coming = self._coming.pop(block.begin, None)
         if coming is not None:
             form, whole = coming
