@@ -9,6 +9,7 @@ from tests.simulator.asynchronous import test_inference_mode as modes
 from tests.simulator.asynchronous import test_laziest_order as laziest
 from tests.simulator.asynchronous import test_marks as marks
 from tests.simulator.asynchronous import test_memory_given_back as given_back
+from tests.simulator.asynchronous import test_other_layouts as other_layouts
 from tests.simulator.asynchronous import test_programs as programs
 from tests.simulator.asynchronous import test_rules as rules
 from tests.simulator.asynchronous import test_wrong_calls as wrong_calls
@@ -298,6 +299,21 @@ ASYNCHRONOUS = [
         ".fill_(self.filler)",
         "",
         marks.test_each_dtype_has_a_mark,
+    ),
+    *(
+        fault(
+            f"{what} tensors are queued like all others",
+            "simgpu._simulation.asynchronous.shapes:_signature",
+            line,
+            "False",
+            partial(other_layouts.test_other_layouts_are_computed_from_what_was_queued, kind=kind),
+            raises=RuntimeError,
+            keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+        )
+        for what, line, kind in (
+            ("sparse", "value.layout is not torch.strided", "sparse_coo"),
+            ("nested", "value.is_nested", "nested"),
+        )
     ),
     fault(
         "complex results are marked as integers are",
