@@ -28,6 +28,7 @@ _SKIP_ALL = eval_frame._FrameExecStrategy(
     eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
 )
 _WATCHING = tuple(f"simgpu._simulation.{name}" for name in ("asynchronous", "races", "timing"))
+_CALLING = "simgpu._simulation.races.host"  # but for this, by way of modes of PyTorch
 _marked_modules: set[str] = set()
 _seen_classes: set[type] = set()
 _imported = 0  # how many modules there were when this was last looked at
@@ -59,7 +60,8 @@ def skip_own_frames() -> None:
     for name, module in list(sys.modules.items()):
         if _is_ours(name) and name not in _marked_modules:
             _marked_modules.add(name)
-            strategy = _SKIP_ALL if name.startswith(_WATCHING) else _SKIP
+            calls_none = name.startswith(_WATCHING) and not name.startswith(_CALLING)
+            strategy = _SKIP_ALL if calls_none else _SKIP
             for value in vars(module).values():
                 for code in _codes(value):
                     eval_frame.set_code_exec_strategy(code, strategy)

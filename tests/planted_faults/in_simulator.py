@@ -232,7 +232,7 @@ SIMULATOR = [
         fault(
             name,
             "simgpu._backend.dynamo:skip_own_frames",
-            "_SKIP_ALL if name.startswith(_WATCHING) else _SKIP",
+            "_SKIP_ALL if calls_none else _SKIP",
             strategy,
             partial(
                 compiling.test_functions_of_ours_are_not_compiled,
@@ -245,6 +245,18 @@ SIMULATOR = [
             ("what a search for races calls is compiled", "_SKIP", "_simulation.races."),
             ("what kernels call is never compiled", "_SKIP_ALL", ""),
         )
+    ),
+    fault(
+        "what a program calls by way of a mode is never compiled",
+        "simgpu._backend.dynamo:skip_own_frames",
+        " and not name.startswith(_CALLING)",
+        "",
+        partial(
+            compiling.test_functions_of_ours_are_not_compiled,
+            module="_simulation.races.host",
+            is_compiled=True,
+            name="plain",
+        ),
     ),
     fault(
         "functions that keep their answers are compiled",
