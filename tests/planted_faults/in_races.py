@@ -179,8 +179,8 @@ RACES = [
     fault(
         "every copy to the host is waited for",
         f"{DETECTOR}._copy_of_host",
-        "if blocking:",
-        "if blocking or to_host:",
+        "is_used_later = not blocking and",
+        "is_used_later = not blocking and not to_host and",
         partial(programs, name="pinned_result_read"),
     ),
     fault(
@@ -343,6 +343,20 @@ RACES = [
         'endswith("_like")',
         host.test_a_question_about_pinned_memory_is_no_access,
         keepers=("simgpu._simulation.races.accesses:touched",),
+    ),
+    fault(
+        "the host does what a stream copies",
+        f"{DETECTOR}.host_touches",
+        "or is_copy_of_device(op, args, kwargs)",
+        "",
+        host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
+    ),
+    fault(
+        "a copy that blocks has no part in pinned memory",
+        f"{DETECTOR}._copy_of_host",
+        "self._pinned.at(span[0])",
+        "None",
+        host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
     ),
     fault(
         "to look at memory otherwise is to read it",

@@ -63,6 +63,11 @@ _DESCRIPTIVE = (
     *("_like", "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
     *("is_pinned", "is_set_to"),
 )
+_COPIES = {
+    torch.ops.aten.copy_.default,
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten._foreach_copy_.default,
+}
 _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
@@ -82,6 +87,17 @@ def touched(op: torch._ops.OpOverload) -> Touched:
         tuple((name, writes) for _, name, writes in arguments),
         waits,
     )
+
+
+def is_copy_of_device(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether a call copies from or to a device, whose stream does it and not the host."""
+    if op not in _COPIES:
+        return False
+    device = kwargs.get("device")
+    devices = [tensor.device for value in args for tensor in dense(value)]
+    return any(each.type != "cpu" for each in (devices if device is None else (*devices, device)))
 
 
 def tensors_of(

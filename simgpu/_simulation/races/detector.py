@@ -16,6 +16,7 @@ from simgpu._runtime.places import place_of_caller
 from simgpu._simulation.races.accesses import (
     Access,
     dense,
+    is_copy_of_device,
     share_bytes,
     span_of,
     tensors_of,
@@ -139,23 +140,22 @@ class Detector(Instrument):
         args, to_host = launch.args, launch.target.type == "cpu"
         whole = launch.op.startswith("copy_")
         blocking = not launch.kwargs.get("non_blocking", whole and args[2:3] == (True,))
-        if blocking:
-            self._order.host_waits_for(clock)
-            return
-        if whole:
-            memory, pinned = (args[0], None) if to_host else (args[1], None)
-        else:  # what comes of `to` without blocking is pinned
-            memory, pinned = (result, True) if to_host else (args[0], None)
-        if not (memory.is_pinned() if pinned is None else pinned):
-            if to_host:
-                self._order.host_waits_for(clock)
-            return
-        span = span_of(memory)
-        if span is not None:
-            self._forget_dead()
-            access = Access(queue, number, *span, to_host, launch.op, place)
-            self._compare(self._region_of_pinned(memory), access, clock)
+        memory = args[0 if to_host else 1] if whole else result if to_host else args[0]
+        # What comes of `to` without blocking is pinned.
+        is_used_later = not blocking and (to_host > whole or memory.is_pinned())
+        self._forget_dead()
+        for tensor in dense(memory):  # none, where it is a number that is handed out
+            span = span_of(tensor)
+            if span is None:
+                continue
+            region = self._region_of_pinned(tensor) if is_used_later else self._pinned.at(span[0])
+            if region is not None:
+                access = Access(queue, number, *span, to_host, launch.op, place)
+                self._compare(region, access, clock)
+        if is_used_later:
             self.host.begin()
+        elif blocking or to_host:
+            self._order.host_waits_for(clock)
 
     def _region_of_pinned(self, memory: Tensor) -> Region:
         storage = memory.untyped_storage()
@@ -208,8 +208,8 @@ class Detector(Instrument):
 
     def host_touches(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         """An operator of the CPU is about to run: compare what it does to pinned memory."""
-        if not self._pinned:
-            return
+        if not self._pinned or is_copy_of_device(op, args, kwargs):
+            return  # a launch is told of, with its stream
         place = place_of_caller()
         with self._lock:
             self._forget_dead()

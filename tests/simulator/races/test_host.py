@@ -146,6 +146,29 @@ def test_a_question_about_pinned_memory_is_no_access(simulated, ask):
     assert not found
 
 
+@pytest.mark.without("--races", reason="races on purpose")
+@given(waits=st.booleans(), aside=st.booleans(), non_blocking=st.booleans(), into=st.booleans())
+def test_copies_through_pinned_memory_are_in_the_order_of_their_streams(
+    simulated, waits, aside, non_blocking, into
+):
+    """One that comes back from there reads it on a stream, also where the host waits for it."""
+    x, target = torch.arange(4.0).to(simulated[0]), torch.zeros(4).to(simulated[0])
+    pinned, current = torch.empty(4).pin_memory(), torch.simgpu.current_stream(simulated[0])
+    other = torch.simgpu.Stream(simulated[0]) if aside else current
+    with simgpu.races() as found:
+        pinned.copy_(x, non_blocking=True)
+        if waits:
+            other.wait_stream(current)
+        with torch.simgpu.stream(other):
+            if into:
+                target.copy_(pinned, non_blocking=non_blocking)
+            else:
+                pinned.to(simulated[0], non_blocking=non_blocking)
+        torch.simgpu.synchronize(simulated[0])
+    assert bool(found) is (aside and not waits)
+    assert not any("the host" in str(race) for race in found)
+
+
 @pytest.mark.without("--races", reason="looks at the modes that a search for races enters")
 @given(before=steps, within=steps, after=steps)
 def test_a_block_within_a_block_takes_its_modes_along(simulated, before, within, after):
