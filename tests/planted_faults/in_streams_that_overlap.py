@@ -12,6 +12,7 @@ from tests.simulator.asynchronous import test_memory_given_back as given_back
 from tests.simulator.asynchronous import test_other_layouts as other_layouts
 from tests.simulator.asynchronous import test_programs as programs
 from tests.simulator.asynchronous import test_rules as rules
+from tests.simulator.asynchronous import test_what_is_kept as kept
 from tests.simulator.asynchronous import test_wrong_calls as wrong_calls
 from tests.support.plant import fault
 from tests.tools import test_streams_options as options
@@ -126,6 +127,21 @@ ASYNCHRONOUS = [
         "if before == self._settings:",
         "if True:",
         rules.test_a_kernel_runs_with_the_settings_of_its_launch,
+    ),
+    fault(
+        "kernels run in the modes of their launch",
+        "simgpu._simulation.asynchronous.launch_state:current",
+        "_included() - _MODES",
+        "_included()",
+        kept.test_what_is_launched_while_a_mode_begins_runs_without_it,
+        raises=DeviceLostError,
+    ),
+    fault(
+        "results that are no memory of devices are kept",
+        "simgpu._simulation.asynchronous.memory:Memory.expect",
+        "form, weakref.ref(view)",
+        "form, lambda: view",
+        kept.test_what_came_to_the_host_is_kept_by_the_program_alone,
     ),
     fault(
         "numbers of the host are read when a kernel runs",

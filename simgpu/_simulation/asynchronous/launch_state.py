@@ -1,8 +1,9 @@
 """What a kernel depends on besides its arguments, kept from its launch to when it runs.
 
 Another thread may run it, and settings may have changed by then: which dispatch keys are active
-(modes, autocast and autograd of the caller), how many threads a kernel of the host may use, on
-which the last bits of a sum depend, and the global settings that kernels read.
+(autocast and autograd of the caller, and no modes, which may have ended by then), how many threads
+a kernel of the host may use, on which the last bits of a sum depend, and the global settings that
+kernels read.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ _deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 _warn_only: Callable[[], bool] = torch._C._get_deterministic_algorithms_warn_only
 _dtype: Callable[[], torch.dtype] = torch._C.get_default_dtype
 _inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
+# What says that the thread has modes of operators: without one, C++ refuses what it is asked for.
+_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.PythonTLSSnapshot
+)
 _Settings = tuple[int, bool, bool, torch.dtype, bool]
 
 
@@ -77,7 +82,7 @@ _states: dict[tuple[Any, ...], LaunchState] = {}
 
 def current() -> LaunchState:
     """The state of the calling thread."""
-    included, excluded = _included(), _excluded()
+    included, excluded = _included() - _MODES, _excluded()
     key = included.raw_repr(), excluded.raw_repr(), *_settings()
     state = _states.get(key)
     if state is None:

@@ -81,8 +81,9 @@ class Memory:
         # By stream, what its next allocation may get, and what has to have run before. Work that
         # has not run keeps its blocks alive; nobody finds out about others.
         self._given_back: dict[Key, list[tuple[weakref.ref[Block], list[Work]]]] = {}
-        # Views of results that are about to be blocks, which they keep alive, by address.
-        self._coming: dict[int, tuple[Form, Tensor]] = {}
+        # Views of results that are about to be blocks, by address. Their work keeps them alive:
+        # results of copies to the host, and of launches that fail, are never blocks.
+        self._coming: dict[int, tuple[Form, weakref.ref[Tensor]]] = {}
 
     def own(self, key: Key, storage: torch.UntypedStorage, allocation: object) -> None:
         """Know a block from now on until `allocation` dies, as one of the stream `key`."""
@@ -95,8 +96,10 @@ class Memory:
         life.block = block
         coming = self._coming.pop(block.begin, None)
         if coming is not None:
-            form, whole = coming
-            block.whole = form, _inference(), whole
+            form, found = coming
+            whole = found()
+            if whole is not None:
+                block.whole = form, _inference(), whole
         self._blocks.put(block)
 
     def own_all(self) -> None:
@@ -134,7 +137,7 @@ class Memory:
         view = _data_of(result)
         if len(self._coming) > _MOST_VIEWS:
             self._coming.clear()
-        self._coming[view.data_ptr()] = form, view
+        self._coming[view.data_ptr()] = form, weakref.ref(view)
         return view
 
     def record(self, address: int, key: Key) -> None:
