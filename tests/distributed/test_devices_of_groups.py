@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
@@ -68,6 +68,10 @@ def test_ranks_change_their_devices_together_or_are_told_so(steps, seed):
     current=st.permutations(range(DEVICES)) | st.just([0] * SIZE),
     members=st.sampled_from([[0, 1, 2], [1, 2]]),
 )
+@example(
+    named=None, bound=None, used=[[1, 2, 3, 0], [2, 3, 0, 1]], current=[0] * SIZE, members=[0, 1, 2]
+)
+@example(named=None, bound=None, used=[], current=[0] * SIZE, members=[1, 2])
 def test_a_barrier_is_where_nccl_has_it(named, bound, used, current, members):
     """Named, bound, used first, or by number: the current device, which many forget, is none."""
 

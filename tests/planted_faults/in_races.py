@@ -3,12 +3,14 @@
 from functools import partial
 
 from tests.simulator import test_by_address as by_address
+from tests.simulator import test_places as places
 from tests.simulator.races import test_accesses as accesses
 from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_data_parallel as data_parallel
 from tests.simulator.races import test_graphs as graphs
 from tests.simulator.races import test_host as host
 from tests.simulator.races import test_order as order
+from tests.simulator.races import test_parts as parts
 from tests.simulator.races import test_programs as races
 from tests.support.plant import fault
 
@@ -390,5 +392,33 @@ RACES = [
         "for tensor in launch.kernel.writes:",
         "for tensor in ():",
         partial(graphs.test_results_of_a_graph_are_there_after_its_replay, waits=False),
+    ),
+    fault(
+        "an access touches all from its first byte to its last",
+        f"{DETECTOR}._touch",
+        "begin, end, layout, writes",
+        "begin, end, None, writes",
+        parts.test_parts_race_if_they_have_a_number_in_common,
+    ),
+    fault(
+        "who used a part of memory is forgotten when more of it is used",
+        "simgpu._simulation.races.regions:Regions.of",
+        "region.accesses += piece.accesses",
+        "pass",
+        parts.test_parts_race_if_they_have_a_number_in_common,
+    ),
+    fault(
+        "all lines of a function are one place",
+        "simgpu._runtime.places:place_of_caller",
+        "id(frame.f_code), frame.f_lasti",
+        "id(frame.f_code), 0",
+        places.test_a_place_is_the_line_that_runs,
+    ),
+    fault(
+        "code that is gone is taken for what lies at its address now",
+        "simgpu._runtime.places:place_of_caller",
+        "frame.f_code, text",
+        "None, text",
+        places.test_a_place_is_the_line_that_runs,
     ),
 ]

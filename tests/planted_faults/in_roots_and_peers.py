@@ -74,6 +74,14 @@ ROOTS_AND_PEERS = [
         raises=BaseException,
     ),
     fault(
+        "a group forgets on which device it was",
+        "simgpu._distributed.placement:of_tensors",
+        "group.used_devices.setdefault(index)",
+        "pass",
+        devices.test_a_barrier_is_where_nccl_has_it,
+        raises=BaseException,
+    ),
+    fault(
         "a barrier is on the current device",
         "simgpu._distributed.kernels:barrier",
         "placement.of_barrier(group, device_ids)",

@@ -13,6 +13,7 @@ from tests.simulator.asynchronous import test_other_layouts as other_layouts
 from tests.simulator.asynchronous import test_programs as programs
 from tests.simulator.asynchronous import test_rules as rules
 from tests.simulator.asynchronous import test_what_is_kept as kept
+from tests.simulator.asynchronous import test_what_is_over as over
 from tests.simulator.asynchronous import test_wrong_calls as wrong_calls
 from tests.support.plant import fault
 from tests.tools import test_streams_options as options
@@ -377,5 +378,30 @@ ASYNCHRONOUS = [
         "before[:-1] == self._settings[:-1]",
         modes.test_memory_is_changed_in_any_mode_as_at_once,
         raises=DeviceLostError,
+    ),
+    fault(
+        "a device that is lost keeps its queues",
+        "simgpu._simulation.asynchronous.held_work:Deferred.__call__",
+        "self._queues.drop(self._own[0])",
+        "pass",
+        over.test_a_lost_device_has_nothing_to_do,
+    ),
+    fault(
+        "work that has run keeps what it needed",
+        "simgpu._simulation.asynchronous.queues:Queues._run",
+        "work.needs = ()",
+        "pass",
+        over.test_an_event_keeps_nothing_of_what_came_before,
+    ),
+    fault(
+        "a copy takes part on the device that it leaves only",
+        "simgpu._simulation.asynchronous.held_work:ends_of",
+        "(launch.source, launch.target)",
+        "(launch.source,)",
+        partial(
+            rules.test_an_index_out_of_range_surfaces_where_the_host_waits,
+            call=rules.OUTSIDE["index_select"],
+            wait=rules.WAITS["copy from the host"],
+        ),
     ),
 ]
