@@ -196,7 +196,7 @@ FAILURES = [
     ),
     fault(
         "what is queued on a lost device runs",
-        "simgpu._simulation.asynchronous.held_work:Deferred.__call__",
+        "simgpu._simulation.asynchronous.held_work:Deferred.in_state",
         "if not is_any_lost(self.ends):",
         "if True:",
         faults.test_with_streams_that_overlap_a_loss_surfaces_where_something_waits,

@@ -6,6 +6,7 @@ from simgpu.errors import DeviceLostError
 from tests.simulator.asynchronous import test_backward as backward
 from tests.simulator.asynchronous import test_data_parallel as data_parallel
 from tests.simulator.asynchronous import test_inference_mode as modes
+from tests.simulator.asynchronous import test_interrupts as interrupts
 from tests.simulator.asynchronous import test_laziest_order as laziest
 from tests.simulator.asynchronous import test_marks as marks
 from tests.simulator.asynchronous import test_memory_given_back as given_back
@@ -124,7 +125,7 @@ ASYNCHRONOUS = [
     ),
     fault(
         "kernels run with the settings of whoever waits",
-        "simgpu._simulation.asynchronous.launch_state:LaunchState.in_force",
+        "simgpu._simulation.asynchronous.launch_state:LaunchState.call",
         "if before == self._settings:",
         "if True:",
         rules.test_a_kernel_runs_with_the_settings_of_its_launch,
@@ -132,8 +133,8 @@ ASYNCHRONOUS = [
     fault(
         "kernels run in the modes of their launch",
         "simgpu._simulation.asynchronous.launch_state:current",
-        "_included() - _MODES",
-        "_included()",
+        "included - _MODES",
+        "included",
         kept.test_what_is_launched_while_a_mode_begins_runs_without_it,
         raises=DeviceLostError,
     ),
@@ -201,6 +202,19 @@ ASYNCHRONOUS = [
             rules.test_results_are_laid_out_as_at_once, call=rules.LAID_OUT["output of nothing"]
         ),
         keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+    ),
+    fault(
+        "a kernel's state ends by a call of Python",
+        "simgpu._simulation.asynchronous.launch_state:LaunchState.call",
+        """        with _Guard(self._included, self._excluded):
+            function()
+        return""",
+        """        guard = _Guard(self._included, self._excluded)
+        guard.__enter__()
+        function()
+        guard.__exit__(None, None, None)
+        return""",
+        interrupts.test_an_interrupt_leaves_no_state_of_a_kernel_behind,
     ),
     fault(
         "what stands in front of a wait always runs first",
@@ -373,7 +387,7 @@ ASYNCHRONOUS = [
     ),
     fault(
         "a kernel runs in the mode of whoever waits",
-        "simgpu._simulation.asynchronous.launch_state:LaunchState.in_force",
+        "simgpu._simulation.asynchronous.launch_state:LaunchState.call",
         "before == self._settings",
         "before[:-1] == self._settings[:-1]",
         modes.test_memory_is_changed_in_any_mode_as_at_once,

@@ -109,8 +109,8 @@ class Deferred:
     """A launch that runs later; `blocks` are the memory that it uses."""
 
     __slots__ = (
-        *("_args", "_compute", "_kwargs", "_launch", "_outs", "_own", "_queues", "_state"),
-        *("blocks", "ends", "has_run", "kernel", "plan"),
+        *("_args", "_compute", "_kwargs", "_launch", "_outs", "_own", "_queues"),
+        *("blocks", "ends", "has_run", "kernel", "plan", "state"),
     )
 
     def __init__(
@@ -138,7 +138,7 @@ class Deferred:
         self.kernel: Kernel = launch.kernel
         # The views that are written to: of the one result that is new, or for each result.
         self._outs: Tensor | list[Tensor | list[Tensor] | None] = []
-        self._state = current()
+        self.state = current()
         self.has_run = False
 
     def results(self, launch: Launch, memory: Memory) -> Any:
@@ -176,10 +176,17 @@ class Deferred:
         return made[0] if len(made) == 1 else tuple(made) if made else None
 
     def __call__(self) -> None:
-        """Run in its turn, unless a device is lost; an error loses one, and is told later."""
+        """Run in its turn."""
+        self.state.call(self.in_state)
+
+    def in_state(self) -> None:
+        """Run in the state of the launch, which is in force, unless a device is lost.
+
+        An error loses one, and is told later.
+        """
         try:
             if not is_any_lost(self.ends):
-                self._state.call(self._run)
+                self._run()
                 self.has_run = True
         except Exception as error:
             lose_by(error.with_traceback(None), *self._own, self.kernel.name)

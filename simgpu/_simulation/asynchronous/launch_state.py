@@ -8,14 +8,13 @@ kernels read.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 _Guard: Any = torch._C._ForceDispatchKeyGuard
+_InferenceMode: Any = torch._C._InferenceMode
 _included: Any = torch._C._dispatch_tls_local_include_set
 _excluded: Any = torch._C._dispatch_tls_local_exclude_set
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
@@ -51,28 +50,20 @@ class LaunchState:
         self._included, self._excluded, self._settings = included, excluded, settings
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call `function` in this state, whichever thread does."""
-        batch = _per_thread.batch
-        if batch is not None:
-            batch.enter(self)
-            function()
-        else:
-            with self.in_force():
-                function()
+        """Call `function` in this state, whichever thread does.
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Let the calling thread have this state."""
+        The blocks are made of C: where Ctrl-C comes in between, they end in their order. One that
+        ends later, with a generator, would leave the thread the keys of a kernel.
+        """
         before = _settings()
         if before == self._settings:
             with _Guard(self._included, self._excluded):
-                yield
+                function()
             return
-        with torch.inference_mode(self._settings[-1]):
-            _set(self._settings)
+        with _InferenceMode(self._settings[-1]), _Guard(self._included, self._excluded):
             try:
-                with _Guard(self._included, self._excluded):
-                    yield
+                _set(self._settings)
+                function()
             finally:
                 _set(before)
 
@@ -82,42 +73,13 @@ _states: dict[tuple[Any, ...], LaunchState] = {}
 
 def current() -> LaunchState:
     """The state of the calling thread."""
-    included, excluded = _included() - _MODES, _excluded()
+    included, excluded = _included(), _excluded()
     key = included.raw_repr(), excluded.raw_repr(), *_settings()
     state = _states.get(key)
     if state is None:
-        state = _states.setdefault(key, LaunchState(included, excluded, _settings()))
+        state = LaunchState(included - _MODES, excluded, _settings())
+        state = _states.setdefault(key, state)
     return state
-
-
-class Batch:
-    """Lets kernels that run one after the other enter a state once, if it is the same for them."""
-
-    def __init__(self) -> None:
-        self._state: LaunchState | None = None
-        self._entered = ExitStack()
-
-    def __enter__(self) -> None:
-        self._outer, _per_thread.batch = _per_thread.batch, self
-
-    def enter(self, state: LaunchState) -> None:
-        """Let the thread have `state` from now on."""
-        if state is not self._state:
-            self._state = None
-            self._entered.close()
-            self._entered.enter_context(state.in_force())
-            self._state = state
-
-    def __exit__(self, *exc_info: object) -> None:
-        _per_thread.batch = self._outer
-        self._entered.close()
-
-
-class _PerThread(threading.local):
-    batch: Batch | None = None
-
-
-_per_thread = _PerThread()
 
 
 def _set(settings: _Settings) -> None:

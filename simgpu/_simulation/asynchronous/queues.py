@@ -11,9 +11,11 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
+from typing import Any
 
-from simgpu._simulation.asynchronous.launch_state import Batch
+from simgpu._simulation.asynchronous.launch_state import LaunchState
 
 Key = tuple[int, int]  # the index of a device and the number of a stream
 
@@ -107,20 +109,34 @@ class Queues:
             self._force_drawn(self._random, (work,))
             return
         stack = [work]
-        with Batch():
-            while stack:
-                last = stack[-1]
-                if last.done:
-                    stack.pop()
-                    continue
-                first = self._queues[last.key][0]
-                missing = first.missing() if first.needs else None
-                if missing is not None:
-                    stack.append(missing)
-                    continue
+        while (first := self._next(stack)) is not None:
+            state = getattr(first.run, "state", None)
+            if state is None:
                 self._run(first)
-                if self._early:
-                    self._run_early()
+            else:
+                state.call(partial(self._run_alike, stack, first, state))
+
+    def _next(self, stack: list[Work]) -> Work | None:
+        """What can run now for the last of what is wanted; None if all of that has run."""
+        while stack:
+            last = stack[-1]
+            if last.done:
+                stack.pop()
+                continue
+            first = self._queues[last.key][0]
+            missing = first.missing() if first.needs else None
+            if missing is None:
+                return first
+            stack.append(missing)
+        return None
+
+    def _run_alike(self, stack: list[Work], first: Work | None, state: LaunchState) -> None:
+        """Run what comes next as long as it was launched in one state, which is in force."""
+        while first is not None and getattr(first.run, "state", None) is state:
+            self._taken(first).in_state()
+            if self._early:
+                self._run_early()
+            first = self._next(stack)
 
     def finish(self, keys: Iterable[Key]) -> None:
         """Run all work of these streams."""
@@ -134,20 +150,19 @@ class Queues:
     def _force_drawn(self, drawing: random.Random, wanted: Iterable[Work]) -> None:
         """Run some work, and what has to run before it, the streams in turns that are drawn."""
         streams = self._needed(wanted)
-        with Batch():
-            while streams:
-                ready = [key for key, queue in streams.items() if queue[0].missing() is None]
-                key = drawing.choice(ready)
-                queue = streams[key]
-                self._run(queue.popleft())
-                if self._early:
-                    self._run_early()
-                # What is lost with its device is done, too.
-                for key, queue in list(streams.items()):
-                    while queue and queue[0].done:
-                        queue.popleft()
-                    if not queue:
-                        del streams[key]
+        while streams:
+            ready = [key for key, queue in streams.items() if queue[0].missing() is None]
+            key = drawing.choice(ready)
+            queue = streams[key]
+            self._run(queue.popleft())
+            if self._early:
+                self._run_early()
+            # What is lost with its device is done, too.
+            for key, queue in list(streams.items()):
+                while queue and queue[0].done:
+                    queue.popleft()
+                if not queue:
+                    del streams[key]
 
     def _needed(self, wanted: Iterable[Work]) -> dict[Key, deque[Work]]:
         """By stream, what has to run until some work is done, and has not."""
@@ -191,14 +206,18 @@ class Queues:
         return [work for work in first if all(need.done for need in work.needs)]
 
     def _run(self, work: Work) -> None:
-        queue = self._queues[work.key]
-        queue.popleft()
+        run = self._taken(work)
+        if run is not None:
+            run()
+
+    def _taken(self, work: Work) -> Any:
+        """What is to be done, taken from its queue."""
+        self._queues[work.key].popleft()
         run, work.run, work.done = work.run, None, True
         work.needs = ()
         if work.early:
             self._early -= 1
-        if run is not None:
-            run()
+        return run
 
     def _run_early(self) -> None:
         """Run what is early, if nothing stands before it."""
