@@ -395,14 +395,14 @@ ASYNCHRONOUS = [
     ),
     fault(
         "a device that is lost keeps its queues",
-        "simgpu._simulation.asynchronous.held_work:Deferred.__call__",
+        "simgpu._simulation.asynchronous.held_work:Deferred.in_state",
         "self._queues.drop(self._own[0])",
         "pass",
         over.test_a_lost_device_has_nothing_to_do,
     ),
     fault(
         "work that has run keeps what it needed",
-        "simgpu._simulation.asynchronous.queues:Queues._run",
+        "simgpu._simulation.asynchronous.queues:Queues._taken",
         "work.needs = ()",
         "pass",
         over.test_an_event_keeps_nothing_of_what_came_before,
