@@ -13,6 +13,7 @@ from tests.simulator.asynchronous import test_memory_given_back as given_back
 from tests.simulator.asynchronous import test_other_layouts as other_layouts
 from tests.simulator.asynchronous import test_programs as programs
 from tests.simulator.asynchronous import test_rules as rules
+from tests.simulator.asynchronous import test_untold_errors as untold
 from tests.simulator.asynchronous import test_what_is_kept as kept
 from tests.simulator.asynchronous import test_what_is_over as over
 from tests.simulator.asynchronous import test_wrong_calls as wrong_calls
@@ -121,7 +122,7 @@ ASYNCHRONOUS = [
         "simgpu._simulation.asynchronous.executor:Asynchronous.check_all",
         "raise error",
         "pass",
-        rules.test_an_error_that_nobody_waits_for_is_told_at_the_end,
+        untold.test_an_error_that_nobody_waits_for_is_told_at_the_end,
     ),
     fault(
         "kernels run with the settings of whoever waits",
@@ -297,6 +298,31 @@ ASYNCHRONOUS = [
         rules.test_blocks_nest_with_counts_of_their_own,
     ),
     fault(
+        "a nested block tells of the errors of the outer one",
+        "simgpu._simulation.asynchronous.executor:Asynchronous.nested",
+        "inner.reasons, inner._unseen = Counter(), []",
+        "inner.reasons = Counter()",
+        untold.test_an_error_is_told_by_the_block_in_which_its_devices_end,
+    ),
+    fault(
+        "orders go on from one set of devices to the next",
+        "simgpu._simulation.asynchronous.executor:Asynchronous.devices_created",
+        "self._queues.restart(self.seed)",
+        "pass",
+        partial(
+            programs.test_the_order_on_new_devices_is_that_of_the_first_ones,
+            program=programs.PROGRAMS["prefetcher"],
+        ),
+    ),
+    fault(
+        "arguments that overlap are refused when the kernel runs",
+        "simgpu._simulation.asynchronous.held_work:Holder._check_overlap",
+        "if any(self.blocks.count(block) > 1 for block in written):",
+        "if False:",
+        wrong_calls.test_arguments_that_overlap_are_refused_at_once,
+        raises=DeviceLostError,
+    ),
+    fault(
         "real tensors are never negated lazily",
         "simgpu._simulation.asynchronous.forms:form_of",
         "if dtype in _COMPLEX or tensor.is_neg():",
@@ -308,7 +334,7 @@ ASYNCHRONOUS = [
         "simgpu._simulation.asynchronous.executor:Asynchronous.devices_removed",
         "find_devices()",
         "pass",
-        rules.test_the_next_devices_know_nothing_of_an_error_before,
+        untold.test_the_next_devices_know_nothing_of_an_error_before,
     ),
     fault(
         "of many readers of memory, those that have read it are kept in mind",

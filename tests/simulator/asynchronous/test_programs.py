@@ -1,6 +1,7 @@
 """Programs on overlapping streams, with and without their synchronisation."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,3 +49,22 @@ def test_the_same_seed_gives_the_same_order(simulated):
     seen = [str(result(program, False, seed)) for seed in range(10)]
     assert seen == [str(result(program, False, seed)) for seed in range(10)]
     assert len(set(seen)) > 1
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@programs
+@given(seed=st.integers(0, 99), launches=st.integers(1, 5))
+def test_the_order_on_new_devices_is_that_of_the_first_ones(program, seed, launches):
+    """So what a test sees does not depend on the tests before it."""
+
+    def seen(launches):
+        with simgpu.asynchronous(seed):
+            with simgpu.devices(2):
+                x = torch.zeros(1, device="simgpu:0")
+                for _ in range(launches):
+                    x += 1
+                assert x.item() == launches
+            with simgpu.devices(2):
+                return str(program.run(False))
+
+    assert seen(launches) == seen(0)

@@ -166,28 +166,6 @@ def test_an_index_out_of_range_surfaces_where_the_host_waits(simulated, call, wa
         assert torch.ones(2, device="simgpu:1").sum().item() == 2  # another device lives on
 
 
-def test_an_error_that_nobody_waits_for_is_told_at_the_end(simulated):
-    x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
-    with pytest.raises(DeviceLostError), simgpu.asynchronous():
-        x.index_select(0, index)
-
-
-def test_the_next_devices_know_nothing_of_an_error_before():
-    """The first ones end with work that nobody has waited for; the end of the block tells of it."""
-    seen = []
-
-    def lose_and_go_on():
-        with simgpu.devices(1):
-            x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
-            x.index_select(0, index)
-        with simgpu.devices(1):
-            seen.append((torch.ones(2).to("simgpu:0") + 1).tolist())
-
-    with pytest.raises(DeviceLostError, match="index_select"), simgpu.asynchronous():
-        lose_and_go_on()
-    assert seen == [[2.0, 2.0]]
-
-
 def test_wrong_shapes_are_refused_at_once(simulated):
     with simgpu.asynchronous():
         x, y = torch.ones(3, device="simgpu:0"), torch.ones(4, device="simgpu:0")

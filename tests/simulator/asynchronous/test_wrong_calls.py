@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
@@ -44,6 +44,41 @@ def test_dtypes_that_a_kernel_refuses_are_told_at_once(name, dtypes):
         expected = attempt(name, dtypes)
         with simgpu.asynchronous():
             assert attempt(name, dtypes) == expected
+
+
+OVERLAPPING = {
+    "add_": lambda a, b: a.add_(b),
+    "copy_": lambda a, b: a.copy_(b),
+    "addcmul_": lambda a, b: a.addcmul_(b, b),
+    "out": lambda a, b: torch.mul(b, 2, out=a),
+    "scatter_": lambda a, b: a.scatter_(0, b.long(), b),
+    "one element for all": lambda a, b: a[:1].expand(2).add_(b[:2]),
+}
+
+
+@pytest.mark.without("--async", reason="compares with what is raised at once")
+@given(
+    name=st.sampled_from(sorted(OVERLAPPING)),
+    begins=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    length=st.integers(2, 4),
+)
+@example(name="add_", begins=(0, 1), length=3)
+def test_arguments_that_overlap_are_refused_at_once(name, begins, length):
+    """Two pieces of one tensor: each kernel says itself which of them it takes."""
+
+    def attempt():
+        x = torch.arange(8.0).remainder(2).to("simgpu:0")
+        one, other = (x[begin : begin + length] for begin in begins)
+        try:
+            OVERLAPPING[name](one, other)
+        except RuntimeError as error:
+            return type(error), str(error)
+        return x.tolist()
+
+    with simgpu.devices(1):
+        expected = attempt()
+        with simgpu.asynchronous():
+            assert attempt() == expected
 
 
 @given(
