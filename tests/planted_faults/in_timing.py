@@ -219,6 +219,20 @@ TIMING = [
         collectives.test_formulas_by_hand,
     ),
     fault(
+        "what one rank has for all takes no latency",
+        "simgpu._simulation.timing.collectives:ring",
+        "return latency + share",
+        "return share",
+        collectives.test_formulas_by_hand,
+    ),
+    fault(
+        "a device copies from the host of any machine that it reaches",
+        "simgpu._simulation.timing.topology:Topology._is_local",
+        "NETWORK not in self._ends[number]",
+        "True",
+        topology.test_a_device_copies_from_the_host_of_its_machine,
+    ),
+    fault(
         "the thread of a device does not wait for gradients of another",
         "simgpu._simulation.timing.hosts:Hosts.hand_over",
         "process.helper(target).follow(giver, giver.time)",

@@ -32,6 +32,8 @@ def test_formulas_by_hand(about):
             2 * (levels * latency + size / bandwidth)
         )
         assert ring("broadcast_", *about) == pytest.approx(steps * latency + size / bandwidth)
+        for op in ("gather_", "scatter_"):
+            assert ring(op, *about) == pytest.approx(latency + share)
     assert ring("send", *about) == pytest.approx(latency + size / bandwidth)
     assert tree("allgather_", *about) == math.inf
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
@@ -13,6 +13,7 @@ from simgpu._simulation.timing.presets import topology_of
 from simgpu._simulation.timing.topology import Topology
 
 PLACES = [0, 1, "host", "switch"]
+OF_DEVICES = "switch", "adapter"  # of which each device has its own
 THROUGH_ANOTHER = [(0, 1, 1e9), (1, "host", 1e9)]
 WRONG = st.one_of(
     *(st.none(), st.booleans(), st.text(), st.tuples(st.floats()), st.complex_numbers()),
@@ -72,6 +73,28 @@ def test_named_topologies():
     assert (two.host_of(7), two.host_of(8)) == ("host 0", "host 1")
     plain = topology_of("2x2", [find("T4")] * 4)  # no NVLink: through the host, not the network
     assert plain.route(0, 1).bandwidth == plain.route(2, 3).bandwidth == 16e9
+
+
+@given(
+    machines=st.lists(st.integers(0, 2), min_size=1, max_size=4),
+    switched=st.booleans(),
+    adapters=st.booleans(),
+)
+@example(machines=[0, 1], switched=False, adapters=False)
+def test_a_device_copies_from_the_host_of_its_machine(machines, switched, adapters):
+    """However the machines, which have so many devices each, are joined by the network."""
+    joined, own = [], {}
+    for number, count in enumerate(machines):
+        host = f"host {number}"
+        joined.append((host, "network"))
+        for device in range(len(own), len(own) + count):
+            own[device] = host
+            ways = [["switch"] * switched + [host], ["adapter", "network"]]
+            for way in ways if adapters else ways[:1]:
+                places = [f"{place} {device}" if place in OF_DEVICES else place for place in way]
+                joined += itertools.pairwise([device, *places])
+    topology = Topology([simgpu.Link(ends, 1e9) for ends in joined])
+    assert {device: topology.host_of(device) for device in own} == own
 
 
 @pytest.mark.parametrize(
