@@ -220,6 +220,7 @@ def test_the_default_backend_runs_graphs_on_devices_op_by_op(compiler, block, mo
 
 @given(cuda_first=st.booleans(), backend=st.sampled_from(["eager", "aot_eager"]))
 def test_compiled_code_is_not_run_by_the_other_name(compiler, cuda_first, backend):
+    torch.compiler.reset()  # nothing that was compiled otherwise
     compiled = torch.compile(lambda x: torch.zeros(2, device=x.device) + x, backend=backend)
     blocks = [simgpu.as_cuda, simgpu.devices] * 2
     for block in blocks if cuda_first else blocks[::-1]:
