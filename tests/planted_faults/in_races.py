@@ -12,6 +12,7 @@ from tests.simulator.races import test_host as host
 from tests.simulator.races import test_order as order
 from tests.simulator.races import test_parts as parts
 from tests.simulator.races import test_programs as races
+from tests.simulator.races import test_reports as reports
 from tests.support.plant import fault
 
 ORDER = "simgpu._simulation.races.order:Order"
@@ -153,16 +154,33 @@ RACES = [
     fault(
         "memory is used again as soon as it is given back",
         f"{DETECTOR}._hands_out",
-        "clock, host = self._order.clock(owner), self._order.host",
-        "clock, host = {}, {}",
+        "clock = self._order.clock(owner)",
+        "clock = {}",
         frees,
     ),
     fault(
         "every stream is handed what any stream gave back",
         f"{DETECTOR}.after_allocate",
-        "if queue in self._given_back:",
-        "for queue in list(self._given_back):",
+        "if owner in self._given_back:",
+        "for owner in list(self._given_back):",
         frees,
+    ),
+    fault(
+        "a graph gets what its stream gave back",
+        f"{DETECTOR}.after_allocate",
+        "if owner in self._given_back:\n            self._hands_out(owner, region)",
+        "if queue in self._given_back:\n            self._hands_out(queue, region)",
+        graphs.test_a_graph_gets_no_memory_that_a_stream_gave_back,
+    ),
+    *(
+        fault(
+            f"of lines that race with one another, the {which} alone counts",
+            f"{DETECTOR}._report",
+            f", {forgotten}.place",
+            "",
+            reports.test_each_pair_of_lines_is_told_of_once,
+        )
+        for which, forgotten in (("first", "second"), ("second", "first"))
     ),
     fault(
         "record_stream is not followed",

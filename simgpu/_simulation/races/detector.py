@@ -261,17 +261,17 @@ class Detector(Instrument):
             access = self._made.pop(address, None)
             if access is not None:
                 region.accesses.append(access)
-            if queue in self._given_back:
-                self._hands_out(queue, region)
+            if owner in self._given_back:
+                self._hands_out(owner, region)
 
     def _hands_out(self, owner: Queue, region: Region) -> None:
         """An allocation of a stream, which may get any memory that was given back there."""
-        clock, host = self._order.clock(owner), self._order.host
+        clock = self._order.clock(owner)  # with what the host knew: the launch has begun
         span = region.begin, region.end, None
         number = clock.get(owner, 0)
         access = Access(owner, number, *span, True, "an allocation", place_of_caller())
         for other in self._given_back.pop(owner):
-            if max(clock.get(other.queue, 0), host.get(other.queue, 0)) < other.number:
+            if clock.get(other.queue, 0) < other.number:
                 self._report(race_with_allocation(other, access))
 
     def devices_removed(self) -> None:

@@ -70,10 +70,9 @@ class Regions(ByAddress[Region]):
         pieces = self.overlapping(begin, end)
         begin = min([begin, *(piece.begin for piece in pieces)])
         end = max([end, *(piece.end for piece in pieces)])
-        region = Region(begin, end)
+        region = Region(begin, end)  # has no owner: nobody asks on which streams it was recorded
         for piece in pieces:
             self.remove(piece)
             region.accesses += piece.accesses
-            region.recorded |= piece.recorded
         self.put(region)
         return region

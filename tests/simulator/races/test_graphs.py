@@ -53,6 +53,35 @@ def test_a_graph_is_in_the_order_of_its_replays(waits, warmed_up, branches, side
 
 
 @pytest.mark.without("--races", reason="races on purpose")
+@few
+@given(waits=st.booleans(), same=st.booleans())
+@example(waits=False, same=True)
+def test_a_graph_gets_no_memory_that_a_stream_gave_back(waits, same):
+    """A graph allocates from memory of its own, so the stream's next allocation may get that."""
+    kind = torch.cuda
+    with simgpu.as_cuda(1), simgpu.races() as found:
+        own, side = kind.Stream(), kind.Stream()
+        with kind.stream(own):
+            x, y = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
+        side.wait_stream(own)
+        with kind.stream(side):
+            x.neg()
+        del x
+        kind.memory_allocated()  # looks at what is given back
+        with kind.stream(own if same else kind.Stream()):
+            graph = kind.CUDAGraph()
+            graph.capture_begin()
+            y.neg()
+            graph.capture_end()
+        assert found == []
+        if waits:
+            own.wait_stream(side)
+        with kind.stream(own):
+            torch.ones(1, device="cuda")
+    assert [race.kind for race in found] == ["free"] * (not waits)
+
+
+@pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("waits", [False, True])
 def test_results_of_a_graph_are_there_after_its_replay(waits):
     kind = torch.cuda

@@ -1,0 +1,43 @@
+"""How often a race is told of: once for each pair of lines, and for each operator on them."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import simgpu
+
+LINES = (  # a line each
+    lambda x, op: getattr(x, op)(),
+    lambda x, op: getattr(x, op)(),
+)
+
+
+def calls(*ops):
+    lines = st.sampled_from(LINES)
+    return st.lists(st.tuples(lines, st.sampled_from(ops)), min_size=1, max_size=4)
+
+
+def named(call):
+    line, op = call
+    return op, f"{__file__}:{line.__code__.co_firstlineno}"
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@given(reads=calls("neg", "abs"), writes=calls("neg_", "zero_"))
+@example(reads=[(LINES[0], "neg"), (LINES[1], "neg")], writes=[(LINES[0], "neg_")])
+@example(reads=[(LINES[0], "neg")], writes=[(LINES[0], "neg_"), (LINES[1], "neg_")])
+def test_each_pair_of_lines_is_told_of_once(simulated, reads, writes):
+    """Each read is on a stream of its own, and all writes are on another."""
+    x = torch.ones(3, device=simulated[0])
+    with simgpu.races() as found:
+        for line, op in reads:
+            with torch.simgpu.Stream(simulated[0]):
+                line(x, op)
+        for line, op in writes:
+            line(x, op)
+    told = [((r.first.op, r.first.place), (r.second.op, r.second.place)) for r in found]
+    asked = set(itertools.product(map(named, reads), map(named, writes)))
+    assert sorted(told) == sorted(asked)
