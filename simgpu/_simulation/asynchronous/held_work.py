@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from simgpu._naming import MAX_DEVICES
 from simgpu._runtime.executors import Compute
 from simgpu._runtime.instruments import Launch, hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
@@ -21,6 +22,7 @@ from simgpu._simulation.lost_devices import is_any_lost
 Tensor = torch.Tensor
 _Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 _NO_KWARGS: Mapping[str, Any] = {}
+_ALONE = tuple((index,) for index in range(MAX_DEVICES))
 _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 _empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
 _clone = torch.ops.aten.clone.default._handle.redispatch_boxed
@@ -217,5 +219,5 @@ class Deferred:
 def ends_of(launch: Launch) -> tuple[int, ...]:
     """The devices that a launch takes part in."""
     if launch.kind == "kernel":
-        return (launch.device.index,)
+        return _ALONE[launch.device.index]
     return tuple(end.index for end in (launch.source, launch.target) if end.type != "cpu")

@@ -74,7 +74,7 @@ _states: dict[tuple[Any, ...], LaunchState] = {}
 def current() -> LaunchState:
     """The state of the calling thread."""
     included, excluded = _included(), _excluded()
-    key = included.raw_repr(), excluded.raw_repr(), *_settings()
+    key = included.raw_repr(), excluded.raw_repr(), _settings()
     state = _states.get(key)
     if state is None:
         state = LaunchState(included - _MODES, excluded, _settings())

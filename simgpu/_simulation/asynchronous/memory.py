@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -53,10 +53,10 @@ class Block:
         self.storage = storage
         self.key = key  # the stream that was current when it was allocated
         self.recorded: Collection[Key] = ()
-        self.users: list[Work] = []  # of other streams
+        self.users: Sequence[Work] = ()  # of other streams
         self.life: _Life | None = None
         # Those that queued work has held so far; apart from them, the result that it began as.
-        self.views: dict[Any, Tensor] = {}
+        self.views: dict[Any, Tensor] | None = None
         self.whole: tuple[Form, bool, Tensor] | None = None
 
 
@@ -120,13 +120,13 @@ class Memory:
             view: Tensor | None = whole[2]
         else:
             place = address, form, inference
-            view = block.views.get(place)
+            view = None if block.views is None else block.views.get(place)
         if view is None:
             offset, rest = divmod(address - block.begin, tensor.itemsize)
             if rest:
                 return None
-            if len(block.views) > _MOST_VIEWS:
-                block.views.clear()
+            if block.views is None or len(block.views) > _MOST_VIEWS:
+                block.views = {}
             view = block.views[place] = view_of(block.storage, offset, tensor)
         if form.is_conj or form.is_neg:
             return with_bits(view, form.is_conj, form.is_neg)
@@ -150,9 +150,10 @@ class Memory:
         """Note that `work` uses these blocks."""
         for block in blocks:
             if block.key is not work.key and block.key != work.key:
-                if len(block.users) > 8:
-                    block.users = [user for user in block.users if not user.done]
-                block.users.append(work)
+                users = block.users
+                if len(users) > 8:
+                    users = [user for user in users if not user.done]
+                block.users = (*users, work)
 
     def allocates(self, key: Key) -> None:
         """A stream is about to get memory: what was given back there may be overwritten."""
