@@ -133,9 +133,9 @@ ASYNCHRONOUS = [
     ),
     fault(
         "kernels run in the modes of their launch",
-        "simgpu._simulation.asynchronous.launch_state:current",
-        "included - _MODES",
-        "included",
+        "simgpu._simulation.asynchronous.launch_state:_state_of",
+        " - _MODES",
+        "",
         kept.test_what_is_launched_while_a_mode_begins_runs_without_it,
         raises=DeviceLostError,
     ),

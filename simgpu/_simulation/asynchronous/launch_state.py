@@ -8,6 +8,7 @@ kernels read.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,18 +69,16 @@ class LaunchState:
                 _set(before)
 
 
-_states: dict[tuple[Any, ...], LaunchState] = {}
-
-
 def current() -> LaunchState:
     """The state of the calling thread."""
-    included, excluded = _included(), _excluded()
-    key = included.raw_repr(), excluded.raw_repr(), _settings()
-    state = _states.get(key)
-    if state is None:
-        state = LaunchState(included - _MODES, excluded, _settings())
-        state = _states.setdefault(key, state)
-    return state
+    return _state_of(_included().raw_repr(), _excluded().raw_repr(), _settings())
+
+
+@functools.cache
+def _state_of(included: int, excluded: int, settings: _Settings) -> LaunchState:
+    """The state with these dispatch keys, as PyTorch numbers sets of them."""
+    from_number = torch._C.DispatchKeySet.from_raw_repr
+    return LaunchState(from_number(included) - _MODES, from_number(excluded), settings)
 
 
 def _set(settings: _Settings) -> None:
