@@ -108,7 +108,8 @@ def test_log_normal_doubles(simulated, numel, gpu, seed, offset):
 def test_multinomial_without_replacement(simulated, rows, categories, data, gpu, seed):
     """The greatest of weight over an exponential number, from the greatest on."""
     samples = data.draw(st.integers(2, categories))
-    weights = torch.rand(rows, categories).clamp(min=0.01)
+    weights = torch.rand(rows, categories, generator=torch.Generator().manual_seed(seed))
+    weights.clamp_(min=0.01)
     start(simulated[0], gpu, seed, 12)
     drawn = torch.multinomial(weights.to(simulated[0]), samples).tolist()
     units = cuda_draws.grid_stride(rows * categories, 4, gpu, seed, 12, cuda_draws.four_floats)
