@@ -13,6 +13,7 @@ from simgpu.errors import DeviceLostError
 WORK = "simgpu._simulation.asynchronous.queues", "Work"
 
 
+@pytest.mark.without("--races", reason="races on purpose")
 @given(
     before=st.integers(0, 2),
     behind=st.lists(st.integers(0, 2), max_size=5),
