@@ -79,6 +79,8 @@ def test_a_thread_that_ends_while_all_are_listed_is_no_obstacle():
     ended = threading.Thread(target=lambda: None)
     ended.start()
     ended.join()
+    while os.path.exists(f"/proc/self/task/{ended.native_id}"):  # Python is done with it before
+        os.sched_yield()
     there, check = one_cpu._threads, test_threads_of_a_schedule_share_a_cpu_and_have_theirs_back
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_cpu, "_threads", lambda: {ended.native_id, *there()})
