@@ -16,7 +16,7 @@ import torch
 from simgpu._cuda import renaming
 from simgpu._kernels.overloads import overload
 from simgpu._patches import Action, Patches, Row
-from simgpu._runtime.launch import HOST_KEYS
+from simgpu._runtime.launch import HOST_KEYS, dense_parts
 
 
 def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -59,18 +59,16 @@ def _route_factories(patches: Patches) -> None:
         _fallback.extend([library, factories])
     covers = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     patches.then(covers._destroy)
-    for name, key in _of_pytorch:
-        with warnings.catch_warnings():
-            # To cover PyTorch's kernel is the intention.
-            warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
+    with warnings.catch_warnings():
+        # To cover PyTorch's kernel is the intention.
+        warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
+        for name, key in _of_pytorch:
             _route(covers, name, key, allow_override=True)
-    # Composed of what never asks the dispatcher again.
-    _route(covers, "zeros", "SparseCsrCUDA")
-    for key in ("SparseCsrCPU", "SparseCsrPrivateUse1"):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
+        for key in ("SparseCsrCPU", "SparseCsrPrivateUse1"):
             for name, kernel in (("empty_like", _empty_like), ("zeros_like", _zeros_like)):
                 covers.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+    # Composed of what never asks the dispatcher again.
+    _route(covers, "zeros", "SparseCsrCUDA")
 
 
 def _empty_like(
@@ -94,10 +92,7 @@ def _empty_like(
             f"requested {other})"
         )
     place = self.device if device is None else renaming.to_simgpu(device)
-    by_rows = self.layout in (torch.sparse_csr, torch.sparse_bsr)
-    ends = self.crow_indices() if by_rows else self.ccol_indices()
-    plain = self.col_indices() if by_rows else self.row_indices()
-    old = self.values()
+    ends, plain, old = dense_parts(self)
     values = torch.empty(old.shape, dtype=dtype or old.dtype, device=place, pin_memory=pin_memory)
     made: torch.Tensor = torch.ops.aten._sparse_compressed_tensor_unsafe(
         ends.to(place, copy=True),
