@@ -25,7 +25,7 @@ from simgpu._runtime import world
 CUDA = "cuda"
 _CUDA_DEVICES = tuple(torch.device(CUDA, index) for index in range(MAX_DEVICES))
 # Simulated devices by their names of CUDA, as far as they were asked for.
-_simulated: dict[Any, torch.device] = {}
+_simulated: dict[torch.device, torch.device] = {}
 _frame = sys._getframe
 
 
@@ -39,15 +39,16 @@ def to_simgpu(device: Any) -> Any:
 
     A bare "cuda" is the current device, as on CUDA.
     """
-    found = _simulated.get(device) if type(device) is torch.device else None
-    if found is not None:
-        return found
-    if isinstance(device, torch.device) and device.type == CUDA:
+    if not isinstance(device, torch.device):
+        return device
+    found = _simulated.get(device)
+    if found is None:
+        if device.type != CUDA:
+            return device
         found = torch.device(DEVICE_TYPE, world.resolve(device))
         if device.index is not None:
             _simulated[device] = found
-        return found
-    return device
+    return found
 
 
 def named(device: Any) -> Any:

@@ -325,8 +325,8 @@ ASYNCHRONOUS = [
     fault(
         "real tensors are never negated lazily",
         "simgpu._simulation.asynchronous.forms:form_of",
-        "if dtype in _COMPLEX or tensor.is_neg():",
-        "if dtype in _COMPLEX:",
+        "if dtype.is_complex or tensor.is_neg():",
+        "if dtype.is_complex:",
         rules.test_lazy_signs_are_there_when_a_kernel_runs,
     ),
     fault(

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import torch
 
-_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
 _MOST = 4096
 _forms: dict[tuple[object, ...], Form] = {}
 
 
 class Form:
-    """How the elements of a tensor lie, their dtype, and whether it is conjugated or negated."""
+    """One form; shape and strides are in the key that it is found by (`form_of`)."""
 
     __slots__ = ("dtype", "is_conj", "is_neg")
 
@@ -25,7 +24,7 @@ def form_of(tensor: torch.Tensor) -> Form:
     """The form of a dense tensor."""
     dtype = tensor.dtype
     signs: tuple[bool, ...] = ()
-    if dtype in _COMPLEX or tensor.is_neg():  # a real one, of the imaginary parts of conjugates
+    if dtype.is_complex or tensor.is_neg():  # a real one, of the imaginary parts of conjugates
         signs = tensor.is_conj(), tensor.is_neg()
     key = tensor.shape, tensor.stride(), dtype, signs
     form = _forms.get(key)
