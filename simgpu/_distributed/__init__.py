@@ -11,7 +11,8 @@ communicators       the state of one process group on this rank
 issue               calls on their way to the group, through `launch`
 placement           on which device a call runs
 lanes, gloo         ranks that are processes: calls in order, carried by ProcessGroupGloo
-messages            how they carry data of a call as they agree on it
+records             what a rank tells the others of a call before it begins
+shared_memory       where ranks of one machine write what the others read
 fake                the backend "fake", which has one rank
 nccl                the class that goes by the name of ProcessGroupNCCL
 hooks               what a communication hook answers

@@ -1,14 +1,14 @@
 """Ranks that are processes: calls are carried out with PyTorch's ProcessGroupGloo.
 
-Before any data moves, all ranks tell each other what they are about to do, in messages of one size:
-gloo ends the process, or adds what does not belong together, where sizes differ. Reductions gather
-the parts of all ranks and combine them here, since gloo adds in an order of its own.
+Before any data moves, all ranks tell each other what they are about to do: gloo ends the process,
+or adds what does not belong together, where sizes differ. On one machine they tell it in memory
+that they share, with what little data all of them need, and gloo lets them wait for each other.
+Reductions gather the parts of all ranks and combine them here, since gloo adds in an order of its
+own.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,18 +16,18 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from simgpu import comm
-from simgpu._distributed import agreement
+from simgpu._distributed import agreement, records, shared_memory
 from simgpu._distributed.calls import Call
 from simgpu._distributed.lanes import Lane
-from simgpu._distributed.messages import Messages
+from simgpu._distributed.shared_memory import SharedMemory
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
 
 Tensor = torch.Tensor
 
-_RECORD = 512  # bytes of what each rank says about a call
-_DIGEST = 16
-_SMALL = 2**22  # bytes of all ranks up to which a sum gathers whole tensors, in one exchange
+_SMALL = 2**22  # bytes of all ranks up to which a sum gathers whole tensors through sockets
+_SHARED = 2**26  # and up to which it does so in shared memory
+_STEP = 2**16  # by how many bytes the memory that a rank shares grows, or a multiple of it
 _HEADER, _REPLY, _DATA = 0, 1, 2  # tags of a send: what is sent, what is awaited, the data
 
 
@@ -44,7 +44,8 @@ class Transport:
         self._ranks = ranks
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._failure: BaseException | None = None
-        self._messages = Messages()
+        self._memory: SharedMemory | None = None
+        self._asked = 0  # bytes of it
 
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Begin a call, after those before it; within this call where `awaited` allows it."""
@@ -113,26 +114,53 @@ class Transport:
 
     def _agree(self, call: Call) -> bool:
         """Tell each other of a call; returns whether that has carried it out, too."""
-        data = self._gathered(call)
-        nbytes, room = _nbytes_gathered(call, len(self._ranks)), self._messages.room()
-        mine = torch.empty(_RECORD + room, dtype=torch.uint8)
-        mine[:_RECORD] = _record(_told(call), call.place, call.device)
-        rides = data is not None and nbytes <= room
-        end = _RECORD + nbytes
-        if data is not None and rides:
-            mine[_RECORD:end] = _bytes(data)
-        messages = list(torch.empty(len(self._ranks), len(mine), dtype=torch.uint8).unbind())
-        self._run(self._backend.allgather, [messages], [mine])
-        self._compare(call, [message[:_RECORD] for message in messages], self._ranks)
-        self._messages.agreed(call.says, nbytes)
-        if data is None or not rides:
+        record, data = records.of(call), self._gathered(call)
+        if not self._has_room(records.SIZE):
+            self._compare(call, self._tell(record), self._ranks)
             return False
-        self._finish(call, [each[_RECORD:end].view(data.dtype).view_as(data) for each in messages])
+        parts = self._tell_in_memory(record, data)
+        self._compare(call, [part[: records.SIZE] for part in parts], self._ranks)
+        if data is None:
+            return False
+        end = records.SIZE + data.nbytes
+        if len(parts[0]) < end:
+            if not self._has_room(end):
+                return False
+            parts = self._tell_in_memory(record, data)
+        self._finish(
+            call, [part[records.SIZE : end].view(data.dtype).view_as(data) for part in parts]
+        )
         return True
+
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether each rank can write so much where the others read it. All ranks ask at once."""
+        if nbytes > self._asked:
+            self._asked = -(-nbytes // _STEP) * _STEP
+            rank = self._backend.rank()
+            self._memory = shared_memory.share(self._asked, rank, self._tell) or self._memory
+        return self._memory is not None and nbytes <= self._memory.nbytes
+
+    def _tell_in_memory(self, record: Tensor, data: Tensor | None) -> list[Tensor]:
+        """What all ranks write: their records, then their data, if these have room."""
+        assert self._memory is not None, "it has room for a record"
+        mine = self._memory.write()
+        mine[: records.SIZE] = record
+        if data is not None and records.SIZE + data.nbytes <= len(mine):
+            mine[records.SIZE : records.SIZE + data.nbytes] = _bytes(data)
+        self._run(self._backend.barrier)
+        return self._memory.read()
+
+    def _tell(self, mine: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which are as large as this one, through sockets."""
+        told = list(mine.new_empty(len(self._ranks), *mine.shape).unbind())
+        self._run(self._backend.allgather, [told], [mine])
+        return told
 
     def _gathered(self, call: Call) -> Tensor | None:
         """What each rank has for all, where that is all there is to a call."""
-        if not _nbytes_gathered(call, len(self._ranks)):
+        if call.kind != "all_reduce" and not _is_even_gather(call):
+            return None
+        if not 0 < call.ins[0].nbytes * len(self._ranks) <= _SHARED:
             return None
         if call.reduction is None:
             return call.ins[0]
@@ -147,17 +175,15 @@ class Transport:
         for out, part in zip(call.outs, parts, strict=True):
             out.view(-1).copy_(part.view(-1))
 
-    def _compare(self, call: Call, records: Sequence[Tensor], ranks: Sequence[int]) -> None:
-        first = records[0][:_DIGEST]
-        same = all(torch.equal(record[:_DIGEST], first) for record in records)
-        if not same or call.number == call.since:
-            asked = [_read(record) for record in records]
+    def _compare(self, call: Call, told: list[Tensor], ranks: Sequence[int]) -> None:
+        if not records.are_alike(told) or call.number == call.since:
+            asked = [records.read(record) for record in told]
             agreement.check(self._group, call.number, ranks, asked)
 
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""
-        mine = _record(_told(call), call.place, call.device).clone()
-        theirs = torch.empty(_RECORD, dtype=torch.uint8)
+        mine = records.of(call).clone()
+        theirs = torch.empty(records.SIZE, dtype=torch.uint8)
         if call.kind == "send":
             self._run(self._backend.send, [mine], call.peer, _HEADER)
             self._run(self._backend.recv, [theirs], call.peer, _REPLY)
@@ -216,14 +242,10 @@ class Transport:
 
     def _agree_on_splits(self, call: Call, awaited: list[int], sent: list[int]) -> None:
         mine = torch.tensor([sent, awaited])
-        tables = [torch.empty_like(mine) for _ in self._ranks]
-        self._run(self._backend.allgather, [tables], [mine])
+        tables = self._tell(mine)
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
-            records = [torch.empty(_RECORD, dtype=torch.uint8) for _ in self._ranks]
-            mine = _record(_told(call), call.place, call.device).clone()
-            self._run(self._backend.allgather, [records], [mine])
-            asked = [_read(record)[:2] for record in records]
+            asked = [records.read(record)[:2] for record in self._tell(records.of(call))]
             agreement.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
@@ -261,8 +283,12 @@ class Transport:
         self._gather_uneven(call.outs[0].view(-1), total, count)
 
     def _is_small(self, call: Call) -> bool:
-        few = len(self._ranks) * call.nbytes <= _SMALL
+        few = len(self._ranks) * call.nbytes <= self._most()
         return call.kind == "all_reduce" and few and comm.is_ordered()
+
+    def _most(self) -> int:
+        """How many bytes of all ranks each of them gathers."""
+        return _SMALL if self._asked and self._memory is None else _SHARED
 
     def _gather_uneven(self, out: Tensor, mine: Tensor, count: int) -> None:
         """Gather into `out` the chunks of all ranks, of which some have one element more."""
@@ -302,42 +328,10 @@ class Transport:
             raise _GlooError(str(error)) from error
 
 
-def _nbytes_gathered(call: Call, count: int) -> int:
-    """How many bytes of each rank all of them need; 0 where they are many, or there is more to do.
-
-    The same number on all ranks that make the same call.
-    """
-    alike = call.kind == "all_gather" and len({out.numel() for out in call.outs}) == 1
-    if call.kind != "all_reduce" and not alike:
-        return 0
-    nbytes = call.ins[0].numel() * call.ins[0].itemsize
-    return nbytes if nbytes * count <= _SMALL else 0
-
-
-def _told(call: Call) -> str:
-    """What has to be the same on all ranks, the order of sums among it."""
-    other = call.reduction is not None and not comm.is_ordered()
-    return f"{call.says}, not in the order of the ranks" if other else call.says
+def _is_even_gather(call: Call) -> bool:
+    return call.kind == "all_gather" and len({out.numel() for out in call.outs}) == 1
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor, as bytes."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-@functools.lru_cache(maxsize=256)
-def _record(says: str, place: str, device: str) -> Tensor:
-    """What this rank says of a call: a digest of what has to agree, then a text of it."""
-    told = says.encode()
-    digest = hashlib.blake2b(told, digest_size=_DIGEST).digest()
-    room = _RECORD - _DIGEST - 1
-    where = place.encode()[-200:] + b"\0" + device.encode()[-60:]
-    text = told[: room - len(where)] + b"\0" + where
-    return torch.frombuffer(bytearray((digest + text).ljust(_RECORD, b"\0")), dtype=torch.uint8)
-
-
-def _read(record: Tensor) -> tuple[str, str, str]:
-    """What a rank said, the line that said it, and its device."""
-    text = bytes(record[_DIGEST:].tolist()).decode(errors="replace")
-    says, place, device, *_ = [*text.split("\0"), "", ""]
-    return says, place, device

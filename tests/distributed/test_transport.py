@@ -1,4 +1,4 @@
-"""What carries calls between processes, here between threads: data that ride with an agreement."""
+"""What carries calls between processes, here between threads: data that come with an agreement."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import communicators, gloo, messages, nccl
+from simgpu._distributed import communicators, gloo, nccl, shared_memory
 from simgpu._distributed.calls import Call
 from simgpu._distributed.reductions import Reduction
 from simgpu._distributed.works import Pending
@@ -68,7 +68,7 @@ def call_of(kind, size, number, rank, count):
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
-        st.sampled_from([0, 1, 5, 300]),
+        st.sampled_from([0, 1, 300, 500]),
         st.sampled_from([False, False, False, True]),
     ),
     min_size=1,
@@ -76,13 +76,45 @@ STEPS = st.lists(
 )
 
 
+class Here(threading.local):
+    """Of a rank that is a thread: which machine it is on, and how much memory it can map there."""
+
+    machine = 0
+    full = 2**20
+
+
+here = Here()
+
+
+def reaching(mapped, where):
+    """`_mapped` that finds no file on another machine, and has no room for larger ones."""
+
+    def find(name, size):
+        found = name and size <= 2 * here.full and where[name] == here.machine
+        return mapped(name, size) if found else None
+
+    return find
+
+
 @few
-@given(count=st.sampled_from([2, 3]), steps=STEPS, times=st.integers(2, 4))
-def test_calls_that_come_again_are_what_they_were(count, steps, times):
-    """With ranks that differ in between, which are told so and go on."""
-    backends = mesh(count)
+@given(
+    count=st.sampled_from([2, 3]),
+    steps=STEPS,
+    times=st.integers(2, 4),
+    last=st.sampled_from([0, 0, 1]),
+    full=st.sampled_from([512, 512, 1024, 2**20]),
+)
+def test_calls_that_come_again_are_what_they_were(count, steps, times, last, full):
+    """With ranks that differ in between, which are told so and go on.
+
+    The last rank may be on another machine, or its memory may be `full` at so many bytes: where one
+    rank cannot see what others write, none may look.
+    """
+    backends, mapped, where = mesh(count), shared_memory._mapped, {}
 
     def run(rank):
+        if rank == count - 1:
+            here.machine, here.full = last, full
         transport = gloo.Transport(backends[rank], "0", range(count))
         for number, (kind, size, differs) in enumerate(steps * times, start=1):
             differing = differs and rank == 0
@@ -97,9 +129,30 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times):
                 assert pending.error is None, pending.error
                 outs = call.outs or [torch.empty(0)]
                 assert torch.equal(torch.cat([out.view(-1) for out in outs]), wanted)
+        assert (transport._memory is None) == bool(last), "they share what they can"
         return rank + 1
 
-    assert together(count, run) == list(range(1, count + 1))
+    class File:
+        """`_file`, which knows on whose machine it is."""
+
+        def __init__(self, size):
+            self._made = made(size)
+
+        def __enter__(self):
+            name = self._made.__enter__()
+            where[name] = here.machine
+            return name
+
+        def __exit__(self, *raised):
+            return self._made.__exit__(*raised)
+
+    made = shared_memory._file
+    with (
+        mock.patch.object(gloo, "_STEP", 512),
+        mock.patch.object(shared_memory, "_file", File),
+        mock.patch.object(shared_memory, "_mapped", reaching(mapped, where)),
+    ):
+        assert together(count, run) == list(range(1, count + 1))
 
 
 @few
@@ -270,14 +323,3 @@ def test_a_group_is_there_when_all_its_ranks_have_connected(monkeypatch):
         dist.destroy_process_group(part)
         dist.destroy_process_group()
     assert len(met) == 2
-
-
-@given(calls=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=12))
-def test_a_message_has_room_for_what_came_after_the_same_call_the_last_time(calls):
-    known = messages.Messages()
-    for number, (says, nbytes) in enumerate(calls):
-        before = calls[number - 1][0] if number else ""
-        came_after = zip(["", *(each for each, _ in calls)], calls[:number], strict=False)
-        told = [size for last, (_, size) in came_after if last == before]
-        assert known.room() == (told[-1] if told else 0)
-        known.agreed(says, nbytes)

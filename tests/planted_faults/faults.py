@@ -42,6 +42,7 @@ from tests.planted_faults.in_roots_and_peers import ROOTS_AND_PEERS
 from tests.planted_faults.in_runtime import RUNTIME
 from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_schedules import SCHEDULES
+from tests.planted_faults.in_shared_memory import IN_SHARED_MEMORY
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
 from tests.planted_faults.in_streams_that_overlap import ASYNCHRONOUS
@@ -95,6 +96,7 @@ ONCE = [
     *ROOTS_AND_PEERS,
     *BLOCKS_OF_RANKS,
     *RANKS_THAT_ASK,
+    *IN_SHARED_MEMORY,
 ]
 
 MORE = {

@@ -10,7 +10,6 @@ from simgpu.errors import DeadlockError
 from tests.distributed import test_processes as processes
 from tests.distributed import test_stores_and_threads as asking
 from tests.distributed import test_timelines as timelines
-from tests.distributed import test_transport as transport
 from tests.support.plant import fault
 
 STARTED = asking.test_threads_that_a_rank_starts_have_its_groups_and_stores
@@ -132,12 +131,5 @@ RANKS_THAT_ASK = [
         "//{host_name}:{port}",
         "//{host_name}",
         partial(asking.test_stores_of_other_addresses_have_other_keys, other=("localhost", 29502)),
-    ),
-    fault(
-        "a message has room for what the call before it brought along",
-        "simgpu._distributed.messages:Messages.agreed",
-        "self._after[self._last]",
-        "self._after[says]",
-        transport.test_a_message_has_room_for_what_came_after_the_same_call_the_last_time,
     ),
 ]

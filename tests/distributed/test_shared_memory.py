@@ -1,0 +1,170 @@
+"""Memory that processes of one machine share: who may write when, and what is left behind."""
+
+import threading
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._distributed import shared_memory
+from simgpu._distributed.shared_memory import SharedMemory
+from tests.support.worlds import few
+
+
+def told_among(count):
+    """For each rank a `tell`: what all ranks tell, when all have told."""
+    waiting, told = threading.Barrier(count), [None] * count
+
+    def of(rank):
+        def tell(tensor):
+            told[rank] = tensor.clone()
+            waiting.wait()
+            everything = list(told)
+            waiting.wait()
+            return everything
+
+        return tell
+
+    return [of(rank) for rank in range(count)]
+
+
+def shared(count, nbytes):
+    """What each of `count` ranks has of the memory that they share."""
+    results = [None] * count
+    tells = told_among(count)
+
+    def run(rank):
+        results[rank] = shared_memory.share(nbytes, rank, tells[rank])
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+@few
+@given(
+    count=st.integers(1, 4),
+    nbytes=st.integers(1, 5000),
+    calls=st.integers(1, 5),
+    data=st.data(),
+)
+def test_ranks_read_what_was_written_for_their_call(count, nbytes, calls, data):
+    """In any order in which a rank writes for the next call while others still read this one."""
+    ranks = shared(count, nbytes)
+    written, read = [0] * count, [0] * count
+    while min(read) < calls:
+        able = [
+            rank for rank in range(count) if read[rank] < calls and may_go_on(rank, written, read)
+        ]
+        rank = data.draw(st.sampled_from(able))
+        if written[rank] == read[rank]:
+            mine = ranks[rank].write()
+            assert len(mine) == nbytes == ranks[rank].nbytes
+            mine.fill_(10 * written[rank] + rank)
+            written[rank] += 1
+            continue
+        for other, part in enumerate(ranks[rank].read()):
+            assert part.eq(10 * read[rank] + other).all()
+        read[rank] += 1
+
+
+def may_go_on(rank, written, read):
+    """A rank writes when it has read, and reads when all have written for its call."""
+    return written[rank] == read[rank] or min(written) >= written[rank]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "_IN_MEMORY", tmp_path)
+    return tmp_path
+
+
+def test_no_file_is_left(folder):
+    seen = []
+
+    def tell(tensor):
+        seen.append(len(list(folder.iterdir())))
+        return [tensor]
+
+    assert isinstance(shared_memory.share(100, 0, tell), SharedMemory)
+    assert seen == [1, 1], "the others map it in between"
+    assert list(folder.iterdir()) == []
+
+
+def test_no_file_is_left_where_another_rank_has_ended(folder):
+    def tell(tensor):
+        assert len(list(folder.iterdir())) == 1
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        shared_memory.share(100, 0, tell)
+    assert list(folder.iterdir()) == []
+
+
+class Full:
+    """A file of which the system has room for the first bytes only."""
+
+    def __init__(self, stock):
+        self._stock = stock
+
+    def __enter__(self):
+        self._file = self._stock.__enter__()
+        self.name, self.truncate = self._file.name, self._file.truncate
+        return self
+
+    def __exit__(self, *raised):
+        return self._stock.__exit__(*raised)
+
+    def write(self, data):
+        raise OSError(28, "No space left on device")
+
+    def flush(self):
+        """It has said what it could not write."""
+
+
+def test_where_there_is_no_room_nothing_is_shared(folder):
+    """Not found out by touching it, which would end the process."""
+    make = shared_memory.tempfile.NamedTemporaryFile
+    told = []
+
+    def tell(tensor):
+        told.append(tensor)
+        return [tensor]
+
+    with mock.patch.object(
+        shared_memory.tempfile, "NamedTemporaryFile", lambda **named: Full(make(**named))
+    ):
+        assert shared_memory.share(100, 0, tell) is None
+    assert told[0].count_nonzero() == 0, "it has no file"
+    assert list(folder.iterdir()) == []
+
+
+@given(names=st.lists(st.sampled_from(["", "/nowhere/simgpu-1", "short"]), min_size=1, max_size=3))
+def test_a_file_that_is_not_there_or_too_short_is_not_mapped(names):
+    """As of a rank on another machine, where there may be a file of this name."""
+    with shared_memory._file(10) as short, shared_memory._file(200) as whole:
+        paths = [short if name == "short" else name for name in names]
+
+        def tell(tensor):
+            if tensor.dtype is not torch.uint8:
+                return [tensor]
+            return [shared_memory._padded(path) for path in [whole, *paths]]
+
+        assert shared_memory.share(100, 0, tell) is None
+        assert Path(whole).stat().st_size == 200
+
+
+@given(others=st.lists(st.booleans(), max_size=3))
+def test_memory_is_shared_where_all_ranks_have_mapped_all_of_it(others):
+    def tell(tensor):
+        rest = map(torch.tensor, others) if tensor.dtype is torch.bool else []
+        return [tensor, *(each.view(1) for each in rest)]
+
+    memory = shared_memory.share(100, 0, tell)
+    assert (memory is not None) == all(others)
