@@ -144,7 +144,11 @@ class Work(distributed.Work):
         return [each for each in calls if each is not None]
 
     def _let_go(self) -> None:
-        self._keep.discard(self)
+        # Those of the calls of a coalesced one, too: nobody waits for each of them.
+        waited = set(self._pending)
+        self._keep.difference_update(
+            [work for work in list(self._keep) if waited.issuperset(work._pending)]
+        )
         if len(self._outputs) > 1:
             outputs, self._outputs = self._outputs, []
             self._seen = [TensorWeakRef(output) for output in outputs]

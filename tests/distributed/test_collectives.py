@@ -202,6 +202,24 @@ def test_sparse_tensors_of_other_shapes_are_a_mismatch():
         simgpu.ranks(2, reduce, backend="gloo")
 
 
+@pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
+@few
+@given(count=st.integers(2, 5), data=st.data())
+def test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ(count, data):
+    differs = data.draw(st.integers(1, count))
+
+    def reduce(rank):
+        sizes = [3 + (rank == 1 and number == differs) for number in range(1, count + 1)]
+        dist.all_reduce_coalesced([torch.ones(size, device="cuda") for size in sizes])
+
+    with pytest.raises(CollectiveMismatchError) as raised:
+        simgpu.ranks(2, reduce)
+    text = str(raised.value)
+    assert text.startswith(f"call {differs} of group '0'")
+    for size in (3, 4):
+        assert f"all_reduce float32 ({size},) SUM ({differs} of {count}) at " in text
+
+
 @few
 @given(numbers=st.lists(st.integers(-9, 9), min_size=2, max_size=5))
 def test_a_mean_of_integers_is_cut_towards_zero(numbers):

@@ -1,5 +1,6 @@
 """The groups that ranks in threads make: default ones after each other, and parts of a world."""
 
+import gc
 import os
 from unittest import mock
 
@@ -12,6 +13,7 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
+from simgpu._distributed.calls import Call
 from simgpu.errors import DeadlockError
 from tests.support.worlds import few, schedules
 
@@ -89,6 +91,48 @@ def test_default_groups_follow_each_other(count, hows, seed):
         return rank
 
     assert simgpu.ranks(count, again, schedule=seed) == list(range(count))
+
+
+@few
+@given(often=st.integers(2, 3), here=st.integers(0, 1))
+def test_each_store_of_an_address_waits_for_as_many_of_the_other_ranks(often, here):
+    """A second one is no second rank, and one of the other rank is no second one of it."""
+
+    def make(rank):
+        times = often if rank == here else often - 1
+        for _ in range(times):
+            dist.TCPStore("localhost", 29501, 2, is_master=True)
+
+    with pytest.raises(DeadlockError, match=f"rank {here} waits for 2 ranks at the store"):
+        simgpu.ranks(2, make)
+
+
+def calls_held():
+    """How many calls of this file are kept by somebody."""
+    gc.collect()
+    calls = [each for each in gc.get_objects() if isinstance(each, Call)]
+    return sum("test_groups_of_ranks.py" in call.place for call in calls)
+
+
+@few
+@given(count=strategies.world_sizes(2, 3), often=st.integers(2, 5), late=st.booleans())
+def test_calls_that_are_over_are_forgotten(count, often, late):
+    def work(rank):
+        x, before = torch.ones(2, device="cuda"), calls_held()
+        for _ in range(often):
+            for call in (dist.all_reduce(x, async_op=late), dist.broadcast(x, 0, async_op=late)):
+                if late:
+                    call.wait()
+            steps = [dist.P2POp(dist.isend, x, (rank + 1) % count)]
+            steps.append(dist.P2POp(dist.irecv, x.clone(), (rank - 1) % count))
+            for call in dist.batch_isend_irecv(steps):
+                call.wait()
+        del call, steps
+        dist.barrier(device_ids=[rank])
+        return calls_held() - before if rank == 0 else 0
+
+    # What each rank's last call of each kind has left, and not the calls before.
+    assert simgpu.ranks(count, work)[0] <= 5 * count
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Ranks that are processes: the collectives, and the errors of ranks that differ."""
 
+import os
 import weakref
 from datetime import timedelta
 from unittest import mock
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import communicators, fake, splitting
+from simgpu._distributed import communicators, fake, restarts, splitting
 from tests.support import rank_cases, rank_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:barrier")
@@ -127,6 +128,37 @@ def test_ranks_that_are_started_again_do_not_read_what_the_last_ones_wrote(monke
         assert faster.get("0/address") == str(restart).encode()
 
 
+ATTEMPTS = {
+    "TORCHELASTIC_USE_AGENT_STORE": ["True", "False"],
+    "GROUP_WORLD_SIZE": ["1", "2"],
+    "TORCHELASTIC_RESTART_COUNT": ["0", "1", "2"],
+}
+
+
+@given(
+    attempts=st.lists(
+        st.fixed_dictionaries({name: st.sampled_from(values) for name, values in ATTEMPTS.items()}),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts(attempts):
+    """Each attempt of torchrun on one machine has keys of its own; all others share theirs."""
+    server, seen = dist.HashStore(), {}
+    create = restarts.apart(lambda: server)
+    for number, attempt in enumerate(attempts):
+        with mock.patch.dict(os.environ, attempt):
+            first, second = create(), create()
+        shared, machines, count = (attempt[name] for name in ATTEMPTS)
+        apart = int(count) if (shared, machines) == ("True", "1") else 0
+        wanted = seen.setdefault(apart, set())
+        for key in range(number):
+            assert second.check([str(key)]) == (str(key) in wanted)
+        first.set(str(number), "")
+        wanted.add(str(number))
+        assert second.check([str(number)])
+
+
 def test_a_mesh_chooses_the_device_of_a_process_that_has_not():
     """As init_device_mesh asks CUDA, which is initialized when a process has used a device."""
 
@@ -159,7 +191,7 @@ def test_a_group_that_dies_waits_for_nobody(monkeypatch):
     def watching():
         return communicators._synchronization is not None
 
-    transport = fake.Transport()
+    transport = fake.Transport(0)
     communicators._watch()
     with mock.patch.object(communicators.instruments, "_lock", Held()):
         communicators._close(transport)

@@ -52,6 +52,7 @@ from tests.planted_faults.in_timing import TIMING
 from tests.planted_faults.in_tools import TOOLS
 from tests.planted_faults.in_transfer import TRANSFER
 from tests.planted_faults.in_waits import WAITS
+from tests.planted_faults.in_worlds_of_ranks import WORLDS_OF_RANKS
 from tests.planted_faults.shared import SHARED
 from tests.support.plant import Fault
 
@@ -97,6 +98,7 @@ ONCE = [
     *BLOCKS_OF_RANKS,
     *RANKS_THAT_ASK,
     *IN_SHARED_MEMORY,
+    *WORLDS_OF_RANKS,
 ]
 
 MORE = {

@@ -1,0 +1,67 @@
+"""all_to_all between ranks some of which have nothing to send, or nothing to receive."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+from simgpu._distributed import gloo
+from simgpu._distributed.calls import Call
+from simgpu._distributed.works import Pending
+from tests.distributed.test_transport import together
+from tests.support.worlds import few
+
+
+def numbers(source, target, count):
+    return torch.full((count,), 10.0 * source + target)
+
+
+def exchange(rows):
+    """Let each rank send `rows[source][target]` numbers to each other one, then all sum up."""
+    count, store = len(rows), dist.HashStore()
+
+    def run(rank):
+        backend = dist.ProcessGroupGloo(store, rank, count, timedelta(seconds=10))
+        transport = gloo.Transport(backend, "0", range(count))
+        mine = [numbers(rank, to, each) for to, each in enumerate(rows[rank])]
+        outs = [torch.empty(row[rank]) for row in rows]
+        calls = [Call("all_to_all", "all_to_all", mine, outs), Call("barrier", "barrier", [], [])]
+        for number, call in enumerate(calls, start=1):
+            call.number, call.place = number, "train.py:1"
+            pending = Pending(call)
+            transport.submit(pending, awaited=True)
+            assert pending.error is None, pending.error
+        wanted = [numbers(by, rank, row[rank]) for by, row in enumerate(rows)]
+        assert torch.equal(torch.cat(outs), torch.cat(wanted))
+        return True
+
+    assert all(together(count, run))
+
+
+@few
+@given(data=st.data(), count=st.integers(2, 3))
+def test_a_rank_may_send_nothing_or_receive_nothing(data, count):
+    rows = data.draw(
+        st.lists(
+            st.lists(st.sampled_from([0, 0, 1, 3]), min_size=count, max_size=count),
+            min_size=count,
+            max_size=count,
+        )
+    )
+    exchange(rows)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[0, 0], [1, 2]],  # rank 0 sends nothing
+        [[0, 1], [0, 2]],  # rank 0 receives nothing
+        [[0, 0], [0, 0]],
+        [[0, 0, 0], [0, 1, 2], [0, 3, 1]],  # rank 0 does neither
+    ],
+)
+def test_one_that_has_nothing_to_do_keeps_nobody_waiting(rows):
+    exchange(rows)

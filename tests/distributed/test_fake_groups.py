@@ -1,0 +1,85 @@
+"""The backend "fake": on devices it does what PyTorch's own does with tensors of the CPU."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import simgpu
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(1) as devices:
+        yield devices
+
+
+def parts(x):
+    return list(x.clone().unbind())
+
+
+def later(call, outs, late):
+    """The outputs of a call, which is waited for by itself or by the program."""
+    if late:
+        call.wait()
+    return outs
+
+
+def row_and_parts(call):
+    """A call that takes one tensor out of many, or many out of one."""
+    return lambda x, me, late: later(call(out := x[0].clone(), x + 9, me, late), [out], late)
+
+
+def of_parts(call):
+    return lambda x, me, late: later(call(out := parts(x), x + 9, me, late), out, late)
+
+
+def in_place(call):
+    return lambda x, me, late: later(call(x, me, late), [x], late)
+
+
+# Each takes a row of numbers for each rank, this rank, and whether the program waits.
+CALLS = {
+    "gather": of_parts(lambda out, x, me, late: dist.gather(x[0], out, me, async_op=late)),
+    "all_gather": of_parts(lambda out, x, me, late: dist.all_gather(out, x[0], async_op=late)),
+    "all_to_all": of_parts(lambda out, x, me, late: dist.all_to_all(out, parts(x), async_op=late)),
+    "scatter": row_and_parts(
+        lambda out, x, me, late: dist.scatter(out, parts(x), me, async_op=late)
+    ),
+    "scatter by another": row_and_parts(
+        lambda out, x, me, late: dist.scatter(out, None, not me, async_op=late)
+    ),
+    "reduce_scatter": row_and_parts(
+        lambda out, x, me, late: dist.reduce_scatter(out, parts(x), async_op=late)
+    ),
+    "reduce_scatter_tensor": row_and_parts(
+        lambda out, x, me, late: dist.reduce_scatter_tensor(out, x.view(-1), async_op=late)
+    ),
+    "all_gather_into_tensor": in_place(
+        lambda x, me, late: dist.all_gather_into_tensor(x, x[0] + 9, async_op=late)
+    ),
+    "all_to_all_single": in_place(
+        lambda x, me, late: dist.all_to_all_single(x, x + 9, async_op=late)
+    ),
+    "all_reduce": in_place(lambda x, me, late: dist.all_reduce(x, async_op=late)),
+    "broadcast": in_place(lambda x, me, late: dist.broadcast(x, 0, async_op=late)),
+    "reduce": in_place(lambda x, me, late: dist.reduce(x, 0, async_op=late)),
+    "recv": in_place(lambda x, me, late: (dist.irecv if late else dist.recv)(x, not me)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@given(count=st.integers(2, 4), data=st.data(), width=st.integers(1, 3), late=st.booleans())
+def test_on_devices_it_does_what_it_does_on_the_cpu(name, count, data, width, late):
+    me = data.draw(st.integers(0, count - 1), label="rank")
+    x = torch.arange(float(count * width)).view(count, width)
+    dist.init_process_group("fake", store=FakeStore(), rank=me, world_size=count)
+    try:
+        host, found = (CALLS[name](x.to(device, copy=True), me, late) for device in ("cpu", "cuda"))
+    finally:
+        dist.destroy_process_group()
+    assert [out.tolist() for out in found] == [out.tolist() for out in host]

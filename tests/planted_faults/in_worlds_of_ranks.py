@@ -1,0 +1,110 @@
+"""Faults planted in how ranks find each other, in what they exchange, and in what is kept of it."""
+
+from functools import partial
+
+import simgpu
+from tests.distributed import test_collectives as collectives
+from tests.distributed import test_exchanges as exchanges
+from tests.distributed import test_fake_groups as fake
+from tests.distributed import test_groups_of_ranks as groups
+from tests.distributed import test_processes as processes
+from tests.support.plant import fault
+
+
+def fakes(name):
+    """The property of one collective of the backend "fake"."""
+
+    def hold():
+        with simgpu.as_cuda(1):
+            fake.test_on_devices_it_does_what_it_does_on_the_cpu(name=name)
+
+    hold.__name__ = f"fake_{name}"
+    return hold
+
+
+STORES = processes.test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts
+POSITIONS = collectives.test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ
+
+WORLDS_OF_RANKS = [
+    fault(
+        "a rank that sends nothing takes no part in an exchange",
+        "simgpu._distributed.gloo:Transport._perform",
+        '("barrier", "all_to_all")',
+        '("barrier",)',
+        partial(
+            exchanges.test_one_that_has_nothing_to_do_keeps_nobody_waiting,
+            rows=[[0, 0, 0], [0, 1, 2], [0, 3, 1]],
+        ),
+    ),
+    fault(
+        "a second store of an address waits for nobody",
+        "simgpu._ranks.stores:TCPStore._wait_for_others",
+        "often >= times",
+        "often >= 1",
+        groups.test_each_store_of_an_address_waits_for_as_many_of_the_other_ranks,
+        raises=BaseException,
+    ),
+    *(
+        fault(name, "simgpu._distributed.restarts:apart", old, new, STORES)
+        for name, old, new in (
+            ("a store that torchrun does not keep is new for each attempt", "shared and", ""),
+            (
+                "machines that count their attempts by themselves have stores of their own",
+                ' and os.environ.get("GROUP_WORLD_SIZE") == "1"',
+                "",
+            ),
+            (
+                "a second store of an attempt has keys of its own",
+                'f"restart {attempt}", store',
+                'f"restart {attempt} {id(object())} {len(kwargs)}" + os.urandom(4).hex(), store',
+            ),
+            ("all attempts after the first have the same keys", "restart {attempt}", "restart"),
+        )
+    ),
+    *(
+        fault(name, "simgpu._distributed.issue:issue", old, new, POSITIONS)
+        for name, old, new in (
+            ("tensors of a coalesced call are counted from 0", "start=1", "start=0"),
+            (
+                "all tensors of a coalesced call are the last one",
+                "({position} of",
+                "({len(calls)} of",
+            ),
+        )
+    ),
+    fault(
+        "a call that all ranks have made is kept",
+        "simgpu._ranks.meeting:Transport._meet_all",
+        "del self._meetings.calls[key]",
+        "pass",
+        groups.test_calls_that_are_over_are_forgotten,
+    ),
+    fault(
+        "the parts of a coalesced call are kept",
+        "simgpu._distributed.works:Work._let_go",
+        "waited.issuperset(work._pending)",
+        "work is self",
+        groups.test_calls_that_are_over_are_forgotten,
+    ),
+    fault(
+        "a fake group gathers nothing",
+        "simgpu._distributed.fake:Transport.submit",
+        '("all_gather", "gather")',
+        '("all_gather",)',
+        fakes("gather"),
+    ),
+    fault(
+        "a rank of a fake group is scattered what is for the first one",
+        "simgpu._distributed.fake:Transport.submit",
+        "call.ins[self._rank : self._rank + 1]",
+        "call.ins[:1]",
+        fakes("reduce_scatter"),
+    ),
+    fault(
+        "what a fake group does not write is anything",
+        "simgpu._distributed.communicators:Communicator.submit",
+        "if not isinstance(self.transport, fake.Transport):",
+        "if True:",
+        fakes("recv"),
+    ),
+]
