@@ -1,5 +1,7 @@
 """Each collective against its definition, on exact numbers, whatever the world and its schedule."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -202,7 +204,6 @@ def test_sparse_tensors_of_other_shapes_are_a_mismatch():
         simgpu.ranks(2, reduce, backend="gloo")
 
 
-@pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
 @few
 @given(count=st.integers(2, 5), data=st.data())
 def test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ(count, data):
@@ -212,7 +213,8 @@ def test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ(count, 
         sizes = [3 + (rank == 1 and number == differs) for number in range(1, count + 1)]
         dist.all_reduce_coalesced([torch.ones(size, device="cuda") for size in sizes])
 
-    with pytest.raises(CollectiveMismatchError) as raised:
+    with warnings.catch_warnings(), pytest.raises(CollectiveMismatchError) as raised:
+        warnings.simplefilter("ignore")  # PyTorch's own, that this function is deprecated
         simgpu.ranks(2, reduce)
     text = str(raised.value)
     assert text.startswith(f"call {differs} of group '0'")
