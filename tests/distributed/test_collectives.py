@@ -213,9 +213,10 @@ def test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ(count, 
         sizes = [3 + (rank == 1 and number == differs) for number in range(1, count + 1)]
         dist.all_reduce_coalesced([torch.ones(size, device="cuda") for size in sizes])
 
-    with warnings.catch_warnings(), pytest.raises(CollectiveMismatchError) as raised:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own, that this function is deprecated
-        simgpu.ranks(2, reduce)
+        with pytest.raises(CollectiveMismatchError) as raised:
+            simgpu.ranks(2, reduce)
     text = str(raised.value)
     assert text.startswith(f"call {differs} of group '0'")
     for size in (3, 4):

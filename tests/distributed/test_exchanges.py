@@ -11,7 +11,7 @@ from torch import distributed as dist
 from simgpu._distributed import gloo
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending
-from tests.distributed.test_transport import together
+from tests.support.threads import together
 from tests.support.worlds import few
 
 

@@ -18,29 +18,8 @@ from simgpu._distributed.calls import Call
 from simgpu._distributed.reductions import Reduction
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
+from tests.support.threads import together
 from tests.support.worlds import few
-
-
-def together(count, function):
-    """What `function(rank)` returns in as many threads."""
-    results = [None] * count
-
-    def run(rank):
-        try:
-            results[rank] = function(rank)
-        except AssertionError as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert None not in results, "a rank has not come back"
-    for result in results:
-        if isinstance(result, AssertionError):
-            raise result
-    return results
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import simgpu
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_exchanges as exchanges
 from tests.distributed import test_fake_groups as fake
@@ -15,7 +14,7 @@ def fakes(name):
     """The property of one collective of the backend "fake"."""
 
     def hold():
-        with simgpu.as_cuda(1):
+        with fake.simgpu.as_cuda(1):
             fake.test_on_devices_it_does_what_it_does_on_the_cpu(name=name)
 
     hold.__name__ = f"fake_{name}"
