@@ -28,13 +28,19 @@ def _machine() -> str:
     return socket.gethostname()
 
 
+@functools.cache
+def _operator(name: str) -> torch._ops.OpOverload:
+    found: torch._ops.OpOverload = getattr(torch.ops.c10d, name).default
+    return found
+
+
 class _CollectiveKernel(Kernel):
     """A c10d operator for instruments to look at, with the calls that it makes of a group."""
 
     __slots__ = ()
 
     def __init__(self, name: str, run: Any, collective: Collective) -> None:
-        self.op = getattr(torch.ops.c10d, name).default
+        self.op = _operator(name)
         self.name = f"c10d.{name}"
         self.run = run
         self.changes_more = False

@@ -59,8 +59,10 @@ class Reduction:
         """What a ReduceOp means, boxed by the dispatcher or not."""
         kind: Any = op.op
         kind = _call_method(kind) if isinstance(op, torch._C.ScriptObject) else kind
-        name = _name(int(kind))
-        return Reduction(name, factors.current() if name == "PREMUL_SUM" else None)
+        reduction = _without_factor(int(kind))
+        if reduction.name == "PREMUL_SUM":
+            return Reduction(reduction.name, factors.current())
+        return reduction
 
     def prepare(self, mine: Tensor, count: int) -> Tensor:
         """This rank's part as it is to be combined: a new tensor where it differs."""
@@ -97,8 +99,8 @@ class Reduction:
 
 
 @functools.cache
-def _name(kind: int) -> str:
-    return distributed.ReduceOp.RedOpType(kind).name
+def _without_factor(kind: int) -> Reduction:
+    return Reduction(distributed.ReduceOp.RedOpType(kind).name)
 
 
 def _is_integral(dtype: torch.dtype) -> bool:

@@ -42,7 +42,7 @@ def host_aliases(
     on_host = all(tensor.is_cpu for tensor in tensors)
     if on_host and tensors and not group.takes_host:
         raise RuntimeError("No backend type associated with device type cpu")
-    kind = kind_of(tensors, group)
+    kind = "gloo" if on_host else group.kind
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_cpu != on_host:
             raise ValueError("Tensors must be CUDA and dense")

@@ -6,18 +6,26 @@ written to keep sharing it. Where the tensors lie on several devices, `mixed_dev
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from simgpu._kernels.mixed_devices import DeviceRules
-from simgpu._memory.host_aliases import SharedStorageAliases, shares_storage_with_another
+from simgpu._memory.host_aliases import (
+    SharedStorageAliases,
+    host_empty,
+    shares_storage_with_another,
+)
 from simgpu._native.dlpack_relabel import host_alias, relabel
+from simgpu._runtime.launch import HOST_KEYS
 
 Tensor = torch.Tensor
 NUMBERS = (int, float, complex)
 _TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
+_scalar_tensor = torch.ops.aten.scalar_tensor.default._handle.redispatch_boxed
+_CPU = torch.device("cpu")
 _LIST_TYPES = ("List[Tensor]", "List[Optional[Tensor]]")
 
 
@@ -124,9 +132,11 @@ class Arguments:
         if position is None or position >= count:
             return None
         first: Any = args[position]
-        if isinstance(first, (list, tuple)) and first:
-            first = first[0]
-        if not isinstance(first, Tensor) or (self._overwritten and self._overlap(args, kwargs)):
+        if not isinstance(first, Tensor):
+            first = first[0] if isinstance(first, (list, tuple)) and first else None
+            if not isinstance(first, Tensor):
+                return None
+        if self._overwritten and self._overlap(args, kwargs):
             return None
         index, alias, host_args = first.get_device(), self.alias, list(args)
         if index < 0:
@@ -134,10 +144,12 @@ class Arguments:
         numbers = []
         for position in self._tensor_positions:
             if position < count and (tensor := args[position]) is not None:
-                if isinstance(tensor, NUMBERS):
-                    numbers.append(position)
-                elif isinstance(tensor, Tensor) and tensor.get_device() == index:
+                if isinstance(tensor, Tensor):  # asked first: not to be a number takes longer
+                    if tensor.get_device() != index:
+                        return None
                     host_args[position] = alias(tensor)
+                elif isinstance(tensor, NUMBERS):
+                    numbers.append(position)
                 else:
                     return None
         for position in self._list_positions:  # a list given by position has no default
@@ -194,3 +206,20 @@ def number_as_tensor(number: complex, others: list[Any]) -> Tensor:
     kinds = [other for other in others if isinstance(other, Tensor)]
     kind = max(kinds, key=Tensor.dim) if kinds else torch.empty(())
     return torch.scalar_tensor(number, dtype=torch.result_type(kind, number))
+
+
+def kept_number(number: complex, other: Tensor) -> Tensor:
+    """`number_as_tensor` beside one other tensor, for a kernel that can only read it.
+
+    The same tensor serves later calls. A zero may have a sign, which no key tells: none is kept.
+    """
+    if not number or isinstance(number, complex):
+        return number_as_tensor(number, [other])
+    return _kept_number(number, other.dtype, torch.get_default_dtype())
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _kept_number(number: float, beside: torch.dtype, _: torch.dtype) -> Tensor:
+    kind = host_empty(0, beside)
+    dtype = torch.result_type(kind, number)
+    return _scalar_tensor(HOST_KEYS, number, dtype=dtype, device=_CPU)  # type: ignore[no-any-return]

@@ -41,16 +41,13 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     """`self.copy_(src)`, whatever devices they are on; `src` may be a plain number."""
     if not isinstance(src, torch.Tensor):
         src = torch.scalar_tensor(src, dtype=_NUMBER_DTYPES[type(src)], device=_CPU)
-    source, target = _index(src), _index(self)
-    arguments = (host_alias(self), host_alias(src), non_blocking)
-    if source == target:
-        assert target is not None
-        if on_one_storage(self, src):
-            alias = SharedStorageAliases()
-            arguments = (alias(self), alias(src), non_blocking)
-        launch(_COPY, target, arguments, {})
+    target = self.get_device()
+    if target == src.get_device():  # of a device: a copy within the host is not asked for here
+        alias = SharedStorageAliases() if on_one_storage(self, src) else host_alias
+        launch(_COPY, target, (alias(self), alias(src), non_blocking), {})
     else:
-        launch_copy(_COPY, source, target, arguments, {}, blocking=not non_blocking)
+        arguments = (host_alias(self), host_alias(src), non_blocking)
+        launch_copy(_COPY, _index(src), _index(self), arguments, {}, blocking=not non_blocking)
     return self
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu._kernels.arguments import NUMBERS, Arguments, number_as_tensor
+from simgpu._kernels.arguments import NUMBERS, Arguments, kept_number
 from simgpu._kernels.outputs import launch_into, out_kernel
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._kernels.schema import Schema
@@ -89,7 +89,7 @@ def binary_out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         if index >= 0 and isinstance(self, Tensor) and _is_beside(out, self, index):
             first, second = alias(self), None
             if isinstance(other, NUMBERS):
-                second = number_as_tensor(other, [first])
+                second = kept_number(other, first)
             elif _is_beside(out, other, index):
                 second = alias(other)
             if second is not None:

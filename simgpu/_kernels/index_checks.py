@@ -24,7 +24,7 @@ def _outside(values: Tensor, low: int, high: int) -> int | None:
     """The first number of a host tensor that is not from `low` to `high`, or None."""
     if not values.numel() or values.is_floating_point():
         return None  # of a dtype that no index has, the kernel says so
-    smallest, largest = (int(bound) for bound in values.aminmax())
+    smallest, largest = (bound.item() for bound in values.aminmax())
     if low <= smallest and largest <= high:
         return None
     return int(values[(values < low) | (values > high)][0])

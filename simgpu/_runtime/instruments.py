@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # not frozen, which makes one cost five times as much
 class Collective:
     """The call of a process group that a launch makes: a collective, a send or a receive.
 
@@ -56,7 +56,7 @@ class Node:
     after: tuple[int, ...]
 
 
-@dataclass(slots=True)  # not frozen, which makes one cost five times as much
+@dataclass(slots=True)  # not frozen: as above
 class Launch:
     """One kernel or copy that is about to run.
 

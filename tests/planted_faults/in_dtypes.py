@@ -14,6 +14,20 @@ ORDER = "simgpu._kernels.determinism:"
 
 DTYPES = [
     fault(
+        "zeros of both signs are one number",
+        "simgpu._kernels.arguments:kept_number",
+        "not number or",
+        "",
+        dtypes.test_a_number_beside_an_output_counts_for_what_it_is,
+    ),
+    fault(
+        "a number is of the dtype that was once the default",
+        "simgpu._kernels.arguments:kept_number",
+        "torch.get_default_dtype()",
+        "torch.float32",
+        dtypes.test_a_number_beside_an_output_counts_for_what_it_is,
+    ),
+    fault(
         "a wide result is not rounded",
         f"{WIDER}_compute",
         "x.to(back.get(x.dtype, x.dtype))",

@@ -29,7 +29,7 @@ KERNELS = [
     fault(
         "a copy within a device is one between devices",
         "simgpu._kernels.copies:copy_",
-        "if source == target:",
+        "if target == src.get_device():",
         "if on_one_storage(self, src):",
         recorded(name="a copy within a device"),
     ),

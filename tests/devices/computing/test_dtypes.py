@@ -332,3 +332,33 @@ def test_complex_numbers_are_added_but_for_nan(devices, parts, keepdim):
     out = torch.empty(0, dtype=torch.complex64, device=devices[0])
     x = torch.complex(real, torch.ones(len(parts))).to(devices[0])
     assert torch.equal(torch.nansum(x, 0, keepdim, out=out), found)
+
+
+NUMBERS = (False, True, 0, 1, 2, 0.0, -0.0, 1.0, 0.1, complex(1, 0.0), complex(1, -0.0))
+
+
+@given(
+    numbers=st.lists(st.sampled_from(NUMBERS), min_size=2, max_size=6),
+    dtype=st.sampled_from([torch.int64, torch.bfloat16, torch.float32, torch.complex64]),
+    defaults=st.lists(st.sampled_from([torch.float32, torch.float64]), min_size=1, max_size=2),
+)
+def test_a_number_beside_an_output_counts_for_what_it_is(devices, numbers, dtype, defaults):
+    x = torch.ones(2, dtype=dtype)
+    there = x.to(devices[0])
+    before = torch.get_default_dtype()
+    try:
+        for default in defaults:
+            torch.set_default_dtype(default)
+            for number in numbers:
+                expected = torch.mul(x, number)
+                out = torch.zeros_like(expected).to(devices[0])
+                torch.mul(there, number, out=out)
+                assert out.dtype == expected.dtype
+                assert bits_of(out.cpu()) == bits_of(expected), (number, default)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def bits_of(tensor):
+    """The bytes of a tensor, which tell zeros of both signs apart."""
+    return tensor.view(torch.uint8).tolist()
