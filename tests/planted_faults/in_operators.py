@@ -187,6 +187,13 @@ OPERATORS = [
         ),
     ),
     fault(
+        "a bag may be one past the gradient of all",
+        "simgpu._kernels.index_checks:embedding_bag",
+        '("offset2bag", bag_of, bags - 1)',
+        '("offset2bag", bag_of, bags)',
+        partial(places.test_a_place_is_from_the_first_to_the_last, name="a bag"),
+    ),
+    fault(
         "a maximum may be one past its plane",
         "simgpu._kernels.index_checks:pooled_indices",
         "wrong = _outside(host_alias(indices), 0, size - 1)",

@@ -4,8 +4,12 @@ On the CPU most of these calls end the interpreter or read foreign memory; on a 
 each is an error.
 """
 
+from functools import partial
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
 ops = torch.ops.aten
@@ -241,3 +245,32 @@ def test_values_that_name_places_are_let_through(simulated, name):
         results.append(result if isinstance(result, tuple) else (result,))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one.cpu(), other)
+
+
+# A call that uses the number it is given as a place, and how many places there are.
+PLACES = {
+    "a class": (partial(nll_backward, ops.nll_loss_backward, shape=(2, 3)), 3),
+    "a class of pixels": (partial(nll_backward, ops.nll_loss2d_backward, shape=(2, 3, 1, 1)), 3),
+    "a label": (lambda place: ctc_loss([[place, 0], [1, 2]]), 4),
+    "a row": (lambda place: bags_backward((0, place, 1)), 5),
+    "a bag": (lambda place: bags_backward(bag_of=(0, place, 1)), 2),
+    "a row of weights": (lambda place: bags_of_weights((0, place, 1)), 5),
+    "a bag of weights": (lambda place: bags_of_weights(bag_of=(0, place, 1)), 2),
+    "a row by frequency": (table_backward, 5),
+    "a maximum": (partial(pooled, 2, False), 16),
+    "a maximum of an adaptive pool": (partial(pooled, 2, True), 16),
+}
+
+
+@pytest.mark.without("--async", reason="wrong values are told at once")
+@pytest.mark.parametrize("name", PLACES)
+@given(data=st.data())
+def test_a_place_is_from_the_first_to_the_last(simulated, name, data):
+    make, count = PLACES[name]
+    place = data.draw(st.one_of(st.integers(-2, count + 1), st.sampled_from([-1, count])))
+    call = make(place)
+    if 0 <= place < count:
+        call(simulated[1])
+        return
+    with pytest.raises((IndexError, RuntimeError), match=r"must be|is out of bounds"):
+        call(simulated[1])
