@@ -97,6 +97,18 @@ def test_no_file_is_left(folder):
     assert list(folder.iterdir()) == []
 
 
+def test_a_system_that_keeps_no_files_in_memory_shares_those_that_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "_IN_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(shared_memory.tempfile, "tempdir", str(tmp_path))
+
+    def tell(tensor):
+        assert len(list(tmp_path.iterdir())) == 1
+        return [tensor]
+
+    assert isinstance(shared_memory.share(100, 0, tell), SharedMemory)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_file_is_left_where_another_rank_has_ended(folder):
     def tell(tensor):
         assert len(list(folder.iterdir())) == 1

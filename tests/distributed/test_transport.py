@@ -87,9 +87,14 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
     """With ranks that differ in between, which are told so and go on.
 
     The last rank may be on another machine, or its memory may be `full` at so many bytes: where one
-    rank cannot see what others write, none may look.
+    rank cannot see what others write, none may look, and none asks again for what it did not get.
     """
     backends, mapped, where = mesh(count), shared_memory._mapped, {}
+    share, asked = shared_memory.share, [[] for _ in backends]
+
+    def counted(nbytes, rank, tell):
+        asked[rank].append(nbytes)
+        return share(nbytes, rank, tell)
 
     def run(rank):
         if rank == count - 1:
@@ -130,8 +135,35 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
         mock.patch.object(gloo, "_STEP", 512),
         mock.patch.object(shared_memory, "_file", File),
         mock.patch.object(shared_memory, "_mapped", reaching(mapped, where)),
+        mock.patch.object(shared_memory, "share", counted),
     ):
         assert together(count, run) == list(range(1, count + 1))
+    assert all(each == sorted(set(each)) for each in asked), asked
+
+
+@few
+@given(sizes=st.lists(st.sampled_from([1, 5, 100, 600]), min_size=1, max_size=3))
+def test_a_sum_is_carried_out_as_instruments_are_told(sizes):
+    """They are told before it begins, of the first one too; where memory is shared."""
+    backends = mesh(2)
+
+    def run(rank):
+        transport = gloo.Transport(backends[rank], "0", range(2))
+        exchange, exchanged = transport._exchange, []
+        transport._exchange = lambda *parts: exchanged.append(parts) or exchange(*parts)
+        for number, size in enumerate(sizes, start=1):
+            call, wanted = call_of("all_reduce", size, number, rank, 2)
+            call.number, call.place = number, "train.py:1"
+            told, before = transport.algorithm(call), len(exchanged)
+            pending = Pending(call)
+            transport.submit(pending, awaited=True)
+            assert pending.error is None, pending.error
+            assert torch.equal(call.outs[0], wanted)
+            assert told == ("all_to_all" if len(exchanged) > before else "all_gather")
+        return True
+
+    with mock.patch.object(gloo, "_SMALL", 16), mock.patch.object(gloo, "_SHARED", 2**10):
+        assert all(together(2, run))
 
 
 @few

@@ -1,4 +1,4 @@
-"""Faults planted in the memory that ranks on one machine share."""
+"""Faults planted in the memory that ranks on one machine share, and in what they write there."""
 
 import contextlib
 import tempfile
@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import pytest
+
+from tests.distributed import test_records as records
 from tests.distributed import test_shared_memory as shared
 from tests.distributed import test_transport as transport
 from tests.support.plant import fault
 
 SHARE = "simgpu._distributed.shared_memory"
+RECORD = "simgpu._distributed.records:_record"
 CALLS = transport.test_calls_that_come_again_are_what_they_were
 
 
@@ -36,7 +40,22 @@ def no_room() -> None:
         shared.test_where_there_is_no_room_nothing_is_shared(path)
 
 
+def no_folder_in_memory() -> None:
+    """The property, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        shared.test_a_system_that_keeps_no_files_in_memory_shares_those_that_it_has(
+            Path(name), patch
+        )
+
+
 IN_SHARED_MEMORY = [
+    fault(
+        "a system that keeps no files in memory shares none",
+        f"{SHARE}:_file",
+        "_IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None",
+        "_IN_MEMORY",
+        no_folder_in_memory,
+    ),
     fault(
         "a rank writes where others still read",
         f"{SHARE}:SharedMemory.write",
@@ -93,6 +112,34 @@ IN_SHARED_MEMORY = [
         "pass",
         CALLS,
         raises=BaseException,
+    ),
+    fault(
+        "ranks ask in each call for memory that they did not get",
+        "simgpu._distributed.gloo:Transport._has_room",
+        "if nbytes > self._asked:",
+        "if self._memory is None or nbytes > self._memory.nbytes:",
+        CALLS,
+    ),
+    fault(
+        "before any memory is shared, instruments are told that none will be",
+        "simgpu._distributed.gloo:Transport._most",
+        "self._asked and self._memory is None",
+        "self._memory is None",
+        transport.test_a_sum_is_carried_out_as_instruments_are_told,
+    ),
+    fault(
+        "a record grows with what there is to say",
+        RECORD,
+        "told[: room - len(where)]",
+        "told[:room]",
+        records.test_a_record_has_one_size_and_ends_its_texts,
+    ),
+    fault(
+        "calls are alike that begin alike",
+        RECORD,
+        "hashlib.blake2b(told, digest_size",
+        "hashlib.blake2b(told[:400], digest_size",
+        records.test_calls_are_alike_that_say_the_same_to_the_end,
     ),
     fault(
         "where no more memory can be shared, none is",

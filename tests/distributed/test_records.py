@@ -1,0 +1,40 @@
+"""What a rank tells the others of a call, in a record of one size, however much it has to say."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._distributed import records
+from simgpu._distributed.calls import Call
+
+# Shapes of many tensors, which no record has room for, and what comes at their end.
+CALLS = st.builds(
+    "{}{}".format,
+    st.sampled_from(["all_reduce float32 (3,)", "all_to_all" + " float32 (1024, 1024)," * 40]),
+    st.sampled_from(["", ", sum", ", maximum", "é" * 300]),
+)
+PLACES = st.builds("{}/train.py:{}".format, st.sampled_from(["", "a" * 300]), st.integers(1, 9))
+DEVICES = st.sampled_from(["", "machine:0", "m" * 80 + ":1"])
+
+
+def record_of(says, place, device):
+    call = Call("all_reduce", says, [], [])
+    call.place, call.device = place, device
+    return records.of(call)
+
+
+@given(says=CALLS, place=PLACES, device=DEVICES)
+def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
+    """Of a call as much as there is room for; of a place, the line; of a device, its number."""
+    record = record_of(says, place, device)
+    assert len(record) == records.SIZE
+    told, where, on = records.read(record)
+    assert says.startswith(told.rstrip("\ufffd"))
+    assert told == says or len(told.encode()) > 150, "there is room for that much"
+    assert where == place[-200:]
+    assert on == device[-60:]
+
+
+@given(one=CALLS, other=CALLS, places=st.tuples(PLACES, PLACES))
+def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places):
+    told = [record_of(one, places[0], "m:0"), record_of(other, places[1], "m:1")]
+    assert records.are_alike(told) == (one == other)
