@@ -5,6 +5,7 @@ from functools import partial
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_devices_of_groups as devices
+from tests.distributed import test_reductions as reductions
 from tests.distributed import test_roots_and_peers as numbered
 from tests.distributed import test_sharded as sharded
 from tests.distributed import test_transport as transport
@@ -48,6 +49,13 @@ ROOTS_AND_PEERS = [
         'if self.name == "AVG" and not _is_integral(dtype):',
         'if self.name == "AVG" and dtype.is_floating_point:',
         collectives.test_a_mean_of_complex_numbers_is_one_of_both_parts,
+    ),
+    fault(
+        "the factor of a mean has more digits than its dtype",
+        "simgpu._distributed.reductions:Reduction.prepare",
+        "mine * torch.tensor(factor, dtype=dtype.to_real() if dtype.is_complex else dtype)",
+        "mine * factor",
+        reductions.test_a_factor_is_a_number_of_the_dtype,
     ),
     fault(
         "ranks that are processes share a device",
