@@ -86,6 +86,22 @@ def test_a_work_of_several_outputs_lives_until_they_are_gone(count, again):
     assert gone
 
 
+@given(data=st.data(), count=st.integers(2, 3))
+def test_a_work_of_several_calls_is_kept_until_it_is_waited_for(data, count):
+    """It waits for each of them then. To have waited for one is not to have waited for all."""
+    calls = [Pending(Call("send", f"send {number}", [], [])) for number in range(count)]
+    for pending in calls:
+        pending.finish()
+    kept = set()
+    alone, together = [Work([each], [], kept) for each in calls], Work(calls, [], kept)
+    first = data.draw(st.lists(st.sampled_from(alone), unique=True, max_size=count))
+    for work in first:
+        work.wait()
+    assert kept == {*alone, together}.difference(first)
+    together.wait()
+    assert not kept
+
+
 @given(
     dtype=st.sampled_from(
         [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.int64, torch.uint8]

@@ -7,6 +7,7 @@ from tests.distributed import test_exchanges as exchanges
 from tests.distributed import test_fake_groups as fake
 from tests.distributed import test_groups_of_ranks as groups
 from tests.distributed import test_processes as processes
+from tests.distributed import test_works as works
 from tests.support.plant import fault
 
 
@@ -84,6 +85,13 @@ WORLDS_OF_RANKS = [
         "waited.issuperset(work._pending)",
         "work is self",
         groups.test_calls_that_are_over_are_forgotten,
+    ),
+    fault(
+        "who waits for one call of several has waited for all",
+        "simgpu._distributed.works:Work._let_go",
+        "if waited.issuperset(work._pending)",
+        "if not waited.isdisjoint(work._pending)",
+        works.test_a_work_of_several_calls_is_kept_until_it_is_waited_for,
     ),
     fault(
         "a fake group gathers nothing",
