@@ -4,7 +4,7 @@ registry            the table: begin here
 from_schema         kernels made from an operator's schema, by `schema`, `elementwise`, `general`,
                     `factories`, `random`, `foreach` and `outputs`
 copies, indexing, dropout, attention, rnn_cells, rnn_layers, storage_identity,
-sync_batch_norm, cudnn_convolutions
+sync_batch_norm, cudnn_convolutions, products_out_dtype
                     kernels written by hand; those that change storages are in `simgpu._memory`
 sparse_and_nested   tensors made of other tensors; `sparse_invariants` checks their indices
 arguments           from device tensors to host tensors; `mixed_devices` says what CUDA refuses, in

@@ -11,8 +11,57 @@ from tests.support.plant import fault
 REFUSED = "simgpu._kernels.dtype_rules:"
 WIDER = "simgpu._kernels.wider_dtypes:"
 ORDER = "simgpu._kernels.determinism:"
+PRODUCTS = "simgpu._kernels.products_out_dtype:_Product."
 
 DTYPES = [
+    fault(
+        "only float16 is wide when it is multiplied",
+        f"{PRODUCTS}check",
+        "(torch.float16, torch.bfloat16)",
+        "(torch.float16,)",
+        dtypes.test_a_product_of_halves_is_returned_as_floats,
+        raises=RuntimeError,
+    ),
+    *(
+        fault(text, f"{PRODUCTS}{function}", right, wrong, prop)
+        for prop, function, text, right, wrong in (
+            (
+                dtypes.test_a_product_of_halves_is_returned_as_floats,
+                "run",
+                "a product is rounded to a half first",
+                "self.function(*(each.to(out_dtype) for each in tensors), out=out, **scales)",
+                "self.function(*tensors, **scales).to(out_dtype)",
+            ),
+            (
+                dtypes.test_a_product_of_halves_is_returned_as_floats,
+                "run",
+                "a wide product is not scaled",
+                ", out=out, **scales)",
+                ", out=out)",
+            ),
+            (
+                dtypes.test_a_product_has_no_other_out_dtype,
+                "check",
+                "what differs in dtype is multiplied",
+                "first.dtype != second.dtype",
+                "False",
+            ),
+            (
+                dtypes.test_a_product_has_no_other_out_dtype,
+                "check",
+                "any dtype is wide enough for a product",
+                "out_dtype == torch.float32 and",
+                "out_dtype != torch.float16 and",
+            ),
+            (
+                dtypes.test_a_product_has_no_other_out_dtype,
+                "check",
+                "integers are multiplied, too",
+                "first.dtype not in _COMPUTED",
+                "False",
+            ),
+        )
+    ),
     fault(
         "zeros of both signs are one number",
         "simgpu._kernels.arguments:kept_number",

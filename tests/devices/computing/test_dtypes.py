@@ -239,6 +239,74 @@ def test_of_eight_bits_those_of_amd_and_two_coarse_ones_are_not_multiplied(devic
         torch._scaled_mm(a, b.t(), one, one, **options)
 
 
+# From a maker of tensors, what may be added, and a dtype of the result, to a product with it.
+WITH_OUT_DTYPE = {
+    "mm": lambda a, b, _, dtype: torch.mm(a, b, out_dtype=dtype),
+    "mm, out=": lambda a, b, _, dtype: torch.mm(
+        a, b, out_dtype=dtype, out=torch.empty(0, dtype=dtype, device=a.device)
+    ),
+    "bmm": lambda a, b, _, dtype: torch.bmm(a[None], b[None], out_dtype=dtype)[0],
+    "addmm": lambda a, b, c, dtype: torch.addmm(c, a, b, out_dtype=dtype, beta=2, alpha=3),
+    "baddbmm": lambda a, b, c, dtype: torch.baddbmm(
+        c[None], a[None], b[None], out_dtype=dtype, beta=2, alpha=3
+    )[0],
+}
+
+
+@given(
+    name=st.sampled_from(sorted(WITH_OUT_DTYPE)),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16]),
+    wide=st.booleans(),
+    sizes=st.tuples(SIZES, SIZES, SIZES),
+    seed=st.integers(0, 99),
+)
+def test_a_product_of_halves_is_returned_as_floats(devices, name, dtype, wide, sizes, seed):
+    """Small integers are exact in any order; products of 11 bits are not exact in a half."""
+    random = torch.Generator().manual_seed(seed)
+    n, k, m = sizes
+    a, b, c = (
+        torch.randint(-2047, 2048, size, generator=random).float()
+        for size in ((n, k), (k, m), (n, m))
+    )
+    a, b = (x.bfloat16().float() for x in (a, b)) if dtype == torch.bfloat16 else (a, b)
+    out_dtype = torch.float32 if wide else dtype
+    scales = (2, 3) if "add" in name else (0, 1)
+    c = c.to(dtype).float()
+    exact = scales[0] * c.double() + scales[1] * (a.double() @ b.double())
+    there = [x.to(devices[0], dtype) for x in (a, b, c)]
+    got = WITH_OUT_DTYPE[name](*there, out_dtype)
+    assert (got.device, got.dtype) == (devices[0], out_dtype)
+    # Each sum is below 2^26, of which a float has 24 bits; a half is rounded, or infinite.
+    bound = 1e-6 if wide else torch.finfo(dtype).eps
+    expected = exact.to(out_dtype).double()
+    finite = expected.isfinite()
+    close = (got.double().cpu() - expected).abs() <= bound * (
+        scales[0] * c.double().abs() + scales[1] * (a.double().abs() @ b.double().abs())
+    )
+    assert close[finite].all()
+
+
+@given(
+    name=st.sampled_from(sorted(WITH_OUT_DTYPE)),
+    dtype=st.sampled_from([torch.float16, torch.float32, torch.int64]),
+    other=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.int64]),
+    out_dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float64, torch.int64]),
+)
+def test_a_product_has_no_other_out_dtype(devices, name, dtype, other, out_dtype):
+    a, b, c = (torch.ones(2, 2, device=devices[0]).to(each) for each in (dtype, other, dtype))
+    if dtype != other:
+        words = "dtypes? must be the same|must have the same dtype"
+    elif out_dtype != dtype:
+        words = "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs"
+    elif dtype == torch.int64:
+        words = "(b?addb?mm|addmm)_cuda\" not implemented for 'Long'"
+    else:
+        assert WITH_OUT_DTYPE[name](a, b, c, out_dtype).dtype == out_dtype
+        return
+    with pytest.raises(RuntimeError, match=words):
+        WITH_OUT_DTYPE[name](a, b, c, out_dtype)
+
+
 def test_halves_have_no_histogram(devices):
     with pytest.raises(RuntimeError, match="HalfTensor is not supported"):
         torch.histc(torch.ones(3, dtype=torch.float16, device=devices[0]))
