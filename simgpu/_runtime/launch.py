@@ -8,7 +8,6 @@ kernel.
 from __future__ import annotations
 
 import functools
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,10 +17,9 @@ import torch
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import clock, engine_waits, streams, thread_state, world
 from simgpu._runtime.charging import Charge, changes_more_than_results, charge
+from simgpu._runtime.host_errors import raise_as_device
 from simgpu._runtime.instruments import Collective, Launch, Node, Record, hooks
-from simgpu._runtime.out_of_memory import raise_out_of_memory
 from simgpu._runtime.thread_state import LOG, STREAMS
-from simgpu.errors import OutOfMemoryError
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
 HOST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -70,7 +68,7 @@ def launch(
     try:
         return kernel.run(HOST_KEYS, *args, **kwargs)
     except RuntimeError as error:
-        _raise_if_host_is_full(error, index, route)
+        raise_as_device(error, index, route)
         raise
 
 
@@ -101,26 +99,6 @@ def launch_copy(
     return result
 
 
-def _raise_if_host_is_full(
-    error: RuntimeError, index: int, route: tuple[int | None, int | None] | None
-) -> None:
-    """Raise what a full device raises, if the host could not allocate what the device holds.
-
-    That is the device's own error where the device has no room for it either.
-    """
-    if "DefaultCPUAllocator" in str(error):
-        asked = re.search(r"allocate (\d+) bytes", str(error))
-        for device in world.active_devices[index : index + 1]:
-            in_use = device.taken - device.freed
-            on_host = route is not None and route[1] is None  # a copy to the host
-            if asked and not on_host and in_use + int(asked[1]) > device.limit:
-                raise_out_of_memory(device, int(asked[1]))
-        raise OutOfMemoryError(
-            f"{DEVICE_TYPE} out of memory. GPU {index} is simulated in the memory of this machine, "
-            f"which has no room for it: {error}"
-        ) from None
-
-
 def _launch_charged(
     kernel: Kernel,
     index: int,
@@ -138,7 +116,7 @@ def _launch_charged(
         if held is not None:
             held.release(())
         if isinstance(error, RuntimeError):
-            _raise_if_host_is_full(error, index, route)
+            raise_as_device(error, index, route)
         raise
     if held is not None:
         held.release(result)
@@ -181,7 +159,7 @@ def _launch_watched(
         else:
             result = hooks.executor.run(about, compute)
     except RuntimeError as error:
-        _raise_if_host_is_full(error, index, route)
+        raise_as_device(error, index, route)
         raise
     if held is not None:
         held.release(result)

@@ -14,6 +14,29 @@ ORDER = "simgpu._kernels.determinism:"
 PRODUCTS = "simgpu._kernels.products_out_dtype:_Product."
 
 DTYPES = [
+    *(
+        fault(text, function, right, wrong, dtypes.test_no_error_speaks_of_a_kernel_of_the_cpu)
+        for text, function, right, wrong in (
+            (
+                "errors speak of the kernels of the CPU",
+                "simgpu._runtime.host_errors:raise_as_device",
+                "worded != text",
+                "False",
+            ),
+            (
+                "all kernels are called on CUDA what they are on the CPU",
+                "simgpu._runtime.host_errors:_of_cuda",
+                "_OTHERWISE.get(head, ",
+                "str(",
+            ),
+            (
+                "errors that instruments see speak of the CPU",
+                "simgpu._runtime.launch:_launch_watched",
+                "raise_as_device(error, index, route)",
+                "pass",
+            ),
+        )
+    ),
     fault(
         "only float16 is wide when it is multiplied",
         f"{PRODUCTS}check",

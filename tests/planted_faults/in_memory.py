@@ -18,7 +18,7 @@ HISTORY = statistics.test_the_statistics_are_those_of_the_history
 MEMORY = [
     fault(
         "what the host has no room for is never the device's own want",
-        "simgpu._runtime.launch:_raise_if_host_is_full",
+        "simgpu._runtime.host_errors:_raise_out_of_memory",
         "device.taken - device.freed",
         "-(2**80)",
         device_memory.test_what_no_machine_has_memory_for_is_said_in_the_device_s_words,

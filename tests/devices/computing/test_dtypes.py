@@ -1,5 +1,6 @@
 """Dtypes that kernels of CUDA have or lack, whatever the kernels of the CPU have."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+import simgpu
 from tests.support.observe import place
 
 INTEGERS = {
@@ -305,6 +307,28 @@ def test_a_product_has_no_other_out_dtype(devices, name, dtype, other, out_dtype
         return
     with pytest.raises(RuntimeError, match=words):
         WITH_OUT_DTYPE[name](a, b, c, out_dtype)
+
+
+# Refused on the CPU too, where the kernel has another name.
+REFUSED_EVERYWHERE = {
+    "kthvalue_cuda": (torch.bool, lambda x: torch.kthvalue(x, 1)),
+    "median_out_impl": (torch.bool, torch.median),
+    "silu_cuda": (torch.int64, F.silu),
+    "softplus_cuda": (torch.int64, F.softplus),
+    "smooth_l1_cuda": (torch.int64, lambda x: F.smooth_l1_loss(x, x)),
+}
+
+
+@given(
+    kernel=st.sampled_from(sorted(REFUSED_EVERYWHERE)),
+    size=st.integers(1, 4),
+    watched=st.booleans(),
+)
+def test_no_error_speaks_of_a_kernel_of_the_cpu(devices, kernel, size, watched):
+    dtype, call = REFUSED_EVERYWHERE[kernel]
+    x = maker(devices[0], dtype)(size)
+    with simgpu.trace() if watched else contextlib.nullcontext():
+        refused(kernel, dtype, lambda: call(x))
 
 
 def test_halves_have_no_histogram(devices):
