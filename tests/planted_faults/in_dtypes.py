@@ -14,6 +14,13 @@ ORDER = "simgpu._kernels.determinism:"
 PRODUCTS = "simgpu._kernels.products_out_dtype:_Product."
 
 DTYPES = [
+    fault(
+        "errors that instruments see speak of the CPU",
+        "simgpu._runtime.launch:_launch_watched",
+        "raise_as_device(error, index, route)",
+        "pass",
+        narrow.test_errors_that_are_watched_speak_of_cuda_too,
+    ),
     *(
         fault(text, function, right, wrong, dtypes.test_no_error_speaks_of_a_kernel_of_the_cpu)
         for text, function, right, wrong in (
@@ -28,12 +35,6 @@ DTYPES = [
                 "simgpu._runtime.host_errors:_of_cuda",
                 "_OTHERWISE.get(head, ",
                 "str(",
-            ),
-            (
-                "errors that instruments see speak of the CPU",
-                "simgpu._runtime.launch:_launch_watched",
-                "raise_as_device(error, index, route)",
-                "pass",
             ),
         )
     ),

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import simgpu
+
 EIGHT_BITS = [
     torch.float8_e4m3fn,
     torch.float8_e4m3fnuz,
@@ -50,3 +52,10 @@ def test_a_transform_of_bfloat16_is_one_of_floats(simulated):
     got = torch.stft(x.to(simulated[1]), 8, window=window.to(simulated[1]), return_complex=True)
     expected = torch.stft(x.float(), 8, window=window.float(), return_complex=True)
     assert torch.equal(got.cpu(), expected)
+
+
+@given(dtype=st.sampled_from([torch.bool, torch.complex64]), size=st.integers(1, 4))
+def test_errors_that_are_watched_speak_of_cuda_too(simulated, dtype, size):
+    x = torch.ones(size, dtype=dtype, device=simulated[1])
+    with simgpu.trace(), pytest.raises(NotImplementedError, match='^"kthvalue_cuda" not impl'):
+        torch.kthvalue(x, 1)
