@@ -57,5 +57,5 @@ def test_a_transform_of_bfloat16_is_one_of_floats(simulated):
 @given(dtype=st.sampled_from([torch.bool, torch.complex64]), size=st.integers(1, 4))
 def test_errors_that_are_watched_speak_of_cuda_too(simulated, dtype, size):
     x = torch.ones(size, dtype=dtype, device=simulated[1])
-    with simgpu.trace(), pytest.raises(NotImplementedError, match='^"kthvalue_cuda" not impl'):
+    with simgpu.trace(), pytest.raises(NotImplementedError, match='"kthvalue_cuda" not impl'):
         torch.kthvalue(x, 1)
