@@ -53,6 +53,26 @@ class Call:
     def __post_init__(self) -> None:
         self.nbytes = max(_nbytes(self.ins), _nbytes(self.outs))
 
+    def read_apart(self) -> None:
+        """Read copies of what the call overwrites: it may be written before all of it is read.
+
+        A tensor that is read and written as one, in place, is combined before it is written.
+        """
+        self.ins = [
+            tensor.clone() if any(overlap(tensor, out) for out in self.outs) else tensor
+            for tensor in self.ins
+        ]
+
+
+def overlap(tensor: Tensor, out: Tensor) -> bool:
+    """Whether two contiguous tensors of the host, unless they are one, have memory in common."""
+    first, second = tensor.data_ptr(), out.data_ptr()
+    return (
+        tensor is not out
+        and first < second + out.numel() * out.itemsize
+        and second < first + tensor.numel() * tensor.itemsize
+    )
+
 
 def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)

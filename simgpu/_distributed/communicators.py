@@ -107,6 +107,8 @@ class Communicator:
                 if not isinstance(self.transport, fake.Transport):  # which waits for nobody
                     pending.stage()
                 self._last[stream] = pending
+            else:
+                call.read_apart()
             if self.coalesced is not None:
                 self.coalesced.append(pending)
         self.transport.submit(pending, awaited=not asynchronous)

@@ -19,6 +19,7 @@ from simgpu import comm
 from simgpu._distributed import agreement, records, shared_memory
 from simgpu._distributed.calls import Call
 from simgpu._distributed.lanes import Lane
+from simgpu._distributed.letters import Letters
 from simgpu._distributed.shared_memory import SharedMemory
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
@@ -46,6 +47,8 @@ class Transport:
         self._failure: BaseException | None = None
         self._memory: SharedMemory | None = None
         self._asked = 0  # bytes of it
+        timeout = backend.options._timeout.total_seconds()
+        self._letters = Letters(group, ranks[backend.rank()], timeout)
 
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Begin a call, after those before it; within this call where `awaited` allows it."""
@@ -54,8 +57,16 @@ class Transport:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(f"group {self._group} {' '.join(map(str, key))}")
-        pending.waits_by(lambda waited: lane.help(waited.done))
-        awaited = awaited or len(self._ranks) == 1  # who waits for nobody
+
+        def wait(waited: Pending, seconds: float | None) -> None:
+            if seconds is None:
+                lane.help(waited.done)
+            else:
+                waited.wait_idly(seconds)
+
+        pending.waits_by(wait)
+        # Who is alone waits for nobody, but for what it sends to itself.
+        awaited = awaited or (len(self._ranks) == 1 and call.kind != "recv")
         lane.submit(lambda: self._do(pending), awaited)
         if awaited:
             lane.help(pending.done)
@@ -70,7 +81,7 @@ class Transport:
                 self._perform(call)
         except SimGPUError as raised:
             error = raised
-        except _GlooError as raised:
+        except (_GlooError, TimeoutError) as raised:
             error = self._failure = self._failed(call, raised)
         except BaseException as raised:  # on this rank: others may wait for it in the same call
             error, what = raised, f"{type(raised).__name__}: {raised}"
@@ -86,7 +97,11 @@ class Transport:
         return RankLostError(f"{what}: another rank has ended or left the group ({error})")
 
     def _perform(self, call: Call) -> None:
-        if call.kind in ("send", "recv"):
+        between_two = call.kind in ("send", "recv")
+        if between_two and call.peer == self._backend.rank():
+            self._letters.meet(call)
+            return
+        if between_two:
             self._meet_peer(call)
         elif len(self._ranks) > 1 and self._agree(call):
             return

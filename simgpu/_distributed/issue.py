@@ -14,10 +14,11 @@ from simgpu._distributed import placement
 from simgpu._distributed.calls import Call, called_by_autograd
 from simgpu._distributed.communicators import Communicator
 from simgpu._distributed.works import Pending, Work, awaited, completed, finished
-from simgpu._runtime import world
+from simgpu._runtime import streams, world
 from simgpu._runtime.instruments import Collective
 from simgpu._runtime.launch import Kernel, launch
 from simgpu._runtime.places import place_of_caller
+from simgpu.errors import UnsupportedError
 
 Tensor = torch.Tensor
 _BETWEEN_TWO = ("send", "recv_")
@@ -83,6 +84,7 @@ def issue(
         return written
 
     index = placement.of_tensors(group, tensors) if index is None else index
+    _check_capture(name, index)
     alone = group.kind == "nccl" and world.device_count() > 1
     device = f"{_machine()}:{index}" if alone else ""
     about = Collective(
@@ -105,6 +107,15 @@ def issue(
         tell = finished if async_op else awaited
         tell([about])
     return in_one_work(group, pending if asynchronous else [], outputs)
+
+
+def _check_capture(name: str, index: int) -> None:
+    """Raise within the capture of a graph: its replays would not ask the other ranks again."""
+    if streams.captured and streams.current_stream(index).is_capturing():
+        raise UnsupportedError(
+            f"{name.strip('_')} cannot be captured into a graph on a simulated device: call it "
+            "between two graphs, or train without graphs"
+        )
 
 
 def _check_peer(group: Communicator, call: Call) -> None:

@@ -49,13 +49,15 @@ class Pending:
         self._landing: list[tuple[Tensor, Tensor]] = []
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._waits: Callable[[Pending], None] | None = None
+        self._waits: Callable[[Pending, float | None], None] | None = None
         self._asks: Callable[[Pending], None] | None = None
 
     def waits_by(
-        self, wait: Callable[[Pending], None], ask: Callable[[Pending], None] | None = None
+        self,
+        wait: Callable[[Pending, float | None], None],
+        ask: Callable[[Pending], None] | None = None,
     ) -> None:
-        """Wait by calling `wait`: it does the call, or lets other ranks run.
+        """Wait by calling `wait`, with seconds or None: it does the call, or lets other ranks run.
 
         `ask` is called where a program asks whether the call has run, as it may in a loop.
         """
@@ -89,14 +91,19 @@ class Pending:
 
     def await_(self, seconds: float | None) -> None:
         """Wait until the call has run, and raise what it raised; nothing has landed then."""
-        if self._waits is not None and seconds is None:
-            self._waits(self)
-        elif not self._done.wait(seconds):
+        if self._waits is None:
+            self.wait_idly(seconds)
+        else:
+            self._waits(self, seconds)
+        if self.error is not None:
+            raise self.error
+
+    def wait_idly(self, seconds: float | None) -> None:
+        """Wait until another thread says that the call has run."""
+        if not self._done.wait(seconds):
             raise CollectiveTimeoutError(
                 f"{self.call.says} at {self.call.place} has waited {seconds:g} s for other ranks"
             )
-        if self.error is not None:
-            raise self.error
 
     def land(self) -> None:
         """Write the results where the program looks for them, and those of the calls before."""

@@ -67,7 +67,8 @@ class Transport:
         else:
             self._meet_all(pending)
 
-    def _wait(self, pending: Pending) -> None:
+    def _wait(self, pending: Pending, _: float | None) -> None:
+        """Let others run. No time passes meanwhile: what can never come is an error at once."""
         self._turns.wait(self._me, pending.done, self._named(pending))
 
     def _ask(self, pending: Pending) -> None:

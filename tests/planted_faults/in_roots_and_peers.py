@@ -5,6 +5,7 @@ from functools import partial
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_devices_of_groups as devices
+from tests.distributed import test_odd_calls as odd
 from tests.distributed import test_reductions as reductions
 from tests.distributed import test_roots_and_peers as numbered
 from tests.distributed import test_sharded as sharded
@@ -13,6 +14,74 @@ from tests.distributed import test_works as works
 from tests.support.plant import fault
 
 ROOTS_AND_PEERS = [
+    fault(
+        "a call overwrites what it has not read",
+        "simgpu._distributed.communicators:Communicator.submit",
+        "call.read_apart()",
+        "pass",
+        odd.test_a_call_reads_what_it_overwrites_before,
+    ),
+    fault(
+        "what begins behind an output is apart from it",
+        "simgpu._distributed.calls:overlap",
+        "first < second + out.numel() * out.itemsize",
+        "first <= second",
+        odd.test_what_has_a_byte_in_common_overlaps,
+    ),
+    fault(
+        "what begins before an output is apart from it",
+        "simgpu._distributed.calls:overlap",
+        "second < first + tensor.numel() * tensor.itemsize",
+        "second <= first",
+        odd.test_what_has_a_byte_in_common_overlaps,
+    ),
+    fault(
+        "a rank that waits for a while lets no other run",
+        "simgpu._distributed.works:Pending.await_",
+        "self._waits is None",
+        "self._waits is None or seconds is not None",
+        odd.test_no_time_passes_while_other_ranks_run,
+        raises=Exception,
+    ),
+    fault(
+        "a rank's send to itself goes by gloo",
+        "simgpu._distributed.gloo:Transport._perform",
+        "between_two and call.peer == self._backend.rank()",
+        "False",
+        odd.test_a_rank_of_a_process_sends_to_itself,
+        raises=BaseException,
+    ),
+    fault(
+        "a rank's letters to itself are what it has by then",
+        "simgpu._distributed.letters:Letters._send",
+        "data.clone()",
+        "data.fill_(1)",
+        odd.test_a_rank_of_a_process_sends_to_itself,
+    ),
+    fault(
+        "a rank takes whatever it sends to itself",
+        "simgpu._distributed.letters:Letters._receive",
+        'agreement.check(self._group, call.number, ranks, [(*each, "") for each in asked])',
+        "data = data[:1].expand(call.outs[0].nbytes)",
+        odd.test_what_a_rank_sends_to_itself_is_what_it_receives,
+        raises=ValueError,
+    ),
+    fault(
+        "a graph holds the calls of its capture",
+        "simgpu._distributed.issue:_check_capture",
+        "streams.captured and",
+        "False and",
+        odd.test_a_call_that_is_captured_is_refused,
+        raises=BaseException,
+    ),
+    fault(
+        "all ranks capture on the device of the first",
+        "simgpu._ranks.variables:_there",
+        "in _TABLE.items():",
+        'in _TABLE.items():\n        if name == "torch.cuda.graphs":\n            continue',
+        odd.test_each_rank_captures_on_its_own_device,
+        raises=BaseException,
+    ),
     fault(
         "ranks may gather to other roots",
         "simgpu._distributed.moving:gather_",

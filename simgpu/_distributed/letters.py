@@ -1,0 +1,50 @@
+"""`Letters`: what a rank sends to itself, for which gloo has no connection."""
+
+from __future__ import annotations
+
+import queue
+
+import torch
+
+from simgpu._distributed import agreement, records
+from simgpu._distributed.calls import Call
+
+Tensor = torch.Tensor
+
+
+class Letters:
+    """The sends of one rank of a group to itself, in order, until they are received.
+
+    Args:
+        group: the group's name.
+        rank: the global rank.
+        seconds: how long a receive waits for its send.
+    """
+
+    def __init__(self, group: str, rank: int, seconds: float) -> None:
+        self._group, self._rank, self._seconds = group, rank, seconds
+        self._sent: queue.Queue[tuple[Tensor, Tensor]] = queue.Queue()  # records, and bytes
+
+    def meet(self, call: Call) -> None:
+        """Post what the tensor of a send holds now, or put the oldest into that of a receive.
+
+        Raises CollectiveMismatchError where it is of another size or dtype, and TimeoutError.
+        """
+        if call.kind == "send":
+            self._send(call)
+        else:
+            self._receive(call)
+
+    def _send(self, call: Call) -> None:
+        data = call.ins[0].reshape(-1).view(torch.uint8)
+        self._sent.put((records.of(call).clone(), data.clone()))
+
+    def _receive(self, call: Call) -> None:
+        try:
+            record, data = self._sent.get(timeout=self._seconds)
+        except queue.Empty:
+            raise TimeoutError(f"Timed out waiting {self._seconds:g} s for its own send") from None
+        asked = [records.read(each)[:2] for each in (records.of(call), record)]
+        ranks = [self._rank] * 2
+        agreement.check(self._group, call.number, ranks, [(*each, "") for each in asked])
+        call.outs[0].view(-1).view(torch.uint8).copy_(data)

@@ -1,0 +1,185 @@
+"""Calls on memory in common, of a rank with itself, with a time-out, and in captured graphs."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from simgpu._distributed import gloo
+from simgpu._distributed.calls import Call, overlap
+from simgpu._distributed.works import Pending
+from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, UnsupportedError
+from tests.support.worlds import few, schedules
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(8) as devices:
+        yield devices
+
+
+def scatter(out, whole):
+    parts = list(whole.chunk(dist.get_world_size())) if dist.get_rank() == 0 else None
+    dist.scatter(out, parts, 0)
+
+
+def gather(out, part):
+    parts = list(out.chunk(dist.get_world_size())) if dist.get_rank() == 0 else None
+    dist.gather(part, parts, 0)
+
+
+# How many parts of a rank each call writes and reads, one for each rank or a single one.
+MOVING = {
+    dist.all_to_all_single: (True, True),
+    dist.all_gather_into_tensor: (True, False),
+    dist.reduce_scatter_tensor: (False, True),
+    gather: (True, False),
+    scatter: (False, True),
+}
+
+
+@few
+@given(
+    name=st.sampled_from([call.__name__ for call in MOVING]),
+    count=strategies.world_sizes(2, 4),
+    width=st.integers(1, 3),
+    data=st.data(),
+    seed=schedules,
+)
+def test_a_call_reads_what_it_overwrites_before(name, count, width, data, seed):
+    call, sizes = next((call, sizes) for call, sizes in MOVING.items() if call.__name__ == name)
+    sizes = [width * (count if each else 1) for each in sizes]
+    places = [data.draw(st.integers(0, count * width)) for _ in sizes]
+
+    def in_common(rank):
+        memory = torch.arange(2 * count * width, device="cuda") + 100.0 * rank
+        out, read = (memory.narrow(0, at, size) for at, size in zip(places, sizes, strict=True))
+        apart = out.clone()
+        call(apart, read.clone())
+        call(out, read)
+        return torch.equal(out, apart)
+
+    assert simgpu.ranks(count, in_common, schedule=seed) == [True] * count
+
+
+@given(
+    places=st.tuples(*[st.integers(0, 4)] * 4), dtype=st.sampled_from([torch.int8, torch.float64])
+)
+def test_what_has_a_byte_in_common_overlaps(places, dtype):
+    at, size, other_at, other_size = places
+    memory = torch.zeros(8, dtype=dtype)
+    one, other = memory.narrow(0, at, size), memory.narrow(0, other_at, other_size)
+    common = {*range(at, at + size)} & {*range(other_at, other_at + other_size)}
+    within = 0 in (size, other_size)  # of nothing, it does not matter
+    assert overlap(one, other) == bool(common) or within
+    assert not overlap(one, one)
+
+
+@few
+@given(
+    count=strategies.world_sizes(),
+    seconds=st.sampled_from([0.001, 0.01]),
+    early=st.integers(0, 3),
+    seed=schedules,
+)
+def test_no_time_passes_while_other_ranks_run(count, seconds, early, seed):
+    def wait(rank):
+        x = torch.full((2,), rank + 1.0, device="cuda")
+        work = dist.all_reduce(x, async_op=True)
+        if rank == early:
+            dist.barrier(device_ids=[rank])
+        assert work.wait(timedelta(seconds=seconds))
+        if rank != early:
+            dist.barrier(device_ids=[rank])
+        return x.tolist()
+
+    total = count * (count + 1) / 2
+    assert simgpu.ranks(count, wait, schedule=seed) == [[total] * 2] * count
+
+
+def to_itself(backend, kinds, sizes):
+    """Sends and receives of the only rank with itself: the calls, and their errors."""
+    transport, numbers, found = gloo.Transport(backend, "0", [0]), {"send": 0, "recv": 0}, []
+    for kind, size in zip(kinds, sizes, strict=True):
+        numbers[kind] += 1
+        tensor = torch.full((size,), float(numbers[kind] if kind == "send" else -1))
+        says = f"send and recv of float32 ({size},)"
+        ins, outs = ([tensor], []) if kind == "send" else ([], [tensor])
+        call = Call(kind, says, ins, outs, place="train.py:1")
+        call.number = numbers[kind]
+        pending = Pending(call)
+        transport.submit(pending, awaited=False)
+        found.append(pending)
+    errors = []
+    for pending in found:
+        try:
+            pending.await_(None)
+        except (CollectiveMismatchError, CollectiveTimeoutError) as error:
+            errors.append(error)
+    transport.close()
+    return [pending.call for pending in found], errors
+
+
+@few
+@given(data=st.data(), sizes=st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_a_rank_of_a_process_sends_to_itself(data, sizes):
+    kinds = data.draw(st.permutations(["send", "recv"] * len(sizes)))
+    backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
+    queues = {kind: iter(sizes) for kind in ("send", "recv")}
+    calls, errors = to_itself(backend, kinds, [next(queues[kind]) for kind in kinds])
+    assert errors == []
+    received = [call.outs[0].tolist() for call in calls if call.kind == "recv"]
+    assert received == [[float(i)] * size for i, size in enumerate(sizes, start=1)]
+
+
+def test_what_a_rank_sends_to_itself_is_what_it_receives():
+    backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(milliseconds=20))
+    _, [error] = to_itself(backend, ["send", "recv"], [1, 2])
+    assert "rank 0: send and recv of float32 (1,) at train.py:1" in str(error)
+    _, [error] = to_itself(backend, ["recv"], [1])
+    assert isinstance(error, CollectiveTimeoutError)
+    assert "0.02 s for its own send" in str(error)
+
+
+@few
+@given(
+    name=st.sampled_from(["all_reduce", "broadcast", "barrier", "isend"]),
+    asynchronous=st.booleans(),
+)
+def test_a_call_that_is_captured_is_refused(name, asynchronous):
+    def capture(rank):
+        x = torch.ones(2, device="cuda")
+        calls = {
+            "all_reduce": lambda: dist.all_reduce(x, async_op=asynchronous),
+            "broadcast": lambda: dist.broadcast(x, 0, async_op=asynchronous),
+            "barrier": lambda: dist.barrier(async_op=asynchronous, device_ids=[rank]),
+            "isend": lambda: dist.isend(x, 0),
+        }
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x.neg()
+            with pytest.raises(UnsupportedError, match="cannot be captured into a graph"):
+                calls[name]()
+        dist.all_reduce(x)  # the group goes on
+        return x.tolist()
+
+    assert simgpu.ranks(1, capture) == [[1.0, 1.0]]
+
+
+@few
+@given(count=strategies.world_sizes(2, 4), seed=schedules)
+def test_each_rank_captures_on_its_own_device(count, seed):
+    def capture(rank):
+        graph, x = torch.cuda.CUDAGraph(), torch.ones(2, device="cuda")
+        with torch.cuda.graph(graph):
+            y = x + rank
+        dist.barrier(device_ids=[rank])
+        x.fill_(3)
+        graph.replay()
+        return y.tolist()
+
+    assert simgpu.ranks(count, capture, schedule=seed) == [[3.0 + i] * 2 for i in range(count)]
