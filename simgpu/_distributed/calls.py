@@ -64,6 +64,11 @@ class Call:
         ]
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, as bytes; a single element may have any stride."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def overlap(tensor: Tensor, out: Tensor) -> bool:
     """Whether two contiguous tensors of the host, unless they are one, have memory in common."""
     first, second = tensor.data_ptr(), out.data_ptr()

@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 from simgpu import comm
 from simgpu._distributed import agreement, records, shared_memory
-from simgpu._distributed.calls import Call
+from simgpu._distributed.calls import Call, as_bytes
 from simgpu._distributed.lanes import Lane
 from simgpu._distributed.letters import Letters
 from simgpu._distributed.shared_memory import SharedMemory
@@ -161,7 +161,7 @@ class Transport:
         mine = self._memory.write()
         mine[: records.SIZE] = record
         if data is not None and records.SIZE + data.nbytes <= len(mine):
-            mine[records.SIZE : records.SIZE + data.nbytes] = _bytes(data)
+            mine[records.SIZE : records.SIZE + data.nbytes] = as_bytes(data)
         self._run(self._backend.barrier)
         return self._memory.read()
 
@@ -211,10 +211,10 @@ class Transport:
     # The kinds of calls.
 
     def _send(self, call: Call) -> None:
-        self._run(self._backend.send, [_bytes(call.ins[0])], call.peer, _DATA)
+        self._run(self._backend.send, [as_bytes(call.ins[0])], call.peer, _DATA)
 
     def _recv(self, call: Call) -> None:
-        self._run(self._backend.recv, [_bytes(call.outs[0])], call.peer, _DATA)
+        self._run(self._backend.recv, [as_bytes(call.outs[0])], call.peer, _DATA)
 
     def _barrier(self, call: Call) -> None:
         """All ranks have come: they have told each other so."""
@@ -222,16 +222,16 @@ class Transport:
     def _broadcast(self, call: Call) -> None:
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = call.peer, 0
-        data = [_bytes(tensor) for tensor in call.outs or call.ins]
+        data = [as_bytes(tensor) for tensor in call.outs or call.ins]
         self._run(self._backend.broadcast, data, options)
 
     def _all_gather(self, call: Call) -> None:
-        outs = [_bytes(out) for out in call.outs]
+        outs = [as_bytes(out) for out in call.outs]
         sizes = {out.numel() for out in outs}
         if len(sizes) == 1:
-            self._run(self._backend.allgather, [outs], [_bytes(call.ins[0])])
+            self._run(self._backend.allgather, [outs], [as_bytes(call.ins[0])])
             return
-        outs[self._backend.rank()].copy_(_bytes(call.ins[0]))
+        outs[self._backend.rank()].copy_(as_bytes(call.ins[0]))
         for root, out in enumerate(outs):
             options = c10d.BroadcastOptions()
             options.rootRank, options.rootTensor = root, 0
@@ -241,17 +241,17 @@ class Transport:
     def _gather(self, call: Call) -> None:
         options = c10d.GatherOptions()
         options.rootRank = call.peer
-        outs = [[_bytes(out) for out in call.outs]] if call.outs else []
-        self._run(self._backend.gather, outs, [_bytes(call.ins[0])], options)
+        outs = [[as_bytes(out) for out in call.outs]] if call.outs else []
+        self._run(self._backend.gather, outs, [as_bytes(call.ins[0])], options)
 
     def _scatter(self, call: Call) -> None:
         options = c10d.ScatterOptions()
         options.rootRank = call.peer
-        ins = [[_bytes(part) for part in call.ins]] if call.ins else []
-        self._run(self._backend.scatter, [_bytes(call.outs[0])], ins, options)
+        ins = [[as_bytes(part) for part in call.ins]] if call.ins else []
+        self._run(self._backend.scatter, [as_bytes(call.outs[0])], ins, options)
 
     def _all_to_all(self, call: Call) -> None:
-        outs, ins = [_bytes(out) for out in call.outs], [_bytes(part) for part in call.ins]
+        outs, ins = [as_bytes(out) for out in call.outs], [as_bytes(part) for part in call.ins]
         self._agree_on_splits(call, [o.numel() for o in outs], [i.numel() for i in ins])
         self._exchange(outs, ins)
 
@@ -284,14 +284,14 @@ class Transport:
             return
         if self._is_small(call):
             parts = [torch.empty_like(mine) for _ in range(count)]
-            self._run(self._backend.allgather, [[_bytes(p) for p in parts]], [_bytes(mine)])
+            self._run(self._backend.allgather, [[as_bytes(p) for p in parts]], [as_bytes(mine)])
             call.outs[0].copy_(call.reduction.combine(parts))
             return
         flat = mine.reshape(-1)
         chunks = flat.tensor_split(count)
         here = self._backend.rank()
         parts = [torch.empty_like(chunks[here]) for _ in range(count)]
-        self._exchange([_bytes(part) for part in parts], [_bytes(chunk) for chunk in chunks])
+        self._exchange([as_bytes(part) for part in parts], [as_bytes(chunk) for chunk in chunks])
         total = call.reduction.combine(parts, segment=here)
         self._gather_uneven(call.outs[0].view(-1), total, count)
 
@@ -309,7 +309,7 @@ class Transport:
         padded = torch.empty(width, dtype=out.dtype)
         padded[: mine.numel()] = mine
         parts = [torch.empty_like(padded) for _ in range(count)]
-        self._run(self._backend.allgather, [[_bytes(p) for p in parts]], [_bytes(padded)])
+        self._run(self._backend.allgather, [[as_bytes(p) for p in parts]], [as_bytes(padded)])
         for chunk, part in zip(out.tensor_split(count), parts, strict=True):
             chunk.copy_(part[: chunk.numel()])
 
@@ -320,8 +320,8 @@ class Transport:
         options = c10d.GatherOptions()
         options.rootRank = call.peer
         parts = [torch.empty_like(mine) for _ in range(count)] if call.outs else []
-        outs = [[_bytes(part) for part in parts]] if parts else []
-        self._run(self._backend.gather, outs, [_bytes(mine)], options)
+        outs = [[as_bytes(part) for part in parts]] if parts else []
+        self._run(self._backend.gather, outs, [as_bytes(mine)], options)
         if parts:
             call.outs[0].copy_(call.reduction.combine(parts))
 
@@ -331,7 +331,7 @@ class Transport:
         mine = [call.reduction.prepare(part, count) for part in call.ins]
         here = self._backend.rank()
         parts = [torch.empty_like(mine[here]) for _ in range(count)]
-        self._exchange([_bytes(part) for part in parts], [_bytes(part) for part in mine])
+        self._exchange([as_bytes(part) for part in parts], [as_bytes(part) for part in mine])
         call.outs[0].copy_(call.reduction.combine(parts, segment=here).view_as(call.outs[0]))
 
     def _run(self, begin: Callable[..., Any], *args: Any) -> None:
@@ -343,8 +343,3 @@ class Transport:
 
 def _is_even_gather(call: Call) -> bool:
     return call.kind == "all_gather" and len({out.numel() for out in call.outs}) == 1
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor, as bytes."""
-    return tensor.reshape(-1).view(torch.uint8)

@@ -7,7 +7,7 @@ import queue
 import torch
 
 from simgpu._distributed import agreement, records
-from simgpu._distributed.calls import Call
+from simgpu._distributed.calls import Call, as_bytes
 
 Tensor = torch.Tensor
 
@@ -36,8 +36,7 @@ class Letters:
             self._receive(call)
 
     def _send(self, call: Call) -> None:
-        data = call.ins[0].reshape(-1).view(torch.uint8)
-        self._sent.put((records.of(call).clone(), data.clone()))
+        self._sent.put((records.of(call).clone(), as_bytes(call.ins[0]).clone()))
 
     def _receive(self, call: Call) -> None:
         try:
@@ -47,4 +46,4 @@ class Letters:
         asked = [records.read(each)[:2] for each in (records.of(call), record)]
         ranks = [self._rank] * 2
         agreement.check(self._group, call.number, ranks, [(*each, "") for each in asked])
-        call.outs[0].view(-1).view(torch.uint8).copy_(data)
+        as_bytes(call.outs[0]).copy_(data)

@@ -11,7 +11,7 @@ from torch import distributed as dist
 import simgpu
 from simgpu import strategies
 from simgpu._distributed import gloo
-from simgpu._distributed.calls import Call, overlap
+from simgpu._distributed.calls import Call, as_bytes, overlap
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, UnsupportedError
 from tests.support.worlds import few, schedules
@@ -65,6 +65,26 @@ def test_a_call_reads_what_it_overwrites_before(name, count, width, data, seed):
         return torch.equal(out, apart)
 
     assert simgpu.ranks(count, in_common, schedule=seed) == [True] * count
+
+
+@given(
+    shape=st.lists(st.integers(0, 2), max_size=3),
+    step=st.integers(1, 3),
+    at=st.integers(0, 2),
+    dtype=st.sampled_from([torch.int8, torch.float64, torch.complex64]),
+)
+def test_a_single_element_has_any_stride(shape, step, at, dtype):
+    whole = torch.ones(shape, dtype=dtype)
+    strides = [
+        step if size == 1 else each for size, each in zip(shape, whole.stride(), strict=True)
+    ]
+    memory = torch.arange(16).to(dtype)
+    tensor = memory.as_strided(shape, strides, at)
+    assert tensor.is_contiguous()
+    seen = as_bytes(tensor)
+    assert (seen.dim(), seen.dtype, seen.numel()) == (1, torch.uint8, tensor.nbytes)
+    assert seen.tolist() == list(tensor.numpy().tobytes())
+    assert not seen.numel() or seen.data_ptr() == tensor.data_ptr()
 
 
 @given(

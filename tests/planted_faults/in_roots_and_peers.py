@@ -15,6 +15,21 @@ from tests.support.plant import fault
 
 ROOTS_AND_PEERS = [
     fault(
+        "a single element has the stride of many",
+        "simgpu._distributed.calls:as_bytes",
+        "as_strided((tensor.numel(),), (1,))",
+        "reshape(-1)",
+        odd.test_a_single_element_has_any_stride,
+        raises=RuntimeError,
+    ),
+    fault(
+        "what a call reads begins where its storage does",
+        "simgpu._distributed.calls:as_bytes",
+        "(1,))",
+        "(1,), 0)",
+        odd.test_a_single_element_has_any_stride,
+    ),
+    fault(
         "a call overwrites what it has not read",
         "simgpu._distributed.communicators:Communicator.submit",
         "call.read_apart()",
@@ -54,8 +69,8 @@ ROOTS_AND_PEERS = [
     fault(
         "a rank's letters to itself are what it has by then",
         "simgpu._distributed.letters:Letters._send",
-        "data.clone()",
-        "data.fill_(1)",
+        "as_bytes(call.ins[0]).clone()",
+        "as_bytes(call.ins[0]).fill_(1)",
         odd.test_a_rank_of_a_process_sends_to_itself,
     ),
     fault(
