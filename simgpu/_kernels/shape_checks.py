@@ -74,6 +74,23 @@ def scaled_product(arguments: dict[str, Any]) -> None:
         )
     if columns % 16:
         raise RuntimeError(f"mat2 shape ({inner}x{columns}) must be divisible by 16")
+    scales = (_first(arguments[name]) for name in ("scale_a", "scale_b"))
+    if not rows * inner * columns or any(scale.numel() != 1 for scale in scales):
+        return  # nothing to compute, or a kernel for rows and blocks of their own scales
+    if _is_column_major(left) or not _is_column_major(right):
+        raise RuntimeError(
+            "Only multiplication of row-major and column-major matrices is supported by cuBLASLt"
+        )
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+def _is_column_major(matrix: Tensor) -> bool:
+    """Whether cuBLAS reads it by columns, with gaps or without; it reads copies of others."""
+    (rows, _), (down, along) = matrix.shape, matrix.stride()
+    return not matrix.is_contiguous() and down == 1 and along >= rows
 
 
 _SHARED = 48 * 1024  # bytes of shared memory that a block of threads has without asking

@@ -114,6 +114,35 @@ def test_products_of_float8_have_sizes_that_cublas_has(devices, rows, inner, col
         torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16)
 
 
+# How a matrix may lie in memory: what makes it of a contiguous one of twice the sizes.
+LAYOUTS = {
+    "rows": lambda whole, n, m: whole[:n, :m].contiguous(),
+    "columns": lambda whole, n, m: whole[:n, :m].t().contiguous().t(),
+    "rows with gaps": lambda whole, n, m: whole[:n, :m],
+    "columns with gaps": lambda whole, n, m: whole[:m, :n].t(),
+    "gaps alone": lambda whole, n, m: whole[: 2 * n : 2, : 2 * m : 2],
+    "gaps, transposed": lambda whole, n, m: whole[: 2 * m : 2, : 2 * n : 2].t(),
+}
+
+
+@pytest.mark.parametrize("second", LAYOUTS)
+@given(
+    first=st.sampled_from(sorted(LAYOUTS)),
+    sizes=st.tuples(*[st.sampled_from([16, 32])] * 3),
+)
+def test_products_of_float8_are_of_rows_by_columns(devices, first, second, sizes):
+    whole = torch.ones(64, 64, device=devices[0]).to(torch.float8_e4m3fn)
+    left = LAYOUTS[first](whole, *sizes[:2])
+    right = LAYOUTS[second](whole, *sizes[1:])
+    scale = torch.ones((), device=devices[0])
+    if "columns" not in first and "columns" in second:
+        found = torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16)
+        assert found.unique().tolist() == [sizes[1]]
+        return
+    with pytest.raises(RuntimeError, match="Only multiplication of row-major and column-major"):
+        torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16)
+
+
 # What each says of more dimensions than its kernel has room for.
 MANY = {
     "index_add": (lambda x, i: x.index_add(0, i, x), "tensor has too many (>25) dims"),
