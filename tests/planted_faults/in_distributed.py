@@ -121,7 +121,7 @@ DISTRIBUTED = [
     fault(
         "what this rank cannot compute passes for a rank that has ended",
         "simgpu._distributed.gloo:Transport._do",
-        "except _GlooError as raised:",
+        "except (_GlooError, TimeoutError) as raised:",
         "except Exception as raised:",
         partial(transport.test_what_fails_on_this_rank_is_told_as_it_is, error=RuntimeError("no")),
     ),
