@@ -15,6 +15,7 @@ from simgpu._kernels.arguments import NUMBERS, Arguments, kept_number
 from simgpu._kernels.outputs import launch_into, out_kernel
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._kernels.schema import Schema
+from simgpu._kernels.wider_dtypes import host_code
 from simgpu._memory.host_aliases import on_one_storage
 from simgpu._memory.ownership import adopt
 from simgpu._runtime.launch import Kernel, launch
@@ -119,5 +120,6 @@ def _number_kernel(kernel: Kernel) -> Kernel | None:
     candidates = [f"{head}Scalar{tail}", f"{name}_Scalar"] if found else ["Scalar"]
     for sibling in candidates:
         if sibling in packet.overloads():
-            return Kernel(getattr(packet, sibling))
+            op = getattr(packet, sibling)
+            return Kernel(op, host_code(op))
     return None

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from simgpu._kernels import solvers
 
 Tensor = torch.Tensor
 HostCode = Callable[..., Any]
+Dtypes = Mapping[torch.dtype, torch.dtype]
 _sum = torch.ops.aten.sum.dim_IntList._handle.redispatch_boxed
 
 _HALF = {torch.float16: torch.float32}
@@ -43,8 +44,7 @@ def _without_trace(wider: dict[torch.dtype, torch.dtype]) -> dict[torch.dtype, t
     return found
 
 
-# Which dtype is computed in which, by the name of the operator. Elementwise operators of complex32
-# are not here: they are many, are called often, and nobody has asked.
+# Which dtype is computed in which, by the name of the operator.
 _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
     "_fft_c2c": _COMPLEX,
     "_fft_c2r": _COMPLEX,
@@ -68,9 +68,36 @@ _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
 _BACK = {
     torch.float16: {torch.float32: torch.float16, torch.complex64: torch.complex32},
     torch.bfloat16: {torch.float32: torch.bfloat16},
-    torch.complex32: {torch.float32: torch.float16, torch.complex64: torch.complex32},
+    torch.complex32: {
+        torch.float32: torch.float16,
+        torch.float64: torch.float16,  # these are outputs of the caller
+        torch.complex64: torch.complex32,
+        torch.complex128: torch.complex32,
+    },
     **{dtype: {wide: dtype} for dtype, wide in (_INTEGERS | _EIGHT_BITS).items()},
     torch.bool: {},
+}
+
+
+class _Refused(NamedTuple):
+    """What arguments become once the host's kernel has refused them, and results after it."""
+
+    wider: Dtypes
+    back: Dtypes
+
+
+# Halves are among the arguments where a number or a tensor of no dimension makes them complex.
+_COMPLEX_HALVES = _Refused({**_COMPLEX, **_HALF}, _BACK[torch.complex32])
+_REFUSED: dict[str, _Refused] = {
+    "abs": _Refused({torch.bool: torch.uint8}, {torch.uint8: torch.bool}),
+    **dict.fromkeys(
+        (
+            *("acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "div"),
+            *("exp", "lerp", "log", "logaddexp", "nansum", "pow", "prod", "rsqrt", "sigmoid"),
+            *("sigmoid_backward", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tanh_backward"),
+        ),
+        _COMPLEX_HALVES,
+    ),
 }
 
 
@@ -79,23 +106,29 @@ def host_code(op: torch._ops.OpOverload) -> HostCode | None:
     stock: HostCode = op._handle.redispatch_boxed
     own = _HOST_CODE.get(op._schema.name)
     if own is not None:
-        return partial(own, stock)
-    return widened(op, stock)
+        stock = partial(own, stock)
+    return widened(op, stock) or (None if own is None else stock)
 
 
 def widened(op: torch._ops.OpOverload, stock: HostCode) -> HostCode | None:
     """What calls `stock` with wider tensors where it has to, or None where it has all dtypes."""
-    name = op._schema.name.removeprefix("aten::")
-    if name not in _WIDER:
-        return None
-    written = [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
-    return partial(_compute, stock, _WIDER[name], written)
+    name = op._schema.name.removeprefix("aten::").removesuffix("_")
+    written = [
+        (position, a.name)
+        for position, a in enumerate(op._schema.arguments)
+        if a.alias_info and a.alias_info.is_write
+    ]
+    if name in _WIDER:
+        return partial(_compute, stock, _WIDER[name], written)
+    if name in _REFUSED:
+        return _asking_first(stock, _REFUSED[name], written)
+    return None
 
 
 def _compute(
     stock: HostCode,
-    wider: Mapping[torch.dtype, torch.dtype],
-    written: Sequence[str],
+    wider: Dtypes,
+    written: Sequence[tuple[int, str]],
     keys: torch._C.DispatchKeySet,
     *args: Any,
     **kwargs: Any,
@@ -104,20 +137,62 @@ def _compute(
     narrow = args[0].dtype
     if narrow not in wider:
         return stock(keys, *args, **kwargs)
+    return _in_wider(stock, _Refused(wider, _BACK[narrow]), written, keys, args, kwargs)
 
-    def widen(tensor: Tensor) -> Tensor:
-        return tensor.to(wider.get(tensor.dtype, tensor.dtype))
 
-    wide_args, wide_kwargs = tree_map_only(Tensor, widen, (args, kwargs))
-    results = stock(keys, *wide_args, **wide_kwargs)
-    if written:
-        outputs = [kwargs[name] for name in written]
-        for output, name in zip(outputs, written, strict=True):
-            wide = wide_kwargs[name]
-            output.resize_(wide.shape).copy_(wide)
+def _asking_first(
+    stock: HostCode, dtypes: _Refused, written: Sequence[tuple[int, str]]
+) -> HostCode:
+    """`stock`, and with wider tensors once it has refused; the first costs hardly anything."""
+
+    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(keys, *args, **kwargs)
+        except NotImplementedError as error:
+            refusal = error  # having written nothing
+        return _once_refused(refusal, stock, dtypes, written, keys, args, kwargs)
+
+    return run
+
+
+def _once_refused(refusal: NotImplementedError, *call: Any) -> Any:
+    """What `_in_wider` makes of a call, or the first refusal if no dtype is there for it."""
+    try:
+        return _in_wider(*call)
+    except NotImplementedError:
+        raise refusal from None
+
+
+def _in_wider(
+    stock: HostCode,
+    dtypes: _Refused,
+    written: Sequence[tuple[int, str]],
+    keys: torch._C.DispatchKeySet,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call `stock` with wider tensors and dtypes, and round its results or what it has written."""
+    wider, back = dtypes
+
+    def widen(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.to(wider.get(leaf.dtype, leaf.dtype))
+        return wider.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
+
+    # It is ours: torch-function modes of the user must not see how it computes.
+    with torch._C.DisableTorchFunction():
+        wide_args, wide_kwargs = tree_map(widen, (args, kwargs))
+        results = stock(keys, *wide_args, **wide_kwargs)
+        if not written:
+            return tree_map_only(Tensor, lambda x: x.to(back.get(x.dtype, x.dtype)), results)
+        outputs = []
+        for position, name in written:
+            by_name = name in kwargs
+            output = kwargs[name] if by_name else args[position]
+            wide = wide_kwargs[name] if by_name else wide_args[position]
+            output.resize_(wide.shape).copy_(wide.to(back.get(wide.dtype, wide.dtype)))
+            outputs.append(output)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
-    back = _BACK[narrow]
-    return tree_map_only(Tensor, lambda x: x.to(back.get(x.dtype, x.dtype)), results)
 
 
 def _sum_of_numbers(

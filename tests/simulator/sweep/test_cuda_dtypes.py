@@ -22,11 +22,8 @@ pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore")]
 ASKS_FOR_A_GPU = {torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 # What CUDA has and simulated devices have not, and why.
 LEFT_OUT = {
-    "complex32": "elementwise operators and sums of it are those of the CPU",
     "fft": "PyTorch refuses float16 before a kernel is asked, for all devices but CUDA",
     "__rmod__": "a sample divides by zero, which integers of the host do not; 2.11 has it",
-    "abs bool": "it is asked for by nobody, and abs is called often",
-    "nn_functional_softsign bool": "it is made of abs",
     "nn_functional_rrelu float16": "it draws, and PyTorch's kernel has no float16",
     "flash_attention": "scaled_dot_product_attention does not call them here",
     "efficient_attention": "scaled_dot_product_attention does not call them here",
