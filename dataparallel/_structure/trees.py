@@ -4,7 +4,8 @@ A node is a namedtuple, tuple, list, dict, deque, dataclass, or any subclass of 
 registered with torch.utils._pytree; everything else is a leaf. A rebuilt node has the type of the
 one taken apart and keeps what else belongs to it (a defaultdict's factory, a subclass's attributes,
 fields that are no init arguments), without its constructor being run again where that can be
-avoided.
+avoided. An attribute that is one of its children, as in dicts whose items are attributes too, is
+the new child.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,9 @@ _STANDARD_LIBRARY = ("builtins", "collections")
 
 # A PackedSequence is a namedtuple to Python, and a size is a tuple of numbers that belong together.
 _LEAVES = (PackedSequence, torch.Size, str, bytes)
+
+# Of these, the one that an attribute has need not be the one that a child is.
+_CONSTANTS = (int, float, complex, str, bytes, type(None))
 
 
 class Node(NamedTuple):
@@ -100,31 +104,31 @@ def _rebuild_mapping(example: Any, values: list[Any]) -> Any:
     result = copy.copy(example)
     for key, value in zip(example, values, strict=True):
         result[key] = value
-    return result
+    return _with_children(result, example, example.values(), values)
 
 
 def _rebuild_namedtuple(example: Any, values: list[Any]) -> Any:
-    return _with_attributes(type(example)._make(values), example)
+    return _with_attributes(type(example)._make(values), example, values)
 
 
 def _rebuild_tuple(example: Any, values: list[Any]) -> Any:
     kind: Any = type(example)
     if hasattr(kind, "n_sequence_fields"):  # a struct sequence, such as os.stat_result
         return kind(values)
-    return _with_attributes(tuple.__new__(kind, values), example)
+    return _with_attributes(tuple.__new__(kind, values), example, values)
 
 
 def _rebuild_list(example: Any, values: list[Any]) -> Any:
     result = copy.copy(example)
     result[:] = values
-    return result
+    return _with_children(result, example, example, values)
 
 
 def _rebuild_deque(example: Any, values: list[Any]) -> Any:
     result = copy.copy(example)
     result.clear()
     result.extend(values)
-    return result
+    return _with_children(result, example, example, values)
 
 
 def _rebuild_registered(example: Any, values: list[Any]) -> Any:
@@ -138,12 +142,31 @@ def _rebuild_dataclass(example: Any, values: list[Any]) -> Any:
     names = [field.name for field in dataclasses.fields(example) if hasattr(example, field.name)]
     for name, value in zip(names, values, strict=True):
         object.__setattr__(result, name, value)
-    return result
+    return _with_children(result, example, [getattr(example, name) for name in names], values)
 
 
-def _with_attributes(result: Any, example: Any) -> Any:
+def _with_attributes(result: Any, example: Any, values: list[Any]) -> Any:
     if getattr(example, "__dict__", None):
         result.__dict__.update(example.__dict__)
+    return _with_children(result, example, example, values)
+
+
+def _with_children(
+    result: Any, example: Any, children: Iterable[Any], values: Sequence[Any]
+) -> Any:
+    """`result`, whose attributes are its own children where the example's were the example's."""
+    attributes = getattr(example, "__dict__", None)
+    if attributes is example:  # self.__dict__ = self
+        result.__dict__ = result
+    elif attributes:
+        new = {
+            id(child): value
+            for child, value in zip(children, values, strict=True)
+            if not isinstance(child, _CONSTANTS)
+        }
+        for name, value in attributes.items():
+            if id(value) in new:
+                result.__dict__[name] = new[id(value)]
     return result
 
 

@@ -111,6 +111,55 @@ def test_all_that_belongs_to_a_container_goes_both_ways(devices, name, data, inn
     assert plain(parts(pieces[0])[0]) == plain(chunks[0])  # an output is the replica's own
 
 
+class Attributes(dict):
+    """A dict whose items are its attributes."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+def with_head(make):
+    """What `make` makes, with its first part as an attribute that is no child of its own."""
+
+    def made(x, y):
+        container = make(x, y)
+        object.__setattr__(container, "head", x)
+        return container
+
+    return made
+
+
+# How each is made of two parts, and the first of them, as a child and as an attribute.
+ATTRIBUTES = {
+    "items": (lambda x, y: Attributes(x=x, y=y), lambda c: (c["x"], c.x)),
+    **{
+        name: (with_head(make), lambda c, parts=parts: (parts(c)[0], c.head))
+        for name, (make, parts, _) in CONTAINERS.items()
+        if hasattr(make(0, 0), "__dict__")
+    },
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+@given(data=st.data(), rows=st.integers(1, 9))
+def test_an_attribute_that_is_a_child_goes_along_with_it(devices, name, data, rows):
+    """It was the whole batch in what each replica got, and the first replica's rows in outputs."""
+    targets = data.draw(strategies.device_lists(devices))
+    make, both = ATTRIBUTES[name]
+    whole = make(values((rows,), "float32").to(targets[0]), "constant")
+    pieces = dataparallel.scatter(whole, targets)
+    back = dataparallel.gather(pieces, targets[0])
+    for container in (*pieces, back):
+        child, attribute = both(container)
+        assert attribute is child
+    if name == "items":
+        pieces[0].z = 3
+        assert pieces[0]["z"] == 3
+        assert "z" not in whole
+    assert plain(both(back)[1]) == plain(both(whole)[1]) == plain(values((rows,), "float32"))
+
+
 class Unclear:
     """Compares to something that has no truth, as arrays do."""
 

@@ -20,6 +20,7 @@ CUT = "dataparallel.scatter_gather"
 
 unequal = imbalance.test_a_device_below_75_percent_of_another_is_named
 goes_both_ways = partial(partial, containers.test_all_that_belongs_to_a_container_goes_both_ways)
+goes_along = partial(partial, containers.test_an_attribute_that_is_a_child_goes_along_with_it)
 agree = partial(partial, containers.test_constants_that_agree_are_one)
 
 # A thread that is not as new after a call ends with it: one mistake alone stays without effect.
@@ -190,7 +191,7 @@ CONTENTS = [
     fault(
         "attributes of a namedtuple are lost",
         f"{TREES}:_rebuild_namedtuple",
-        "return _with_attributes(type(example)._make(values), example)",
+        "return _with_attributes(type(example)._make(values), example, values)",
         "return type(example)._make(values)",
         goes_both_ways(name="namedtuple"),
         raises=Exception,
@@ -198,7 +199,7 @@ CONTENTS = [
     fault(
         "attributes of a tuple are lost",
         f"{TREES}:_rebuild_tuple",
-        "return _with_attributes(tuple.__new__(kind, values), example)",
+        "return _with_attributes(tuple.__new__(kind, values), example, values)",
         "return tuple.__new__(kind, values)",
         goes_both_ways(name="tuple"),
         raises=Exception,
@@ -223,6 +224,21 @@ CONTENTS = [
         "object.__setattr__(result, name, value)",
         "setattr(result, name, value)",
         goes_both_ways(name="frozen"),
+        raises=Exception,
+    ),
+    fault(
+        "an attribute stays the child of another container",
+        f"{TREES}:_with_children",
+        "if id(value) in new:",
+        "if False:",
+        goes_along(name="dict"),
+    ),
+    fault(
+        "items are the attributes of another dict",
+        f"{TREES}:_with_children",
+        "result.__dict__ = result",
+        "pass",
+        goes_along(name="items"),
         raises=Exception,
     ),
     fault(

@@ -191,7 +191,7 @@ GATHER = [
     fault(
         "named tuples become tuples",
         "dataparallel._structure.trees:_rebuild_namedtuple",
-        "return _with_attributes(type(example)._make(values), example)",
+        "return _with_attributes(type(example)._make(values), example, values)",
         "return tuple(values)",
         gather.test_structure_is_kept,
     ),
