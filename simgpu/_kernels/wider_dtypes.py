@@ -23,10 +23,19 @@ _sum = torch.ops.aten.sum.dim_IntList._handle.redispatch_boxed
 
 _HALF = {torch.float16: torch.float32}
 _HALVES = {**_HALF, torch.bfloat16: torch.float32}
-_EIGHT_BITS = dict.fromkeys(
-    (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
-    torch.float32,
-)
+# Integers of as many bits, for what is only moved.
+_BITS = {
+    **dict.fromkeys(
+        (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+        torch.uint8,
+    ),
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.complex32: torch.int32,
+}
+if hasattr(torch, "float8_e8m0fnu"):  # since 2.7
+    _BITS[torch.float8_e8m0fnu] = torch.uint8
 _COMPLEX = {torch.complex32: torch.complex64}
 _INTEGERS = dict.fromkeys(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64
@@ -60,7 +69,6 @@ _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
     "multi_margin_loss_backward": _HALVES,
     "multilabel_margin_loss_backward": _HALVES,
     "multilabel_margin_loss_forward": _HALVES,
-    "scatter": _EIGHT_BITS,
     "sparse_sampled_addmm": _HALVES,
     "trace": {**_COMPLEX, **_without_trace(_HALVES), torch.bool: torch.uint8},
 }
@@ -74,7 +82,7 @@ _BACK = {
         torch.complex64: torch.complex32,
         torch.complex128: torch.complex32,
     },
-    **{dtype: {wide: dtype} for dtype, wide in (_INTEGERS | _EIGHT_BITS).items()},
+    **{dtype: {wide: dtype} for dtype, wide in _INTEGERS.items()},
     torch.bool: {},
 }
 
@@ -99,6 +107,8 @@ _REFUSED: dict[str, _Refused] = {
         _COMPLEX_HALVES,
     ),
 }
+# What only moves numbers. CUDA refuses these dtypes for a number that is scattered.
+_MOVED = ("flip", "gather", "gather.out", "scatter.src", "scatter.src_out")
 
 
 def host_code(op: torch._ops.OpOverload) -> HostCode | None:
@@ -121,7 +131,9 @@ def widened(op: torch._ops.OpOverload, stock: HostCode) -> HostCode | None:
     if name in _WIDER:
         return partial(_compute, stock, _WIDER[name], written)
     if name in _REFUSED:
-        return _asking_first(stock, _REFUSED[name], written)
+        return _asking_first(stock, partial(_in_wider, stock, _REFUSED[name], written))
+    if f"{name}.{op._schema.overload_name}".removesuffix(".") in _MOVED:
+        return _asking_first(stock, partial(_in_bits, stock))
     return None
 
 
@@ -140,25 +152,23 @@ def _compute(
     return _in_wider(stock, _Refused(wider, _BACK[narrow]), written, keys, args, kwargs)
 
 
-def _asking_first(
-    stock: HostCode, dtypes: _Refused, written: Sequence[tuple[int, str]]
-) -> HostCode:
-    """`stock`, and with wider tensors once it has refused; the first costs hardly anything."""
+def _asking_first(stock: HostCode, otherwise: HostCode) -> HostCode:
+    """`stock`, and `otherwise` once it has refused: the first costs hardly anything."""
 
     def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         try:
             return stock(keys, *args, **kwargs)
         except NotImplementedError as error:
             refusal = error  # having written nothing
-        return _once_refused(refusal, stock, dtypes, written, keys, args, kwargs)
+        return _once_refused(refusal, otherwise, keys, args, kwargs)
 
     return run
 
 
-def _once_refused(refusal: NotImplementedError, *call: Any) -> Any:
-    """What `_in_wider` makes of a call, or the first refusal if no dtype is there for it."""
+def _once_refused(refusal: NotImplementedError, otherwise: HostCode, *call: Any) -> Any:
+    """What `otherwise` makes of a call, or the first refusal if that has no dtype for it either."""
     try:
-        return _in_wider(*call)
+        return otherwise(*call)
     except NotImplementedError:
         raise refusal from None
 
@@ -193,6 +203,28 @@ def _in_wider(
             output.resize_(wide.shape).copy_(wide.to(back.get(wide.dtype, wide.dtype)))
             outputs.append(output)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _in_bits(
+    stock: HostCode,
+    keys: torch._C.DispatchKeySet,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call `stock` with integers of the same bits, where it only moves them.
+
+    An output has got its shape from the kernel that refused.
+    """
+    narrow = args[0].dtype
+    bits = _BITS.get(narrow, narrow)
+
+    def as_bits(tensor: Tensor) -> Tensor:
+        return tensor.view(bits) if tensor.dtype == narrow else tensor
+
+    with torch._C.DisableTorchFunction():
+        host_args, host_kwargs = tree_map_only(Tensor, as_bits, (args, kwargs))
+        result = stock(keys, *host_args, **host_kwargs)
+        return result.view(narrow)
 
 
 def _sum_of_numbers(

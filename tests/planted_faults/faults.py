@@ -31,6 +31,7 @@ from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_kernels import KERNELS
 from tests.planted_faults.in_limits import LIMITS
 from tests.planted_faults.in_memory import MEMORY
+from tests.planted_faults.in_narrow_dtypes import NARROW_DTYPES
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
 from tests.planted_faults.in_races import RACES
@@ -75,6 +76,7 @@ ONCE = [
     *SCHEDULES,
     *OPERATORS,
     *DTYPES,
+    *NARROW_DTYPES,
     *AUTOCAST,
     *STORAGE,
     *SENDING,

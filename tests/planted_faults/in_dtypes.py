@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from tests.devices.computing import test_complex_halves as complex_halves
 from tests.devices.computing import test_determinism as determinism
 from tests.devices.computing import test_dtypes as dtypes
 from tests.devices.computing import test_sparse_and_nested as composites
@@ -100,71 +99,6 @@ DTYPES = [
         "torch.get_default_dtype()",
         "torch.float32",
         dtypes.test_a_number_beside_an_output_counts_for_what_it_is,
-    ),
-    fault(
-        "a wide result is not rounded",
-        f"{WIDER}_in_wider",
-        "lambda x: x.to(back.get(x.dtype, x.dtype))",
-        "lambda x: x",
-        narrow.test_numbers_of_eight_bits_are_scattered_as_they_are,
-    ),
-    fault(
-        "a kernel that refuses a dtype is not asked in a wider one",
-        f"{WIDER}_in_wider",
-        "wider, back = dtypes",
-        "wider, back = {}, {}",
-        complex_halves.test_booleans_are_their_own_magnitude,
-        raises=NotImplementedError,
-    ),
-    fault(
-        "a sum that shall be of complex halves is one of halves",
-        f"{WIDER}_in_wider",
-        "return wider.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf",
-        "return leaf",
-        partial(
-            complex_halves.test_complex_halves_are_computed_in_floats_and_rounded_once,
-            name="sum of halves",
-        ),
-        raises=NotImplementedError,
-    ),
-    fault(
-        "halves beside complex halves stay narrow",
-        f"{WIDER}_in_wider",
-        "if isinstance(leaf, Tensor):",
-        "if isinstance(leaf, Tensor) and leaf.is_complex():",
-        partial(
-            complex_halves.test_complex_halves_are_computed_in_floats_and_rounded_once,
-            name="half / complex number",
-        ),
-        raises=NotImplementedError,
-    ),
-    fault(
-        "a quotient of complex halves stays wide",
-        f"{WIDER}_in_wider",
-        "lambda x: x.to(back.get(x.dtype, x.dtype))",
-        "lambda x: x",
-        complex_halves.test_only_what_is_complex_halves_is_rounded_to_them,
-    ),
-    fault(
-        "complex halves are not changed in place",
-        f"{WIDER}_in_wider",
-        "output.resize_(wide.shape).copy_(wide.to(back.get(wide.dtype, wide.dtype)))",
-        "output.resize_(wide.shape)",
-        partial(complex_halves.test_complex_halves_are_changed_in_place, name="exp"),
-    ),
-    fault(
-        "a wide output keeps what was not rounded",
-        f"{WIDER}_in_wider",
-        "copy_(wide.to(back.get(wide.dtype, wide.dtype)))",
-        "copy_(wide)",
-        partial(complex_halves.test_an_output_has_the_numbers_that_were_rounded, name="exp"),
-    ),
-    fault(
-        "what complex halves are refused in is complex64",
-        f"{WIDER}_once_refused",
-        "except NotImplementedError:",
-        "except KeyError:",
-        complex_halves.test_what_cuda_has_no_kernel_for_is_refused,
     ),
     fault(
         "what is not deterministic says nothing",
