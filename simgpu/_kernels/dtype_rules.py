@@ -29,6 +29,8 @@ _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _AND_COMPLEX = FLOATING | {torch.complex64, torch.complex128}
 _NO_HALF = frozenset({torch.float16, torch.bfloat16})
+_ALL = frozenset(found for found in vars(torch).values() if isinstance(found, torch.dtype))
+_NO_COMPLEX_HALF = _ALL - {torch.complex32}
 _NO_KERNEL = "\"{}\" not implemented for '{}'"
 # Names that C++ gives to dtypes, where they are not those of Python with a capital letter.
 _NAMES = {
@@ -51,10 +53,14 @@ _NAMES = {
 
 
 class _Rule(NamedTuple):
-    """The dtypes that CUDA has for the tensors of a call, and the kernel that its error names."""
+    """The dtypes that CUDA has for the tensors of a call, and the kernel that its error names.
+
+    `copies_one`: of a tensor of one element, it only makes a copy, and has all dtypes.
+    """
 
     dtypes: frozenset[torch.dtype]
     kernel: str
+    copies_one: bool = False
 
 
 _RULES: dict[str, _Rule] = {
@@ -62,18 +68,23 @@ _RULES: dict[str, _Rule] = {
     "_upsample_bicubic2d_aa": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
     "_upsample_bilinear2d_aa": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
     "addbmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
+    "addcmul": _Rule(_NO_COMPLEX_HALF, "addcmul_cuda"),
     "addmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
     "addmv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
+    "all": _Rule(_NO_COMPLEX_HALF, "and_cuda", copies_one=True),
+    "any": _Rule(_NO_COMPLEX_HALF, "or_cuda", copies_one=True),
     "avg_pool2d": _Rule(FLOATING, "avg_pool2d_out_cuda_frame"),
     "avg_pool3d": _Rule(FLOATING, "avg_pool3d_out_cuda"),
     "baddbmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
     "bmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
+    "dist": _Rule(_NO_COMPLEX_HALF, "norm_cuda"),
     "dot": _Rule(_AND_COMPLEX, "dot"),
     "linalg_vector_norm": _Rule(_AND_COMPLEX, "norm_cuda"),
     "max_pool2d_with_indices": _Rule(FLOATING, "max_pool2d_with_indices_out_cuda_frame"),
     "max_pool3d_with_indices": _Rule(FLOATING, "max_pool3d_with_indices_out_frame"),
     "mm": _Rule(_AND_COMPLEX, "addmm_cuda"),
     "mv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
+    "norm": _Rule(_NO_COMPLEX_HALF, "norm_cuda"),
     "upsample_bicubic2d": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
     "upsample_bilinear2d": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
     "vdot": _Rule(_AND_COMPLEX, "dot"),
@@ -141,9 +152,16 @@ def _scaled_mm(self: Tensor, mat2: Tensor, **_: Any) -> None:
         raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
 
 
-def _scatter_reduce(self: Tensor, reduce: str, **_: Any) -> None:
-    if self.dtype is torch.bool and reduce in ("prod", "amin", "amax"):
-        raise no_kernel("cuda_scatter_gather_base_kernel_func", torch.bool)
+def _scatter_reduce(
+    self: Tensor,
+    reduce: str,
+    *,
+    kernel: str = "cuda_scatter_gather_base_kernel_func",
+    **_: Any,
+) -> None:
+    no_order = self.is_complex() or self.dtype is torch.bool
+    if no_order and reduce not in ("sum", "add"):
+        raise no_kernel(kernel, self.dtype)
 
 
 # What more than one dtype decides, or other words tell; called with the arguments by their names.
@@ -157,6 +175,10 @@ _SPECIAL: dict[str, Callable[..., None]] = {
     "igammac": partial(_igamma, "igammac_cuda"),
     "native_group_norm": _normalized,
     "native_layer_norm": _normalized,
+    "scatter.reduce": _scatter_reduce,
+    "scatter.value_reduce": partial(
+        _scatter_reduce, kernel="cuda_scatter_fill_base_kernel_reduce_multiply"
+    ),
     "scatter_reduce": _scatter_reduce,
 }
 
@@ -165,7 +187,8 @@ def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKe
     """`kernel`, behind the rule about its operator's dtypes; most have none."""
     name = op._schema.name.removeprefix("aten::").removesuffix("_")
     names = [argument.name for argument in op._schema.arguments]
-    special = _SPECIAL.get(name)
+    overload = op._schema.overload_name.removesuffix("_out")
+    special = _SPECIAL.get(name) or _SPECIAL.get(f"{name}.{overload}")
     if special is not None:
 
         def run_specially(*args: Any, **kwargs: Any) -> Any:
@@ -180,11 +203,12 @@ def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKe
     rule = _RULES.get(name)
     if rule is None:
         return kernel
-    dtypes, its_kernel = rule
+    dtypes, its_kernel, copies_one = rule
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if args[0].dtype not in dtypes and _computes(op, args, kwargs, one_dtype=True):
-            raise no_kernel(its_kernel, args[0].dtype)
+        dtype = kwargs.get("dtype") or args[0].dtype
+        if dtype not in dtypes and _computes(op, args, kwargs, True, copies_one):
+            raise no_kernel(its_kernel, dtype)
         return kernel(*args, **kwargs)
 
     return run
@@ -194,12 +218,12 @@ def _computes(
     op: torch._ops.OpOverload,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    *,
     one_dtype: bool = False,
+    copies_one: bool = False,
 ) -> bool:
     """Whether devices and shapes (and dtypes) go together, and leave something to compute."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    if any(tensor.numel() == 0 for tensor in tensors):
+    if any(tensor.numel() == 0 for tensor in tensors) or (copies_one and args[0].numel() == 1):
         return False
     if len({tensor.device for tensor in tensors}) > 1:
         return False

@@ -202,9 +202,22 @@ DTYPES = [
     fault(
         "bools have a least one",
         f"{REFUSED}_scatter_reduce",
-        '("prod", "amin", "amax")',
-        '("prod", "amax")',
-        dtypes.test_bools_are_added_and_not_multiplied_where_they_are_scattered,
+        'reduce not in ("sum", "add")',
+        'reduce not in ("sum", "add", "amin")',
+        partial(
+            dtypes.test_what_has_no_order_is_added_and_not_multiplied_where_it_is_scattered,
+            name="amin",
+        ),
+    ),
+    fault(
+        "complex numbers are multiplied where they are scattered",
+        f"{REFUSED}_scatter_reduce",
+        "self.is_complex() or",
+        "",
+        partial(
+            dtypes.test_what_has_no_order_is_added_and_not_multiplied_where_it_is_scattered,
+            name="prod",
+        ),
     ),
     fault(
         "halves have a histogram",

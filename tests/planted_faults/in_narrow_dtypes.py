@@ -7,6 +7,7 @@ from tests.simulator import test_narrow_dtypes as narrow
 from tests.support.plant import fault
 
 WIDER = "simgpu._kernels.wider_dtypes:"
+RULES = "simgpu._kernels.dtype_rules:"
 
 NARROW_DTYPES = [
     *(
@@ -94,6 +95,21 @@ NARROW_DTYPES = [
         f"{WIDER}_once_refused",
         "except NotImplementedError:",
         "except KeyError:",
-        complex_halves.test_what_cuda_has_no_kernel_for_is_refused,
+        partial(complex_halves.test_what_cuda_has_no_kernel_for_is_refused, name="floor_divide"),
+    ),
+    fault(
+        "what CUDA has no kernel for is computed of complex halves",
+        f"{RULES}_computes",
+        "if any(",
+        "if True or any(",
+        partial(complex_halves.test_what_cuda_has_no_kernel_for_is_refused, name="addcmul"),
+    ),
+    fault(
+        "a copy of one number is refused",
+        f"{RULES}_computes",
+        "copies_one and args[0].numel() == 1",
+        "False",
+        complex_halves.test_one_number_is_copied_and_a_wider_norm_is_one_of_wider_numbers,
+        raises=NotImplementedError,
     ),
 ]

@@ -125,7 +125,7 @@ def test_complex_halves_are_changed_in_place(devices, name, numbers, slot):
     assert IN_PLACE[name](column, y) is column
     assert whole._version > before
     assert same_bits(whole[:, 1], expected)
-    assert not whole[:, 0].any()
+    assert not whole[:, 0].cpu().any()
 
 
 @pytest.mark.parametrize("name", OUT)
@@ -154,19 +154,37 @@ def same_bits(one, other):
 
 
 REFUSED = {
-    "div_floor_cuda": lambda x: torch.div(x, x, rounding_mode="floor"),
-    "log2_cuda": torch.log2,
-    "reciprocal_cuda": torch.reciprocal,
+    "addcmul": ("addcmul_cuda", lambda x: torch.addcmul(x, x, x)),
+    "all": ("and_cuda", torch.all),
+    "any of rows": ("or_cuda", lambda x: x[None].any(1)),
+    "dist": ("norm_cuda", lambda x: torch.dist(x, x)),
+    "floor_divide": ("div_floor_cuda", lambda x: torch.div(x, x, rounding_mode="floor")),
+    "log2": ("log2_cuda", torch.log2),
+    "norm": ("norm_cuda", torch.linalg.vector_norm),
+    "pairwise_distance": ("norm_cuda", lambda x: F.pairwise_distance(x[None], x[None])),
+    "reciprocal": ("reciprocal_cuda", torch.reciprocal),
 }
 
 
-@given(kernel=st.sampled_from(sorted(REFUSED)), numbers=NUMBERS)
-def test_what_cuda_has_no_kernel_for_is_refused(devices, kernel, numbers):
+@pytest.mark.parametrize("name", REFUSED)
+@given(numbers=NUMBERS)
+def test_what_cuda_has_no_kernel_for_is_refused(devices, name, numbers):
     x = pair(numbers)[0].to(devices[0])
+    kernel, call = REFUSED[name]
     with pytest.raises(
         NotImplementedError, match=f"\"{kernel}\" not implemented for 'ComplexHalf'"
     ):
-        REFUSED[kernel](x)
+        call(x)
+    if name != "floor_divide":  # of no complex number
+        call(x.to(torch.complex64))
+
+
+@given(numbers=NUMBERS)
+def test_one_number_is_copied_and_a_wider_norm_is_one_of_wider_numbers(devices, numbers):
+    x = pair(numbers)[0].to(devices[0])
+    assert x[:1].all() == x[:1].any() == bool(x[0])
+    wide = torch.linalg.vector_norm(x, dtype=torch.complex64)
+    assert wide == torch.linalg.vector_norm(x.to(torch.complex64))
 
 
 @given(values=st.lists(st.booleans(), max_size=4), slot=st.integers(0, 7))

@@ -332,22 +332,40 @@ def test_halves_have_no_histogram(devices):
         torch.histogram(torch.ones(3, device=devices[0]), 3)
 
 
+SCATTER = "cuda_scatter_gather_base_kernel_func"
+SCATTERED = {
+    "prod": (SCATTER, lambda x, index: x.scatter_reduce(0, index, x, "prod")),
+    "amin": (SCATTER, lambda x, index: x.scatter_reduce(0, index, x, "amin")),
+    "amax": (SCATTER, lambda x, index: x.scatter_reduce(0, index, x, "amax")),
+    "multiply": (SCATTER, lambda x, index: x.scatter(0, index, x, reduce="multiply")),
+    "multiply by number": (
+        "cuda_scatter_fill_base_kernel_reduce_multiply",
+        lambda x, index: x.scatter(0, index, 1, reduce="multiply"),
+    ),
+    "mean": (SCATTER, lambda x, index: x.scatter_reduce(0, index, x, "mean")),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
+@pytest.mark.parametrize("name", SCATTERED)
 @given(
-    reduce=st.sampled_from(["prod", "amin", "amax"]),
+    dtype=st.sampled_from([torch.bool, torch.complex64, torch.complex128]),
     values=st.lists(st.booleans(), min_size=1, max_size=4),
 )
-def test_bools_are_added_and_not_multiplied_where_they_are_scattered(devices, reduce, values):
-    x = torch.tensor(values, device=devices[0])
+def test_what_has_no_order_is_added_and_not_multiplied_where_it_is_scattered(
+    devices, name, dtype, values
+):
+    kernel, call = SCATTERED[name]
+    x = torch.tensor(values).to(devices[0], dtype)
     index = torch.zeros_like(x, dtype=torch.int64)
-    refused(
-        "cuda_scatter_gather_base_kernel_func",
-        torch.bool,
-        lambda: x.scatter_reduce(0, index, x, reduce),
-    )
-    assert x.scatter_reduce(0, index, x, "sum")[0] == any(values)
-    numbers = x.double()
-    found = numbers.scatter_reduce(0, index, numbers, reduce)[0]
-    assert found == (any(values) if reduce == "amax" else all(values))
+    with pytest.raises(NotImplementedError, match=f'"{kernel}" not implemented for'):
+        call(x, index)
+    total = values[0] + sum(values)
+    added = bool(total) if dtype == torch.bool else total
+    assert x.scatter_reduce(0, index, x, "sum")[0] == added
+    if name in ("amin", "amax"):
+        found = call(x.to(torch.bool).double(), index)[0]
+        assert found == (any(values) if name == "amax" else all(values))
 
 
 @pytest.mark.parametrize("name", HALVES)
