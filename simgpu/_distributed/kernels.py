@@ -19,7 +19,7 @@ from simgpu._distributed import moving, placement, reducing, sparse
 from simgpu._distributed.calls import Call, described
 from simgpu._distributed.communicators import backend_of, find
 from simgpu._distributed.issue import in_one_work, issue
-from simgpu._distributed.rules import host_aliases
+from simgpu._distributed.rules import host_aliases, layout
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import executors
 
@@ -30,7 +30,8 @@ Tensors = list[Tensor]
 def send(tensors: Tensors, pg: Any, target: int, tag: int) -> Any:
     group = find(pg)
     [host] = host_aliases(tensors, group, between_two=True)
-    call = Call("send", _between_two(host), [host], [], peer=target)
+    says = _between_two(host) + layout(tensors, between_two=True)
+    call = Call("send", says, [host], [], peer=target)
     return issue("send", group, [call], tensors, True, [])
 
 
@@ -42,7 +43,8 @@ def _between_two(host: Tensor) -> str:
 def recv_(tensors: Tensors, pg: Any, source: int, tag: int) -> Any:
     group = find(pg)
     [host] = host_aliases(tensors, group, between_two=True)
-    call = Call("recv", _between_two(host), [], [host], peer=source)
+    says = _between_two(host) + layout(tensors, between_two=True)
+    call = Call("recv", says, [], [host], peer=source)
     return issue("recv_", group, [call], tensors, True, tensors)
 
 

@@ -13,7 +13,7 @@ import torch
 from simgpu._distributed.calls import Call, described
 from simgpu._distributed.communicators import Communicator, find
 from simgpu._distributed.issue import issue
-from simgpu._distributed.rules import host_aliases
+from simgpu._distributed.rules import host_aliases, layout
 
 Tensor = torch.Tensor
 Tensors = list[Tensor]
@@ -23,7 +23,7 @@ def broadcast_(
     tensors: Tensors, pg: Any, root: int, root_tensor: int, async_op: bool = True, timeout: int = -1
 ) -> Any:
     group = find(pg)
-    says = f"broadcast {described(tensors)} from {root}"
+    says = f"broadcast {described(tensors)} from {root}" + "".join(layout([t]) for t in tensors)
     calls = [
         Call("broadcast", says, [host], [] if group.rank == root else [host], peer=root)
         for host in host_aliases(tensors, group)
@@ -54,6 +54,7 @@ def allgather_(
     group = find(pg)
     [mine], outputs = host_aliases(ins, group), host_aliases(outs[0], group)
     call = _all_gather_call(outputs, mine, group)
+    call.says += layout([*ins, *outs[0]])
     return outs, issue("allgather_", group, [call], ins, async_op, list(outs[0]))
 
 
@@ -65,7 +66,7 @@ def _into_one(out: Tensor, mine: Tensor, group: Communicator) -> Call:
         raise TypeError("output tensor must have the same type as input tensor")
     parts = list(host_out.reshape(group.size, host.numel()).unbind())
     call = _all_gather_call(parts, host.reshape(-1), group)
-    call.says = f"all_gather_into_tensor {described([host])}"
+    call.says = f"all_gather_into_tensor {described([host])}" + layout([out, mine])
     return call
 
 
@@ -95,6 +96,8 @@ def allgather_coalesced_(
         _all_gather_call(host_aliases([of_rank[k] for of_rank in out_lists], group), mine, group)
         for k, mine in enumerate(host_aliases(ins, group))
     ]
+    for k, call in enumerate(calls):
+        call.says += layout([ins[k], *(of_rank[k] for of_rank in out_lists)])
     outputs = [tensor for of_rank in out_lists for tensor in of_rank]
     return issue("allgather_coalesced_", group, calls, ins, async_op, outputs)
 
@@ -126,7 +129,7 @@ def alltoall_base_(
     group = find(pg)
     [host_out, host] = host_aliases([out, mine], group)
     outs, ins = _rows(host_out, out_splits, group), _rows(host, in_splits, group)
-    says = f"all_to_all_single {_dtype(host)}"
+    says = f"all_to_all_single {_dtype(host)}" + layout([out, mine])
     call = Call("all_to_all", says, ins, outs)
     return issue("alltoall_base_", group, [call], [out], async_op, [out])
 
@@ -141,7 +144,8 @@ def alltoall_(
             f"all_to_all needs {group.size} tensors for input and output, one for each rank, got "
             f"{len(host_ins)} and {len(host_outs)}"
         )
-    call = Call("all_to_all", f"all_to_all {_dtype(host_ins[0])}", host_ins, host_outs)
+    says = f"all_to_all {_dtype(host_ins[0])}" + layout([*outs, *ins])
+    call = Call("all_to_all", says, host_ins, host_outs)
     return outs, issue("alltoall_", group, [call], outs, async_op, list(outs))
 
 
@@ -163,7 +167,8 @@ def gather_(
     host_outs = host_aliases(outputs, group)
     if group.rank == root:
         _check_list("gather", host_outs, mine, group)
-    call = Call("gather", f"gather {described([mine])} to {root}", [mine], host_outs, peer=root)
+    says = f"gather {described([mine])} to {root}" + layout([*ins, *outputs])
+    call = Call("gather", says, [mine], host_outs, peer=root)
     return issue("gather_", group, [call], ins, async_op, outputs)
 
 
@@ -180,7 +185,9 @@ def scatter_(
     parts = host_aliases(ins[0], group) if group.rank == root else []
     if group.rank == root:
         _check_list("scatter", parts, out, group)
-    call = Call("scatter", f"scatter {described([out])} from {root}", parts, [out], peer=root)
+    says = f"scatter {described([out])} from {root}"
+    says += layout([*outs, *ins[0]] if group.rank == root else outs)
+    call = Call("scatter", says, parts, [out], peer=root)
     return outs, issue("scatter_", group, [call], outs, async_op, list(outs))
 
 

@@ -31,9 +31,9 @@ def allreduce_coalesced_(
 ) -> Any:
     group, reduction = find(pg), Reduction.of(op)
     calls, kind = [], rules.kind_of(tensors, group)
-    for host in host_aliases(tensors, group):
+    for tensor, host in zip(tensors, host_aliases(tensors, group), strict=True):
         rules.check_reduction(host.dtype, reduction, kind)
-        says = f"all_reduce {described([host])} {reduction.name}"
+        says = f"all_reduce {described([host])} {reduction.name}{rules.layout([tensor])}"
         calls.append(Call("all_reduce", says, [host], [host], reduction=reduction))
     return issue("allreduce_", group, calls, tensors, async_op, tensors)
 
@@ -50,7 +50,7 @@ def reduce_(
     group, reduction = find(pg), Reduction.of(op)
     [host] = host_aliases(tensors, group)
     rules.check_reduction(host.dtype, reduction, rules.kind_of(tensors, group))
-    says = f"reduce {described([host])} {reduction.name} to {root}"
+    says = f"reduce {described([host])} {reduction.name} to {root}{rules.layout(tensors)}"
     outs = [host] if group.rank == root else []
     call = Call("reduce", says, [host], outs, peer=root, reduction=reduction)
     return issue("reduce_", group, [call], tensors, async_op, tensors)
@@ -90,6 +90,7 @@ def reduce_scatter_(
     [out], parts = host_aliases(outs, group), host_aliases(ins[0], group)
     kind = rules.kind_of(outs, group)
     call = _reduce_scatter_call(out, parts, op, group, "reduce_scatter", kind)
+    call.says += rules.layout([*outs, *ins[0]])
     return outs, issue("reduce_scatter_", group, [call], outs, async_op, list(outs))
 
 
@@ -101,7 +102,9 @@ def _scatter_one(out: Tensor, whole: Tensor, op: Any, group: Communicator) -> Ca
         raise TypeError("input tensor must be the same type as the output tensor.")
     parts = list(host.reshape(group.size, host_out.numel()).unbind())
     name, kind = "reduce_scatter_tensor", rules.kind_of([out], group)
-    return _reduce_scatter_call(host_out.reshape(-1), parts, op, group, name, kind)
+    call = _reduce_scatter_call(host_out.reshape(-1), parts, op, group, name, kind)
+    call.says += rules.layout([out, whole])
+    return call
 
 
 def _reduce_scatter_base_(

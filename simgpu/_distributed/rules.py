@@ -2,6 +2,10 @@
 
 Dtypes that they do not know, tensors with gaps, bitwise reductions by NCCL, and what gloo cannot
 reduce. Between two ranks, gloo sends any dtype.
+
+NCCL sees memory, and no dims: tensors in `channels_last` travel as they lie, and so does what is
+sent to one rank from any tensor without gaps. A tensor that lies otherwise where it arrives would
+have its values in other places, without a word.
 """
 
 from __future__ import annotations
@@ -28,6 +32,10 @@ _NCCL_DTYPES = {
     torch.bool,
     *FLOAT8,
 }
+_CHANNELS_LAST = {
+    4: (torch.channels_last, (0, 2, 3, 1)),
+    5: (torch.channels_last_3d, (0, 2, 3, 4, 1)),
+}
 _PREMUL_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _GLOO_DTYPES = _NCCL_DTYPES - set(FLOAT8)
 _FNUZ = {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
@@ -46,11 +54,54 @@ def host_aliases(
     for tensor in tensors:
         if tensor.layout is not torch.strided or tensor.is_cpu != on_host:
             raise ValueError("Tensors must be CUDA and dense")
-        if not tensor.is_contiguous():
-            raise ValueError("Tensors must be contiguous")
         _check_dtype(tensor.dtype, kind, between_two)
+    orders = [_order(tensor, between_two and kind == "nccl") for tensor in tensors]
     # Those of ranks that are processes never come here with tensors of the host.
-    return list(tensors) if on_host else [host_alias(tensor) for tensor in tensors]
+    aliases = list(tensors) if on_host else [host_alias(tensor) for tensor in tensors]
+    return [
+        alias if order is None else alias.permute(order)
+        for alias, order in zip(aliases, orders, strict=True)
+    ]
+
+
+def layout(tensors: Sequence[Tensor], between_two: bool = False) -> str:
+    """How tensors of one call lie in memory, which is to be said to other ranks; "" as usual.
+
+    Raises:
+        ValueError: they do not lie alike. Those of one dim have no layout.
+    """
+    orders = {_order(tensor, between_two) for tensor in tensors if tensor.dim() != 1}
+    if len(orders) > 1:
+        raise ValueError(
+            "tensors of one call have to lie alike in memory, and some are contiguous and others "
+            "channels_last: values would come to other places. Call .contiguous()"
+        )
+    order = next(iter(orders), None)
+    return "" if order is None else f", in memory by dims {', '.join(map(str, order))}"
+
+
+def _order(tensor: Tensor, between_two: bool) -> tuple[int, ...] | None:
+    """The dims of a tensor as they lie in memory, the outermost first; None: as they are.
+
+    Those of a tensor between two ranks may lie in any order, if there are no gaps.
+    """
+    if tensor.is_contiguous():
+        return None
+    memory_format, order = _CHANNELS_LAST.get(tensor.dim(), (None, ()))
+    if memory_format is not None and tensor.is_contiguous(memory_format=memory_format):
+        return order
+    if not between_two:
+        raise ValueError("Tensors must be contiguous")
+    sizes, strides = tensor.shape, tensor.stride()
+    order = tuple(
+        sorted(
+            range(tensor.dim()),
+            key=lambda dim: (1, -strides[dim]) if sizes[dim] > 1 else (0, dim),
+        )
+    )
+    if not tensor.permute(order).is_contiguous():
+        raise ValueError("Tensors for P2P must be non-overlapping and dense")
+    return order
 
 
 def kind_of(tensors: Sequence[Tensor], group: Communicator) -> str:

@@ -518,9 +518,9 @@ DISTRIBUTED = [
     ),
     fault(
         "tensors with gaps travel",
-        "simgpu._distributed.rules:host_aliases",
-        "if not tensor.is_contiguous():",
-        "if False:",
+        "simgpu._distributed.rules:_order",
+        'raise ValueError("Tensors must be contiguous")',
+        "return None",
         collectives.test_tensors_with_gaps_are_refused,
     ),
     fault(

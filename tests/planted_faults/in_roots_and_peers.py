@@ -5,6 +5,7 @@ from functools import partial
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_devices_of_groups as devices
+from tests.distributed import test_memory_formats as formats
 from tests.distributed import test_odd_calls as odd
 from tests.distributed import test_reductions as reductions
 from tests.distributed import test_roots_and_peers as numbered
@@ -14,6 +15,44 @@ from tests.distributed import test_works as works
 from tests.support.plant import fault
 
 ROOTS_AND_PEERS = [
+    fault(
+        "channels_last is refused",
+        "simgpu._distributed.rules:_order",
+        "if memory_format is not None and",
+        "if False and",
+        partial(formats.test_channels_last_travels, name="all_reduce"),
+        raises=Exception,
+    ),
+    fault(
+        "what was transposed is sent to nobody",
+        "simgpu._distributed.rules:host_aliases",
+        'between_two and kind == "nccl"',
+        "False",
+        formats.test_any_dense_tensor_is_sent_to_one_rank,
+        raises=Exception,
+    ),
+    fault(
+        "no rank says how its tensor lies in memory",
+        "simgpu._distributed.rules:layout",
+        "if order is None else",
+        "if True else",
+        formats.test_ranks_whose_tensors_lie_otherwise_are_told_so,
+    ),
+    fault(
+        "tensors of one call may lie otherwise",
+        "simgpu._distributed.rules:layout",
+        "if len(orders) > 1:",
+        "if False:",
+        formats.test_an_output_that_lies_otherwise_is_refused,
+    ),
+    fault(
+        "what has gaps is sent to one rank",
+        "simgpu._distributed.rules:_order",
+        'raise ValueError("Tensors for P2P must be non-overlapping and dense")',
+        "return None",
+        partial(formats.test_what_has_gaps_or_overlaps_is_sent_to_nobody, gaps=lambda x: x[:, ::2]),
+        raises=Exception,
+    ),
     fault(
         "a single element has the stride of many",
         "simgpu._distributed.calls:as_bytes",
