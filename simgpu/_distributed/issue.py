@@ -83,9 +83,10 @@ def issue(
             pending.append(group.submit(call, asynchronous))
         return written
 
+    on_host = index is None and all(tensor.is_cpu for tensor in tensors)
     index = placement.of_tensors(group, tensors) if index is None else index
     _check_capture(name, index)
-    alone = group.kind == "nccl" and world.device_count() > 1
+    alone = group.kind == "nccl" and world.device_count() > 1 and not on_host
     device = f"{_machine()}:{index}" if alone else ""
     about = Collective(
         group=group.name,

@@ -17,7 +17,7 @@ from torch import distributed
 
 from simgpu._distributed import moving, placement, reducing, sparse
 from simgpu._distributed.calls import Call, described
-from simgpu._distributed.communicators import backend_of, find
+from simgpu._distributed.communicators import backend_of, find, threads
 from simgpu._distributed.issue import in_one_work, issue
 from simgpu._distributed.rules import host_aliases, layout
 from simgpu._native.dlpack_relabel import host_alias
@@ -64,6 +64,12 @@ def barrier(
 def monitored_barrier_(
     tensor: Tensor, pg: Any, device_ids: Sequence[int], timeout: int, wait_all_ranks: bool
 ) -> None:
+    if threads.carrier is not None:  # no time passes, and who does not come is an error at once
+        group = find(pg)
+        index = placement.of_barrier(group, device_ids)
+        call = Call("barrier", "monitored_barrier", [], [])
+        issue("monitored_barrier_", group, [call], [tensor], False, [], index)
+        return
     limit = timedelta(milliseconds=timeout) if timeout > 0 else None
     backend_of(distributed.ProcessGroup.unbox(pg)).monitored_barrier(limit, wait_all_ranks)
 

@@ -97,6 +97,31 @@ def test_a_barrier_is_where_nccl_has_it(named, bound, used, current, members):
     assert {about.rank: about.index for about in found} == {rank: wanted[rank] for rank in members}
 
 
+@few
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.booleans(), st.lists(st.integers(0, DEVICES - 1), min_size=SIZE, max_size=SIZE)
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    seed=schedules,
+)
+@example(steps=[(True, [0, 1, 2]), (False, [0, 0, 0])], seed=None)
+def test_tensors_of_the_host_are_on_no_device(steps, seed):
+    """They go by gloo. A thread of a rank, as that of `async_save`, is on device 0 at first."""
+
+    def call(rank):
+        for on_device, current in steps:
+            torch.cuda.set_device(rank if on_device else current[rank])
+            x = torch.ones(1, device="cuda" if on_device else "cpu")
+            dist.all_reduce(x)
+            assert x.item() == SIZE
+
+    results(SIZE, call, backend="cpu:gloo,cuda:nccl", schedule=seed)
+
+
 CALLS = {
     "all_reduce": dist.all_reduce,
     "broadcast": lambda x: dist.broadcast(x, 0),

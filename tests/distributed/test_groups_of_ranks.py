@@ -174,3 +174,29 @@ def test_tensors_of_the_cpu_travel_where_the_group_has_gloo(count, seed, backend
             simgpu.ranks(count, sums, backend=backend, schedule=seed)
             == [list(range(count))] * count
         )
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), waits=st.booleans(), seed=schedules)
+def test_a_monitored_barrier_is_a_barrier(count, waits, seed):
+    come = []
+
+    def call(rank):
+        group = dist.new_group(backend="gloo")
+        come.append(rank)
+        dist.monitored_barrier(group, wait_all_ranks=waits)
+        return len(come)
+
+    assert simgpu.ranks(count, call, schedule=seed) == [count] * count
+
+
+def test_who_does_not_come_to_a_monitored_barrier_is_named():
+    def call(rank):
+        group = dist.new_group(backend="gloo")
+        if rank != 1:
+            dist.monitored_barrier(group)
+
+    with pytest.raises(
+        DeadlockError, match=r"rank 0 waits for monitored_barrier.*rank 1 has ended"
+    ):
+        simgpu.ranks(3, call)

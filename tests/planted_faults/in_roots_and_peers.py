@@ -5,6 +5,7 @@ from functools import partial
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_devices_of_groups as devices
+from tests.distributed import test_groups_of_ranks as groups
 from tests.distributed import test_memory_formats as formats
 from tests.distributed import test_odd_calls as odd
 from tests.distributed import test_reductions as reductions
@@ -15,6 +16,21 @@ from tests.distributed import test_works as works
 from tests.support.plant import fault
 
 ROOTS_AND_PEERS = [
+    fault(
+        "tensors of the host are on the current device",
+        "simgpu._distributed.issue:issue",
+        "and not on_host",
+        "",
+        devices.test_tensors_of_the_host_are_on_no_device,
+        raises=Exception,
+    ),
+    fault(
+        "a monitored barrier waits for nobody",
+        "simgpu._distributed.kernels:monitored_barrier_",
+        'issue("monitored_barrier_", group, [call], [tensor], False, [], index)',
+        "pass",
+        groups.test_a_monitored_barrier_is_a_barrier,
+    ),
     fault(
         "channels_last is refused",
         "simgpu._distributed.rules:_order",
