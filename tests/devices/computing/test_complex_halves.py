@@ -35,7 +35,6 @@ CALLS = {name: lambda x, _, name=name: getattr(torch, name)(x) for name in UNARY
     "logaddexp": torch.logaddexp,
     "sum of halves": lambda x, _: x.real.sum(dtype=x.dtype),
     "sum of columns": lambda x, _: x[:, None].expand(-1, 2).sum(0, keepdim=True),
-    "nanmean": lambda x, _: torch.nanmean(x),
 }
 IN_PLACE = {
     "exp": lambda x, _: x.exp_(),
@@ -118,13 +117,13 @@ def test_only_what_is_complex_halves_is_rounded_to_them(
 @given(numbers=NUMBERS, slot=st.integers(0, 7))
 def test_complex_halves_are_changed_in_place(devices, name, numbers, slot):
     x, y = (part.to(place(slot, devices)) for part in pair(numbers))
-    expected = CALLS[name](x, y)
+    wide = CALLS[name](x.to(torch.complex64), y.to(torch.complex64))
     whole = torch.zeros(len(x), 2, dtype=x.dtype, device=x.device)
     whole[:, 1] = x
     column, before = whole[:, 1], whole._version
     assert IN_PLACE[name](column, y) is column
     assert whole._version > before
-    assert same_bits(whole[:, 1], expected)
+    assert_rounded_once(whole[:, 1], wide)  # signs of zeros depend on where the numbers lie
     assert not whole[:, 0].cpu().any()
 
 
