@@ -106,9 +106,10 @@ class ExampleRecorder:
         """End a property: give its failures the codes that hypothesis repeats them by."""
         for part in failures.inner_errors(error) if error is not None else ():
             code = failures.reproduction_code(part)
+            # A line may raise errors of several types, each with an example of its own.
+            raised = (self._property, type(part).__name__, failures.location(part))
             for failure in self.tally.failures.values():
-                same = failure.property == self._property
-                if code and same and failure.location == failures.location(part):
+                if code and raised == (failure.property, failure.error, failure.location):
                     failure.blob = code
         if error is not None and isinstance(error, Exception) and not self._failing:
             of_property = failures.of_property(self._property, error)

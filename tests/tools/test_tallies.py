@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.core import decode_failure
 
 from simgpu._fuzz import campaign, report
 from simgpu._fuzz.heat_map import heat_map, never_tried
+from simgpu._fuzz.recorder import ExampleRecorder
+from simgpu._fuzz.session_settings import SessionSettings
 from simgpu._fuzz.tally import Failure, SlowExample, Tally
 
 FAILURE = Failure(
@@ -160,3 +163,25 @@ def test_a_campaign_ends_with_1_if_it_was_stopped_after_a_failure(fails, interru
     assert len(report["failures"]) == fails
     assert ("here is what was found so far" in told.getvalue()) == interrupted
     assert (FAILURE.property in said.getvalue()) == fails
+
+
+def test_each_error_of_one_line_has_the_code_of_its_own_example(request, tmp_path):
+    """A property in which the same line fails, with an error of one type or of the other."""
+
+    @settings(max_examples=50, database=None, print_blob=True)
+    @given(n=st.integers(0, 20))
+    def numbers(n):
+        raise (ValueError if n > 5 else TypeError)(f"for {n}")
+
+    recorder = ExampleRecorder(SessionSettings(str(tmp_path), (1, 8), "unused"))
+    recorder.begin(request.node.nodeid, None)
+    handle = numbers.hypothesis
+    handle.inner_test = recorder.counted(request.node, handle.inner_test)
+    with pytest.raises(BaseException, match="2 distinct failures") as raised:
+        numbers()
+    recorder.finish(raised.value)
+    found = {
+        failure.error: (failure.message, decode_failure(failure.blob.encode()))
+        for failure in recorder.tally.failures.values()
+    }
+    assert found == {"TypeError": ("for 0", (0,)), "ValueError": ("for 6", (6,))}
