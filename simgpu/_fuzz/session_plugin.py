@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from simgpu._fuzz.database import database_of
 from simgpu._fuzz.recorder import ExampleRecorder
@@ -57,6 +57,7 @@ def _load_profile(session: SessionSettings) -> None:
         derandomize=False,
         database=database_of(session.database),
         max_examples=_most(session),
+        phases=(Phase.reuse, Phase.shrink) if session.kept_alone else base.phases,
         deadline=None,
         print_blob=True,
         suppress_health_check=sorted(allowed, key=lambda check: check.value),

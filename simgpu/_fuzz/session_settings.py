@@ -38,6 +38,8 @@ class SessionSettings:
     """The fewest and the most ranks of a world."""
     blob: str | None = None
     """The code of the one example to run again."""
+    kept_alone: bool = False
+    """Whether nothing but what the database keeps is run."""
 
     @classmethod
     def from_environment(cls) -> SessionSettings:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from simgpu._fuzz.session_settings import SessionSettings, absolute_database
+from simgpu._fuzz.tally import sum_tallies
 
 PLUGIN = "simgpu._fuzz.session_plugin"
 
@@ -41,14 +43,27 @@ def replay(
         blob: the example's code; without one, hypothesis takes the example from `database`.
         schedules: whether the example has drawn the order of its threads too.
 
-    Returns pytest's exit status.
+    Returns pytest's exit status, or 4 where the database has no example of the property.
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = SessionSettings(
-            folder, devices, absolute_database(database), examples=1, blob=blob, ranks=ranks
+            folder,
+            devices,
+            absolute_database(database),
+            examples=1,
+            blob=blob,
+            kept_alone=blob is None,
+            ranks=ranks,
         )
         command = pytest_command(settings, [name, *(["--schedules", "1"] if schedules else [])])
-        return subprocess.run(command, env=settings.environment(), check=False).returncode
+        status = subprocess.run(command, env=settings.environment(), check=False).returncode
+        if status == 0 and not sum_tallies(Path(folder)).examples:
+            print(
+                f"no example was run: {settings.database} keeps none of {name}. Copy the whole "
+                "command from the report, or say the campaign's --database"
+            )
+            return 4
+        return status
 
 
 def is_example(code: str) -> bool:

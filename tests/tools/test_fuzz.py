@@ -121,6 +121,14 @@ def test_a_failure_is_found_kept_and_run_again(suite):
     assert "1 failed" in regression.stdout
 
 
+def test_a_replay_of_what_no_database_keeps_says_that_nothing_was_run(suite):
+    """Else a replay in another folder looks as if the mistake were mended."""
+    suite(BROKEN)
+    done = suite.simgpu("replay", "test_it.py::test_uneven", "--database", "empty")
+    assert done.returncode == 4
+    assert "empty keeps none of test_it.py::test_uneven" in done.stdout
+
+
 def fuzzing(suite, words, started):
     """A campaign in a process of its own, whose examples find the path `started`."""
     return subprocess.Popen(
