@@ -169,10 +169,13 @@ def device(index: int) -> Device:
         )
     _world.asked = True
     if not 0 <= index < len(_world.devices):
+        last = len(_world.devices) - 1
+        there = f"are {last + 1} simulated devices, {DEVICE_TYPE}:0 to {DEVICE_TYPE}:{last}"
+        if last == 0:
+            there = f"is one simulated device, {DEVICE_TYPE}:0"
         raise InvalidDeviceError(
             f"{DEVICE_TYPE} error: invalid device ordinal: {DEVICE_TYPE}:{index} was asked for, "
-            f"but there are {len(_world.devices)} simulated devices, "
-            f"{DEVICE_TYPE}:0 to {DEVICE_TYPE}:{len(_world.devices) - 1}"
+            f"but there {there}"
         )
     return _world.devices[index]
 

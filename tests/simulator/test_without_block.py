@@ -41,10 +41,18 @@ def test_devices_last_until_they_are_disabled(name):
     assert raised.value.__context__ is None
 
 
-def test_a_device_that_is_not_there_is_told_alone():
-    with simgpu.devices(2):
+@pytest.mark.parametrize(
+    ("count", "there"),
+    [
+        (1, "there is one simulated device, simgpu:0"),
+        (2, "there are 2 simulated devices, simgpu:0 to simgpu:1"),
+    ],
+)
+def test_a_device_that_is_not_there_is_told_alone(count, there):
+    says = f"simgpu:9 was asked for, but {there}"
+    with simgpu.devices(count):
         for call in (torch.ones, torch.empty, torch.randn):
-            with pytest.raises(InvalidDeviceError, match="simgpu:9 was asked for") as raised:
+            with pytest.raises(InvalidDeviceError, match=f"{says}$") as raised:
                 call(3, device="simgpu:9")
             assert raised.value.__context__ is None
 
