@@ -173,7 +173,7 @@ def _lend(
     try:
         wanted = wanted_by(request.node) or Wanted(pool.count)
     except (TypeError, ValueError) as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
     if wanted.count > pool.count:
         needs = plural(wanted.count, "device")
         skips.skip(request, f"needs {needs}, this session has {pool.count}")

@@ -88,6 +88,7 @@ def add_options(parser: pytest.Parser) -> None:
 
     add(
         "--devices",
+        type=_kind,
         choices=("auto", "simgpu", "cuda"),
         default="auto",
         help="real GPUs, simulated ones, or (auto, the default) real ones where there are two",
@@ -133,6 +134,16 @@ def add_options(parser: pytest.Parser) -> None:
         help="let simulated devices go by the name of CUDA, for suites written for CUDA",
     )
     _add_exploring(add)
+
+
+def _kind(text: str) -> str:
+    """Read the kind of devices; a number is what `simgpu run --devices` takes."""
+    if text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{text} is no kind of devices (auto, simgpu or cuda): --device-count {text} says how "
+            "many there are"
+        )
+    return text
 
 
 def _add_exploring(add: Callable[..., None]) -> None:
@@ -222,6 +233,13 @@ def check(options: DeviceOptions) -> None:
         raise pytest.UsageError(f"--device-count must be from 1 to {MAX_COUNT}, not {count}")
     if options.schedules is not None and options.schedules < 1:
         raise pytest.UsageError(f"--schedules must be 1 or more, not {options.schedules}")
+    if options.schedule is not None:
+        from simgpu._simulation.schedules.replays import Replay
+
+        try:
+            Replay(options.schedule)
+        except ValueError as error:
+            raise pytest.UsageError(f"--schedule {options.schedule}: {error}") from None
     if per_worker is not None and per_worker < 1:
         raise pytest.UsageError(f"--gpus-per-worker must be 1 or more, not {per_worker}")
     simulated = options.kind != "cuda" and not options.oversubscribe

@@ -127,7 +127,7 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
         if maker:
             pytest.fail(
                 f"the test asks for {plural(count, 'device')}, and {active} are there already, "
-                f"made by {maker}: ask both for as many",
+                f"made by {maker}: say @pytest.mark.devices({active}), or as many ranks",
                 pytrace=False,
             )
         pytest.fail(

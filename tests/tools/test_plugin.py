@@ -69,6 +69,8 @@ def test_options_that_cannot_be_met(gpus, options, here, says):
         (["--device-count", "65"], "from 1 to 64, not 65"),
         (["--devices", "simgpu", "--oversubscribe"], "cannot be combined"),
         (["--devices", "tpu"], "invalid choice"),
+        (["--devices", "4"], "--device-count 4 says how many"),
+        (["--schedule", "abc"], "--schedule abc: * is no token of a schedule"),
     ],
 )
 def test_a_wrong_option_ends_the_session_at_its_start(pytester, arguments, says):
