@@ -28,6 +28,7 @@ from simgpu._pytest.options import add_options, check, read_options
 from simgpu._pytest.pools import Scope, plural
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
 from simgpu._pytest.ranks import Run, lend_ranks
+from simgpu._pytest.way_out import add_way_out
 from simgpu._pytest.wrapping import wrapped
 
 if TYPE_CHECKING:
@@ -88,6 +89,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     fail_if_wrong(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None:
+        add_way_out(item, call.excinfo.value, report)
+    return report
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -14,7 +14,7 @@ DESCRIPTION = (
 
 # The fixture that a marked test gets although it names none of ours.
 MARKED_DEVICES = "_simgpu_marked_devices"
-_FIXTURES = {"devices", "module_devices", "session_devices", MARKED_DEVICES}
+FIXTURES = {"devices", "module_devices", "session_devices", MARKED_DEVICES}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _words(marker: pytest.Mark) -> str:
 def give_devices_if_marked(item: pytest.Item) -> None:
     """Let a marked test have its devices, also where it names no fixture (unittest.TestCase)."""
     names: list[str] | None = getattr(item, "fixturenames", None)
-    if names is None or _FIXTURES & set(names) or not _is_marked(item):
+    if names is None or FIXTURES & set(names) or not _is_marked(item):
         return
     # First, so that the test's own fixtures find the devices.
     names.insert(0, MARKED_DEVICES)

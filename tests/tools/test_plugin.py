@@ -184,6 +184,35 @@ def test_the_marker_alone_gives_the_devices(pytester):
     result.stdout.fnmatch_lines("1 test skipped, for each needs 9 devices, this session has 4")
 
 
+NAMES = """
+import torch
+
+def test_no_fixture():  # first: devices give torch the name
+    torch.ones(2, device="simgpu:0")
+
+def test_cuda(devices):
+    torch.ones(2).cuda()
+
+def test_another_error(devices):
+    raise ValueError("cuda")
+"""
+
+
+def test_a_name_that_devices_do_not_go_by_is_told_with_the_way_out(pytester):
+    pytester.makepyfile(NAMES)
+    result = pytester.runpytest_subprocess("--devices", "simgpu", "-p", "no:cacheprovider")
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(
+        [
+            "*- simgpu -*",
+            "*let it take the fixture `devices`, or*",
+            "*- simgpu -*",
+            '*say devices[[]0] where it says "cuda", or run it with --as-cuda*',
+        ]
+    )
+    assert result.stdout.str().count("- simgpu -") == 2
+
+
 def test_distinct_devices_are_not_to_be_had_on_one_gpu():
     """The marker's other half: several slots on one GPU are no different devices."""
     assert not CudaPool([0, 0]).distinct
