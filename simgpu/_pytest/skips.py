@@ -23,7 +23,8 @@ def count_lines(skipped: Iterable[Any]) -> list[str]:
     # A module that skips itself while it is collected has a report without user_properties.
     properties = [pair for report in skipped for pair in getattr(report, "user_properties", ())]
     reasons = [text for name, text in properties if name == _PROPERTY]
-    return [
-        f"{plural(reasons.count(text), 'test')} skipped, for each {text}"
-        for text in sorted(set(reasons))
-    ]
+    lines = []
+    for text in sorted(set(reasons)):
+        count = reasons.count(text)
+        lines.append(f"{plural(count, 'test')} skipped: {'it' if count == 1 else 'each'} {text}")
+    return lines

@@ -85,8 +85,8 @@ TOOLS = [
     fault(
         "one reason of skips is told",
         "simgpu._pytest.skips:count_lines",
-        "for text in sorted(set(reasons))",
-        "for text in sorted(set(reasons))[:1]",
+        "for text in sorted(set(reasons)):",
+        "for text in sorted(set(reasons))[:1]:",
         pools.test_skips_are_counted_by_their_reason,
     ),
     fault(

@@ -181,7 +181,7 @@ def test_the_marker_alone_gives_the_devices(pytester):
     options = ("--devices", "simgpu", "--device-count", "4", "-W", "error", "--strict-markers")
     result = pytester.runpytest_inprocess(*options, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=6, skipped=1)
-    result.stdout.fnmatch_lines("1 test skipped, for each needs 9 devices, this session has 4")
+    result.stdout.fnmatch_lines("1 test skipped: it needs 9 devices, this session has 4")
 
 
 NAMES = """

@@ -138,7 +138,7 @@ def test_workers_on_a_machine_with_four_gpus(pytester, monkeypatch):
     result.stdout.fnmatch_lines(
         [
             "devices: 4 real GPUs (cuda); 2 workers, each with 2 of them",
-            "3 tests skipped, for each needs 4 devices, this session has 2",
+            "3 tests skipped: each needs 4 devices, this session has 2",
         ]
     )
 
