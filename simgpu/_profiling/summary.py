@@ -59,7 +59,7 @@ class Totals(Instrument):
             lines.append(f"{'collective':<40}{'calls':>9}{'bytes':>13}  group")
         for (op, group, ranks), (calls, nbytes) in sorted(self._collectives.items()):
             name = op.removeprefix("c10d.").strip("_")
-            where = f"{group} of {ranks} rank{'s' * (ranks > 1)}"
+            where = f"{group} ({ranks} rank{'s' * (ranks > 1)})"
             lines.append(f"{name:<40}{calls:>9}{format_bytes(nbytes):>13}  {where}")
         return "\n".join(lines) + "\n"
 

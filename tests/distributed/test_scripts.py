@@ -98,7 +98,9 @@ def test_ranks_that_are_started_again_end_where_undisturbed_ones_do(python, tmp_
     done_again = len(re.findall(r"step [23] of rank 1:", elastic.stdout))
     assert done_again == 2, elastic.stdout
 
-    table = re.search(r"^allreduce +(\d) +(\d+) bytes +0 of 2 ranks$", elastic.stderr, re.MULTILINE)
+    table = re.search(
+        r"^allreduce +(\d) +(\d+) bytes +0 \(2 ranks\)$", elastic.stderr, re.MULTILINE
+    )
     assert table is not None, elastic.stderr
     assert int(table[2]) == 12 * int(table[1])
     events = json.loads((tmp_path / "timeline.json").read_text(encoding="utf-8"))["traceEvents"]
