@@ -19,12 +19,16 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", required=True)
     for command in (run, fuzz, replay, compare, info):
         command.add_arguments(commands)
+    for command_parser in commands.choices.values():
+        command_parser.set_defaults(parser=command_parser)
     return root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options = parser().parse_args(argv)
+    options, unknown = parser().parse_known_args(argv)
+    if unknown:  # with the usage of the command, which the root's parser does not know
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     status: int = options.start(options)
     return status
 

@@ -19,7 +19,7 @@ def add_arguments(commands: Any) -> None:
         "clone of the repository, whose tests have the recordings and what replays them.",
     )
     compare.add_argument("files", nargs="+", type=Path, metavar="FILE", help="tests/recordings/...")
-    compare.set_defaults(start=start, parser=compare)
+    compare.set_defaults(start=start)
 
 
 def start(options: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ def add_arguments(commands: Any) -> None:
     )
     _add_watching(run)
     _add_program(run)
-    run.set_defaults(start=start, parser=run)
+    run.set_defaults(start=start)
 
 
 def _add_watching(run: argparse.ArgumentParser) -> None:
@@ -166,8 +166,25 @@ def start(options: argparse.Namespace) -> int:
         refusal = ClockUntilExit(clock, environment).start()
     if refusal is not None:
         options.parser.error(refusal)
-    run_script(script)
+    try:
+        run_script(script)
+    except SystemExit as ended:
+        if ended.code == 2:  # as argparse ends where a program does not know an argument
+            _tell_of_options_behind(options.parser, program)
+        raise
     return 0
+
+
+def _tell_of_options_behind(parser: argparse.ArgumentParser, program: Program) -> None:
+    """Say on stderr which options of ours the program was given, since they stood behind it."""
+    names = [word.partition("=")[0] for word in program.arguments if word.startswith("--")]
+    behind = [name for name in names if name in parser._option_string_actions]
+    if behind:
+        print(
+            f"{parser.prog}: {', '.join(behind)} went to the program, behind whose name it stands; "
+            f"what is meant for {parser.prog} stands before",
+            file=sys.stderr,
+        )
 
 
 # What starts other processes, and computes nothing itself.
@@ -245,5 +262,14 @@ def _program(options: argparse.Namespace) -> Program:
         if path.is_dir() and not (path / "__main__.py").is_file():
             error(f"the folder {path} has no __main__.py to run")
         if not os.path.exists(path):
-            error(f"no such script: {path}")
+            error(f"no such script: {path}{_meant_by(program.text)}")
     return program
+
+
+def _meant_by(name: str) -> str:
+    """What to say of a word that names no script, but something else that Python knows."""
+    if name in ("python", "python3"):
+        return "; leave that word out, for what comes after `run` is what Python would be told"
+    if name.isidentifier() and importlib.util.find_spec(name):
+        return f"; the module runs by -m {name}"
+    return ""

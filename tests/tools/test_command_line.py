@@ -108,6 +108,9 @@ MISTAKES = {
     ),
     "a report nowhere": (["fuzz", "--report", "no/such/x.html", "{folder}"], "no folder no/such"),
     "too many devices": (["run", "--devices", "65", "-c", "1"], "from 1 to 64, got 65"),
+    "an unknown option": (["run", "--gpus", "2", "-c", "1"], " run: error: unrecognized arguments"),
+    "a module in a script's place": (["run", "pytest"], "script: pytest; the module runs by -m"),
+    "python itself": (["run", "python", "x.py"], "no such script: python; leave that word out"),
 }  # fmt: skip
 
 
@@ -120,6 +123,14 @@ def test_mistakes_are_seen_before_anything_runs(capsys, tmp_path, words, says):
     assert says in seen.err
     assert "ARGS" not in seen.err.splitlines()[-1]
     assert not Path("no").exists()
+
+
+def test_an_option_behind_the_program_is_told_where_the_program_refuses_it(python):
+    ends = ("-m", "simgpu", "run", "-c", "import sys; sys.exit(int(sys.argv[1]))")
+    refused = python(*ends, "2", "--devices=4", "--lr", "1")
+    assert refused.returncode == 2
+    assert "run: --devices went to the program" in refused.stderr
+    assert python(*ends, "3", "--devices", "4").stderr == ""
 
 
 LAUNCHERS = ("-m torch.distributed.run", "-m torch.distributed.launch", "torchrun", "accelerate")
