@@ -275,6 +275,13 @@ PATCHES: tuple[Row, ...] = (
         wrap=_without_cache,
         why='its cache is shared by threads, in each of which "cuda" is another device',
     ),
+    Patch(
+        "torch.distributed.c10d_logger._c10d_logger",
+        "disabled",
+        True,
+        needs="disabled",
+        why="each rank would log the error that its world raises, and pytest shows it again",
+    ),
     Action(
         "the registry that C++ has of process groups",
         run=_isolate,

@@ -1,5 +1,6 @@
 """`simgpu.ranks`: worlds of ranks in threads, what they are given, and what goes wrong in them."""
 
+import logging
 import os
 import re
 
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
+from torch.distributed import c10d_logger
 
 import simgpu
 from simgpu import strategies
@@ -102,6 +104,24 @@ def test_the_first_failure_is_raised_with_what_became_of_the_others(count, data,
         assert told == f"raised by rank {failing} of {count}"
         assert f"rank {failing} has raised KeyError" in why
         assert f"rank {(failing + 1) % count} waits for all_reduce" in why
+
+
+def test_what_a_world_raises_is_not_logged_by_each_of_its_ranks():
+    logger = c10d_logger._c10d_logger
+    seen = []
+    handler = logging.Handler()
+    handler.emit = seen.append
+
+    def differ(rank):
+        dist.all_reduce(torch.ones(rank + 1, device="cuda"))
+
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(CollectiveMismatchError):
+            simgpu.ranks(3, differ)
+    finally:
+        logger.removeHandler(handler)
+    assert (seen, logger.disabled) == ([], False)
 
 
 def test_two_ranks_on_one_device_are_refused():
