@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from simgpu._distributed import fake, gloo
 from simgpu._distributed.calls import Call
-from simgpu._distributed.works import Pending, Work
+from simgpu._distributed.works import Pending, Work, drop_unused
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import instruments
 from simgpu._runtime.instruments import Instrument
@@ -102,7 +102,8 @@ class Communicator:
             call.number = self._numbers[stream] = self._numbers.get(stream, 0) + 1
             if not stream:
                 self._tell_device(call)
-            pending = Pending(call, self._last.get(stream) if asynchronous else None)
+            previous = self._last.get(stream) if asynchronous else None
+            pending = Pending(call, None if previous is None or previous.over() else previous)
             if asynchronous:
                 if not isinstance(self.transport, fake.Transport):  # which waits for nobody
                     pending.stage()
@@ -132,6 +133,7 @@ class Communicator:
             _, pending = self._last.popitem()
             pending.await_(None)
             pending.land()
+        drop_unused(self.open)
 
 
 def _stream(call: Call) -> str:

@@ -7,6 +7,7 @@ that it is there, where its future is asked for, or where the device is synchron
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from torch import distributed
 from torch.utils.weak import TensorWeakRef
 
 from simgpu._distributed.calls import Call
+from simgpu._native.reference_counts import held_by_cpp
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Collective, hooks
 from simgpu.errors import CollectiveTimeoutError
@@ -79,6 +81,12 @@ class Pending:
         """Say that the call has run, or failed."""
         self.error = error
         self._done.set()
+        if not self._landing and self.previous is not None and self.previous.over():
+            self.previous = None  # a send that nobody waits for would keep all before it
+
+    def over(self) -> bool:
+        """Whether it has run, and nothing is left to land."""
+        return self._done.is_set() and not self._landing
 
     def done(self) -> bool:
         return self._done.is_set()
@@ -128,8 +136,8 @@ class Work(distributed.Work):
     """What an asynchronous collective returns.
 
     C++ holds the C++ half of this object only, which would wait for ever. So `keep` has it until it
-    is waited for; where there are several outputs, it then lives until all of them are gone, since
-    functional collectives wait for each.
+    is waited for, or dropped; where there are several outputs, it lives until all of them are gone,
+    since functional collectives wait for each.
     """
 
     def __init__(self, pending: Sequence[Pending], outputs: list[Tensor], keep: set[Any]) -> None:
@@ -138,6 +146,7 @@ class Work(distributed.Work):
         self._outputs = outputs
         self._seen: list[TensorWeakRef] = []
         self._keep = keep
+        drop_unused(keep)
         keep.add(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -167,6 +176,11 @@ class Work(distributed.Work):
         for pending in self._pending:
             pending.await_(seconds if seconds > 0 else None)
             pending.land()
+        drop_unused(self._keep)
+
+    def over(self) -> bool:
+        """Whether all of it has landed."""
+        return all(pending.over() for pending in self._pending)
 
     def synchronize(self) -> None:
         self.wait()
@@ -193,6 +207,20 @@ class Work(distributed.Work):
 
     def result(self) -> list[Tensor]:
         return self._outputs or [output for seen in self._seen if (output := seen()) is not None]
+
+
+# References to a Work that `drop_unused` alone has: of the set, its copy, the variable, the call.
+_OF_NOBODY = 4
+
+
+def drop_unused(keep: set[Work]) -> None:
+    """Keep no longer what has landed, and what neither the program nor C++ can wait for any more.
+
+    By that they would keep memory of the device.
+    """
+    for work in list(keep):
+        if work.over() and sys.getrefcount(work) <= _OF_NOBODY and not held_by_cpp(work):
+            keep.discard(work)
 
 
 def _gone(work: Work) -> None:

@@ -18,6 +18,7 @@ from simgpu._native import (
     guard_answers,
     host_allocator,
     reducer_timers,
+    reference_counts,
     registered_guard,
     storage_layout,
     type_slots,
@@ -89,6 +90,11 @@ TRICKS = (
         "timers of the Reducer",
         reducer_timers.is_active,
         "DistributedDataParallel measures no times, and C++ warns of that once",
+    ),
+    Trick(
+        "works that C++ still holds",
+        reference_counts.is_active,
+        "an asynchronous collective that a program drops keeps its memory until its group ends",
     ),
     Trick(
         "texts of built-in errors",

@@ -21,6 +21,7 @@ from simgpu._native import (
     host_allocator,
     process_memory,
     reducer_timers,
+    reference_counts,
     registered_guard,
     status,
     storage_layout,
@@ -139,6 +140,7 @@ def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
     monkeypatch.setattr("simgpu._native.constant_answers.replacements", [])
     monkeypatch.setattr("simgpu._native.guard_answers.replacements", [])
     monkeypatch.setattr(reducer_timers, "entered", set())
+    monkeypatch.setattr(reference_counts, "_follows", lambda: False)
     monkeypatch.setattr(type_slots, "_stock_slot", 1)
     assert list(status.active_tricks().values()) == [False] * len(status.TRICKS)
 
