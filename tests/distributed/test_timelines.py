@@ -23,7 +23,7 @@ def test_collectives_stand_in_table_and_timeline(ranks, tmp_path):
     with watch(str(file), table):
         ranks(add)
     rows = [line.split() for line in table.getvalue().splitlines()]
-    assert ["allreduce", "2", "7.81", "KiB", "0", "of", "2", "ranks"] in rows
+    assert ["allreduce", "2", "7.81", "KiB", "0", "(2", "ranks)"] in rows
     [*_, last] = [line for line in rows if line[0] == "broadcast"]
     assert last[1:4] == ["2", "7.81", "KiB"]  # the root, which writes nothing, sends them
     events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
