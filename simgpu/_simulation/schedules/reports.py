@@ -55,8 +55,10 @@ def of_uncontrolled_wait(tasks: Sequence[Task], stuck: Task) -> str:
     others = [task for task in tasks if task is not stuck]
     head = (
         f"{stuck!r} waits for something that the schedule does not know of, and keeps the others "
-        "from going on: most likely a lock or a queue.SimpleQueue from before the schedule. Make "
-        f"it within the schedule. It waits at {place_of(stuck)}"
+        "from going on: a lock or a queue.SimpleQueue from before the schedule (make it within), "
+        "or another process (DataLoader: num_workers=0), which no schedule controls: a test of "
+        'such leaves them out by @pytest.mark.without("--schedules", reason=...). It waits at '
+        f"{place_of(stuck)}"
     )
     return "\n".join([head, *map(line_of, others)])
 
