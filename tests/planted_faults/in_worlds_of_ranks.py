@@ -84,7 +84,7 @@ WORLDS_OF_RANKS = [
         "simgpu._distributed.works:Work._let_go",
         "waited.issuperset(work._pending)",
         "work is self",
-        groups.test_calls_that_are_over_are_forgotten,
+        works.test_a_work_of_several_calls_is_kept_until_it_is_waited_for,
     ),
     fault(
         "what has landed is kept until somebody waits for it",
