@@ -22,6 +22,11 @@ pytest_plugins = ["pytester"]
 # mode in which results do not depend on addresses; MKL reads this when it is first called.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
+# Where one of these is set, pytest shows all that differs in two lists. For a thousand elements that
+# takes minutes, for each example of a property and each planted fault, whose text nobody reads.
+for name in ("CI", "BUILD_NUMBER"):
+    os.environ.pop(name, None)
+
 # Where Python may write no compiled files beside the sources (PYTHONDONTWRITEBYTECODE), each of
 # the suite's many interpreters would compile the same files again: they share a folder for them.
 if sys.dont_write_bytecode and sys.pycache_prefix is None:
