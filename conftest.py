@@ -22,7 +22,7 @@ pytest_plugins = ["pytester"]
 # mode in which results do not depend on addresses; MKL reads this when it is first called.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-# Where one of these is set, pytest shows all that differs in two lists. For a thousand elements that
+# Where one of these is set, pytest shows all that differs in two lists. For a thousand elements it
 # takes minutes, for each example of a property and each planted fault, whose text nobody reads.
 for name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(name, None)
