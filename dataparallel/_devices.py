@@ -8,7 +8,6 @@ plain `torch.device("cpu")`: it has no index, no streams and nothing to be made 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,10 +24,16 @@ _copy_streams: dict[torch.device, Any] = {}
 _copy_streams_lock = threading.Lock()
 
 
-@functools.cache
+# By device type. No functools.cache: torch.compile warns of what it wraps.
+_modules: dict[str, Any] = {}
+
+
 def device_module(device_type: str) -> Any:
     """The module that serves a device type, such as `torch.cuda`."""
-    return torch.get_device_module(device_type)
+    module = _modules.get(device_type)
+    if module is None:
+        module = _modules[device_type] = torch.get_device_module(device_type)
+    return module
 
 
 def available_type() -> str | None:

@@ -299,8 +299,9 @@ def test_transforms_of_transfers(devices, name, derivative, data):
     same_unless_refused(expected, lambda: derive(lambda x: parallel(x, targets), x), refused)
 
 
-# It warns of what it leaves, and looks at autograd functions in a way it has deprecated.
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+# It looks at tensors and at autograd functions in ways that PyTorch has deprecated. Of dataparallel
+# there is nothing to warn.
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.devices(2)
 def test_a_compiled_parallel_module(devices):
     """torch.compile takes what it can of it and leaves the rest; backward included."""
