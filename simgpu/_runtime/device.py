@@ -7,7 +7,6 @@ The memory itself is that of CPU tensors; `simgpu._memory` says which belong to 
 from __future__ import annotations
 
 import functools
-import gc
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from simgpu._random.geometry import resident_threads
 from simgpu._runtime.caching_allocator import CachingAllocator
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.random import make_generator
+from simgpu._runtime.tracked_objects import newest_first
 
 # Events of a device that are kept for `placement`: 10 MB where nobody ever asks.
 LOG_LENGTH = 2**17
@@ -181,9 +181,12 @@ class Device:
                 owned(self.index, storage, allocation)
         return allocation
 
-    def owns(self, allocation: Allocation) -> bool:
-        """Whether an allocation is one of this device."""
-        return allocation.func in (self._give_back, self._count_later)
+    def owns(self, allocation: object) -> bool:
+        """Whether this is an allocation of this device."""
+        return type(allocation) is Allocation and allocation.func in (
+            self._give_back,
+            self._count_later,
+        )
 
     def call_at_free(self, function: Callable[[int], None] | None) -> None:
         """Call `function(nbytes)` where and when memory dies that is allocated from now on.
@@ -223,11 +226,14 @@ class Device:
     def live(self) -> list[int]:
         """The bytes of every allocation that lives: the objects that `allocate` was given."""
         self.collect_frees()
-        return [
-            found.args[0]
-            for found in gc.get_objects()
-            if type(found) is Allocation and self.owns(found)
-        ]
+        found = {id(each): each for each in newest_first(Allocation) if self.owns(each)}
+        return [each.args[0] for each in found.values()]
+
+    @property
+    def live_count(self) -> int:
+        """How many allocations live."""
+        self.collect_frees()
+        return self.taken_count - self.freed_count
 
     def placement(self) -> CachingAllocator:
         """The segments and blocks that CUDA's caching allocator would have by now.

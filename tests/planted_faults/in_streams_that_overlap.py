@@ -11,6 +11,7 @@ from tests.simulator.asynchronous import test_laziest_order as laziest
 from tests.simulator.asynchronous import test_marks as marks
 from tests.simulator.asynchronous import test_memory_given_back as given_back
 from tests.simulator.asynchronous import test_other_layouts as other_layouts
+from tests.simulator.asynchronous import test_present_memory as present
 from tests.simulator.asynchronous import test_programs as programs
 from tests.simulator.asynchronous import test_rules as rules
 from tests.simulator.asynchronous import test_untold_errors as untold
@@ -27,6 +28,36 @@ ASYNCHRONOUS = [
         'importlib.import_module("torch._dynamo")',
         "pass",
         options.test_what_meta_kernels_import_is_there_before_a_launch,
+    ),
+    *(
+        fault(name, where, old, new, present.test_what_is_done_to_it_waits)
+        for name, where, old, new in (
+            (
+                "memory that has seen a collection of garbage is not known",
+                "simgpu._runtime.tracked_objects:newest_first",
+                "range(3)",
+                "range(1)",
+            ),
+            (
+                "memory that was frozen is not known",
+                "simgpu._runtime.tracked_objects:newest_first",
+                "gc.get_freeze_count()",
+                "False",
+            ),
+            (
+                "memory that died before counts as found",
+                "simgpu._runtime.device:Device.live_count",
+                "- self.freed_count",
+                "- 2 * self.freed_count",
+            ),
+        )
+    ),
+    fault(
+        "who knows all memory looks on",
+        "simgpu._simulation.asynchronous.memory:Memory.own_all",
+        "if len(known) >=",
+        "if len(known) >",
+        present.test_nobody_looks_on_when_all_is_known,
     ),
     *(
         fault(

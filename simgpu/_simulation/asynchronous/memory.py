@@ -10,7 +10,6 @@ gets them before that work has run.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,6 +19,7 @@ import torch
 
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.launch import HOST_KEYS
+from simgpu._runtime.tracked_objects import newest_first
 from simgpu._runtime.world import active_devices
 from simgpu._simulation.asynchronous.forms import Form
 from simgpu._simulation.asynchronous.launch_state import no_modes
@@ -104,13 +104,18 @@ class Memory:
 
     def own_all(self) -> None:
         """Know the blocks that are there already, as if allocated on the default streams."""
-        for found in gc.get_objects():
-            if type(found) is torch.Tensor and "_simgpu_allocation" in vars(found):
-                allocation = vars(found)["_simgpu_allocation"]
-                storage = found.untyped_storage()
-                owner = next((device for device in active_devices if device.owns(allocation)), None)
-                if owner is not None and storage.nbytes():
-                    self.own((owner.index, 0), storage, allocation)
+        known: dict[int, object] = {}
+        for found in newest_first(torch.Tensor):
+            allocation = vars(found).get("_simgpu_allocation")
+            owner = next((device for device in active_devices if device.owns(allocation)), None)
+            if owner is None or id(allocation) in known:
+                continue
+            known[id(allocation)] = allocation
+            storage = found.untyped_storage()
+            if storage.nbytes():
+                self.own((owner.index, 0), storage, allocation)
+            if len(known) >= sum(device.live_count for device in active_devices):
+                return
 
     def held(self, tensor: Tensor, address: int, form: Form, block: Block) -> Tensor | None:
         """The same view of the memory, which keeps no tensor of the program alive; None if none."""

@@ -1,0 +1,78 @@
+"""Memory that was there before `simgpu.asynchronous` began is known, however old it is."""
+
+import contextlib
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+
+
+@pytest.fixture(autouse=True)
+def freeze_again():
+    """As tests/conftest.py has done for the whole suite."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@contextlib.contextmanager
+def no_collector():
+    """Objects stay as young as a test has left them, and nothing stays frozen."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+GROW_OLDER = {
+    "no": lambda: None,
+    "once": lambda: gc.collect(0),
+    "twice": lambda: gc.collect(1),
+    "frozen": gc.freeze,
+}
+
+pieces = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(1, 9), st.sampled_from(sorted(GROW_OLDER))),
+    max_size=6,
+)
+
+
+@given(pieces=pieces, lost=st.sets(st.integers(0, 5)))
+def test_what_is_done_to_it_waits(pieces, lost):
+    """A kernel that changes memory of which nobody knows runs at once."""
+    with no_collector(), simgpu.devices(2) as devices:
+        kept = {}
+        for number, (index, size, older) in enumerate(pieces):
+            kept[number] = torch.ones(size).to(devices[index])
+            GROW_OLDER[older]()
+        for number in lost:
+            kept.pop(number, None)
+        with simgpu.asynchronous() as queued:
+            for tensor in kept.values():
+                tensor.add_(1)
+            assert (queued.deferred, queued.at_once) == (len(kept), 0)
+
+
+@given(count=st.integers(1, 5), devices=st.integers(1, 3))
+def test_nobody_looks_on_when_all_is_known(count, devices):
+    """Most objects of a program are old, and a test's tensors are not."""
+    asked = []
+
+    def objects_of(generation):
+        asked.append(generation)
+        return stock(generation)
+
+    stock = gc.get_objects
+    made = simgpu.devices(devices)
+    with no_collector(), made as places, pytest.MonkeyPatch.context() as patch:
+        held = [torch.ones(2).to(places[number % devices]) for number in range(count)]
+        patch.setattr(gc, "get_objects", objects_of)
+        with simgpu.asynchronous():
+            held[0] + 1
+    assert asked == [0]
