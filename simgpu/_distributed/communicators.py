@@ -103,7 +103,7 @@ class Communicator:
             if not stream:
                 self._tell_device(call)
             previous = self._last.get(stream) if asynchronous else None
-            pending = Pending(call, None if previous is None or previous.over() else previous)
+            pending = Pending(call, None if previous is None else previous.last_open())
             if asynchronous:
                 if not isinstance(self.transport, fake.Transport):  # which waits for nobody
                     pending.stage()

@@ -165,9 +165,9 @@ def gather_(
     [mine] = host_aliases(ins, group)
     outputs = list(outs[0]) if group.rank == root else []
     host_outs = host_aliases(outputs, group)
+    says = f"gather {described([mine])} to {root}" + layout([*ins, *outputs])
     if group.rank == root:
         _check_list("gather", host_outs, mine, group)
-    says = f"gather {described([mine])} to {root}" + layout([*ins, *outputs])
     call = Call("gather", says, [mine], host_outs, peer=root)
     return issue("gather_", group, [call], ins, async_op, outputs)
 
@@ -183,10 +183,10 @@ def scatter_(
     group = find(pg)
     [out] = host_aliases(outs, group)
     parts = host_aliases(ins[0], group) if group.rank == root else []
-    if group.rank == root:
-        _check_list("scatter", parts, out, group)
     says = f"scatter {described([out])} from {root}"
     says += layout([*outs, *ins[0]] if group.rank == root else outs)
+    if group.rank == root:
+        _check_list("scatter", parts, out, group)
     call = Call("scatter", says, parts, [out], peer=root)
     return outs, issue("scatter_", group, [call], outs, async_op, list(outs))
 

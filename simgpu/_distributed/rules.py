@@ -68,9 +68,11 @@ def layout(tensors: Sequence[Tensor], between_two: bool = False) -> str:
     """How tensors of one call lie in memory, which is to be said to other ranks; "" as usual.
 
     Raises:
-        ValueError: they do not lie alike. Those of one dim have no layout.
+        ValueError: they do not lie alike. Those of one dim have no layout, nor have empty ones.
     """
-    orders = {_order(tensor, between_two) for tensor in tensors if tensor.dim() != 1}
+    orders = {
+        _order(tensor, between_two) for tensor in tensors if tensor.dim() != 1 and tensor.numel()
+    }
     if len(orders) > 1:
         raise ValueError(
             "tensors of one call have to lie alike in memory, and some are contiguous and others "

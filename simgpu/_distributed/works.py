@@ -81,12 +81,20 @@ class Pending:
         """Say that the call has run, or failed."""
         self.error = error
         self._done.set()
-        if not self._landing and self.previous is not None and self.previous.over():
-            self.previous = None  # a send that nobody waits for would keep all before it
+        previous = self.previous
+        if previous is not None:  # a send that nobody waits for would keep all before it
+            self.previous = previous.last_open()
 
     def over(self) -> bool:
-        """Whether it has run, and nothing is left to land."""
+        """Whether it has run, and nothing of its own is left to land."""
         return self._done.is_set() and not self._landing
+
+    def last_open(self) -> Pending | None:
+        """The last call that is not over, of this one and those before: a barrier lands nothing."""
+        each: Pending | None = self
+        while each is not None and each.over():
+            each = each.previous
+        return each
 
     def done(self) -> bool:
         return self._done.is_set()

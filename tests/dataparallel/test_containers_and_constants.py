@@ -160,6 +160,59 @@ def test_an_attribute_that_is_a_child_goes_along_with_it(devices, name, data, ro
     assert plain(both(back)[1]) == plain(both(whole)[1]) == plain(values((rows,), "float32"))
 
 
+def with_its_items(x, y):
+    """A dict that has each item as an attribute of that name, too."""
+    table = Table(x=x, y=y)
+    table.x, table.y = x, y
+    return table
+
+
+# From two parts to what has them by the names x and y.
+NAMED = {"dataclass": record, "items": Attributes, "items and attributes": with_its_items}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@given(data=st.data(), rows=st.integers(1, 3))
+def test_two_parts_that_are_one_in_an_output_are_joined_apart(devices, name, data, rows):
+    """As where some replicas give what they got beside what they made of it, and others twice."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    same = data.draw(st.lists(st.booleans(), min_size=len(targets), max_size=len(targets)))
+    x = values((rows * len(targets),), "float32")
+    firsts = [part.to(target) for part, target in zip(x.split(rows), targets, strict=True)]
+    seconds = [part if one else part + 1 for part, one in zip(firsts, same, strict=True)]
+    outputs = [NAMED[name](x=a, y=b) for a, b in zip(firsts, seconds, strict=True)]
+    back = dataparallel.gather(outputs, targets[0])
+    assert plain(back.x) == plain(x)
+    assert plain(back.y) == plain(torch.cat([part.cpu() for part in seconds]))
+
+
+def drawn_numbers(data, targets):
+    """A number for each output, and what they are once joined."""
+    count = len(targets)
+    numbers = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    return numbers, numbers[0] if len({*numbers}) == 1 else numbers
+
+
+@pytest.mark.parametrize("name", NAMED)
+@given(data=st.data())
+def test_a_constant_is_the_attribute_of_its_name(devices, name, data):
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    numbers, joined = drawn_numbers(data, targets)
+    back = dataparallel.gather([NAMED[name](x=each, y=1) for each in numbers], targets[0])
+    assert (back.x, back.y) == (joined, 1)
+
+
+@pytest.mark.parametrize("name", sorted({*ATTRIBUTES} - {"items"}))
+@given(data=st.data())
+def test_an_attribute_that_is_the_same_number_as_a_child_stays(devices, name, data):
+    """It need not be that child: equal numbers are often one object."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    make, both = ATTRIBUTES[name]
+    numbers, joined = drawn_numbers(data, targets)
+    back = dataparallel.gather([make(each, 1) for each in numbers], targets[0])
+    assert both(back) == (joined, numbers[0])
+
+
 class Unclear:
     """Compares to something that has no truth, as arrays do."""
 

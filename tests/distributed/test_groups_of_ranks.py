@@ -190,6 +190,21 @@ def test_a_monitored_barrier_is_a_barrier(count, waits, seed):
     assert simgpu.ranks(count, call, schedule=seed) == [count] * count
 
 
+@few
+@given(current=st.permutations(range(4)), members=st.sampled_from([[0, 1, 2], [1, 2]]))
+def test_a_monitored_barrier_is_on_the_current_device(current, members):
+    def call(rank):
+        group = dist.new_group(members, backend="gloo")
+        torch.cuda.set_device(current[rank])
+        if rank in members:
+            dist.monitored_barrier(group)
+
+    with simgpu.trace() as trace:
+        simgpu.ranks(3, call)
+    found = [record.collective for record in trace if record.op.startswith("c10d.monitored")]
+    assert {about.rank: about.index for about in found} == {rank: current[rank] for rank in members}
+
+
 def test_who_does_not_come_to_a_monitored_barrier_is_named():
     def call(rank):
         group = dist.new_group(backend="gloo")

@@ -26,6 +26,12 @@ def shapes(dims):
     return st.lists(st.integers(1, 3), min_size=dims, max_size=dims).map(tuple)
 
 
+# Of more than one element each: such tensors lie in one format only.
+LARGER = st.integers(4, 5).flatmap(
+    lambda dims: st.lists(st.integers(2, 3), min_size=dims, max_size=dims).map(tuple)
+)
+
+
 def brought(rank, shape):
     return torch.arange(torch.Size(shape).numel()).view(shape).float() + 1000 * rank
 
@@ -35,8 +41,9 @@ def last(tensor):
     return tensor.cuda().contiguous(memory_format=FORMATS[tensor.dim()])
 
 
-def parts(shape, count):
-    return [last(torch.zeros(shape)) for _ in range(count)]
+def parts(mine, count):
+    """As many tensors that lie in memory as this one does."""
+    return [torch.zeros_like(mine) for _ in range(count)]
 
 
 def all_reduce(mine, rank, count):
@@ -55,50 +62,50 @@ def reduce(mine, rank, count):
 
 
 def all_gather(mine, rank, count):
-    outs = parts(mine.shape, count)
+    outs = parts(mine, count)
     dist.all_gather(outs, mine)
     return outs, [brought(r, mine.shape) for r in range(count)]
 
 
 def all_gather_into_tensor(mine, rank, count):
-    out = last(torch.zeros(count * mine.shape[0], *mine.shape[1:]))
+    [out] = parts(torch.cat([mine] * count), 1)
     dist.all_gather_into_tensor(out, mine)
     return [out], [torch.cat([brought(r, mine.shape) for r in range(count)])]
 
 
 def reduce_scatter(mine, rank, count):
-    [out] = parts(mine.shape, 1)
+    [out] = parts(mine, 1)
     dist.reduce_scatter(out, [mine + to for to in range(count)])
     return [out], [sum(brought(r, mine.shape) for r in range(count)) + count * rank]
 
 
 def reduce_scatter_tensor(mine, rank, count):
-    [out] = parts(mine.shape, 1)
-    dist.reduce_scatter_tensor(out, last(torch.cat([mine + to for to in range(count)])))
+    [out] = parts(mine, 1)
+    dist.reduce_scatter_tensor(out, torch.cat([mine + to for to in range(count)]))
     return [out], [sum(brought(r, mine.shape) for r in range(count)) + count * rank]
 
 
 def all_to_all(mine, rank, count):
-    outs = parts(mine.shape, count)
+    outs = parts(mine, count)
     dist.all_to_all(outs, [mine + to for to in range(count)])
     return outs, [brought(r, mine.shape) + rank for r in range(count)]
 
 
 def all_to_all_single(mine, rank, count):
-    out = last(torch.zeros(count * mine.shape[0], *mine.shape[1:]))
-    dist.all_to_all_single(out, last(torch.cat([mine + to for to in range(count)])))
+    [out] = parts(torch.cat([mine] * count), 1)
+    dist.all_to_all_single(out, torch.cat([mine + to for to in range(count)]))
     return [out], [torch.cat([brought(r, mine.shape) + rank for r in range(count)])]
 
 
 def gather(mine, rank, count):
-    outs = parts(mine.shape, count) if rank == 0 else []
+    outs = parts(mine, count) if rank == 0 else []
     dist.gather(mine, outs or None, 0)
     return outs, [brought(r, mine.shape) for r in range(count)][: len(outs)]
 
 
 def scatter(mine, rank, count):
     given = [mine + to for to in range(count)] if rank == 0 else None
-    [out] = parts(mine.shape, 1)
+    [out] = parts(mine, 1)
     dist.scatter(out, given, 0)
     return [out], [brought(0, mine.shape) + rank]
 
@@ -162,17 +169,94 @@ def test_ranks_whose_tensors_lie_otherwise_are_told_so(shape, seed):
         simgpu.ranks(2, exchange, schedule=seed)
 
 
+@pytest.mark.parametrize("name", COLLECTIVES)
 @few
-@given(shape=shapes(4), seed=schedules)
-def test_an_output_that_lies_otherwise_is_refused(shape, seed):
-    mine = brought(0, shape).contiguous(memory_format=torch.channels_last)
-    assume(not mine.is_contiguous())
+@given(count=strategies.world_sizes(2, 3), shape=LARGER, data=st.data(), seed=schedules)
+def test_a_collective_tells_ranks_whose_tensors_lie_otherwise(name, count, shape, data, seed):
+    """All of one rank's are channels_last, and contiguous those of the others."""
+    other = data.draw(st.integers(0, count - 1))
 
-    def gather(rank):
-        dist.all_gather([torch.zeros(shape, device="cuda") for _ in range(2)], mine.cuda())
+    def call(rank):
+        mine = brought(rank, shape).cuda()
+        COLLECTIVES[name](last(mine) if rank == other else mine, rank, count)
+
+    with pytest.raises(CollectiveMismatchError, match="in memory by dims"):
+        simgpu.ranks(count, call, schedule=seed)
+
+
+@few
+@given(shape=st.integers(1, 5).flatmap(shapes), data=st.data(), seed=schedules)
+def test_how_far_it_is_to_the_next_of_one_says_nothing(shape, data, seed):
+    """A dim of one element may have any stride, and its tensor lies as without."""
+    order = data.draw(st.permutations(range(len(shape))))
+    far = data.draw(st.lists(st.integers(0, 99), min_size=len(shape), max_size=len(shape)))
+
+    def exchange(rank):
+        x = brought(rank, shape).cuda().permute(order)
+        strides = [far[k] if x.shape[k] == 1 else x.stride(k) for k in range(x.dim())]
+        if rank == 0:
+            dist.send(x.as_strided(x.shape, strides), 1)
+        else:
+            dist.recv(x, 0)
+            assert torch.equal(x.cpu(), brought(0, shape).permute(order))
+
+    simgpu.ranks(2, exchange, schedule=seed)
+
+
+# From what a rank brings, and from other tensors that shall get as much, in any format.
+INTO_OTHERS = {
+    "all_gather": lambda mine, out, more: dist.all_gather([out, more], mine),
+    "all_gather_into_tensor": lambda mine, out, more: dist.all_gather_into_tensor(
+        torch.cat([out, more]), mine
+    ),
+    "gather": lambda mine, out, more: dist.gather(mine, [out, more], dist.get_rank()),
+    "scatter": lambda mine, out, more: dist.scatter(mine, [out, more], dist.get_rank()),
+    "reduce_scatter": lambda mine, out, more: dist.reduce_scatter(out, [mine, mine]),
+    "reduce_scatter_tensor": lambda mine, out, more: dist.reduce_scatter_tensor(
+        out, torch.cat([mine, mine])
+    ),
+    "all_to_all": lambda mine, out, more: dist.all_to_all([out, more], [mine, mine]),
+    "all_to_all_single": lambda mine, out, more: dist.all_to_all_single(
+        torch.cat([out, more]), torch.cat([mine, mine])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INTO_OTHERS)
+@few
+@given(shape=LARGER, swap=st.booleans(), seed=schedules)
+def test_an_output_that_lies_otherwise_is_refused(name, shape, swap, seed):
+    def call(rank):
+        x = brought(rank, shape).cuda()
+        mine, out = (x, last(x)) if swap else (last(x), x)
+        INTO_OTHERS[name](mine, out, out.clone())
 
     with pytest.raises(ValueError, match="lie alike in memory"):
-        simgpu.ranks(2, gather, schedule=seed)
+        simgpu.ranks(2, call, schedule=seed)
+
+
+@few
+@given(
+    rows=st.lists(st.integers(0, 2), min_size=9, max_size=9),
+    shape=LARGER,
+    count=strategies.world_sizes(2, 3),
+    seed=schedules,
+)
+def test_no_rows_lie_like_any_others(rows, shape, count, seed):
+    """Which rank sends how many rows to which; tensors without any are contiguous as well."""
+    table = torch.tensor(rows).view(3, 3)[:count, :count]
+    table[:, 0] = table[:, 0].clamp(min=1)  # who has nothing and gets nothing says less
+
+    def exchange(rank):
+        given, taken = table[rank].tolist(), table[:, rank].tolist()
+        x = last(brought(rank, (sum(given), *shape[1:])))
+        out = last(torch.zeros(sum(taken), *shape[1:]))
+        dist.all_to_all_single(out, x, taken, given)
+        sent = [brought(r, (int(table[r].sum()), *shape[1:])) for r in range(count)]
+        wanted = [sent[r].split(table[r].tolist())[rank] for r in range(count)]
+        assert torch.equal(out.cpu(), torch.cat(wanted))
+
+    simgpu.ranks(count, exchange, schedule=seed)
 
 
 @pytest.mark.parametrize("gaps", [lambda x: x[:, ::2], lambda x: x[:, :1].expand(2, 4)])

@@ -159,14 +159,43 @@ def test_outputs_are_there_after_a_synchronization():
     assert simgpu.ranks(2, synchronize) == [[2.0, 2.0]] * 2
 
 
-def test_a_wait_for_the_last_call_is_one_for_those_before():
+def begun_all_reduce():
+    return dist.all_reduce(torch.ones(2, device="cuda"), async_op=True)
+
+
+def begun_barrier():
+    return dist.barrier(async_op=True, device_ids=[torch.cuda.current_device()])
+
+
+def begun_reduce():
+    """Only the first rank gets something."""
+    return dist.reduce(torch.ones(2, device="cuda"), 0, async_op=True)
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 3),
+    between=st.lists(
+        st.tuples(st.sampled_from([begun_all_reduce, begun_barrier, begun_reduce]), st.booleans()),
+        max_size=3,
+    ),
+    last=st.sampled_from([begun_all_reduce, begun_barrier, begun_reduce]),
+    seed=schedules,
+)
+def test_a_wait_for_the_last_call_is_one_for_those_before(count, between, last, seed):
+    """Also where those between have run, and have written nothing."""
+
     def wait_once(rank):
-        first, last = torch.ones(2, device="cuda"), torch.ones(2, device="cuda")
+        first = torch.ones(2, device="cuda")
         dist.all_reduce(first, async_op=True)
-        dist.all_reduce(last, async_op=True).wait()
+        for begin, asks in between:
+            work = begin()
+            while asks and not work.is_completed():
+                pass
+        last().wait()
         return first.tolist()
 
-    assert simgpu.ranks(2, wait_once) == [[2.0, 2.0]] * 2
+    assert simgpu.ranks(count, wait_once, schedule=seed) == [[float(count)] * 2] * count
 
 
 @few

@@ -124,6 +124,30 @@ def test_a_work_that_is_dropped_keeps_no_memory(count, kinds, waits, seed):
     assert simgpu.ranks(count, call, schedule=seed) == [(0, 0)] * count
 
 
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    calls=st.integers(1, 4),
+    waits=st.booleans(),
+    seed=schedules,
+)
+def test_who_has_waited_keeps_nothing_of_what_was_dropped(count, calls, waits, seed):
+    """At once: a program may call no other collective for long."""
+
+    def call(rank):
+        x = torch.ones(300, device="cuda")
+        for _ in range(calls):
+            dist.all_reduce(x.clone(), async_op=True)
+        last = dist.all_reduce(x, async_op=True)
+        wait = last.wait if waits else torch.cuda.synchronize
+        del last
+        wait()
+        del wait
+        return len(communicators.find(dist.group.WORLD).open)
+
+    assert simgpu.ranks(count, call, schedule=seed) == [0] * count
+
+
 @given(count=st.integers(1, 3), later=st.integers(1, 3), told=st.booleans())
 def test_what_cpp_alone_holds_is_kept_with_its_outputs(count, later, told):
     """The Reducer reads such an output in its backward pass, when there are uneven inputs."""

@@ -229,9 +229,34 @@ CONTENTS = [
     fault(
         "an attribute stays the child of another container",
         f"{TREES}:_with_children",
-        "if id(value) in new:",
+        "if key in new:",
         "if False:",
         goes_along(name="dict"),
+    ),
+    fault(
+        "an attribute is another child that was the same object",
+        f"{TREES}:_with_children",
+        "own if own in new else id(value)",
+        "id(value)",
+        partial(
+            containers.test_two_parts_that_are_one_in_an_output_are_joined_apart, name="dataclass"
+        ),
+    ),
+    fault(
+        "an attribute stays the constant of the first output",
+        f"{TREES}:_with_children",
+        "new[name, id(child)] = value",
+        "pass",
+        partial(
+            containers.test_a_constant_is_the_attribute_of_its_name, name="items and attributes"
+        ),
+    ),
+    fault(
+        "a number is any child that is the same number",
+        f"{TREES}:_with_children",
+        "if not isinstance(child, _CONSTANTS):",
+        "if True:",
+        partial(containers.test_an_attribute_that_is_the_same_number_as_a_child_stays, name="dict"),
     ),
     fault(
         "items are the attributes of another dict",

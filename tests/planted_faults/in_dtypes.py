@@ -210,6 +210,14 @@ DTYPES = [
         ),
     ),
     fault(
+        "what has no order is not added by the other name of a sum",
+        f"{REFUSED}_scatter_reduce",
+        'reduce not in ("sum", "add")',
+        'reduce not in ("sum",)',
+        dtypes.test_a_number_is_added_where_it_is_scattered,
+        raises=NotImplementedError,
+    ),
+    fault(
         "complex numbers are multiplied where they are scattered",
         f"{REFUSED}_scatter_reduce",
         "self.is_complex() or",

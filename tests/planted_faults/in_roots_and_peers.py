@@ -59,7 +59,55 @@ ROOTS_AND_PEERS = [
         "simgpu._distributed.rules:layout",
         "if len(orders) > 1:",
         "if False:",
-        formats.test_an_output_that_lies_otherwise_is_refused,
+        partial(formats.test_an_output_that_lies_otherwise_is_refused, name="all_gather"),
+    ),
+    *(
+        fault(
+            f"{name} says not how its tensors lie in memory",
+            f"simgpu._distributed.{where}",
+            right,
+            wrong,
+            partial(formats.test_a_collective_tells_ranks_whose_tensors_lie_otherwise, name=name),
+        )
+        for name, where, right, wrong in (
+            (
+                "all_reduce",
+                "reducing:allreduce_coalesced_",
+                "{rules.layout([tensor])}",
+                "",
+            ),
+            (
+                "scatter",
+                "moving:scatter_",
+                "says += layout([*outs, *ins[0]] if group.rank == root else outs)",
+                "pass",
+            ),
+        )
+    ),
+    fault(
+        "an output may lie otherwise than what is gathered",
+        "simgpu._distributed.moving:_into_one",
+        "layout([out, mine])",
+        "layout([mine])",
+        partial(
+            formats.test_an_output_that_lies_otherwise_is_refused, name="all_gather_into_tensor"
+        ),
+    ),
+    fault(
+        "dims of one element are sorted by their strides",
+        "simgpu._distributed.rules:_order",
+        "(1, -strides[dim]) if sizes[dim] > 1 else (0, dim)",
+        "-strides[dim]",
+        formats.test_how_far_it_is_to_the_next_of_one_says_nothing,
+        raises=Exception,
+    ),
+    fault(
+        "no rows lie otherwise than some",
+        "simgpu._distributed.rules:layout",
+        "and tensor.numel()",
+        "",
+        formats.test_no_rows_lie_like_any_others,
+        raises=Exception,
     ),
     fault(
         "what has gaps is sent to one rank",

@@ -7,6 +7,7 @@ from tests.distributed import test_exchanges as exchanges
 from tests.distributed import test_fake_groups as fake
 from tests.distributed import test_groups_of_ranks as groups
 from tests.distributed import test_processes as processes
+from tests.distributed import test_ranks as ranks
 from tests.distributed import test_works as works
 from tests.support.plant import fault
 
@@ -111,9 +112,31 @@ WORLDS_OF_RANKS = [
     fault(
         "a send keeps all sends before it",
         "simgpu._distributed.works:Pending.finish",
-        "self.previous = None",
+        "self.previous = previous.last_open()",
         "pass",
         works.test_sends_that_nobody_waits_for_are_forgotten,
+    ),
+    fault(
+        "what has nothing to land lets go of those before",
+        "simgpu._distributed.works:Pending.last_open",
+        "each = each.previous",
+        "each = None",
+        ranks.test_a_wait_for_the_last_call_is_one_for_those_before,
+        raises=Exception,
+    ),
+    fault(
+        "who waits for the device keeps what was dropped",
+        "simgpu._distributed.communicators:Communicator.land",
+        "drop_unused(self.open)",
+        "pass",
+        works.test_who_has_waited_keeps_nothing_of_what_was_dropped,
+    ),
+    fault(
+        "who waits for a call keeps what was dropped before",
+        "simgpu._distributed.works:Work._land",
+        "drop_unused(self._keep)",
+        "pass",
+        works.test_who_has_waited_keeps_nothing_of_what_was_dropped,
     ),
     fault(
         "who waits for one call of several has waited for all",

@@ -111,6 +111,7 @@ MISTAKES = {
     "an unknown option": (["run", "--gpus", "2", "-c", "1"], " run: error: unrecognized arguments"),
     "a module in a script's place": (["run", "pytest"], "script: pytest; the module runs by -m"),
     "python itself": (["run", "python", "x.py"], "no such script: python; leave that word out"),
+    "python3 itself": (["run", "python3", "x.py"], "script: python3; leave that word out"),
 }  # fmt: skip
 
 

@@ -35,6 +35,8 @@ CALLS = {name: lambda x, _, name=name: getattr(torch, name)(x) for name in UNARY
     "lerp": lambda x, y: torch.lerp(x, y, 0.3),
     "lerp by tensor": lambda x, y: torch.lerp(x, y, y),
     "logaddexp": torch.logaddexp,
+    "gradient of sigmoid": torch.ops.aten.sigmoid_backward,
+    "gradient of tanh": torch.ops.aten.tanh_backward,
     "sum of halves": lambda x, _: x.real.sum(dtype=x.dtype),
     "sum of columns": lambda x, _: x[:, None].expand(-1, 2).sum(0, keepdim=True),
 }
@@ -146,6 +148,18 @@ def test_an_output_has_the_numbers_that_were_rounded(devices, name, numbers, dty
         assert out == x.sum(dtype=dtype)
     else:
         assert same_bits(out, CALLS[name](x, y).to(dtype))
+
+
+@given(
+    numbers=NUMBERS,
+    dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]),
+    slot=st.integers(0, 7),
+)
+def test_a_real_output_has_the_halves_that_were_rounded(devices, numbers, dtype, slot):
+    x = pair(numbers)[0].to(place(slot, devices))
+    out = torch.empty_like(x.real, dtype=dtype)
+    assert torch.angle(x, out=out) is out
+    assert same_bits(out, torch.angle(x).to(dtype))
 
 
 def same_bits(one, other):

@@ -338,6 +338,10 @@ SCATTERED = {
     "amin": (SCATTER, lambda x, index: x.scatter_reduce(0, index, x, "amin")),
     "amax": (SCATTER, lambda x, index: x.scatter_reduce(0, index, x, "amax")),
     "multiply": (SCATTER, lambda x, index: x.scatter(0, index, x, reduce="multiply")),
+    "multiply, out=": (
+        SCATTER,
+        lambda x, index: torch.scatter(x, 0, index, x, reduce="multiply", out=torch.empty_like(x)),
+    ),
     "multiply by number": (
         "cuda_scatter_fill_base_kernel_reduce_multiply",
         lambda x, index: x.scatter(0, index, 1, reduce="multiply"),
@@ -366,6 +370,19 @@ def test_what_has_no_order_is_added_and_not_multiplied_where_it_is_scattered(
     if name in ("amin", "amax"):
         found = call(x.to(torch.bool).double(), index)[0]
         assert found == (any(values) if name == "amax" else all(values))
+
+
+@given(
+    dtype=st.sampled_from([torch.bool, torch.complex64, torch.int32, torch.float32]),
+    values=st.lists(st.booleans(), min_size=1, max_size=4),
+)
+def test_a_number_is_added_where_it_is_scattered(devices, dtype, values):
+    """By the other name of a sum, to what has no order too."""
+    x = torch.tensor(values).to(devices[0], dtype)
+    index = torch.zeros_like(x, dtype=torch.int64)
+    found = x.scatter(0, index, 1, reduce="add").cpu()
+    first = torch.tensor(values[0] + len(values)).to(dtype)
+    assert torch.equal(found, torch.cat([first.view(1), x[1:].cpu()]))
 
 
 @pytest.mark.parametrize("name", HALVES)
