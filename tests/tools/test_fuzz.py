@@ -127,6 +127,9 @@ def test_a_replay_of_what_no_database_keeps_says_that_nothing_was_run(suite):
     done = suite.simgpu("replay", "test_it.py::test_uneven", "--database", "empty")
     assert done.returncode == 4
     assert "empty keeps none of test_it.py::test_uneven" in done.stdout
+    mistaken = suite.simgpu("replay", "test_it.py::test_oneven", "--database", "empty")
+    assert mistaken.returncode == 4  # pytest's own, which says what it has not found
+    assert "keeps none" not in mistaken.stdout
 
 
 def fuzzing(suite, words, started):

@@ -185,6 +185,7 @@ def test_the_marker_alone_gives_the_devices(pytester):
 
 
 NAMES = """
+import pytest
 import torch
 
 def test_no_fixture():  # first: devices give torch the name
@@ -193,24 +194,43 @@ def test_no_fixture():  # first: devices give torch the name
 def test_cuda(devices):
     torch.ones(2).cuda()
 
+@pytest.mark.devices(2)
+def test_the_marker_alone():
+    torch.ones(2).cuda()
+
 def test_another_error(devices):
     raise ValueError("cuda")
+
+def test_no_devices_of_ours():
+    torch.ones(2).cuda()
 """
 
 
 def test_a_name_that_devices_do_not_go_by_is_told_with_the_way_out(pytester):
     pytester.makepyfile(NAMES)
     result = pytester.runpytest_subprocess("--devices", "simgpu", "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=3)
+    result.assert_outcomes(failed=5)
     result.stdout.fnmatch_lines(
         [
             "*- simgpu -*",
             "*let it take the fixture `devices`, or*",
-            "*- simgpu -*",
-            '*say devices[[]0] where it says "cuda", or run it with --as-cuda*',
+            *["*- simgpu -*", '*say devices[[]0] where it says "cuda", or run it with --as-cuda*']
+            * 2,
         ]
     )
-    assert result.stdout.str().count("- simgpu -") == 2
+    assert result.stdout.str().count("- simgpu -") == 3
+
+
+def test_who_runs_with_the_name_of_cuda_is_not_told_to(pytester):
+    pytester.makepyfile(
+        """
+        def test_it(devices):
+            raise AssertionError("Torch not compiled with CUDA enabled")
+        """
+    )
+    result = pytester.runpytest_subprocess("--as-cuda", "-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1)
+    assert "- simgpu -" not in result.stdout.str()
 
 
 def test_distinct_devices_are_not_to_be_had_on_one_gpu():
