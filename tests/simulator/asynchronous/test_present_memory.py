@@ -59,8 +59,8 @@ def test_what_is_done_to_it_waits(pieces, lost):
             assert (queued.deferred, queued.at_once) == (len(kept), 0)
 
 
-@given(count=st.integers(1, 5), devices=st.integers(1, 3))
-def test_nobody_looks_on_when_all_is_known(count, devices):
+@given(count=st.integers(1, 5), spread=st.integers(1, 3))
+def test_nobody_looks_on_when_all_is_known(count, spread):
     """Most objects of a program are old, and a test's tensors are not."""
     asked = []
 
@@ -69,9 +69,9 @@ def test_nobody_looks_on_when_all_is_known(count, devices):
         return stock(generation)
 
     stock = gc.get_objects
-    made = simgpu.devices(devices)
-    with no_collector(), made as places, pytest.MonkeyPatch.context() as patch:
-        held = [torch.ones(2).to(places[number % devices]) for number in range(count)]
+    made = simgpu.devices(spread)
+    with no_collector(), made as devices, pytest.MonkeyPatch.context() as patch:
+        held = [torch.ones(2).to(devices[number % spread]) for number in range(count)]
         patch.setattr(gc, "get_objects", objects_of)
         with simgpu.asynchronous():
             held[0] + 1
