@@ -104,7 +104,7 @@ def _rebuild_mapping(example: Any, values: list[Any]) -> Any:
     result = copy.copy(example)
     for key, value in zip(example, values, strict=True):
         result[key] = value
-    return _with_children(result, example, example, example.values(), values)
+    return _with_children(result, example, example.items(), values)
 
 
 def _rebuild_namedtuple(example: Any, values: list[Any]) -> Any:
@@ -121,14 +121,14 @@ def _rebuild_tuple(example: Any, values: list[Any]) -> Any:
 def _rebuild_list(example: Any, values: list[Any]) -> Any:
     result = copy.copy(example)
     result[:] = values
-    return _with_children(result, example, range(len(values)), example, values)
+    return _with_children(result, example, enumerate(example), values)
 
 
 def _rebuild_deque(example: Any, values: list[Any]) -> Any:
     result = copy.copy(example)
     result.clear()
     result.extend(values)
-    return _with_children(result, example, range(len(values)), example, values)
+    return _with_children(result, example, enumerate(example), values)
 
 
 def _rebuild_registered(example: Any, values: list[Any]) -> Any:
@@ -142,34 +142,34 @@ def _rebuild_dataclass(example: Any, values: list[Any]) -> Any:
     names = [field.name for field in dataclasses.fields(example) if hasattr(example, field.name)]
     for name, value in zip(names, values, strict=True):
         object.__setattr__(result, name, value)
-    given = [getattr(example, name) for name in names]
-    return _with_children(result, example, names, given, values)
+    given = [(name, getattr(example, name)) for name in names]
+    return _with_children(result, example, given, values)
 
 
 def _with_attributes(result: Any, example: Any, values: list[Any]) -> Any:
     if getattr(example, "__dict__", None):
         result.__dict__.update(example.__dict__)
-    return _with_children(result, example, range(len(values)), example, values)
+    return _with_children(result, example, enumerate(example), values)
 
 
 def _with_children(
     result: Any,
     example: Any,
-    names: Iterable[Any],
-    children: Iterable[Any],
+    children: Iterable[tuple[Any, Any]],
     values: Sequence[Any],
 ) -> Any:
     """`result`, whose attributes are its own children where the example's were the example's.
 
-    One object may be several children, which have become different ones: an attribute is the one
-    of its name then.
+    `children` are the example's with their names, and `values` what has become of them. One object
+    may be several children, which have become different ones: an attribute is the one of its name
+    then.
     """
     attributes = getattr(example, "__dict__", None)
     if attributes is example:  # self.__dict__ = self
         result.__dict__ = result
     elif attributes:
         new: dict[Any, Any] = {}
-        for name, child, value in zip(names, children, values, strict=True):
+        for (name, child), value in zip(children, values, strict=True):
             new[name, id(child)] = value
             if not isinstance(child, _CONSTANTS):
                 new[id(child)] = value

@@ -181,12 +181,9 @@ class Device:
                 owned(self.index, storage, allocation)
         return allocation
 
-    def owns(self, allocation: object) -> bool:
-        """Whether this is an allocation of this device."""
-        return type(allocation) is Allocation and allocation.func in (
-            self._give_back,
-            self._count_later,
-        )
+    def owns(self, allocation: Allocation) -> bool:
+        """Whether an allocation is one of this device."""
+        return allocation.func in (self._give_back, self._count_later)
 
     def call_at_free(self, function: Callable[[int], None] | None) -> None:
         """Call `function(nbytes)` where and when memory dies that is allocated from now on.

@@ -55,8 +55,8 @@ ASYNCHRONOUS = [
     fault(
         "who knows all memory looks on",
         "simgpu._simulation.asynchronous.memory:Memory.own_all",
-        "if len(known) >=",
-        "if len(known) >",
+        "return",
+        "pass",
         present.test_nobody_looks_on_when_all_is_known,
     ),
     *(

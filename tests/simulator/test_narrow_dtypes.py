@@ -12,10 +12,9 @@ import simgpu
 
 NARROW = [
     *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+    torch.float8_e8m0fnu,
     *(torch.uint16, torch.uint32, torch.uint64, torch.complex32),
 ]
-if hasattr(torch, "float8_e8m0fnu"):  # since 2.7
-    NARROW.append(torch.float8_e8m0fnu)
 HALVES = st.sampled_from([torch.float16, torch.bfloat16])
 
 

@@ -105,16 +105,20 @@ class Memory:
     def own_all(self) -> None:
         """Know the blocks that are there already, as if allocated on the default streams."""
         known: dict[int, object] = {}
+        live = _live_count()
         for found in newest_first(torch.Tensor):
             allocation = vars(found).get("_simgpu_allocation")
+            if allocation is None or id(allocation) in known:
+                continue
             owner = next((device for device in active_devices if device.owns(allocation)), None)
-            if owner is None or id(allocation) in known:
+            if owner is None:
                 continue
             known[id(allocation)] = allocation
             storage = found.untyped_storage()
             if storage.nbytes():
                 self.own((owner.index, 0), storage, allocation)
-            if len(known) >= sum(device.live_count for device in active_devices):
+            # Counted again at the end, since other threads may have allocated.
+            if len(known) >= live and len(known) >= (live := _live_count()):
                 return
 
     def held(self, tensor: Tensor, address: int, form: Form, block: Block) -> Tensor | None:
@@ -206,6 +210,11 @@ class _Overwrite:
 
     def __call__(self) -> None:
         fill_bytes(self._storage)
+
+
+def _live_count() -> int:
+    """How many allocations live, of all devices."""
+    return sum(device.live_count for device in active_devices)
 
 
 def fill_bytes(storage: torch.UntypedStorage) -> None:
