@@ -83,9 +83,8 @@ def parallel_apply(
     if count == 1:
         calls[0].run()
     else:
-        types = {call.device.type for call in calls}
-        state = ThreadState(types)
-        run_all([_job(call, state, contextvars.copy_context(), types) for call in calls])
+        state = ThreadState({call.device.type for call in calls})
+        run_all([_job(call, state, contextvars.copy_context()) for call in calls])
     try:
         _raise_failures(calls)
         return [call.output for call in calls]
@@ -146,14 +145,14 @@ def _without_first_frame(failure: BaseException) -> TracebackType | None:
     return here and here.tb_next
 
 
-def _job(call: _Call, state: ThreadState, context: contextvars.Context, types: set[str]) -> Any:
+def _job(call: _Call, state: ThreadState, context: contextvars.Context) -> Any:
     def job() -> bool:
         try:
             state.run(context, call.run)
         except BaseException as failure:
             call.failure = call.failure or failure.with_traceback(None)
             return False
-        return thread_is_fresh(types)
+        return thread_is_fresh()
 
     return job
 

@@ -19,6 +19,7 @@ from torch._C import (
     DisableTorchFunctionSubclass,
     _are_functorch_transforms_active,
     _get_function_stack_at,
+    _is_any_autocast_enabled,
     _is_fwd_grad_enabled,
     _is_multithreading_enabled,
     _is_torch_function_enabled,
@@ -26,6 +27,7 @@ from torch._C import (
     _len_torch_function_stack,
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
+    _set_grad_enabled,
 )
 from torch._C._autograd import (  # type: ignore[attr-defined]
     _saved_tensors_hooks_is_enabled,
@@ -51,6 +53,7 @@ _SWITCHES: tuple[tuple[Callable[[], bool], bool, Callable[[], Any]], ...] = (
     ),
     (_is_torch_function_enabled, True, DisableTorchFunctionSubclass),
 )
+_FRESH = [fresh for _, fresh, _ in _SWITCHES]
 
 
 class ThreadState:
@@ -84,11 +87,11 @@ class ThreadState:
         """Call within this state and `context`, in a thread that is otherwise fresh."""
         self._update_lasting_settings()
         if self.plain:
-            torch.set_grad_enabled(self.grad)
+            _set_grad_enabled(self.grad)
             try:
                 return context.run(call)
             finally:
-                torch.set_grad_enabled(True)
+                _set_grad_enabled(True)
         with contextlib.ExitStack() as stack:
             for enter in self.switched:
                 stack.enter_context(enter())
@@ -125,13 +128,13 @@ def _transform_levels() -> list[Any]:
         return levels
 
 
-def thread_is_fresh(device_types: Iterable[str]) -> bool:
+def thread_is_fresh() -> bool:
     """Whether the calling thread carries none of the state above (grad mode aside), nor hooks."""
-    return all(read() is fresh for read, fresh, _ in _SWITCHES) and not (
+    return [read() for read, _, _ in _SWITCHES] == _FRESH and not (
         _len_torch_function_stack()
         or _len_torch_dispatch_stack()
         or _are_functorch_transforms_active()
+        or _is_any_autocast_enabled()
         or _top_saved_tensors_default_hooks(True) is not None
         or not _saved_tensors_hooks_is_enabled()
-        or any(torch.is_autocast_enabled(device_type) for device_type in {*device_types, "cpu"})
     )

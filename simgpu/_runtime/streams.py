@@ -18,7 +18,7 @@ import torch
 from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
 from simgpu._runtime import clock, executors, thread_state, world
 from simgpu._runtime.instruments import hooks
-from simgpu._runtime.thread_state import STREAMS
+from simgpu._runtime.thread_state import CURRENT_DEVICE, STREAMS
 from simgpu.errors import DeviceMismatchError, NotReadyError
 
 # The streams that are being captured into graphs: the index of a device, and a stream's number.
@@ -249,7 +249,8 @@ class _PerThread(threading.local):
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
-        self.outer: dict[int, list[tuple[int, Stream]]] = {}
+        # The device; and of the block's device its index, its stream's number and that stream.
+        self.outer: dict[int, list[tuple[int, int, int, Stream | None]]] = {}
 
 
 _per_thread = _PerThread()
@@ -307,9 +308,11 @@ def set_stream(stream: torch.Stream | None) -> None:
     """Make `stream` current on its device, in the calling thread; None changes nothing."""
     if stream is None:
         return
-    if stream.device.type != DEVICE_TYPE:
-        raise ValueError(f"expected a stream of a {DEVICE_TYPE} device, got one of {stream.device}")
     if not isinstance(stream, Stream):
+        if stream.device.type != DEVICE_TYPE:
+            raise ValueError(
+                f"expected a stream of a {DEVICE_TYPE} device, got one of {stream.device}"
+            )
         stream = Stream(stream.device_index, stream_id=stream.stream_id)
     _per_thread.streams[stream.device_index] = stream
     thread_state.per_thread.row[STREAMS + stream.device_index] = stream.stream_id
@@ -320,9 +323,12 @@ def make_current(block: object, stream: Stream) -> None:
 
     One block may be entered by several threads at the same time, and again within itself.
     """
-    outer = world.current_device(), current_stream(stream.device_index)
+    index = stream.device_index
+    row = thread_state.per_thread.row
+    found = _per_thread.streams.get(index)
+    outer = row[CURRENT_DEVICE], index, row[STREAMS + index], found
     set_stream(stream)
-    world.set_current_device(stream.device_index)
+    world.set_current_device(index)
     _per_thread.outer.setdefault(id(block), []).append(outer)
 
 
@@ -331,8 +337,10 @@ def put_back(block: object) -> None:
     kept = _per_thread.outer.get(id(block))
     if kept is None:
         return
-    device, stream = kept.pop()
+    device, index, number, stream = kept.pop()
     if not kept:
         del _per_thread.outer[id(block)]
-    set_stream(stream)
+    if stream is not None:
+        _per_thread.streams[index] = stream
+    thread_state.per_thread.row[STREAMS + index] = number
     world.set_current_device(device)

@@ -66,16 +66,14 @@ STATES = {
 def test_a_thread_with_any_state_is_not_fresh(name):
     """A caller that carries some cannot do a worker's work."""
     seen = []
-    STATES[name](lambda: seen.append(thread_is_fresh([])))
-    assert (seen, thread_is_fresh([])) == ([False], True)
+    STATES[name](lambda: seen.append(thread_is_fresh()))
+    assert (seen, thread_is_fresh()) == ([False], True)
 
 
-def test_autocast_of_a_device_is_state_of_its_type(devices):
-    kind = devices[0].type
-    with torch.autocast(kind, torch.bfloat16):
-        assert not thread_is_fresh([kind])
-        assert thread_is_fresh([])
-    assert thread_is_fresh([kind])
+def test_a_thread_with_autocast_of_a_device_is_not_fresh(devices):
+    with torch.autocast(devices[0].type, torch.bfloat16):
+        assert not thread_is_fresh()
+    assert thread_is_fresh()
 
 
 class Meets(nn.Module):

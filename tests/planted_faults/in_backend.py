@@ -113,7 +113,14 @@ BACKEND = [
     fault(
         "a block leaves its stream current",
         f"{STREAMS}:put_back",
-        "set_stream(stream)",
+        "thread_state.per_thread.row[STREAMS + index] = number",
+        "pass",
+        stream_blocks.test_each_beginning_of_a_block_is_put_back_in_its_thread,
+    ),
+    fault(
+        "the stream after a block is another object",
+        f"{STREAMS}:put_back",
+        "_per_thread.streams[index] = stream",
         "pass",
         stream_blocks.test_each_beginning_of_a_block_is_put_back_in_its_thread,
     ),

@@ -21,14 +21,15 @@ INDICES = range(2)  # of the devices whose streams are looked at
 
 
 def current():
-    """The calling thread's device, and its stream of each."""
-    return torch.simgpu.current_device(), [torch.simgpu.current_stream(i) for i in INDICES]
+    """The calling thread's device, and its stream of each with what only that object knows."""
+    streams = [torch.simgpu.current_stream(i) for i in INDICES]
+    return torch.simgpu.current_device(), [(each, each.priority) for each in streams]
 
 
 @given(steps=STEPS)
 def test_each_beginning_of_a_block_is_put_back_in_its_thread(simulated, steps):
     """However deep one block or stream is entered, and whoever else is in it meanwhile."""
-    streams = [torch.simgpu.Stream(index) for index in (0, 1, 1)]
+    streams = [torch.simgpu.Stream(index, priority=-1) for index in (0, 1, 1)]
     blocks = [*streams, *map(torch.simgpu.stream, streams)]
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         pools = one, other
@@ -40,7 +41,7 @@ def test_each_beginning_of_a_block_is_put_back_in_its_thread(simulated, steps):
                 pools[who].submit(blocks[which].__enter__).result()
                 stream = streams[which % 3]
                 mine = [*seen[who][-1][1]]
-                mine[stream.device_index] = stream
+                mine[stream.device_index] = stream, stream.priority
                 seen[who].append((stream.device_index, mine))
                 entered[who].append(blocks[which])
             elif entered[who]:
