@@ -33,7 +33,12 @@ class Transport(Protocol):
     def submit(self, pending: Pending, awaited: bool) -> None: ...
     def algorithm(self, call: Call) -> str: ...
     def abort(self) -> None: ...
-    def close(self) -> None: ...
+    def closing(self) -> Callable[[], None]:
+        """What ends it when its group is gone.
+
+        It leads to no call: errors of calls lead to the group, which would be there for ever.
+        """
+        ...
 
 
 class _Threads(threading.local):
@@ -171,7 +176,7 @@ def _make(group: Any) -> Communicator:
         if communicator is None:
             _watch()
             communicator = _communicators[group] = Communicator(group)
-            weakref.finalize(group, _close, communicator.transport)
+            weakref.finalize(group, _close, communicator.transport.closing())
         return communicator
 
 
@@ -257,10 +262,10 @@ def _stop_watching(wait: bool = True) -> None:
         _synchronization = None
 
 
-def _close(transport: Transport) -> None:
+def _close(close: Callable[[], None]) -> None:
     """A group is gone. That may be found out in the middle of anything, and nothing is waited for.
 
     Where it cannot be said at once that nobody watches any more, the next group to end says so.
     """
-    transport.close()
+    close()
     _stop_watching(wait=False)

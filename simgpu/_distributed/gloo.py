@@ -9,7 +9,8 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -120,10 +121,9 @@ class Transport:
         """Let all later calls fail."""
         self._failure = RankLostError(f"group {self._group!r} was aborted")
 
-    def close(self) -> None:
-        """End the threads."""
-        for lane in self._lanes.values():
-            lane.close()
+    def closing(self) -> Callable[[], None]:
+        """What ends the threads."""
+        return functools.partial(_close, self._lanes.values())
 
     # What the ranks say of a call before it begins.
 
@@ -339,6 +339,11 @@ class Transport:
             begin(*args).wait()
         except RuntimeError as error:
             raise _GlooError(str(error)) from error
+
+
+def _close(lanes: Iterable[Lane]) -> None:
+    for lane in lanes:
+        lane.close()
 
 
 def _is_even_gather(call: Call) -> bool:

@@ -267,6 +267,8 @@ PATCHES: tuple[Row, ...] = (
             ("_set_sequence_number_for_group", lambda self: None),
             ("supports_coalescing", True),
             ("supports_splitting", False),
+            ("_group_start", staticmethod(lambda: None)),
+            ("_group_end", staticmethod(lambda: None)),
         )
     ),
     Patch(

@@ -148,7 +148,7 @@ def to_itself(backend, kinds, sizes):
             pending.await_(None)
         except (CollectiveMismatchError, CollectiveTimeoutError) as error:
             errors.append(error)
-    transport.close()
+    transport.closing()()
     return [pending.call for pending in found], errors
 
 

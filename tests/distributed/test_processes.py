@@ -194,7 +194,7 @@ def test_a_group_that_dies_waits_for_nobody(monkeypatch):
     transport = fake.Transport(0)
     communicators._watch()
     with mock.patch.object(communicators.instruments, "_lock", Held()):
-        communicators._close(transport)
+        communicators._close(transport.closing())
         assert watching()
-    communicators._close(transport)
+    communicators._close(transport.closing())
     assert not watching()

@@ -198,18 +198,40 @@ def test_a_wait_for_the_last_call_is_one_for_those_before(count, between, last, 
     assert simgpu.ranks(count, wait_once, schedule=seed) == [[float(count)] * 2] * count
 
 
+ENDS = {
+    "aborted": vars(dist.distributed_c10d)["_abort_process_group"],
+    "destroyed": dist.destroy_process_group,
+}
+
+
+@few
+@given(count=strategies.world_sizes(1, 3), parts=st.integers(0, 2), how=st.sampled_from([*ENDS]))
+def test_all_groups_of_a_rank_end_at_once(count, parts, how):
+    def use(rank):
+        groups = [dist.new_group(range(count)) for _ in range(parts)]
+        x = torch.ones(2, device="cuda")
+        for group in (None, *groups):
+            dist.all_reduce(x, group=group)
+        ENDS[how]()
+        with pytest.raises(ValueError, match="not been initialized"):
+            dist.all_reduce(x)
+        for group in groups:
+            with pytest.raises((SimGPUError, ValueError)):
+                dist.all_reduce(x, group=group)
+        return dist.is_initialized(), x.tolist()
+
+    assert simgpu.ranks(count, use) == [(False, [count ** (1 + parts)] * 2)] * count
+
+
 @few
 @given(
     count=strategies.world_sizes(1, 3),
     used=st.booleans(),
-    how=st.sampled_from(["aborted", "destroyed"]),
+    how=st.sampled_from([*ENDS]),
 )
 def test_a_group_that_has_ended_makes_no_calls(count, used, how):
     """The others go on, and so does the world."""
-    end = {
-        "aborted": vars(dist.distributed_c10d)["_abort_process_group"],
-        "destroyed": dist.destroy_process_group,
-    }[how]
+    end = ENDS[how]
 
     def use(rank):
         x = torch.ones(2, device="cuda")
