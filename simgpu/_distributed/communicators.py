@@ -174,8 +174,8 @@ def _make(group: Any) -> Communicator:
     with _lock:
         communicator = _communicators.get(group)
         if communicator is None:
-            _watch()
             communicator = _communicators[group] = Communicator(group)
+            _watch()  # from now on another group that is gone finds this one
             weakref.finalize(group, _close, communicator.transport.closing())
         return communicator
 

@@ -49,6 +49,21 @@ class Block(int):
     requested: int  # bytes before they were rounded up
 
 
+class _ToldFree:
+    """How memory dies that is allocated while a history is recorded, which is told of it."""
+
+    __slots__ = ("_function", "device")
+
+    def __init__(self, device: Device, function: Callable[[int], None]) -> None:
+        self.device = device
+        self._function = function
+
+    def __call__(self, nbytes: int) -> None:
+        if self.device._give_back is self:
+            self._function(nbytes)
+        self.device._count_later(nbytes)
+
+
 class Device:
     """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
 
@@ -183,7 +198,8 @@ class Device:
 
     def owns(self, allocation: Allocation) -> bool:
         """Whether an allocation is one of this device."""
-        return allocation.func in (self._give_back, self._count_later)
+        func = allocation.func
+        return func == self._count_later or (isinstance(func, _ToldFree) and func.device is self)
 
     def call_at_free(self, function: Callable[[int], None] | None) -> None:
         """Call `function(nbytes)` where and when memory dies that is allocated from now on.
@@ -191,13 +207,7 @@ class Device:
         Only while a history is recorded: it is Python code that runs in the middle of anything.
         None ends it.
         """
-
-        def give_back(nbytes: int) -> None:
-            if function is not None and self._give_back is give_back:
-                function(nbytes)
-            self._count_later(nbytes)
-
-        self._give_back = self._count_later if function is None else give_back
+        self._give_back = self._count_later if function is None else _ToldFree(self, function)
 
     def collect_frees(self) -> None:
         """Count what has died as given back."""

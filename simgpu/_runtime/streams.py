@@ -324,6 +324,8 @@ def make_current(block: object, stream: Stream) -> None:
     One block may be entered by several threads at the same time, and again within itself.
     """
     index = stream.device_index
+    if isinstance(stream, Stream):
+        world.device(index)  # raises, before anything is changed
     row = thread_state.per_thread.row
     found = _per_thread.streams.get(index)
     outer = row[CURRENT_DEVICE], index, row[STREAMS + index], found

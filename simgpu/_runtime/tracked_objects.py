@@ -31,4 +31,5 @@ def newest_first(kind: type[T]) -> Iterator[T]:
 def _of_generation(kind: type[T], generation: int) -> Iterator[T]:
     objects = gc.get_objects(generation)
     objects.reverse()
-    return compress(objects, map(operator.is_, map(type, objects), repeat(kind)))
+    # Whoever goes no further must not keep the others alive: this very iterator may be among them.
+    return iter([*compress(objects, map(operator.is_, map(type, objects), repeat(kind)))])

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import weakref
 
 import pytest
 import torch
@@ -37,8 +38,19 @@ GROW_OLDER = {
     "frozen": gc.freeze,
 }
 
+RECORD = {
+    "a history goes on as it is": lambda: None,
+    "a history begins": lambda: torch.cuda.memory._record_memory_history(),
+    "a history ends": lambda: torch.cuda.memory._record_memory_history(enabled=None),
+}
+
 pieces = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(1, 9), st.sampled_from(sorted(GROW_OLDER))),
+    st.tuples(
+        st.integers(0, 1),
+        st.integers(1, 9),
+        st.sampled_from(sorted(GROW_OLDER)),
+        st.sampled_from(sorted(RECORD)),
+    ),
     max_size=6,
 )
 
@@ -46,11 +58,12 @@ pieces = st.lists(
 @given(pieces=pieces, lost=st.sets(st.integers(0, 5)))
 def test_what_is_done_to_it_waits(pieces, lost):
     """A kernel that changes memory of which nobody knows runs at once."""
-    with no_collector(), simgpu.devices(2) as devices:
+    with no_collector(), simgpu.as_cuda(2) as devices:
         kept = {}
-        for number, (index, size, older) in enumerate(pieces):
+        for number, (index, size, older, record) in enumerate(pieces):
             kept[number] = torch.ones(size).to(devices[index])
             GROW_OLDER[older]()
+            RECORD[record]()
         for number in lost:
             kept.pop(number, None)
         with simgpu.asynchronous() as queued:
@@ -76,3 +89,20 @@ def test_nobody_looks_on_when_all_is_known(count, spread):
         with simgpu.asynchronous():
             held[0] + 1
     assert asked == [0]
+
+
+class Mine:
+    """Anything that a program has."""
+
+
+@given(tensors=st.integers(1, 3), others=st.integers(1, 3))
+def test_nothing_is_kept_alive_by_looking(tensors, others):
+    """What the program lets go of is gone at once, memory and all else."""
+    with no_collector(), simgpu.devices(1) as devices:
+        kept = [torch.ones(9, device=devices[0]) for _ in range(tensors)]
+        mine = [Mine() for _ in range(others)]
+        gone = [weakref.ref(each) for each in mine]
+        with simgpu.asynchronous():
+            del kept, mine
+            assert torch.simgpu.memory_allocated() == 0
+            assert [each() for each in gone] == [None] * others
