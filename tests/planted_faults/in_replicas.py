@@ -162,15 +162,15 @@ CALLS = [
     fault(
         "grad mode is lost",
         "dataparallel._threads.caller_state:ThreadState.run",
-        "_set_grad_enabled(self.grad)\n            try:",
-        "_set_grad_enabled(True)\n            try:",
+        "_set_grad_enabled(self.grad)\n        try:",
+        "_set_grad_enabled(True)\n        try:",
         apply.test_grad_mode_reaches_every_replica,
     ),
     fault(
         "replicas compute without gradients",
         "dataparallel._threads.caller_state:ThreadState.run",
-        "_set_grad_enabled(self.grad)\n            try:",
-        "_set_grad_enabled(False)\n            try:",
+        "_set_grad_enabled(self.grad)\n        try:",
+        "_set_grad_enabled(False)\n        try:",
         end_to_end.test_the_grad_mode_is_the_callers,
     ),
     fault(
