@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
+from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import instruments
 from simgpu._runtime.instruments import Instrument, Launch, Record
 
@@ -33,13 +34,19 @@ class Trace(list[Record]):
         target: torch.device | str | None = None,
     ) -> int:
         """Bytes of all copies, or of those from `source` and to `target`."""
-        from_ = None if source is None else torch.device(source)
-        to = None if target is None else torch.device(target)
+        from_ = None if source is None else _as_recorded(source)
+        to = None if target is None else _as_recorded(target)
         return sum(
             record.nbytes
             for record in self.copies
             if from_ in (None, record.source) and to in (None, record.target)
         )
+
+
+def _as_recorded(device: torch.device | str) -> torch.device:
+    """A device by the name that records have for it: no copy of a real GPU is among them."""
+    found = torch.device(device)
+    return torch.device(DEVICE_TYPE, found.index) if found.type == "cuda" else found
 
 
 class _Recorder(Instrument):

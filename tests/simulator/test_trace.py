@@ -107,3 +107,18 @@ def test_parameters_go_out_once_and_gradients_come_back_once(simulated, case):
         assert forward.bytes_copied(target, targets[0]) == rows_out
         assert backward.bytes_copied(targets[0], target) == rows_out
         assert backward.bytes_copied(target, targets[0]) == weights
+
+
+@given(
+    places=st.permutations(range(3)),
+    size=st.integers(1, 9),
+    name=st.sampled_from([str, torch.device]),
+)
+def test_copies_between_devices_by_the_name_of_cuda_are_counted(places, size, name):
+    """While they go by it, and when the trace is read afterwards."""
+    source, target, other = (f"cuda:{place}" for place in places)
+    with simgpu.as_cuda(3), simgpu.trace() as trace:
+        torch.ones(size, device=source).to(target)
+        assert trace.bytes_copied(name(source), name(target)) == 4 * size
+    assert trace.bytes_copied(name(source), name(target)) == 4 * size
+    assert trace.bytes_copied(source, other) == 0
