@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from simgpu._naming import DEVICE_TYPE
+from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import clock, instruments, world
 from simgpu._runtime.instruments import Instrument, Launch, Record, hooks
 from simgpu._runtime.world import DeviceLike
@@ -54,7 +54,7 @@ class Faults(Instrument):
         self.allocations = number + 1
         if number == self._oom_at:
             place = f"allocation {number}, of {nbytes} bytes on {DEVICE_TYPE}:{device.index}"
-            self.fired.append(place)
+            self.fired.append(visible_text(place))
             world.device(device.index).out_of_memory_count += 1
             raise OutOfMemoryError(
                 f"{DEVICE_TYPE} out of memory. Tried to allocate {nbytes} bytes. simgpu.faults let "
@@ -73,7 +73,7 @@ class Faults(Instrument):
             route = f"{launch.source} to {launch.target}"
             on = f"on {launch.device}" if launch.kind == "kernel" else f"from {route}"
             place = f"{launch.kind} {number}, {launch.op} {on}"
-            self.fired.append(place)
+            self.fired.append(visible_text(place))
             raise InjectedFaultError(
                 f"{DEVICE_TYPE} error: too many resources requested for launch. simgpu.faults let "
                 f"{place} fail"
@@ -88,7 +88,7 @@ class Faults(Instrument):
             return
         lost = launch.device.index if index is None else index
         place = f"{DEVICE_TYPE}:{lost} at launch {at}, {launch.op}"
-        self.fired.append(place)
+        self.fired.append(visible_text(place))
         text = text_of_loss(f"simgpu.faults lost {place}")
         if hooks.executor is None or self._at_once:
             mark_lost(lost, text)
@@ -102,9 +102,8 @@ class Faults(Instrument):
         _, at, bit = self._flip
         number = next(self._computed)
         if number == at and flip_bit(result, bit):
-            self.fired.append(
-                f"flipped bit {bit} of launch {number}, {launch.op} on {launch.device}"
-            )
+            flipped = f"flipped bit {bit} of launch {number}, {launch.op} on {launch.device}"
+            self.fired.append(visible_text(flipped))
 
     def after_launch(self, launch: Launch, record: Record) -> None:
         if _injected[-1:] != (self,):  # one of them waits for all

@@ -39,6 +39,15 @@ def test_every_model_survives_failures_under_every_wrapper(simulated, model, cou
             assert not report.problems, str(report)
 
 
+@given(kind=st.sampled_from(KINDS), size=st.integers(1, 5))
+def test_failures_of_devices_by_the_name_of_cuda_are_told_by_it(kind, size):
+    with simgpu.as_cuda(2):
+        x = torch.ones(size, device="cuda:0")
+        report = simgpu.sweep(lambda: ((x + 1).to("cuda:1") * 2).tolist(), kind)
+        assert report.count
+        assert not report.problems, str(report)
+
+
 @settings(max_examples=10)
 @given(
     model=st.sampled_from(sorted(MODELS)),
