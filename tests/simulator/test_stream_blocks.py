@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import simgpu
+from simgpu._runtime import world
 from tests.support.threads import in_thread
 
 # Who does it, what is entered (None: the innermost block ends), and whether by an error.
@@ -67,3 +69,12 @@ def test_a_block_that_ends_in_another_thread_changes_nothing_there(simulated):
     before = current()
     block.__exit__(None, None, None)
     assert current() == before
+
+
+def test_a_stream_of_a_device_out_of_reach_changes_nothing():
+    with simgpu.devices(2):
+        stream = torch.simgpu.Stream(1)
+        before = current()
+        with world.narrowed(1), pytest.raises(RuntimeError):
+            stream.__enter__()
+        assert current() == before
