@@ -327,10 +327,9 @@ def make_current(block: object, stream: Stream) -> None:
     if isinstance(stream, Stream):
         world.device(index)  # raises, before anything is changed
     row = thread_state.per_thread.row
-    found = _per_thread.streams.get(index)
-    outer = row[CURRENT_DEVICE], index, row[STREAMS + index], found
+    outer = row[CURRENT_DEVICE], index, row[STREAMS + index], _per_thread.streams.get(index)
     set_stream(stream)
-    world.set_current_device(index)
+    row[CURRENT_DEVICE] = index
     _per_thread.outer.setdefault(id(block), []).append(outer)
 
 

@@ -28,8 +28,8 @@ def newest_first(kind: type[T]) -> Iterator[T]:
         yield from _of_generation(kind, 2)
 
 
-def _of_generation(kind: type[T], generation: int) -> Iterator[T]:
+def _of_generation(kind: type[T], generation: int) -> list[T]:
     objects = gc.get_objects(generation)
     objects.reverse()
-    # Whoever goes no further must not keep the others alive: this very iterator may be among them.
-    return iter([*compress(objects, map(operator.is_, map(type, objects), repeat(kind)))])
+    # A list of its own: whoever goes no further must not keep all others alive.
+    return [*compress(objects, map(operator.is_, map(type, objects), repeat(kind)))]

@@ -47,6 +47,10 @@ class Faults(Instrument):
         self._counts = {kind: itertools.count() for kind in ("allocation", "kernel", "copy")}
         self._begun, self._computed = itertools.count(), itertools.count()
 
+    def _note(self, what: str) -> None:
+        """Keep what was made to fail, with devices by the name that its error has for them."""
+        self.fired.append(visible_text(what))
+
     def before_allocate(self, device: torch.device, nbytes: int) -> None:
         if not nbytes:  # for which CUDA asks nobody
             return
@@ -54,7 +58,7 @@ class Faults(Instrument):
         self.allocations = number + 1
         if number == self._oom_at:
             place = f"allocation {number}, of {nbytes} bytes on {DEVICE_TYPE}:{device.index}"
-            self.fired.append(visible_text(place))
+            self._note(place)
             world.device(device.index).out_of_memory_count += 1
             raise OutOfMemoryError(
                 f"{DEVICE_TYPE} out of memory. Tried to allocate {nbytes} bytes. simgpu.faults let "
@@ -73,7 +77,7 @@ class Faults(Instrument):
             route = f"{launch.source} to {launch.target}"
             on = f"on {launch.device}" if launch.kind == "kernel" else f"from {route}"
             place = f"{launch.kind} {number}, {launch.op} {on}"
-            self.fired.append(visible_text(place))
+            self._note(place)
             raise InjectedFaultError(
                 f"{DEVICE_TYPE} error: too many resources requested for launch. simgpu.faults let "
                 f"{place} fail"
@@ -88,7 +92,7 @@ class Faults(Instrument):
             return
         lost = launch.device.index if index is None else index
         place = f"{DEVICE_TYPE}:{lost} at launch {at}, {launch.op}"
-        self.fired.append(visible_text(place))
+        self._note(place)
         text = text_of_loss(f"simgpu.faults lost {place}")
         if hooks.executor is None or self._at_once:
             mark_lost(lost, text)
@@ -102,8 +106,7 @@ class Faults(Instrument):
         _, at, bit = self._flip
         number = next(self._computed)
         if number == at and flip_bit(result, bit):
-            flipped = f"flipped bit {bit} of launch {number}, {launch.op} on {launch.device}"
-            self.fired.append(visible_text(flipped))
+            self._note(f"flipped bit {bit} of launch {number}, {launch.op} on {launch.device}")
 
     def after_launch(self, launch: Launch, record: Record) -> None:
         if _injected[-1:] != (self,):  # one of them waits for all
