@@ -26,9 +26,6 @@ _STANDARD_LIBRARY = ("builtins", "collections")
 # A PackedSequence is a namedtuple to Python, and a size is a tuple of numbers that belong together.
 _LEAVES = (PackedSequence, torch.Size, str, bytes)
 
-# Of these, the one that an attribute has need not be the one that a child is.
-_CONSTANTS = (int, float, complex, str, bytes, type(None))
-
 
 class Node(NamedTuple):
     """A structure without its leaves; a leaf is None in `children`."""
@@ -125,10 +122,10 @@ def _rebuild_list(example: Any, values: list[Any]) -> Any:
 
 
 def _rebuild_deque(example: Any, values: list[Any]) -> Any:
-    result = copy.copy(example)
-    result.clear()
-    result.extend(values)
-    return _with_children(result, example, enumerate(example), values)
+    kind: Any = type(example)
+    result = kind.__new__(kind)  # a copy would run the constructor of a subclass
+    deque.__init__(result, values, example.maxlen)
+    return _with_attributes(result, example, values)
 
 
 def _rebuild_registered(example: Any, values: list[Any]) -> Any:
@@ -162,7 +159,8 @@ def _with_children(
 
     `children` are the example's with their names, and `values` what has become of them. One object
     may be several children, which have become different ones: an attribute is the one of its name
-    then.
+    then. A constant (a number, a dtype, a function) is a child by its name alone: where an
+    attribute of another name has the same one, that says nothing.
     """
     attributes = getattr(example, "__dict__", None)
     if attributes is example:  # self.__dict__ = self
@@ -171,7 +169,7 @@ def _with_children(
         new: dict[Any, Any] = {}
         for (name, child), value in zip(children, values, strict=True):
             new[name, id(child)] = value
-            if not isinstance(child, _CONSTANTS):
+            if isinstance(child, (torch.Tensor, PackedSequence)) or children_of(child):
                 new[id(child)] = value
         for name, value in attributes.items():
             own = (name, id(value))

@@ -1,6 +1,7 @@
 """What is no tensor: containers with more to them than their items, and constants of replicas."""
 
 import dataclasses
+import enum
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
@@ -22,6 +23,14 @@ class Named(namedtuple("Named", "x y")):
 
 class Items(list):
     pass
+
+
+class Queue(deque):
+    """Its constructor takes other arguments than a deque's."""
+
+    def __init__(self, x, y):
+        super().__init__((x, y), maxlen=3)
+        self.note = "kept"
 
 
 class Pair(tuple):
@@ -78,6 +87,7 @@ CONTAINERS = {
         lambda c: (c.default_factory, list(c)),
     ),
     "deque": (lambda x, y: deque([x, y], maxlen=3), tuple, lambda c: c.maxlen),
+    "queue": (Queue, tuple, lambda c: (c.note, c.maxlen)),
     "frozen": (record, lambda c: (c.x, c.y), lambda c: c.more),
     "slots": (Slotted, lambda c: (c.x, c.y), lambda c: None),
 }
@@ -186,31 +196,41 @@ def test_two_parts_that_are_one_in_an_output_are_joined_apart(devices, name, dat
     assert plain(back.y) == plain(torch.cat([part.cpu() for part in seconds]))
 
 
-def drawn_numbers(data, targets):
-    """A number for each output, and what they are once joined."""
+class Colour(enum.Enum):
+    RED = 1
+    GREEN = 2
+
+
+# What is one object wherever it is used, so that two places that have it need not mean each other.
+ONLY_ONES = (0, 1, None, "a", b"a", torch.float32, torch.int64, Colour.RED, Colour.GREEN, len, enum)
+
+
+def drawn_constants(data, targets):
+    """A constant for each output, and what they are once joined."""
     count = len(targets)
-    numbers = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
-    return numbers, numbers[0] if len({*numbers}) == 1 else numbers
+    some = data.draw(st.lists(st.sampled_from(ONLY_ONES), min_size=1, max_size=2))
+    constants = data.draw(st.lists(st.sampled_from(some), min_size=count, max_size=count))
+    return constants, constants[0] if len({*map(id, constants)}) == 1 else constants
 
 
 @pytest.mark.parametrize("name", NAMED)
 @given(data=st.data())
 def test_a_constant_is_the_attribute_of_its_name(devices, name, data):
     targets = data.draw(strategies.device_lists(devices, min_size=2))
-    numbers, joined = drawn_numbers(data, targets)
-    back = dataparallel.gather([NAMED[name](x=each, y=1) for each in numbers], targets[0])
+    constants, joined = drawn_constants(data, targets)
+    back = dataparallel.gather([NAMED[name](x=each, y=1) for each in constants], targets[0])
     assert (back.x, back.y) == (joined, 1)
 
 
 @pytest.mark.parametrize("name", sorted({*ATTRIBUTES} - {"items"}))
 @given(data=st.data())
-def test_an_attribute_that_is_the_same_number_as_a_child_stays(devices, name, data):
-    """It need not be that child: equal numbers are often one object."""
+def test_an_attribute_that_is_the_same_constant_as_a_child_stays(devices, name, data):
+    """It need not be that child."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     make, both = ATTRIBUTES[name]
-    numbers, joined = drawn_numbers(data, targets)
-    back = dataparallel.gather([make(each, 1) for each in numbers], targets[0])
-    assert both(back) == (joined, numbers[0])
+    constants, joined = drawn_constants(data, targets)
+    back = dataparallel.gather([make(each, 1) for each in constants], targets[0])
+    assert both(back) == (joined, constants[0])
 
 
 class Unclear:

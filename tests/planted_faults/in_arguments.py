@@ -214,9 +214,17 @@ CONTENTS = [
     fault(
         "a deque forgets its length",
         f"{TREES}:_rebuild_deque",
-        "result = copy.copy(example)",
-        "result = type(example)(example)",
+        "values, example.maxlen",
+        "values",
         goes_both_ways(name="deque"),
+    ),
+    fault(
+        "attributes of a deque are lost",
+        f"{TREES}:_rebuild_deque",
+        "return _with_attributes(result, example, values)",
+        "return result",
+        goes_both_ways(name="queue"),
+        raises=Exception,
     ),
     fault(
         "a frozen dataclass cannot be rebuilt",
@@ -252,11 +260,13 @@ CONTENTS = [
         ),
     ),
     fault(
-        "a number is any child that is the same number",
+        "a constant is any child that is the same constant",
         f"{TREES}:_with_children",
-        "if not isinstance(child, _CONSTANTS):",
+        "if isinstance(child, (torch.Tensor, PackedSequence)) or children_of(child):",
         "if True:",
-        partial(containers.test_an_attribute_that_is_the_same_number_as_a_child_stays, name="dict"),
+        partial(
+            containers.test_an_attribute_that_is_the_same_constant_as_a_child_stays, name="dict"
+        ),
     ),
     fault(
         "items are the attributes of another dict",

@@ -99,6 +99,20 @@ KEPT = [
         partial(THREAD_STATE, name="autocast cache"),
     ),
     fault(
+        "autocast of the host is lost",
+        f"{STATE}:ThreadState.__init__",
+        '{*device_types, "cpu"}',
+        "{*device_types}",
+        partial(THREAD_STATE, name="autocast on the host"),
+    ),
+    fault(
+        "inference mode is entered after the grad mode, which it turns off",
+        f"{STATE}:ThreadState.run",
+        "stack.enter_context(torch.set_grad_enabled(self.grad))",
+        "stack.enter_context(torch.set_grad_enabled(self.grad and not self.switched))",
+        calls.test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call,
+    ),
+    fault(
         "inference mode is lost",
         f"{STATE}:ThreadState.run",
         "for enter in self.switched:",

@@ -50,6 +50,10 @@ STATES = {
         lambda kind: torch.autocast(kind, cache_enabled=False),
         lambda x: not torch.is_autocast_cache_enabled(),
     ),
+    "autocast on the host": (
+        lambda kind: torch.autocast("cpu", torch.bfloat16),
+        lambda x: torch.mm(x.cpu(), x.cpu().T).dtype is torch.bfloat16,
+    ),
     "inference mode": (
         lambda kind: torch.inference_mode(),
         lambda x: torch.is_inference_mode_enabled(),
@@ -96,9 +100,10 @@ def test_fault_12_threads_lose_the_callers_state(devices, name):
     data=st.data(),
     names=st.lists(st.sampled_from(sorted(STATES)), unique=True),
     grad=st.booleans(),
+    late=st.booleans(),
 )
 def test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call(
-    devices, data, names, grad
+    devices, data, names, grad, late
 ):
     """Any states, entered in any order; a thread that is used again has none of them left."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
@@ -111,9 +116,11 @@ def test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call(
     @contextlib.contextmanager
     def all_of_them():
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(grad))
-            for name in names:
-                stack.enter_context(STATES[name][0](targets[0].type))
+            entered = [STATES[name][0] for name in names]
+            # Inference mode turns gradients off, unless they are asked for within it.
+            entered.insert(len(names) if late else 0, lambda kind: torch.set_grad_enabled(grad))
+            for enter in entered:
+                stack.enter_context(enter(targets[0].type))
             yield
 
     with all_of_them():  # inference mode brings others along
