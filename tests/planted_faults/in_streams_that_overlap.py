@@ -368,6 +368,20 @@ ASYNCHRONOUS = [
         untold.test_the_next_devices_know_nothing_of_an_error_before,
     ),
     fault(
+        "memory that was there before belongs to no stream of its device",
+        "simgpu._simulation.asynchronous.memory:Memory.own_all",
+        "(owner.index, 0)",
+        "(owner.index, -1)",
+        given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
+    ),
+    fault(
+        "memory that was there before is the first device's",
+        "simgpu._simulation.asynchronous.memory:Memory.own_all",
+        "(owner.index, 0)",
+        "(0, 0)",
+        given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
+    ),
+    fault(
         "of many readers of memory, those that have read it are kept in mind",
         "simgpu._simulation.asynchronous.memory:Memory.used",
         "if not user.done]",

@@ -40,6 +40,8 @@ class Oracle:
 
 @pytest.mark.without("--races", reason="races on purpose")
 @given(
+    index=st.integers(0, 7),
+    older=st.booleans(),
     reads=st.lists(
         st.tuples(readers, st.sampled_from((1, 1, 2, 9))), min_size=1, max_size=READERS + 1
     ),
@@ -51,21 +53,36 @@ class Oracle:
     ),
 )
 @example(
+    index=0,
+    older=False,
     reads=[(0, 1), (1, 1)],
     recorded={0},
     early=set(),
     steps=[("allocate",), ("finish", 0), ("allocate",)],
 )
-@example(reads=[(0, 9), (1, 1)], recorded=set(), early={1}, steps=[("allocate",)])
+@example(
+    index=0,
+    older=False,
+    reads=[(0, 9), (1, 1)],
+    recorded=set(),
+    early={1},
+    steps=[("allocate",)],
+)
+@example(index=1, older=True, reads=[(0, 1)], recorded=set(), early=set(), steps=[("allocate",)])
 def test_memory_is_overwritten_for_those_who_have_not_read_it(
-    simulated, reads, recorded, early, steps
+    simulated, index, older, reads, recorded, early, steps
 ):
-    """Streams read it, some of them are finished, and then it is given back."""
+    """Streams read it, some of them are finished, and then it is given back.
+
+    Memory that is older than the asynchronous execution belongs to its device's default stream.
+    """
     oracle = Oracle(reads, recorded)
-    with simgpu.asynchronous():
+    device = simulated[index]
+    x = torch.ones(4, device=device) if older else None
+    with simgpu.asynchronous(), torch.simgpu.device(device):
         own = torch.simgpu.current_stream()
         sides = [torch.simgpu.Stream() for _ in range(READERS)]
-        x, made, kept = torch.ones(4, device=simulated[0]), [], []
+        x, made, kept = torch.ones(4, device=device) if x is None else x, [], []
         own.synchronize()
         for stream in oracle.readings:
             with torch.simgpu.stream(sides[stream]):
@@ -80,7 +97,7 @@ def test_memory_is_overwritten_for_those_who_have_not_read_it(
         for step in steps:
             oracle.do(*step)
             if step[0] == "allocate":
-                kept.append(torch.empty(4, device=simulated[0]))  # which queues nothing
+                kept.append(torch.empty(4, device=device))  # which queues nothing
             elif step[0] == "wait":
                 own.wait_stream(sides[step[1]])
             else:
