@@ -111,6 +111,21 @@ BACKEND = [
         stream_blocks.test_each_beginning_of_a_block_is_put_back_in_its_thread,
     ),
     fault(
+        "a block that has ended can be ended once more",
+        f"{STREAMS}:put_back",
+        "del _per_thread.outer[id(block)]",
+        "pass",
+        stream_blocks.test_each_beginning_of_a_block_is_put_back_in_its_thread,
+        raises=Exception,
+    ),
+    fault(
+        "a stream of a device that is out of reach becomes current",
+        f"{STREAMS}:make_current",
+        "world.device(index)  # raises, before anything is changed",
+        "pass",
+        stream_blocks.test_a_stream_of_a_device_out_of_reach_changes_nothing,
+    ),
+    fault(
         "a block leaves its stream current",
         f"{STREAMS}:put_back",
         "thread_state.per_thread.row[STREAMS + index] = number",

@@ -382,6 +382,13 @@ ASYNCHRONOUS = [
         given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
     ),
     fault(
+        "memory of a history that has ended is nobody's",
+        "simgpu._runtime.device:Device.owns",
+        "(isinstance(func, _ToldFree) and func.device is self)",
+        "func is self._give_back",
+        present.test_what_is_done_to_it_waits,
+    ),
+    fault(
         "of many readers of memory, those that have read it are kept in mind",
         "simgpu._simulation.asynchronous.memory:Memory.used",
         "if not user.done]",
