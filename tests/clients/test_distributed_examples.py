@@ -29,7 +29,9 @@ def losses(simgpu_run, tmp_path):
         assert path.is_file(), f"SIMGPU_CLIENTS_EXAMPLES={FOLDER} has no distributed/{program}"
         program = [*launcher, LOSSES, path, *arguments]
         done = simgpu_run("-m", devices or count, *program, summary=False, folder=tmp_path)
-        found = re.findall(r"loss of rank (\d+): (\S+?)(?=loss|\s|$)", done.stdout)
+        # Another rank may write before the end of the line does.
+        number = r"nan|-?\d[\d.]*(?:e[-+]\d+)?"
+        found = re.findall(rf"loss of rank (\d+): ({number})", done.stdout)
         return [[float(x) for r, x in found if int(r) == rank] for rank in range(count)]
 
     return run
