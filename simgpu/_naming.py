@@ -22,10 +22,13 @@ _AS_PRODUCT = re.compile(
     rf"""(?x) (?<=wrapper_) {DEVICE_TYPE}(?=_) | \b{DEVICE_TYPE}(?= [A-Z] | \ error | \ out\ of )
     | (?<=re-initialize\ ) {DEVICE_TYPE}\b | (?<=To\ use\ ) {DEVICE_TYPE}\b"""
 )
+# How C++ calls the type of a tensor: to become "torch.cuda.FloatTensor".
+_AS_TENSOR_TYPE = re.compile(rf"\b{DEVICE_TYPE}([A-Z]\w*?)Type\b")
 
 
 def visible_text(text: str) -> str:
     """`text` as the program may read it: with the devices by the name that it knows."""
     if len(names) == 1 or DEVICE_TYPE not in text:
         return text
+    text = _AS_TENSOR_TYPE.sub(r"torch.cuda.\1Tensor", text)
     return _AS_PRODUCT.sub("CUDA", _AS_CODE.sub("cuda", text))

@@ -13,6 +13,7 @@ import torch
 import torch._subclasses.fake_tensor
 import torch.utils._device
 
+from simgpu import _naming
 from simgpu._backend.tensor_types import TensorType
 from simgpu._cuda.renaming import CUDA, WHY_RENAMED, named, renamed, takes_device
 from simgpu._naming import DEVICE_TYPE
@@ -25,7 +26,8 @@ _raw_to: Any = _TensorBase.to
 
 
 def _is_cuda(self: torch.Tensor) -> bool:
-    return _raw_device(self).type == DEVICE_TYPE
+    # By either name: a mode or a subclass that sees functions is asked again, and answers "cuda".
+    return _raw_device(self).type in _naming.names
 
 
 def _cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:

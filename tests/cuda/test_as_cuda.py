@@ -4,6 +4,7 @@ Whole programs are in tests/cuda/programs; the functions of torch.cuda in test_n
 """
 
 import atexit
+import contextlib
 import copy
 import io
 import pickle
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch import randn as imported_before_anything
+from torch.overrides import TorchFunctionMode
 
 import dataparallel
 import simgpu
@@ -94,6 +96,39 @@ def test_every_way_to_make_a_tensor(make, named):
         if isinstance(made, torch.Tensor):
             assert made.get_device() == index
             assert not made.is_cpu
+
+
+class Sees(TorchFunctionMode):
+    """Sees each function, and each attribute that is read."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@given(
+    named=st.sampled_from(["cpu", "cuda:1"]),
+    modes=st.lists(st.sampled_from(["cpu", "cuda", "meta", None]), max_size=2),
+    default=st.sampled_from([None, "cpu", "cuda"]),
+    subclass=st.booleans(),
+)
+def test_is_cuda_is_the_same_for_whoever_sees_functions(named, modes, default, subclass):
+    """Such as a default device, which is a mode."""
+    with simgpu.as_cuda(2), contextlib.ExitStack() as stack:
+        x = torch.ones(2).to(named)
+        x = x.as_subclass(Subclass) if subclass else x
+        stack.callback(torch.set_default_device, None)
+        torch.set_default_device(default)
+        for mode in modes:
+            stack.enter_context(Sees() if mode is None else torch.device(mode))
+        assert (x.is_cuda, x.is_cpu, x.device.type) == (
+            named != "cpu",
+            named == "cpu",
+            named.partition(":")[0],
+        )
 
 
 def test_what_a_tensor_says_of_itself(cuda):
@@ -380,8 +415,12 @@ FAULTS = {
         lambda: test_every_way_to_make_a_tensor(make="cuda"),
     ),
     "everyone is told the truth": (
-        Edit("simgpu._cuda.tensors:_is_cuda", "== DEVICE_TYPE", "== CUDA"),
+        Edit("simgpu._cuda.tensors:_is_cuda", "in _naming.names", "== CUDA"),
         lambda: test_every_way_to_make_a_tensor(make="to"),
+    ),
+    "whoever sees functions is told by another name": (
+        Edit("simgpu._cuda.tensors:_is_cuda", "in _naming.names", "== DEVICE_TYPE"),
+        test_is_cuda_is_the_same_for_whoever_sees_functions,
     ),
 }
 

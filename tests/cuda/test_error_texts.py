@@ -178,6 +178,23 @@ def test_a_text_that_raises_raises_what_it_does_elsewhere(cuda):
             str(kind(Unspeakable()))
 
 
+@given(
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    rows=st.integers(1, 3),
+)
+def test_a_tensors_type_has_its_name_in_errors(dtype, rows):
+    """`torch.cuda.FloatTensor`, as `tensor.type()` says, and as programs look for."""
+    with simgpu.as_cuda(2):
+        x = torch.ones(rows, dtype=dtype, device="cuda:1", requires_grad=True)
+        y = x.sigmoid()
+        y.mul_(2)
+        with pytest.raises(RuntimeError) as caught:
+            y.sum().backward()
+        assert f"inplace operation: [{x.type()} [{rows}]], which is" in str(caught.value)
+        with pytest.raises(RuntimeError, match=f"^cannot pin '{x.type()}' only dense CPU tensors"):
+            x.detach().pin_memory()
+
+
 def test_an_interrupted_text_is_interrupted(cuda):
     error = RuntimeError("tensors on simgpu:1")
     with Interrupter(0) as whole:
@@ -204,6 +221,10 @@ FAULTS = {
     "the name is not translated": (
         Edit("simgpu._naming:visible_text", 'sub("cuda", text)', 'sub("simgpu", text)'),
         lambda: test_kernels(name="mm", slot=0),
+    ),
+    "a tensor's type has C++'s name": (
+        Edit("simgpu._naming:visible_text", "_AS_TENSOR_TYPE.sub", "(lambda new, text: text)"),
+        test_a_tensors_type_has_its_name_in_errors,
     ),
     "the slot is not restored": (
         Edit("simgpu._native.type_slots:restore_str", "words[slot] = _stock_slot", "pass"),
