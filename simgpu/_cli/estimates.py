@@ -1,7 +1,8 @@
 """`simgpu run --clock MODEL`: the program in estimated time, and with --summary on other machines.
 
 The table is printed when the process ends. The program is then run again for each other number of
-devices, in processes whose output nobody sees.
+devices, in processes whose output nobody sees; not so where the process is one of several ranks,
+which cannot be run again alone: it would wait for the others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simgpu._profiling import launched_ranks
+
 COUNTS = (1, 2, 4, 8)
+NOT_AGAIN = (
+    "not run again with other numbers of devices: this is one of several ranks; start the launcher "
+    "with another number of ranks\n"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,10 @@ class ClockUntilExit:
         if self._told.report is not None:
             Path(self._told.report).write_text(json.dumps(own), encoding="utf-8")
         elif self._told.summary:
+            heading = launched_ranks.heading(self._environment)
+            if heading:  # in one piece: other ranks write there, too
+                sys.stderr.write(f"{heading}{summary}\n{NOT_AGAIN}")
+                return
             sys.stderr.write(f"{summary}\n")
             sys.stderr.flush()
             others = {n: own if n == count else self._run_with(n) for n in COUNTS}

@@ -12,13 +12,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+from simgpu._profiling import launched_ranks
+
 _ROWS = 1000  # how far apart the numbers of two ranks' rows are
 
 
 def write(path: str, timeline: dict[str, Any]) -> None:
     """Write a timeline to `path`, together with those of the other ranks where there are any."""
-    rank, count = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
-    if count <= 1:
+    rank, count = launched_ranks.rank_and_count()
+    if count == 1:
         _dump(Path(path), timeline)
         return
     parts = [Path(f"{path}.{_this_run()}rank{each}") for each in range(count)]

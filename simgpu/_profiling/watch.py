@@ -8,11 +8,10 @@ those of its estimate.
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TextIO
 
 from simgpu._naming import DEVICE_TYPE, visible_text
-from simgpu._profiling import timelines
+from simgpu._profiling import launched_ranks, timelines
 from simgpu._profiling.chrome_trace import Timeline
 from simgpu._profiling.module_inputs import Inputs
 from simgpu._profiling.summary import Totals
@@ -49,10 +48,5 @@ class watch(contextlib.AbstractContextManager[None]):
             timelines.write(self._path, self._timeline.as_json(self._names))
         if self._table is not None:
             text = self._totals.as_text(self._names, self._inputs)
-            self._table.write(_heading() + text)  # at once: other ranks write there, too
-
-
-def _heading() -> str:
-    """Whose table it is, where torchrun has started several processes."""
-    rank, count = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
-    return "" if rank is None or count == "1" else f"rank {rank} of {count}\n"
+            text = launched_ranks.heading() + text
+            self._table.write(text)  # at once: other ranks write there, too

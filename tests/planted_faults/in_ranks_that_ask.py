@@ -11,6 +11,7 @@ from tests.distributed import test_orders_of_ranks as orders
 from tests.distributed import test_processes as processes
 from tests.distributed import test_stores_and_threads as asking
 from tests.distributed import test_timelines as timelines
+from tests.simulator.timing import test_command as command
 from tests.support.plant import fault
 
 STARTED = asking.test_threads_that_a_rank_starts_have_its_groups_and_stores
@@ -33,10 +34,17 @@ def one_file_of_all_ranks() -> None:
 RANKS_THAT_ASK = [
     fault(
         "a table does not say whose it is",
-        "simgpu._profiling.watch:_heading",
+        "simgpu._profiling.launched_ranks:heading",
         'f"rank {rank} of {count}\\n"',
         '""',
         one_file_of_all_ranks,
+    ),
+    fault(
+        "a rank of several is run again alone",
+        "simgpu._cli.estimates:ClockUntilExit._end",
+        "if heading:",
+        "if False:",
+        command.test_only_a_process_that_is_alone_is_run_again,
     ),
     fault(
         "who asks a store in a loop keeps the others from going on",

@@ -1,10 +1,17 @@
 """`simgpu run --clock`: what it prints, and the program with other numbers of devices."""
 
 import atexit
+import contextlib
+import io
 import json
 import os
 import subprocess
+from unittest import mock
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
 from simgpu._cli.estimates import Clock, ClockUntilExit, scaling_table
 
 
@@ -58,6 +65,60 @@ def test_the_program_runs_again_with_other_numbers_of_devices(
     rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[-4:]}
     assert rows["2"] == ["4", "s", "2.00"]
     assert rows["4"] == ["-", "-", "no", "such", "thing"]
+
+
+RANKS = """
+import os
+import torch
+import torch.distributed as dist
+
+torch.cuda.set_device(int(os.environ["RANK"]))
+dist.init_process_group("nccl")
+dist.all_reduce(torch.ones(9, device="cuda"))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_torchrun_are_not_run_again(python, tmp_path):
+    """A rank alone would wait for the others, for as long as its group has patience."""
+    (tmp_path / "train.py").write_text(RANKS, encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    told = ["-m", "simgpu", "run", "--devices", "2", "--clock", "A100", "--summary", "train.py"]
+    ran = python(*launcher, *told, cwd=tmp_path, PYTHONWARNINGS="ignore")
+    assert ran.returncode == 0, ran.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2\nestimate for 2 x A100" in ran.stderr
+    assert ran.stderr.count("not run again with other numbers of devices") == 2
+    assert "speed-up" not in ran.stderr
+
+
+ALONE = st.sampled_from([{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": ""}, {"RANK": "0"}])
+ONE_OF_SEVERAL = st.integers(2, 9).flatmap(
+    lambda count: st.builds(
+        lambda rank: {"RANK": str(rank), "WORLD_SIZE": str(count)}, st.integers(0, count - 1)
+    )
+)
+
+
+@given(environment=ALONE | ONE_OF_SEVERAL)
+def test_only_a_process_that_is_alone_is_run_again(environment):
+    said, commands = io.StringIO(), []
+
+    def run(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, stderr="")
+
+    clock = ClockUntilExit(Clock("A100", "pcie", True, None, ["again", "N"]), environment)
+    in_place = mock.patch.object(subprocess, "run", run), contextlib.redirect_stderr(said)
+    with simgpu.devices(2), in_place[0], in_place[1]:
+        assert clock.start() is None
+        atexit.unregister(clock._end)
+        clock._end()
+    alone = int(environment.get("WORLD_SIZE") or 1) == 1
+    assert len(commands) == (3 if alone else 0)
+    whose = "" if alone else f"rank {environment['RANK']} of {environment['WORLD_SIZE']}\n"
+    assert said.getvalue().startswith(f"{whose}estimate for 2 x A100")
+    assert ("not run again" in said.getvalue()) == (not alone)
 
 
 def test_what_a_clock_cannot_be_is_said(simulated):
