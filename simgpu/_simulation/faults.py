@@ -15,6 +15,7 @@ from simgpu._runtime import clock, instruments, world
 from simgpu._runtime.instruments import Instrument, Launch, Record, hooks
 from simgpu._runtime.world import DeviceLike
 from simgpu._simulation.bits import flip_bit
+from simgpu._simulation.causes import passed_on
 from simgpu._simulation.lost_devices import check, mark_lost, text_of_loss
 from simgpu.errors import InjectedFaultError, OutOfMemoryError
 
@@ -46,6 +47,12 @@ class Faults(Instrument):
         # bit to flip has finished.
         self._counts = {kind: itertools.count() for kind in ("allocation", "kernel", "copy")}
         self._begun, self._computed = itertools.count(), itertools.count()
+
+    def passed_on(
+        self, error: BaseException, expected: type[BaseException]
+    ) -> BaseException | None:
+        """What was made to fail, of type `expected`: `error` or a cause of it; None if neither."""
+        return passed_on(error, expected, self.fired)
 
     def _note(self, what: str) -> None:
         """Keep what was made to fail, with devices by the name that its error has for them."""

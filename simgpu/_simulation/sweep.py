@@ -44,10 +44,11 @@ def sweep(
     """Run `step` once for each allocation, copy or kernel in it, which fails that time.
 
     After each failure: the error that comes out of `step` is the one that was put in, with the
-    device and the number in its text; no byte is kept, without help of the garbage collector; no
-    thread has been left behind; parameters are as before, unless an optimizer was at work; and
-    when everything is put back, the next step gives the bits that it gave before. Buffers that
-    kernels had updated before the failure stay so, as on CUDA: the report names them.
+    device and the number in its text, or has that one as its cause (`raise ... from error`); no
+    byte is kept, without help of the garbage collector; no thread has been left behind; parameters
+    are as before, unless an optimizer was at work; and when everything is put back, the next step
+    gives the bits that it gave before. Buffers that kernels had updated before the failure stay so,
+    as on CUDA: the report names them.
 
     Args:
         step: a function without arguments: of training or of inference. What it returns takes part
@@ -125,18 +126,23 @@ class _Attempt:
 
     def __init__(self, step: Callable[[], Any], before: State, kind: Kind, number: int) -> None:
         self._before, self._number, self._kind = before, number, kind
-        self._error: type[Exception] | None = None
+        self._error: type[BaseException] | None = None
         self._text, self._in_optimizer = "", False
         with injecting(_failure(kind, number)) as injected:
             try:
                 step()
             except Exception as error:  # not kept: it holds the frames that it came through
-                self._error, self._text = type(error), str(error)
-                self._in_optimizer = _passed_an_optimizer(error)
+                self._look_at(error, injected)
         self._fired = injected.fired
         find_devices()
         self._parameters, self._buffers = before.changed()
         before.restore()
+
+    def _look_at(self, error: Exception, injected: Faults) -> None:
+        """Note what came out of the step: the failure, where it is there or is the cause."""
+        found = injected.passed_on(error, _ERRORS[self._kind]) or error
+        self._error, self._text = type(found), str(found)
+        self._in_optimizer = _passed_an_optimizer(error) or _passed_an_optimizer(found)
 
     def adds_threads_each_time(self, step: Callable[[], Any]) -> bool:
         """Whether this failure leaves one more thread whenever it happens.

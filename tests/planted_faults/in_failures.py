@@ -159,10 +159,24 @@ FAILURES = [
     ),
     fault(
         "a test that runs out of memory by itself lets the failure out",
-        "simgpu._pytest.every_oom:_run_with_failure",
-        "if not any(place in str(error) for place in injected.fired):",
-        "if not injected.fired:",
+        "simgpu._simulation.causes:passed_on",
+        "any(place in str(link) for place in places)",
+        "places",
         partial(every_oom.test_what_a_test_raises_in_place_of_the_failure_is_told, name="own"),
+    ),
+    fault(
+        "a failure that is the cause of another error is not seen",
+        "simgpu._simulation.causes:passed_on",
+        "link = link.__cause__",
+        "break",
+        every_oom.test_a_comparison_that_runs_out_of_memory_is_the_failure,
+    ),
+    fault(
+        "an error in the handler of a failure counts as the failure",
+        "simgpu._simulation.causes:passed_on",
+        "link = link.__cause__",
+        "link = link.__cause__ or link.__context__",
+        every_oom.test_a_failure_is_let_out_as_the_cause_of_another_error,
     ),
     fault(
         "a test that fails by pytest.fail does not say under which failure",

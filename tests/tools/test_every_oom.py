@@ -1,8 +1,13 @@
 """`@pytest.mark.every_oom` and `--faults oom`: which tests pass when every allocation fails."""
 
+import sys
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import simgpu
 from simgpu._pytest.every_oom import _with_every_failure
 from simgpu.errors import OutOfMemoryError
 
@@ -128,3 +133,50 @@ def test_what_a_test_raises_in_place_of_the_failure_is_told(simulated, name):
 
     with pytest.raises(kind, match=text):
         _with_every_failure(test)()
+
+
+def raised_anew(how):
+    """An error is raised in the place of the one that is handled; called within `except`."""
+    handled = sys.exc_info()[1]
+    if how == "from the failure":
+        raise KeyError("wrapped") from handled
+    if how == "from None":
+        raise KeyError("lost") from None
+    raise KeyError("in the handler")
+
+
+@given(hows=st.lists(st.sampled_from(["from the failure", "from None", "in the handler"])))
+def test_a_failure_is_let_out_as_the_cause_of_another_error(hows):
+    """`raise ... from error` says that it is passed on; an error in a handler is one of its own."""
+
+    def fails(hows):
+        if not hows:
+            return torch.ones(8, device="simgpu:0")
+        try:
+            fails(hows[1:])
+        except Exception:
+            raised_anew(hows[0])
+
+    with simgpu.devices(1):
+        if set(hows) <= {"from the failure"}:
+            _with_every_failure(fails)(hows)
+        else:
+            with pytest.raises(
+                pytest.fail.Exception, match=r"with allocation 0, .* raised KeyError"
+            ):
+                _with_every_failure(fails)(hows)
+        report = simgpu.sweep(lambda: fails(hows), "oom")
+    assert bool(report.problems) == (not set(hows) <= {"from the failure"}), str(report)
+
+
+def test_a_comparison_that_runs_out_of_memory_is_the_failure(simulated):
+    """`assert_close` raises what goes wrong within it as the cause of a RuntimeError."""
+
+    def test():
+        x = torch.ones(8, device=simulated[0])
+        torch.testing.assert_close(x, x.clone())
+
+    _with_every_failure(test)()
+    report = simgpu.sweep(test, "oom", state=[])
+    assert report.count > 2
+    assert not report.problems, str(report)
