@@ -11,12 +11,18 @@ from torch.utils._pytree import tree_leaves
 def flip_bit(outputs: Any, bit: int) -> bool:
     """Turn over a bit of the first host tensor with elements; False if there is none.
 
-    Bits count through the elements in the order of their indices, modulo the tensor's size.
+    Bits count through the elements in the order of their indices. ValueError for one past the last.
     """
     for tensor in tree_leaves(outputs):
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel():
+            count = 8 * tensor.itemsize * tensor.numel()
+            if bit >= count:
+                raise ValueError(
+                    f"flip names bit {bit}, and what was written has {count} bits, from 0 to "
+                    f"{count - 1}: shape {tuple(tensor.shape)}, {tensor.dtype}"
+                )
             with torch.inference_mode():
-                _flip(tensor.detach(), bit % (8 * tensor.itemsize * tensor.numel()))
+                _flip(tensor.detach(), bit)
             return True
     return False
 

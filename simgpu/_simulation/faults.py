@@ -154,7 +154,8 @@ def faults(
             use of it raises DeviceLostError; its memory can still be given back. Under
             `simgpu.asynchronous` that begins where something waits for this launch.
         flip: a device, which of its launches, and the bit of the first tensor that this one wrote
-            which comes out wrong, counted from its first element on, modulo its size in bits.
+            which comes out wrong, counted from its first element on. The launch raises ValueError
+            where the tensor has no such bit.
         slow: by device how many times as long its kernels and copies take: of the host's time, or
             of a `simgpu.clock`'s.
 

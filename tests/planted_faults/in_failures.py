@@ -165,6 +165,13 @@ FAILURES = [
         partial(every_oom.test_what_a_test_raises_in_place_of_the_failure_is_told, name="own"),
     ),
     fault(
+        "a bit past the last one is flipped somewhere else",
+        "simgpu._simulation.bits:flip_bit",
+        "if bit >= count:",
+        "bit %= count\n            if False:",
+        faults.test_a_bit_past_the_last_one_is_refused,
+    ),
+    fault(
         "a failure that is the cause of another error is not seen",
         "simgpu._simulation.causes:passed_on",
         "link = link.__cause__",

@@ -131,7 +131,7 @@ def test_a_loss_that_nobody_waits_for_is_told_at_the_end():
 
 @given(
     x=st.lists(st.integers(0, 255), min_size=6, max_size=6),
-    bit=st.integers(0, 100),
+    bit=st.integers(0, 47),
     index=st.integers(0, 3),
     dtype=st.sampled_from([torch.uint8, torch.int16]),
     order=st.permutations(range(4)),
@@ -150,10 +150,28 @@ def test_one_bit_of_one_launch_is_flipped(simulated, x, bit, index, dtype, order
     assert all(torch.equal(t.cpu(), right) for t in first + second)
     # Launch 1 is the first `neg`, of what the transposition (launch 0) copied.
     flipped = (wrong.neg() ^ right.neg()).flatten().view(torch.uint8)
-    place = bit % (8 * flipped.numel())
-    assert flipped[place // 8] == 1 << place % 8
+    assert flipped[bit // 8] == 1 << bit % 8
     assert flipped.count_nonzero() == 1
     assert len(injected.fired) == 1
+
+
+@given(
+    size=st.integers(1, 5),
+    dtype=st.sampled_from([torch.bool, torch.uint8, torch.float16, torch.float64]),
+    beyond=st.integers(-100, 100),
+)
+def test_a_bit_past_the_last_one_is_refused(size, dtype, beyond):
+    count = size * dtype.itemsize * 8
+    bit = max(count + beyond, 0)
+    with simgpu.devices(1):
+        x = torch.ones(size, dtype=dtype, device="simgpu:0")
+        with simgpu.faults(flip=(0, 0, bit)) as injected:
+            if bit < count:
+                x.clone()
+            else:
+                with pytest.raises(ValueError, match=f"bit {bit}, .* has {count} bits, from 0 to"):
+                    x.clone()
+    assert len(injected.fired) == (bit < count)
 
 
 @pytest.mark.parametrize("factors", [(4.0,), (2.0, 2.0), (4.0, 1.0)])
