@@ -1,4 +1,4 @@
-"""The line about devices in the header of a pytest session."""
+"""The line about devices and what is looked for in the header of a pytest session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from simgpu._pytest import pools
 from simgpu._pytest.choose import choose_pool, group_size, is_chosen, session_pool, simulated_pool
 from simgpu._pytest.gpu_groups import describe
-from simgpu._pytest.options import read_options
+from simgpu._pytest.options import DeviceOptions, read_options
 from simgpu._pytest.pools import CudaPool, Pool
 
 # Where an NVIDIA or AMD driver shows itself: lets the header answer without importing torch.
@@ -24,18 +24,35 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def header_line(config: pytest.Config) -> str:
-    """Say which devices tests get, without importing torch for it."""
+    """Say which devices tests get and what is looked for, without importing torch for it."""
+    told = [_devices(config), *looked_for(read_options(config))]
+    return f"devices: {'; '.join(told)}"
+
+
+def looked_for(options: DeviceOptions) -> list[str]:
+    """The options that look for more in a test, or run it more than once, as they were given."""
+    looks = {
+        "--races": options.races,
+        f"--faults {options.faults}": options.faults,
+        f"--schedules {options.schedules}": options.schedules,
+        f"--schedule {options.schedule}": options.schedule,
+    }
+    told = [name for name, given in looks.items() if given]
+    return [f"each test with {', '.join(told)}"] if told else []
+
+
+def _devices(config: pytest.Config) -> str:
     if is_chosen(config):
         pool = session_pool(config)
-        return f"devices: {pool.describe()}{_sharing(config, pool)}"
+        return f"{pool.describe()}{_sharing(config, pool)}"
     simulated = simulated_pool(read_options(config))
     if any(map(os.path.exists, DRIVER_FILES)):
         if "torch" in sys.modules:
             with _cuda_is_not_started():
                 pool = choose_pool(read_options(config))
-                return f"devices: {pool.describe()}{_sharing(config, pool)}"
-        return f"devices: real GPUs if torch finds two or more, else {simulated.describe()}"
-    return f"devices: {simulated.describe()}"
+                return f"{pool.describe()}{_sharing(config, pool)}"
+        return f"real GPUs if torch finds two or more, else {simulated.describe()}"
+    return simulated.describe()
 
 
 @contextlib.contextmanager

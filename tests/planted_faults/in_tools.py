@@ -11,6 +11,7 @@ from tests.tools import test_patches as patches
 from tests.tools import test_plugin_models as named
 from tests.tools import test_pools as pools
 from tests.tools import test_strategies as drawn
+from tests.tools import test_streams_options as streams
 from tests.tools import test_summary as summary
 from tests.tools import test_tallies as tallies
 from tests.tools import test_timeline as timeline
@@ -46,6 +47,13 @@ TOOLS = [
         "os.path.basename(program.text)",
         "program.text",
         launchers,
+    ),
+    fault(
+        "the header does not say that races are looked for",
+        "simgpu._pytest.header:looked_for",
+        '"--races": options.races,',
+        "",
+        streams.test_the_header_says_what_is_looked_for,
     ),
     fault(
         "a late row is put in place although it was undone",

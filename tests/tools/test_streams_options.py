@@ -6,9 +6,14 @@ import runpy
 
 import pytest
 import torch
+from _pytest.config.argparsing import Parser
+from hypothesis import given
+from hypothesis import strategies as st
 
 import simgpu
 from simgpu._cli.run_script import _after_our_frames, overlapping
+from simgpu._pytest.header import looked_for
+from simgpu._pytest.options import add_options, options_in
 from simgpu._simulation.asynchronous import block
 from simgpu.errors import DeviceLostError
 
@@ -145,3 +150,24 @@ def test_a_marker_of_that_name_may_be_the_suites_own(pytester):
     pytester.makepyfile(THEIRS)
     pytester.makeini("[pytest]\nmarkers =\n    without(what): theirs\n")
     pytester.runpytest_inprocess("-p", "no:cacheprovider", "--async").assert_outcomes(passed=1)
+
+
+# How a session asks for each of the options that look for more in a test.
+LOOKS = {"--races": [], "--faults": ["oom"], "--schedules": ["3"]}
+
+
+@given(asked=st.sets(st.sampled_from(sorted(LOOKS))))
+def test_the_header_says_what_is_looked_for(asked):
+    parser = Parser(_ispytest=True)
+    add_options(parser)
+    words = [word for name in sorted(asked) for word in (name, *LOOKS[name])]
+    told = " ".join(looked_for(options_in(parser.parse(words))))
+    assert told.startswith("each test with ") == bool(asked)
+    for name, value in LOOKS.items():
+        assert (" ".join([name, *value]) in told) == (name in asked)
+
+
+def test_the_header_line_ends_with_what_is_looked_for(pytester):
+    told = ("-p", "no:cacheprovider", "--devices", "simgpu", "--device-count", "2", "--races")
+    seen = pytester.runpytest_inprocess(*told)
+    seen.stdout.fnmatch_lines("devices: 2 simulated GPUs (simgpu); each test with --races")
