@@ -13,7 +13,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+try:
+    from hypothesis import HealthCheck, settings
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"the suite, and its option --record, need {error.name}, which is not installed: "
+        "python -m pip install -c constraints.txt -e '.[test]'"
+    )
 
 pytest_plugins = ["pytester"]
 

@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from simgpu._cli.needed_packages import missing_packages
 from simgpu._startup import variables
+
+# Packages that the tests of a clone import, by the name under which they are imported.
+NEEDED = {"hypothesis": "hypothesis", "pytest": "pytest"}
 
 
 def add_arguments(commands: Any) -> None:
@@ -33,6 +37,8 @@ def start(options: argparse.Namespace) -> int:
             f"{options.files[0]} lies in no clone of the repository: there is no "
             "tests/support/comparison.py in a folder above it"
         )
+    if missing_packages("comparing", NEEDED):
+        return 4
     sys.path.insert(0, str(root))
     variables.clear()
     comparison = importlib.import_module("tests.support.comparison")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any
 
 from simgpu._cli.argument_types import add_devices_and_database, at_least, output_file
+from simgpu._cli.needed_packages import missing_packages
 
-# Packages that fuzzing imports, by the name under which they are imported.
+# Packages that fuzzing and replaying import, by the name under which they are imported.
 NEEDED = {
     "hypothesis": "hypothesis",
     "jinja2": "jinja2",
@@ -69,17 +69,9 @@ def add_arguments(commands: Any) -> None:
     fuzz.set_defaults(start=start)
 
 
-def missing_packages() -> bool:
-    """Whether a package is missing that fuzzing and replaying need; says which."""
-    missing = [package for name, package in NEEDED.items() if not importlib.util.find_spec(name)]
-    if missing:
-        print(f"fuzzing needs {' and '.join(missing)}: pip install {' '.join(missing)}")
-    return bool(missing)
-
-
 def start(options: argparse.Namespace) -> int:
     """Check what the arguments name, and fuzz."""
-    if missing_packages():
+    if missing_packages("fuzzing", NEEDED):
         return 4
     paths = options.paths or ["tests"]
     absent = [path for path in paths if not os.path.exists(path.partition("::")[0])]

@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from simgpu._cli.argument_types import add_devices_and_database
-from simgpu._cli.fuzz import missing_packages
+from simgpu._cli.fuzz import NEEDED
+from simgpu._cli.needed_packages import missing_packages
 from simgpu._fuzz import sessions
 
 PREFIX = "S1"  # of the tokens of schedules
@@ -42,7 +43,7 @@ def add_arguments(commands: Any) -> None:
 
 
 def start(options: argparse.Namespace) -> int:
-    if missing_packages():
+    if missing_packages("replaying", NEEDED):
         return 4
     token = options.blob or options.property
     if not token.startswith(PREFIX):

@@ -49,6 +49,13 @@ TOOLS = [
         launchers,
     ),
     fault(
+        "a command that needs a package goes on without it",
+        "simgpu._cli.compare:start",
+        'if missing_packages("comparing", NEEDED):',
+        "if False:",
+        command_line.test_a_command_says_which_packages_are_missing,
+    ),
+    fault(
         "the header does not say that races are looked for",
         "simgpu._pytest.header:looked_for",
         '"--races": options.races,',

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.__main__ import main, parser
-from simgpu._cli import fuzz
+from simgpu._cli import compare, fuzz
 
 SAYS = """
 import sys, torch
@@ -249,11 +249,38 @@ def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
     assert "SIMGPU_DEVICE_MEMORY much: memory='much' must be" in wrong.stderr.splitlines()[-1]
 
 
-def test_replay_says_which_packages_are_missing(monkeypatch, capsys):
-    monkeypatch.setitem(fuzz.NEEDED, "no_such_module", "no-such-package")
-    assert main(["replay", "tests/test_it.py::test_it"]) == 4
-    assert capsys.readouterr().out == (
-        "fuzzing needs no-such-package: pip install no-such-package\n"
+RECORDING = Path(__file__).parents[1] / "recordings" / "pytorch_tutorial.json"
+# What each command needs that simgpu does without, and how it is called.
+NEEDY = {
+    "replaying": (fuzz.NEEDED, ["replay", "tests/test_it.py::test_it"]),
+    "fuzzing": (fuzz.NEEDED, ["fuzz", "tests"]),
+    "comparing": (compare.NEEDED, ["compare", str(RECORDING)]),
+}
+
+
+@given(what=st.sampled_from(sorted(NEEDY)), data=st.data())
+def test_a_command_says_which_packages_are_missing(what, data):
+    needed, words = NEEDY[what]
+    names = data.draw(st.sets(st.sampled_from(sorted(needed)), min_size=1))
+    missing = [needed[name] for name in needed if name in names]
+    said = io.StringIO()
+    absent = mock.patch.dict(sys.modules, dict.fromkeys(names))
+    with absent, contextlib.redirect_stdout(said):
+        assert main(words) == 4
+    told = f"{what} needs {' and '.join(missing)}: pip install {' '.join(missing)}\n"
+    assert said.getvalue() == told
+
+
+def test_the_suite_says_how_it_is_installed(python):
+    """Whoever records hardware may have pytest alone."""
+    code = "import sys; sys.modules['hypothesis'] = None; import pytest; pytest.main({})"
+    clone = RECORDING.parents[2]
+    words = ["-p", "no:hypothesispytest", "-p", "no:cacheprovider", "--record", "x.json"]
+    done = python("-c", code.format(words), cwd=clone, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert (done.returncode, done.stdout) == (1, ""), done.stdout
+    assert done.stderr == (
+        "the suite, and its option --record, need hypothesis, which is not installed: "
+        "python -m pip install -c constraints.txt -e '.[test]'\n"
     )
 
 
