@@ -173,7 +173,7 @@ class Graph:
         kernel.node = Node(self._identity, self.nodes, branch, tuple(known))
         self.nodes += 1
         written = {id(tensor) for tensor in _written(about)}
-        reads = about.kind == "kernel"
+        reads = about.kind != "copy"
         args = tuple(memory.own(v, reads and id(v) not in written) for v in about.args)
         kwargs = {k: memory.own(v, reads and id(v) not in written) for k, v in about.kwargs.items()}
         self._work.append((kernel, about.device.index, args, kwargs, route))

@@ -35,7 +35,7 @@ class Timeline(Instrument):
         source, target = index_of(record.source), index_of(record.target)
         row = (record.op, index_of(record.device), record.stream, source, target)
         sizes = record.nbytes, record.allocated
-        self._seen.append((*row, record.begin, record.end, *sizes, record.collective))
+        self._seen.append((*row, record.begin, record.end, *sizes, record.collective, record.kind))
 
     def as_json(self, names: list[str]) -> dict[str, Any]:
         """The whole file, with times in microseconds since the first launch."""
@@ -43,7 +43,8 @@ class Timeline(Instrument):
         rows: set[tuple[int, int]] = set()
         start = min((seen[5] for seen in self._seen), default=0.0)
         for number, seen in enumerate(self._seen):
-            op, device, stream, source, target, begin, end, nbytes, allocated, collective = seen
+            *place, begin, end, nbytes, allocated, collective, kind = seen
+            op, device, stream, source, target = place
             at = (begin - start) * 1e6
             took = max((end - begin) * 1e6, 0.001)
             what = {"name": op, "ph": "X", "ts": at, "dur": took}
@@ -51,7 +52,7 @@ class Timeline(Instrument):
             if source == target:
                 rows.add(row)
                 about = {"bytes": nbytes} if collective is None else _of_call(collective)
-                kind = "kernel" if collective is None else "collective"
+                kind = kind if collective is None else "collective"
                 events.append({**what, "cat": kind, **_on(row), "args": about})
             else:
                 other = ((target if device == source else source) + 1, 0)

@@ -25,13 +25,13 @@ class Totals(Instrument):
             counts[1] += record.collective.nbytes
             return
         source, target = index_of(record.source), index_of(record.target)
-        if source == target:
+        if record.kind == "copy":
+            self._row(target)[1] += record.nbytes
+            self._row(source)[2] += record.nbytes
+        elif record.kind == "kernel":
             row = self._row(source)
             row[0] += 1
             row[3] += record.nbytes
-            return
-        self._row(target)[1] += record.nbytes
-        self._row(source)[2] += record.nbytes
 
     def _row(self, index: int) -> list[int]:
         return self._rows.setdefault(index, [0, 0, 0, 0])

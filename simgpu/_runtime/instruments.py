@@ -58,7 +58,11 @@ class Node:
 
 @dataclass(slots=True)  # not frozen: as above
 class Launch:
-    """One kernel or copy that is about to run.
+    """One kernel or copy that is about to run, or work on memory alone.
+
+    `kind` is "memory" where CUDA launches no kernel: fresh memory that nobody fills (`torch.empty`)
+    and changes of what a tensor refers to (`resize_`, `set_`). They are seen like kernels, and
+    counted as none.
 
     `device` and `stream` are where it is queued. `source` and `target` differ only for copies
     between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with
@@ -66,7 +70,7 @@ class Launch:
     code that computes it (`simgpu._runtime.launch.Kernel`).
     """
 
-    kind: str  # "kernel" or "copy"
+    kind: str  # "kernel", "copy" or "memory"
     op: str
     device: torch.device
     stream: int
@@ -79,7 +83,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Record:
-    """One kernel or copy that ran.
+    """One kernel or copy that ran, or work on memory alone; `kind` is that of its `Launch`.
 
     `nbytes` are the bytes of the tensors that were written: a kernel's outputs, or what a copy
     moved. They are 0 for the copy of `tensor.item()`, which returns a number. `source` and `target`

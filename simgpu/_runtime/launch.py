@@ -19,6 +19,7 @@ from simgpu._runtime import clock, engine_waits, streams, thread_state, world
 from simgpu._runtime.charging import Charge, changes_more_than_results, charge
 from simgpu._runtime.host_errors import raise_as_device
 from simgpu._runtime.instruments import Collective, Launch, Node, Record, hooks
+from simgpu._runtime.operators import launches_nothing
 from simgpu._runtime.thread_state import LOG, STREAMS
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
@@ -29,11 +30,15 @@ _CPU = torch.device("cpu")
 class Kernel:
     """An operator together with the host code that computes it."""
 
-    __slots__ = ("at_once", "changes_more", "collective", "name", "node", "op", "run", "writes")
+    __slots__ = (
+        *("at_once", "changes_more", "collective", "kind", "name", "node", "op", "run", "writes"),
+    )
 
     def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
         self.op = op
         self.name = str(op).removeprefix("aten.").removesuffix(".default")
+        # Of its launches that are no copies.
+        self.kind = "memory" if launches_nothing(op) else "kernel"
         # Straight to the CPU kernel: modes and functions that users installed do not see it.
         self.run: Callable[..., Any] = run or op._handle.redispatch_boxed
         # Whether the memory of its results has to be there before it runs.
@@ -139,7 +144,7 @@ def _launch_watched(
     if route is not None:
         source, target = map(_device_or_host, route)
     about = Launch(
-        "kernel" if route is None else "copy",
+        kernel.kind if route is None else "copy",
         kernel.name,
         device,
         state[STREAMS + index],

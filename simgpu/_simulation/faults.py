@@ -73,6 +73,8 @@ class Faults(Instrument):
             )
 
     def before_launch(self, launch: Launch) -> None:
+        if launch.kind == "memory":  # for which CUDA launches nothing that could fail
+            return
         number = next(self._counts[launch.kind])
         if launch.kind == "kernel":
             self.kernels = number + 1
@@ -108,7 +110,7 @@ class Faults(Instrument):
             hooks.executor.begins(launch, lambda: mark_lost(lost, text))
 
     def computed(self, launch: Launch, result: Any) -> None:
-        if self._flip is None or launch.device.index != self._flip[0]:
+        if self._flip is None or launch.device.index != self._flip[0] or launch.kind == "memory":
             return
         _, at, bit = self._flip
         number = next(self._computed)

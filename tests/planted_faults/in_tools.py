@@ -56,6 +56,21 @@ TOOLS = [
         command_line.test_a_command_says_which_packages_are_missing,
     ),
     fault(
+        "fresh memory that nobody fills counts as a kernel in the table",
+        "simgpu._profiling.summary:Totals.after_launch",
+        'elif record.kind == "kernel":',
+        "else:",
+        summary.test_all_that_count_kernels_count_those_that_cuda_launches,
+    ),
+    fault(
+        "a launch that fails may be one of fresh memory",
+        "simgpu._simulation.faults:Faults.before_launch",
+        'if launch.kind == "memory":',
+        "if False:",
+        summary.test_all_that_count_kernels_count_those_that_cuda_launches,
+        raises=KeyError,
+    ),
+    fault(
         "the header does not say that races are looked for",
         "simgpu._pytest.header:looked_for",
         '"--races": options.races,',

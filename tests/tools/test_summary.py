@@ -108,6 +108,42 @@ def test_a_model_that_fails_leaves_the_next_one_counted(rows, again, after):
         assert summary(run) == shares([rows, again], 2)
 
 
+# What a program does on its device, and how many kernels CUDA launches for it.
+DONE = {
+    "empty": (lambda x: torch.empty(3, device=x.device), 0),
+    "empty_like": (torch.empty_like, 0),
+    "new_empty": (lambda x: x.new_empty(2), 0),
+    "empty_strided": (lambda x: torch.empty_strided((2,), (1,), device=x.device), 0),
+    "resize_": (lambda x: x.clone().resize_(2), 1),
+    "a view": (lambda x: x.view(3, 1)[1:], 0),
+    "ones": (lambda x: torch.ones(3, device=x.device), 1),
+    "add": (lambda x: x + 1, 1),
+    "fill_": (lambda x: x.fill_(2), 1),
+    "to the host": (lambda x: x.cpu(), 0),
+}
+
+
+@given(program=st.lists(st.sampled_from(sorted(DONE)), max_size=8))
+def test_all_that_count_kernels_count_those_that_cuda_launches(program):
+    table = io.StringIO()
+    with simgpu.devices(1) as devices:
+        x = torch.ones(3, device=devices[0])
+        with (
+            simgpu.clock("A100") as estimate,
+            simgpu.trace() as trace,
+            simgpu.faults() as counted,
+            watch.watch(None, table),
+        ):
+            for name in program:
+                DONE[name][0](x)
+        [share] = estimate.summary().shares
+    launched = sum(DONE[name][1] for name in program)
+    row = table.getvalue().splitlines()[1].split()
+    assert int(row[1]) == launched
+    assert len(trace.kernels) == counted.kernels == share.kernels == launched
+    assert len(trace.copies) == counted.copies == program.count("to the host")
+
+
 def test_nothing_is_left_behind():
     call = nn.Module.__call__
     seen = []

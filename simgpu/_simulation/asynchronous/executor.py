@@ -135,7 +135,7 @@ class Asynchronous(Executor):
 
     def _other(self, launch: Launch) -> Key | None:
         """The stream of the target, of a copy between devices."""
-        if launch.kind == "kernel":
+        if launch.kind != "copy":
             return None
         target = launch.target
         if "cpu" in (target.type, launch.source.type) or target == launch.device:

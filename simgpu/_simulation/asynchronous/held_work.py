@@ -218,6 +218,6 @@ class Deferred:
 
 def ends_of(launch: Launch) -> tuple[int, ...]:
     """The devices that a launch takes part in."""
-    if launch.kind == "kernel":
+    if launch.kind != "copy":
         return _ALONE[launch.device.index]
     return tuple(end.index for end in (launch.source, launch.target) if end.type != "cpu")

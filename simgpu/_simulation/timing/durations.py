@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from simgpu._models.gpus import Model, models
-from simgpu._runtime.operators import is_view
 
 # It would tell every program that Triton's kernels are not counted; there are none.
 _log = logging.getLogger("torch.utils.flop_counter")
@@ -36,7 +35,6 @@ _ON_CUDA = {
         "_scaled_dot_product_flash_attention_backward"
     ),
 }
-_ONLY_MEMORY = ("empty", "new_empty", "resize", "set_", "_resize", "_efficientzerotensor")
 
 
 class Durations:
@@ -68,13 +66,6 @@ class Durations:
             return peak["fp32"] / 2
         name = "tf32" if tf32 and dtype is torch.float32 else _RATES.get(dtype, "fp32")
         return float(peak.get(name, peak["fp32"]))
-
-
-@functools.cache
-def launches_nothing(kernel: torch._ops.OpOverload) -> bool:
-    """Whether CUDA runs no kernel for it: fresh memory that nobody fills, and views."""
-    name = kernel._schema.name.removeprefix("aten::")
-    return name.startswith(_ONLY_MEMORY) or is_view(kernel)
 
 
 @functools.cache

@@ -22,7 +22,6 @@ from simgpu._runtime.instruments import Collective, Instrument, Launch
 from simgpu._simulation.faults import slow_factor
 from simgpu._simulation.timing.durations import (
     Durations,
-    launches_nothing,
     nbytes,
     waits_for_sizes,
 )
@@ -98,7 +97,7 @@ class Machine(Instrument, Clock):
         if not self._is_here(index):
             return now, now
         if (index, launch.stream) in streams.captured:  # recorded, and run by replays
-            return (now, now) if launches_nothing(launch.kernel.op) else self._captured(index)
+            return (now, now) if launch.kind == "memory" else self._captured(index)
         if about is not None:
             return self.groups.times(about) or (now, now)
         with self._lock:
@@ -141,7 +140,7 @@ class Machine(Instrument, Clock):
     def _kernel(self, launch: Launch, result: Any) -> Span:
         index, op = launch.device.index, launch.kernel.op
         stream = self._stream(index, launch.stream)
-        if launches_nothing(op):
+        if launch.kind == "memory":
             now = self._line(index).time
             self.replays.skip(launch.kernel.node)
             return Span(launch.op, "kernel", (stream,), now, now, now)
