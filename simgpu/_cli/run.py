@@ -91,7 +91,7 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
         dest="lazy",
         action="store_true",
         help="let kernels and copies run when something waits for them, and no earlier, as streams "
-        "of a GPU may: a program that forgets to wait computes NaN",
+        "of a GPU may: a program that forgets to wait computes NaN or old values",
     )
     run.add_argument(
         "--async-seed",

@@ -177,7 +177,7 @@ def _add_exploring(add: Callable[..., None]) -> None:
         "--async",
         action="store_true",
         help="let kernels and copies of simulated devices run when something waits for them, and "
-        "no earlier, as streams of a GPU may: code that forgets to wait computes NaN",
+        "no earlier, as streams of a GPU may: code that forgets to wait computes NaN or old values",
     )
     add(
         "--async-seed",
