@@ -3,6 +3,7 @@
 from functools import partial
 
 from simgpu.errors import DeviceLostError, OutOfMemoryError, UnrepeatableStepError
+from tests.simulator import test_trace as trace
 from tests.simulator.failures import test_charging as charging
 from tests.simulator.failures import test_faults as faults
 from tests.simulator.failures import test_sweep as sweep
@@ -163,6 +164,20 @@ FAILURES = [
         "any(place in str(link) for place in places)",
         "places",
         partial(every_oom.test_what_a_test_raises_in_place_of_the_failure_is_told, name="own"),
+    ),
+    fault(
+        "what was made to fail has its device by its own name",
+        "simgpu._simulation.faults:Faults._note",
+        "visible_text(what)",
+        "what",
+        sweep.test_failures_of_devices_by_the_name_of_cuda_are_told_by_it,
+    ),
+    fault(
+        "a trace counts no copies of devices by the name of CUDA",
+        "simgpu._profiling.trace:_as_recorded",
+        'if found.type == "cuda"',
+        "if False",
+        trace.test_copies_between_devices_by_the_name_of_cuda_are_counted,
     ),
     fault(
         "a bit past the last one is flipped somewhere else",
