@@ -23,6 +23,16 @@ HISTORY = statistics.test_the_statistics_are_those_of_the_history
 
 RUNTIME = [
     fault(
+        "what earlier devices get back is taken from later ones",
+        "simgpu._runtime.device:Device.allocate",
+        "    allocation = Allocation(self._give_back, nbytes)\n",
+        "    from simgpu._runtime.world import active_devices as now\n"
+        "    at = self.torch_device.index\n"
+        "    give_back = lambda n: (now[at] if at < len(now) else self)._give_back(n)\n"
+        "    allocation = Allocation(give_back, nbytes)\n",
+        worlds.test_memory_of_earlier_devices_is_none_of_later_ones,
+    ),
+    fault(
         "a copy is queued where it is written",
         f"{LAUNCH}:launch_copy",
         "index = target if source is None else source",

@@ -63,6 +63,23 @@ def test_what_outlives_its_device_can_be_copied_to_the_host_alone(name, then, mo
         assert x.untyped_storage().cpu().nbytes() == 12
 
 
+@given(size=st.integers(1, 500), made=st.integers(1, 3), count=counts, data=st.data())
+def test_memory_of_earlier_devices_is_none_of_later_ones(size, made, count, data):
+    """Their tensors can be computed with where the number is there again, and only that counts."""
+    slot = data.draw(st.integers(0, count - 1))
+    with simgpu.devices(count) as devices:
+        kept = [torch.full((size,), 2.0, device=devices[slot]) for _ in range(made)]
+    with simgpu.devices(count) as devices:
+        assert [torch.simgpu.memory_allocated(device) for device in devices] == [0] * count
+        total = kept[0] + 1
+        alone = torch.simgpu.memory_allocated(devices[slot])
+        assert 0 < alone == torch.ones(size).nbytes + -torch.ones(size).nbytes % 512
+        kept.clear()
+        assert torch.simgpu.memory_allocated(devices[slot]) == alone
+        assert world.active_devices[slot].allocated == alone
+        assert total.tolist() == [3.0] * size
+
+
 @given(seed=st.integers(0, 2**40), count=counts, data=st.data())
 def test_a_seed_from_before_reaches_devices_that_come_later(seed, count, data):
     """As on CUDA, where `torch.manual_seed` counts though no device is awake yet."""
