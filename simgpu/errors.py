@@ -124,7 +124,8 @@ class ScheduleDivergedError(ScheduleError):
     """A schedule that was to be replayed came to other choices than the first time.
 
     Likely causes: a set or a dictionary ordered by address, the time or another process of the
-    host, random numbers without a seed, threads from before the schedule, a changed program.
+    host, random numbers without a seed, threads from before the schedule, a changed program. The
+    way out: take them out of the program, or, where it has changed, look for a new token.
     """
 
 

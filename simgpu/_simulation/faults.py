@@ -19,6 +19,12 @@ from simgpu._simulation.causes import passed_on
 from simgpu._simulation.lost_devices import check, mark_lost, text_of_loss
 from simgpu.errors import InjectedFaultError, OutOfMemoryError
 
+# What the error says of a failed launch, by its kind.
+_WHY = {
+    "kernel": "too many resources requested for launch",
+    "copy": "the copy could not be carried out",
+}
+
 
 class Faults(Instrument):
     """Counts what the devices do, and lets it fail where it was told to; made by `faults`.
@@ -88,8 +94,7 @@ class Faults(Instrument):
             place = f"{launch.kind} {number}, {launch.op} {on}"
             self._note(place)
             raise InjectedFaultError(
-                f"{DEVICE_TYPE} error: too many resources requested for launch. simgpu.faults let "
-                f"{place} fail"
+                f"{DEVICE_TYPE} error: {_WHY[launch.kind]}. simgpu.faults let {place} fail"
             )
 
     def _lose_if_due(self, launch: Launch, index: int | None, at: int) -> None:

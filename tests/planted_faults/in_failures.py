@@ -180,6 +180,13 @@ FAILURES = [
         trace.test_copies_between_devices_by_the_name_of_cuda_are_counted,
     ),
     fault(
+        "a copy that fails is told of as a launch",
+        "simgpu._simulation.faults:Faults.before_launch",
+        "_WHY[launch.kind]",
+        "_WHY[max(_WHY)]",
+        faults.test_exactly_the_named_one_fails,
+    ),
+    fault(
         "a bit past the last one is flipped somewhere else",
         "simgpu._simulation.bits:flip_bit",
         "if bit >= count:",

@@ -26,6 +26,20 @@ paths = order.test_a_step_is_reported_if_no_path_leads_to_it
 frees = order.test_memory_is_used_again_once_all_its_readers_are_known_to_be
 
 RACES = [
+    fault(
+        "a race names the operator that stands for what reads memory",
+        "simgpu._simulation.races.host:_Readers.__torch_function__",
+        'f"Tensor.{func.__name__}"',
+        '"clone"',
+        reports.test_what_reads_pinned_memory_goes_by_the_name_that_the_program_has_for_it,
+    ),
+    fault(
+        "a race names operators that no program calls",
+        "simgpu._simulation.races.report:_said",
+        "_CALLED.get(access.op, access.op)",
+        "access.op",
+        reports.test_what_reads_a_device_goes_by_the_names_that_a_program_may_have_for_it,
+    ),
     *(
         fault(
             what,

@@ -138,6 +138,13 @@ SCHEDULES = [
         schedule.test_a_replay_of_another_program_says_where_it_diverged,
     ),
     fault(
+        "a replay that diverges does not say what to do",
+        "simgpu._simulation.schedules.replays:Replay._diverged",
+        "{_WAY_OUT}",
+        "",
+        schedule.test_a_replay_of_another_program_says_where_it_diverged,
+    ),
+    fault(
         "ranks are never told as one number",
         "simgpu._simulation.schedules.tokens:token_of",
         "digits = _dense(trace) if len(token) > MOST else None",

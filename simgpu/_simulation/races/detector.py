@@ -206,7 +206,7 @@ class Detector(Instrument):
 
     # The host.
 
-    def host_touches(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+    def host_touches(self, op: torch._ops.OpOverload, args: Any, kwargs: Any, name: str) -> None:
         """An operator of the CPU is about to run: compare what it does to pinned memory."""
         if not self._pinned or is_copy_of_device(op, args, kwargs):
             return  # a launch is told of, with its stream
@@ -217,7 +217,6 @@ class Detector(Instrument):
                 span = span_of(tensor) if tensor.is_cpu else None
                 region = None if span is None else self._pinned.at(span[0])
                 if region is not None and span is not None:
-                    name = str(op).removeprefix("aten.").removesuffix(".default")
                     number = self._order.host_acts()
                     access = Access(HOST, number, *span, writes, name, place)
                     self._compare(region, access, self._order.host)

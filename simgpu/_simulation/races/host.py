@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
-# Read a tensor's memory without an operator; `clone` stands for them.
+# Read a tensor's memory without an operator; `clone` does to it what they do.
 _READERS = (
     torch.Tensor.tolist,
     torch.Tensor.numpy,
@@ -30,8 +30,8 @@ _include: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_
 _is_included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
 _len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
-# Called with an operator, its arguments and its keyword arguments.
-Touches = Callable[[Any, Any, Any], None]
+# Called with an operator, its arguments and its keyword arguments, and what the program calls it.
+Touches = Callable[[Any, Any, Any, str], None]
 
 
 class _Stack(NamedTuple):
@@ -85,7 +85,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self._watched.touches(func, args, kwargs)
+        name = str(func).removeprefix("aten.").removesuffix(".default")
+        self._watched.touches(func, args, kwargs, name)
         return self._watched.call(func, args, kwargs)
 
 
@@ -99,7 +100,7 @@ class _Readers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._watched.wake()
         if func in _READERS and args[0].is_cpu:
-            self._watched.touches(_READ, args[:1], {})
+            self._watched.touches(_READ, args[:1], {}, f"Tensor.{func.__name__}")
         return self._watched.call(func, args, kwargs or {})
 
 

@@ -19,9 +19,17 @@ def name_of(queue: Queue) -> str:
     return f"{DEVICE_TYPE}:{index}, " + (f"stream {stream}" if stream else "default stream")
 
 
+# What a program calls, of operators that have another name.
+_CALLED = {
+    "_to_copy": "to(), cpu() or tolist() (_to_copy)",
+    "_local_scalar_dense": "item() (_local_scalar_dense)",
+}
+
+
 def _said(access: Access) -> str:
     verb = "writes" if access.writes else "reads"
-    return f"{access.op} on {name_of(access.queue)} {verb} at {access.place}"
+    op = _CALLED.get(access.op, access.op)
+    return f"{op} on {name_of(access.queue)} {verb} at {access.place}"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,13 @@ from simgpu._simulation.schedules.tasks import Choice, Task
 from simgpu._simulation.schedules.tokens import PREFIX, checksum, strategy_in
 from simgpu.errors import ScheduleDivergedError
 
+_WAY_OUT = (
+    "Something decides that the schedule does not. Where the program has changed, its tokens are "
+    "void: look for a new one by simgpu.schedules(fn) or pytest --schedules N. Otherwise take out "
+    "what differs between two runs: sort what comes from a set, seed random numbers, and leave the "
+    "host's time and other processes out of decisions"
+)
+
 
 class Replay(Strategy):
     """The choices of a token; raises ScheduleDivergedError where others come up."""
@@ -53,9 +60,7 @@ class Replay(Strategy):
         raise ScheduleDivergedError(
             f"the replay of {self.token} diverged between its choices {self._done} and {number}, "
             f"of {self.count}: {why}. Now thread {choice.task} stood at {choice.what!r}, and "
-            f"threads {options} could go on. Something decides that the schedule does not: the "
-            "program has changed, or looks at addresses (the order of a set), the host's time, "
-            "other processes, unseeded random numbers"
+            f"threads {options} could go on. {_WAY_OUT}"
         )
 
     def ended(self, trace: Sequence[Choice]) -> None:
@@ -63,5 +68,5 @@ class Replay(Strategy):
         if len(trace) < self.count:
             raise ScheduleDivergedError(
                 f"the replay of {self.token} ended after {len(trace)} choices, and the schedule "
-                f"had {self.count}: it diverged after choice {self._done}"
+                f"had {self.count}: it diverged after choice {self._done}. {_WAY_OUT}"
             )

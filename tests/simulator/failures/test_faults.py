@@ -43,6 +43,7 @@ def test_exactly_the_named_one_fails(simulated, kind, length, data):
     if number < count:
         assert getattr(injected, counter) == number + 1
         assert injected.fired[0] in str(raised.value)
+        assert ("requested for launch" in str(raised.value)) == (kind == "launch_at")
         assert f" {number}, " in injected.fired[0]
     assert program(simulated, length) == expected
 

@@ -41,3 +41,36 @@ def test_each_pair_of_lines_is_told_of_once(simulated, reads, writes):
     told = [((r.first.op, r.first.place), (r.second.op, r.second.place)) for r in found]
     asked = set(itertools.product(map(named, reads), map(named, writes)))
     assert sorted(told) == sorted(asked)
+
+
+# What reads a tensor, what the report calls it, and whether pinned memory is read by no operator.
+READERS = {
+    "tolist": (lambda x: x.tolist(), "Tensor.tolist"),
+    "numpy": (lambda x: x.numpy(), "Tensor.numpy"),
+    "clone": (lambda x: x.clone(), "clone"),
+    "sum": (lambda x: x.sum(), "sum"),
+}
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@given(name=st.sampled_from(sorted(READERS)), size=st.integers(2, 5))
+def test_what_reads_pinned_memory_goes_by_the_name_that_the_program_has_for_it(name, size):
+    read, told = READERS[name]
+    with simgpu.devices(1), simgpu.races() as found:
+        x = torch.ones(size, device="simgpu:0")
+        pinned = torch.zeros(size).pin_memory()
+        pinned.copy_(x, non_blocking=True)
+        read(pinned)
+    [race] = found
+    assert race.second.op == told
+    assert f"{told} on the host reads at {__file__}" in str(race)
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@given(how=st.sampled_from(["tolist", "cpu", "item"]))
+def test_what_reads_a_device_goes_by_the_names_that_a_program_may_have_for_it(how):
+    with simgpu.devices(1), simgpu.races() as found:
+        with torch.simgpu.Stream("simgpu:0"):
+            x = torch.ones(1, device="simgpu:0")
+        getattr(x, how)()
+    assert f"{how}()" in str(found[0]).splitlines()[0]
