@@ -79,6 +79,19 @@ def overlap(tensor: Tensor, out: Tensor) -> bool:
     )
 
 
+def in_common(
+    first: Tensor, second: Tensor, of_first: Tensor, of_second: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Where two contiguous tensors have memory in common, the bytes of their copies; one pair."""
+    at, other = first.data_ptr(), second.data_ptr()
+    begin = max(at, other)
+    end = min(at + first.nbytes, other + second.nbytes)
+    if begin >= end:
+        return []
+    mine = as_bytes(of_first)[begin - at : end - at]
+    return [(mine, as_bytes(of_second)[begin - other : end - other])]
+
+
 def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 

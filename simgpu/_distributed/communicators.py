@@ -136,8 +136,7 @@ class Communicator:
         """Wait for all that has begun, and let the outputs be there."""
         while self._last:
             _, pending = self._last.popitem()
-            pending.await_(None)
-            pending.land()
+            pending.land(None)
         drop_unused(self.open)
 
 

@@ -3,8 +3,7 @@
 Before any data moves, all ranks tell each other what they are about to do: gloo ends the process,
 or adds what does not belong together, where sizes differ. On one machine they tell it in memory
 that they share, with what little data all of them need, and gloo lets them wait for each other.
-Reductions gather the parts of all ranks and combine them here, since gloo adds in an order of its
-own.
+Reductions gather the parts of all ranks and combine them here: gloo adds in an order of its own.
 """
 
 from __future__ import annotations
@@ -79,6 +78,7 @@ class Transport:
             if self._failure is not None:
                 raise RankLostError(f"{call.says} at {call.place}: {self._failure}")
             with torch.no_grad():
+                pending.begin()
                 self._perform(call)
         except SimGPUError as raised:
             error = raised

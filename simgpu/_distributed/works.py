@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 from torch.utils.weak import TensorWeakRef
 
-from simgpu._distributed.calls import Call
+from simgpu._distributed.calls import Call, in_common
 from simgpu._native.reference_counts import held_by_cpp
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Collective, hooks
@@ -49,6 +49,7 @@ class Pending:
         self.previous = previous
         self.error: BaseException | None = None
         self._landing: list[tuple[Tensor, Tensor]] = []
+        self._coming: list[tuple[Pending, Tensor, Tensor]] = []
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._waits: Callable[[Pending, float | None], None] | None = None
@@ -69,6 +70,13 @@ class Pending:
         """Let the call read and write copies, and poison what it will write."""
         call = self.call
         copies = {id(tensor): tensor.clone() for tensor in call.ins}
+        self._coming = [
+            (earlier, copy, part)
+            for earlier in reversed(self._and_before()[1:])
+            for out, result in earlier._landing
+            for tensor in call.ins
+            for copy, part in in_common(tensor, out, copies[id(tensor)], result)
+        ]
         for tensor in call.outs:
             copies.setdefault(id(tensor), torch.empty_like(tensor))
         self._landing = [(tensor, copies[id(tensor)]) for tensor in call.outs]
@@ -77,9 +85,17 @@ class Pending:
         for tensor, _ in self._landing:
             poison(tensor)
 
+    def begin(self) -> None:
+        """Read what calls before it write that were on their way when it was staged."""
+        coming, self._coming = self._coming, []
+        for earlier, copy, part in coming:
+            if earlier.error is None:
+                copy.copy_(part)
+
     def finish(self, error: BaseException | None = None) -> None:
         """Say that the call has run, or failed."""
         self.error = error
+        self._coming = []
         self._done.set()
         previous = self.previous
         if previous is not None:  # a send that nobody waits for would keep all before it
@@ -107,12 +123,15 @@ class Pending:
 
     def await_(self, seconds: float | None) -> None:
         """Wait until the call has run, and raise what it raised; nothing has landed then."""
+        self._wait(seconds)
+        if self.error is not None:
+            raise self.error
+
+    def _wait(self, seconds: float | None) -> None:
         if self._waits is None:
             self.wait_idly(seconds)
         else:
             self._waits(self, seconds)
-        if self.error is not None:
-            raise self.error
 
     def wait_idly(self, seconds: float | None) -> None:
         """Wait until another thread says that the call has run."""
@@ -121,16 +140,28 @@ class Pending:
                 f"{self.call.says} at {self.call.place} has waited {seconds:g} s for other ranks"
             )
 
-    def land(self) -> None:
-        """Write the results where the program looks for them, and those of the calls before."""
-        waiting: list[Pending] = []
+    def land(self, seconds: float | None) -> None:
+        """Wait, and write the results of it and of the calls before where the program looks.
+
+        Those before are there also where this one has failed, whose error is raised then.
+        """
+        self._wait(seconds)
+        for pending in reversed(self._and_before()):
+            pending.previous = None
+            if pending.done() or pending._waits is not None:  # or a thread is about to submit it
+                pending._wait(seconds)
+                pending._land_alone()
+        if self.error is not None:
+            raise self.error
+
+    def _and_before(self) -> list[Pending]:
+        """This call and those before it, the last one first."""
+        found: list[Pending] = []
         each: Pending | None = self
         while each is not None:
-            waiting.append(each)
-            before, each.previous = each.previous, None
-            each = before
-        for pending in reversed(waiting):
-            pending._land_alone()
+            found.append(each)
+            each = each.previous
+        return found
 
     def _land_alone(self) -> None:
         with self._lock:
@@ -181,9 +212,9 @@ class Work(distributed.Work):
 
     def _land(self, seconds: float = 0.0) -> None:
         self._let_go()
+        limit = seconds if seconds > 0 else None
         for pending in self._pending:
-            pending.await_(seconds if seconds > 0 else None)
-            pending.land()
+            pending.land(limit)
         drop_unused(self._keep)
 
     def over(self) -> bool:

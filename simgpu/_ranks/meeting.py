@@ -88,7 +88,7 @@ class Transport:
         if complete:
             del self._meetings.calls[key]
             if meeting.error is None:
-                meeting.error = _carried_out([meeting.here[r].call for r in sorted(meeting.here)])
+                meeting.error = _carried_out([meeting.here[r] for r in sorted(meeting.here)])
         if complete or meeting.error is not None:
             for each in list(meeting.here.values()):  # others come where a schedule lets them
                 if not each.done():
@@ -168,10 +168,13 @@ def _nbytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.itemsize
 
 
-def _carried_out(calls: list[Call]) -> BaseException | None:
+def _carried_out(pending: list[Pending]) -> BaseException | None:
     """Do the work of all ranks; returns what went wrong."""
+    calls = [each.call for each in pending]
     try:
         with torch.no_grad():
+            for each in pending:
+                each.begin()
             _KINDS[calls[0].kind](calls)
     except Exception as error:
         return error

@@ -29,6 +29,7 @@ from tests.planted_faults.in_failures import FAILURES
 from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
 from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_kernels import KERNELS
+from tests.planted_faults.in_landing import LANDING
 from tests.planted_faults.in_limits import LIMITS
 from tests.planted_faults.in_memory import MEMORY
 from tests.planted_faults.in_narrow_dtypes import NARROW_DTYPES
@@ -101,6 +102,7 @@ ONCE = [
     *RANKS_THAT_ASK,
     *IN_SHARED_MEMORY,
     *WORLDS_OF_RANKS,
+    *LANDING,
 ]
 
 MORE = {

@@ -269,8 +269,8 @@ DISTRIBUTED = [
     fault(
         "a wait leaves the output as it was",
         "simgpu._distributed.works:Work._land",
-        "pending.land()",
-        "pass",
+        "pending.land(limit)",
+        "pending.await_(limit)",
         case("all_gather"),
     ),
     fault(
@@ -282,8 +282,8 @@ DISTRIBUTED = [
     ),
     fault(
         "calls before the one that is waited for do not land",
-        "simgpu._distributed.works:Pending.land",
-        "each = before",
+        "simgpu._distributed.works:Pending._and_before",
+        "each = each.previous",
         "each = None",
         ranks.test_a_wait_for_the_last_call_is_one_for_those_before,
     ),

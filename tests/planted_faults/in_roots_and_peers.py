@@ -219,8 +219,8 @@ ROOTS_AND_PEERS = [
     fault(
         "of a batch the last call lands alone",
         "simgpu._distributed.works:Work._land",
-        "        pending.land()",
-        "    pending.land()",
+        "        pending.land(limit)",
+        "    pending.land(limit)",
         numbered.test_all_that_a_batch_receives_is_there,
     ),
     fault(

@@ -1,0 +1,148 @@
+"""Where outputs of asynchronous calls come to be: in which order, of what, and after an error."""
+
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from simgpu.errors import CollectiveMismatchError
+from tests.support.worlds import few, schedules
+
+# Newer releases have another name for it.
+GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(4) as devices:
+        yield devices
+
+
+ROOM = 8
+
+# What is called, from where in the common memory on, and on how much of it.
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["all_reduce", "broadcast", "gather"]),
+        st.integers(0, ROOM - 1),
+        st.integers(1, ROOM),
+        st.integers(0, ROOM),
+    ),
+    min_size=2,
+    max_size=5,
+)
+
+
+def begin(step, memory, number, count, async_op):
+    """One call that reads and writes parts of the memory; gathers may read what they overwrite."""
+    kind, at, size, source = step
+    size = min(size, ROOM - at)
+    part = memory[at : at + size]
+    if kind == "all_reduce":
+        return dist.all_reduce(part, async_op=async_op)
+    if kind == "broadcast":
+        return dist.broadcast(part, number % count, async_op=async_op)
+    each = max(1, ROOM // count - 1)
+    at = min(at, ROOM - count * each)
+    source = min(source, ROOM - each)
+    read = memory[source : source + each]
+    if not async_op:  # NCCL takes an input that lies elsewhere in its output for another thing
+        read = read.clone()
+    return GATHER(memory[at : at + count * each], read, async_op=async_op)
+
+
+@few
+@given(count=strategies.world_sizes(1, 3), steps=steps, data=st.data(), seed=schedules)
+def test_calls_on_memory_in_common_are_those_of_one_stream(count, steps, data, seed):
+    """Each reads what the ones before it have written, and the last one to write is seen."""
+    waits = [data.draw(st.permutations(range(len(steps)))) for _ in range(count)]
+
+    def run(rank, async_op):
+        memory = torch.arange(ROOM, device="cuda") + 10.0 * rank
+        works = [begin(step, memory, n, count, async_op) for n, step in enumerate(steps)]
+        if async_op:
+            works[-1].wait()  # which waits for all before it
+            for which in waits[rank]:
+                works[which].wait()
+        return memory.tolist()
+
+    wanted = simgpu.ranks(count, lambda rank: run(rank, False))
+    assert simgpu.ranks(count, lambda rank: run(rank, True), schedule=seed) == wanted
+
+
+WAYS = ("synchronize", "last", "each")
+
+
+@few
+@given(
+    count=strategies.world_sizes(2, 3),
+    fails=st.lists(st.booleans(), min_size=1, max_size=4),
+    how=st.sampled_from(WAYS),
+    seed=schedules,
+)
+def test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing(count, fails, how, seed):
+    def run(rank):
+        tensors = [torch.ones(2 + rank * fail, device="cuda") for fail in fails]
+        works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        waits = {"synchronize": [torch.cuda.synchronize], "last": [works[-1].wait]}
+        raised = 0
+        for wait in waits.get(how, [work.wait for work in works]):
+            try:
+                wait()
+            except CollectiveMismatchError:
+                raised += 1
+        assert raised == (sum(fails) if how == "each" else fails[-1])
+        for x, fail in zip(tensors, fails, strict=True):
+            assert x.isnan().all() if fail else x.tolist() == [count] * 2
+
+    simgpu.ranks(count, run, schedule=seed)
+
+
+@few
+@given(
+    count=strategies.world_sizes(2, 3),
+    fails=st.lists(st.booleans(), min_size=1, max_size=3),
+    data=st.data(),
+    seed=schedules,
+)
+def test_a_work_says_how_its_call_ended(count, fails, data, seed):
+    asked = [data.draw(st.permutations(range(len(fails)))) for _ in range(count)]
+
+    def run(rank):
+        tensors = [torch.ones(2 + rank * fail, device="cuda") for fail in fails]
+        works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        for which in asked[rank]:
+            work = works[which]
+            while not work.is_completed():
+                assert not work.is_success()
+            assert work.is_success() == (not fails[which])
+            error = work.exception()
+            assert type(error) is (CollectiveMismatchError if fails[which] else type(None))
+            if fails[which]:
+                with pytest.raises(CollectiveMismatchError) as raised:
+                    work.wait()
+                assert str(raised.value) == str(error)
+                assert not work.is_success()
+
+    simgpu.ranks(count, run, schedule=seed)
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), size=st.integers(1, 3), seed=schedules)
+def test_a_future_has_outputs_that_only_the_work_holds(count, size, seed):
+    def run(rank):
+        outs = [torch.zeros(size, device="cuda") for _ in range(count)]
+        gone = [weakref.ref(out) for out in outs]
+        work = dist.all_gather(outs, torch.full((size,), rank + 1.0, device="cuda"), async_op=True)
+        del outs
+        found = work.get_future().then(lambda done: [x.tolist() for x in done.value()]).wait()
+        del work
+        return found, [each() for each in gone]
+
+    wanted = [[rank + 1.0] * size for rank in range(count)]
+    assert simgpu.ranks(count, run, schedule=seed) == [(wanted, [None] * count)] * count

@@ -1,0 +1,91 @@
+"""Faults planted in how outputs of asynchronous calls of ranks come to be where programs look."""
+
+from tests.distributed import test_landing as landing
+from tests.support.plant import fault
+
+WORKS = "simgpu._distributed.works"
+IN_COMMON = landing.test_calls_on_memory_in_common_are_those_of_one_stream
+FAILED = landing.test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing
+ENDED = landing.test_a_work_says_how_its_call_ended
+
+LANDING = [
+    fault(
+        "outputs in common are those of the first call",
+        f"{WORKS}:Pending.land",
+        "reversed(self._and_before())",
+        "self._and_before()",
+        IN_COMMON,
+    ),
+    fault(
+        "a call reads what was there before those on their way",
+        f"{WORKS}:Pending.begin",
+        "copy.copy_(part)",
+        "pass",
+        IN_COMMON,
+    ),
+    fault(
+        "a call reads what the last but one on its way has written",
+        f"{WORKS}:Pending.stage",
+        "reversed(self._and_before()[1:])",
+        "self._and_before()[1:]",
+        IN_COMMON,
+    ),
+    fault(
+        "what calls have in common begins where the first tensor does",
+        "simgpu._distributed.calls:in_common",
+        "begin = max(at, other)",
+        "begin = at",
+        IN_COMMON,
+        raises=Exception,
+    ),
+    fault(
+        "what has failed lands",
+        f"{WORKS}:Pending._land_alone",
+        "if self.error is None:",
+        "if True:",
+        FAILED,
+    ),
+    fault(
+        "behind a call that has failed nothing lands",
+        f"{WORKS}:Pending.land",
+        "    self._wait(seconds)\n    for",
+        "    self.await_(seconds)\n    for",
+        FAILED,
+    ),
+    fault(
+        "a wait for what has failed raises nothing",
+        f"{WORKS}:Pending.land",
+        "raise self.error",
+        "return",
+        FAILED,
+    ),
+    fault(
+        "what has failed is a success",
+        f"{WORKS}:Work.is_success",
+        " and self.exception() is None",
+        "",
+        ENDED,
+    ),
+    fault(
+        "what is on its way is a success",
+        f"{WORKS}:Work.is_success",
+        "self.is_completed() and ",
+        "",
+        ENDED,
+    ),
+    fault(
+        "a work knows no error",
+        f"{WORKS}:Work.exception",
+        "if pending.error)",
+        "if False)",
+        ENDED,
+    ),
+    fault(
+        "a future has the outputs that the program holds",
+        f"{WORKS}:Work.get_future",
+        "outputs = self.result()\n    self._land()",
+        "self._land()\n    outputs = self.result()",
+        landing.test_a_future_has_outputs_that_only_the_work_holds,
+        raises=Exception,
+    ),
+]
