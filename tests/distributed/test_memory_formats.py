@@ -11,7 +11,7 @@ from simgpu import strategies
 from simgpu.errors import CollectiveMismatchError
 from tests.support.worlds import few, schedules
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:FutureWarning")
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -263,3 +263,67 @@ def test_no_rows_lie_like_any_others(rows, shape, count, seed):
 def test_what_has_gaps_or_overlaps_is_sent_to_nobody(gaps):
     with pytest.raises(ValueError, match="P2P must be non-overlapping and dense"):
         simgpu.ranks(2, lambda rank: dist.send(gaps(torch.ones(2, 4, device="cuda")), 1 - rank))
+
+
+def in_memory(tensor):
+    """The values of a tensor in the order in which they lie in memory."""
+    return torch.empty(0).set_(tensor.cpu().untyped_storage()).clone()
+
+
+@pytest.mark.parametrize("name", ["all_gather_into_tensor", "reduce_scatter_tensor"])
+@few
+@given(
+    count=strategies.world_sizes(1, 3),
+    shape=LARGER,
+    flat=st.sampled_from(["out", "input"]),
+    seed=schedules,
+)
+def test_what_is_flat_has_what_lies_in_memory(name, count, shape, flat, seed):
+    """A flat tensor has no format, and takes from those in channels_last what comes there."""
+    larger = (count * shape[0], *shape[1:])
+
+    def call(rank):
+        gathers = name == "all_gather_into_tensor"
+        small, large = (last(brought(rank, each)) for each in (shape, larger))
+        mine, out = (small, large) if gathers else (large, small)
+        wholes = [in_memory(last(brought(r, mine.shape))) for r in range(count)]
+        wanted = torch.cat(wholes) if gathers else sum(wholes).chunk(count)[rank]
+        if flat == "out":
+            out = torch.zeros(out.numel(), device="cuda")
+        else:
+            mine = in_memory(mine).cuda()
+        getattr(dist, name)(out, mine)
+        assert torch.equal(in_memory(out), wanted)
+
+    simgpu.ranks(count, call, schedule=seed)
+
+
+@few
+@given(
+    count=strategies.world_sizes(1, 3),
+    pieces=st.lists(st.tuples(LARGER, st.booleans()), min_size=1, max_size=3),
+    data=st.data(),
+    seed=schedules,
+)
+def test_each_tensor_of_a_coalesced_gather_has_its_own_format(count, pieces, data, seed):
+    """All ranks have to agree on it for each of them, and on no more."""
+    other = data.draw(st.none() | st.integers(0, len(pieces) - 1)) if count > 1 else None
+
+    def call(rank):
+        ins, outs = [], []
+        for number, (shape, is_last) in enumerate(pieces):
+            mine = brought(rank, shape).cuda()
+            ins.append(last(mine) if is_last != (number == other and rank == 0) else mine)
+            outs.append(parts(ins[-1], count))
+        by_rank = [list(of_rank) for of_rank in zip(*outs, strict=True)]
+        dist.all_gather_coalesced(by_rank, ins)
+        for (shape, _), found in zip(pieces, outs, strict=True):
+            assert [each.tolist() for each in found] == [
+                brought(r, shape).tolist() for r in range(count)
+            ]
+
+    if other is None:
+        simgpu.ranks(count, call, schedule=seed)
+    else:
+        with pytest.raises(CollectiveMismatchError, match=rf"\({other + 1} of|in memory by"):
+            simgpu.ranks(count, call, schedule=seed)

@@ -93,6 +93,54 @@ ROOTS_AND_PEERS = [
             formats.test_an_output_that_lies_otherwise_is_refused, name="all_gather_into_tensor"
         ),
     ),
+    *(
+        fault(
+            f"what is flat has a format: {name}",
+            "simgpu._distributed.rules:layout",
+            "if tensor.dim() != 1 and tensor.numel()",
+            "if tensor.numel()",
+            partial(formats.test_what_is_flat_has_what_lies_in_memory, name=name),
+            raises=ValueError,
+        )
+        for name in ("all_gather_into_tensor", "reduce_scatter_tensor")
+    ),
+    fault(
+        "what is flat is filled by dims",
+        "simgpu._distributed.rules:host_aliases",
+        "alias if order is None else alias.permute(order)",
+        "alias",
+        partial(formats.test_what_is_flat_has_what_lies_in_memory, name="all_gather_into_tensor"),
+    ),
+    *(
+        fault(
+            f"{name} in a coalesced gather",
+            "simgpu._distributed.moving:allgather_coalesced_",
+            right,
+            wrong,
+            formats.test_each_tensor_of_a_coalesced_gather_has_its_own_format,
+            raises=error,
+        )
+        for name, right, wrong, error in (
+            (
+                "all tensors have one format",
+                "layout([ins[k], *(of_rank[k] for of_rank in out_lists)])",
+                "layout([*ins, *(of_rank[k] for of_rank in out_lists)])",
+                ValueError,
+            ),
+            (
+                "no rank says how a tensor lies in memory",
+                "call.says += layout",
+                "layout",
+                None,
+            ),
+            (
+                "a rank says how the first tensor lies in memory",
+                "call.says += layout([ins[k], *(of_rank[k] for of_rank in out_lists)])",
+                "call.says += layout([ins[0]])",
+                None,
+            ),
+        )
+    ),
     fault(
         "dims of one element are sorted by their strides",
         "simgpu._distributed.rules:_order",
