@@ -257,7 +257,9 @@ def _stop_watching(wait: bool = True) -> None:
     """Without groups a launch costs what it costs without torch.distributed."""
     global _synchronization
     watching = _synchronization
-    if watching is not None and not _communicators and instruments.remove(watching, wait=wait):
+    # A group that is gone stands there until its own finalizer, which may call this, has ended.
+    alive = any(each() is not None for each in _communicators.keyrefs())
+    if watching is not None and not alive and instruments.remove(watching, wait=wait):
         _synchronization = None
 
 

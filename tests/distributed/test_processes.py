@@ -198,3 +198,32 @@ def test_a_group_that_dies_waits_for_nobody(monkeypatch):
         assert watching()
     communicators._close(transport.closing())
     assert not watching()
+
+
+@given(dying=st.lists(st.integers(0, 3), min_size=1, max_size=5))
+def test_a_group_is_watched_whatever_dies_while_it_is_made(dying):
+    """The garbage collector may find the last of all others just then."""
+    groups, which = [], iter(dying)
+
+    class Group:
+        """A process group."""
+
+    class Made:
+        """A communicator, while which is made the garbage collector runs."""
+
+        def __init__(self, group):
+            del groups[: next(which)]
+            self.transport = fake.Transport(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicators, "_communicators", weakref.WeakKeyDictionary())
+        patch.setattr(communicators, "_synchronization", None)
+        patch.setattr(communicators, "Communicator", Made)
+        for _ in dying:
+            group = Group()
+            communicators.find(group)
+            groups.append(group)
+            assert communicators._synchronization is not None
+        groups.clear()
+        del group
+        assert communicators._synchronization is None

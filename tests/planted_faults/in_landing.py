@@ -1,6 +1,7 @@
 """Faults planted in how outputs of asynchronous calls of ranks come to be where programs look."""
 
 from tests.distributed import test_landing as landing
+from tests.distributed import test_processes as processes
 from tests.support.plant import fault
 
 WORKS = "simgpu._distributed.works"
@@ -87,5 +88,19 @@ LANDING = [
         "self._land()\n    outputs = self.result()",
         landing.test_a_future_has_outputs_that_only_the_work_holds,
         raises=Exception,
+    ),
+    fault(
+        "a group that is being made is watched before it can be found",
+        "simgpu._distributed.communicators:_make",
+        "communicator = _communicators[group] = Communicator(group)\n            _watch()",
+        "_watch()\n            communicator = _communicators[group] = Communicator(group)",
+        processes.test_a_group_is_watched_whatever_dies_while_it_is_made,
+    ),
+    fault(
+        "the last group that is gone counts as one that is there",
+        "simgpu._distributed.communicators:_stop_watching",
+        "each() is not None for",
+        "True for",
+        processes.test_a_group_is_watched_whatever_dies_while_it_is_made,
     ),
 ]
