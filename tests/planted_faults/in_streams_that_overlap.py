@@ -59,6 +59,13 @@ ASYNCHRONOUS = [
         "pass",
         present.test_nobody_looks_on_when_all_is_known,
     ),
+    fault(
+        "who looks for memory and goes no further keeps all else alive",
+        "simgpu._runtime.tracked_objects:_of_generation",
+        "[*compress(objects, map(operator.is_, map(type, objects), repeat(kind)))]",
+        "compress(objects, map(operator.is_, map(type, objects), repeat(kind)))",
+        present.test_nothing_is_kept_alive_by_looking,
+    ),
     *(
         fault(
             f"a script is told nothing of an error that nobody waited for, and ends {how}",
