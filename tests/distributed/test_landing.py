@@ -56,23 +56,36 @@ def begin(step, memory, number, count, async_op):
     return GATHER(memory[at : at + count * each], read, async_op=async_op)
 
 
+def run(rank, count, steps, waits=None):
+    """What lies in the memory at the end; `waits`: the order of waits behind the last."""
+    memory = torch.arange(ROOM, device="cuda") + 10.0 * rank
+    late = waits is not None
+    works = [begin(step, memory, n, count, late) for n, step in enumerate(steps)]
+    if late:
+        works[-1].wait()  # which waits for all before it
+        for which in waits:
+            works[which].wait()
+    return memory.tolist()
+
+
 @few
 @given(count=strategies.world_sizes(1, 3), steps=steps, data=st.data(), seed=schedules)
 def test_calls_on_memory_in_common_are_those_of_one_stream(count, steps, data, seed):
     """Each reads what the ones before it have written, and the last one to write is seen."""
     waits = [data.draw(st.permutations(range(len(steps)))) for _ in range(count)]
+    wanted = simgpu.ranks(count, lambda rank: run(rank, count, steps))
+    assert simgpu.ranks(count, lambda r: run(r, count, steps, waits[r]), schedule=seed) == wanted
 
-    def run(rank, async_op):
-        memory = torch.arange(ROOM, device="cuda") + 10.0 * rank
-        works = [begin(step, memory, n, count, async_op) for n, step in enumerate(steps)]
-        if async_op:
-            works[-1].wait()  # which waits for all before it
-            for which in waits[rank]:
-                works[which].wait()
-        return memory.tolist()
 
-    wanted = simgpu.ranks(count, lambda rank: run(rank, False))
-    assert simgpu.ranks(count, lambda rank: run(rank, True), schedule=seed) == wanted
+@few
+@given(steps=steps, data=st.data())
+def test_so_they_are_in_a_process(steps, data):
+    waits = data.draw(st.permutations(range(len(steps))))
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert run(0, 1, steps, waits) == run(0, 1, steps)
+    finally:
+        dist.destroy_process_group()
 
 
 WAYS = ("synchronize", "last", "each")

@@ -2,12 +2,19 @@
 
 from tests.distributed import test_landing as landing
 from tests.distributed import test_processes as processes
-from tests.support.plant import fault
+from tests.support.plant import fault, run
 
 WORKS = "simgpu._distributed.works"
 IN_COMMON = landing.test_calls_on_memory_in_common_are_those_of_one_stream
 FAILED = landing.test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing
 ENDED = landing.test_a_work_says_how_its_call_ended
+
+
+def in_a_process():
+    """The property of calls on memory in common, on devices of its own."""
+    with landing.simgpu.as_cuda(1):
+        run(landing.test_so_they_are_in_a_process)
+
 
 LANDING = [
     fault(
@@ -23,6 +30,13 @@ LANDING = [
         "copy.copy_(part)",
         "pass",
         IN_COMMON,
+    ),
+    fault(
+        "a call of a process reads what was there before those on their way",
+        "simgpu._distributed.gloo:Transport._do",
+        "pending.begin()",
+        "pass",
+        in_a_process,
     ),
     fault(
         "a call reads what the last but one on its way has written",
