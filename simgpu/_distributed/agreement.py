@@ -7,8 +7,15 @@ sees what all others ask before any data moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from simgpu._distributed.calls import LIES, Call
 from simgpu.errors import CollectiveMismatchError
+
+_LIE_ALIKE = (
+    "Their tensors have to lie alike in memory, or values come to other places: call .contiguous() "
+    "before, or .contiguous(memory_format=torch.channels_last) on all of them"
+)
 
 
 def named(ranks: Sequence[int]) -> str:
@@ -18,29 +25,53 @@ def named(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def check(
-    group: str, number: int, ranks: Sequence[int], asked: Sequence[tuple[str, str, str]]
-) -> None:
+class Asked(NamedTuple):
+    """What one rank asks of its group.
+
+    Attributes:
+        agreed: what has to be the same on all ranks.
+        shown: that, as a text for errors.
+        place: the line that asks.
+        device: which GPU of which machine it is; "" for any.
+    """
+
+    agreed: str | bytes
+    shown: str
+    place: str
+    device: str = ""
+
+    @classmethod
+    def of(cls, call: Call) -> Asked:
+        return cls(call.says, call.shown, call.place, call.device)
+
+    @property
+    def line(self) -> str:
+        return f"{self.shown} at {self.place}"
+
+
+def check(group: str, number: int, ranks: Sequence[int], asked: Sequence[Asked]) -> None:
     """Raise CollectiveMismatchError unless all ranks ask the same, each on a device of its own.
 
     Args:
         group, number: the group's name, and which of its calls this is, from 1.
         ranks: the global rank of each member.
-        asked: for each member what it asks, the line that asked, and its device ("" for any).
+        asked: what each member asks.
     """
-    first = asked[0][0]
-    if all(says == first for says, _, _ in asked):
-        _check_devices(group, ranks, [device for _, _, device in asked])
+    first = asked[0].agreed
+    if all(each.agreed == first for each in asked):
+        _check_devices(group, ranks, [each.device for each in asked])
         return
-    kinds: dict[tuple[str, str], list[int]] = {}
-    for rank, (says, place, _) in zip(ranks, asked, strict=True):
-        kinds.setdefault((says, place), []).append(rank)
+    kinds: dict[tuple[str | bytes, str, str], list[int]] = {}
+    for rank, (agreed, shown, place, _) in zip(ranks, asked, strict=True):
+        kinds.setdefault((agreed, shown, place), []).append(rank)
     listed = "; ".join(
-        f"{named(members)}: {says} at {place}" for (says, place), members in kinds.items()
+        f"{named(members)}: {shown} at {place}" for (_, shown, place), members in kinds.items()
     )
+    lie = {shown.partition(LIES)[1:] for _, shown, _ in kinds}
     raise CollectiveMismatchError(
         f"call {number} of group {group!r} is not the same on all ranks: {listed}. All ranks of a "
         "group have to make the same calls in the same order"
+        + (f". {_LIE_ALIKE}" if len(lie) > 1 else "")
     )
 
 
@@ -62,7 +93,7 @@ def check_splits(
     ranks: Sequence[int],
     sent: Sequence[Sequence[int]],
     awaited: Sequence[Sequence[int]],
-    asked: Sequence[tuple[str, str]],
+    asked: Sequence[Asked],
 ) -> None:
     """Raise CollectiveMismatchError unless each rank sends what the other one awaits, in bytes."""
     for source, row in enumerate(sent):
@@ -70,6 +101,6 @@ def check_splits(
             if nbytes != awaited[target][source]:
                 raise CollectiveMismatchError(
                     f"call {number} of group {group!r}: rank {ranks[source]} sends {nbytes} bytes "
-                    f"to rank {ranks[target]} ({asked[source][0]} at {asked[source][1]}), which "
-                    f"awaits {awaited[target][source]} ({asked[target][0]} at {asked[target][1]})"
+                    f"to rank {ranks[target]} ({asked[source].line}), which "
+                    f"awaits {awaited[target][source]} ({asked[target].line})"
                 )

@@ -26,6 +26,7 @@ class Call:
     Attributes:
         kind: the name that a program knows, such as "all_reduce".
         says: what has to be the same on all ranks: operator, dtype, shapes, root, reduction.
+        shown: the same for errors, with what is this rank's own: whom it sends to.
         ins: host tensors that are read: one, or one for each rank.
         outs: host tensors that are written; those of `ins` where the operator works in place.
         peer: the root, or the rank that is sent to or received from; within the group.
@@ -48,10 +49,17 @@ class Call:
     since: int = 1
     number: int = 0
     collective: Collective | None = None
+    shown: str = ""
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.shown = self.shown or self.says
         self.nbytes = max(_nbytes(self.ins), _nbytes(self.outs))
+
+    def add(self, says: str, shown: str = "") -> None:
+        """Say that, too; errors show it as `shown`, if that is more."""
+        self.says += says
+        self.shown += shown or says
 
     def read_apart(self) -> None:
         """Read copies of what the call overwrites: it may be written before all of it is read.
@@ -94,6 +102,10 @@ def in_common(
 
 def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+# How a text begins that says how tensors lie in memory, other than contiguous.
+LIES = ", in memory "
 
 
 def described(tensors: Iterable[Tensor]) -> str:

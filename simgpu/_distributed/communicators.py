@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from simgpu._distributed import fake, gloo
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending, Work, drop_unused
-from simgpu._naming import DEVICE_TYPE
+from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import instruments
 from simgpu._runtime.instruments import Instrument
 from simgpu.errors import RankLostError, UnsupportedError
@@ -100,7 +100,7 @@ class Communicator:
         """Begin a call; unless it is asynchronous, it has run when this returns."""
         if self.ended:
             raise RankLostError(
-                f"{call.says} at {call.place}: group {self.name!r} was {self.ended} by this rank"
+                f"{call.shown} at {call.place}: group {self.name!r} was {self.ended} by this rank"
             )
         stream = _stream(call)
         with self._lock:
@@ -126,7 +126,11 @@ class Communicator:
         """Let all ranks have changed to other devices at the same call, or none of them."""
         call.since = self._since.setdefault(call.device, call.number)
         if call.since > 1:
-            call.says += f", on a device first used in call {call.since}"
+            name = "" if call.collective is None else f" {_name_of(call.collective.index)}"
+            call.add(
+                f", on a device first used in call {call.since}",
+                f", on the device{name} first used in call {call.since}",
+            )
 
     def next_number(self, call: Call) -> int:
         """Which call of its group this one will be, from 1; sends and receives count by peer."""
@@ -138,6 +142,11 @@ class Communicator:
             _, pending = self._last.popitem()
             pending.land(None)
         drop_unused(self.open)
+
+
+def _name_of(index: int) -> str:
+    """A device by the name that the program knows."""
+    return visible_text(f"{DEVICE_TYPE}:{index}")
 
 
 def _stream(call: Call) -> str:

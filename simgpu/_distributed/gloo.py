@@ -76,7 +76,7 @@ class Transport:
         error: BaseException | None = None
         try:
             if self._failure is not None:
-                raise RankLostError(f"{call.says} at {call.place}: {self._failure}")
+                raise RankLostError(f"{call.shown} at {call.place}: {self._failure}")
             with torch.no_grad():
                 pending.begin()
                 self._perform(call)
@@ -90,7 +90,7 @@ class Transport:
         pending.finish(error)
 
     def _failed(self, call: Call, error: Exception) -> BaseException:
-        what = f"call {call.number} of group {self._group!r}, {call.says} at {call.place}"
+        what = f"call {call.number} of group {self._group!r}, {call.shown} at {call.place}"
         if "imed out" in str(error):
             return CollectiveTimeoutError(
                 f"{what}: not all ranks came within the group's timeout ({error})"
@@ -260,7 +260,7 @@ class Transport:
         tables = self._tell(mine)
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
-            asked = [records.read(record)[:2] for record in self._tell(records.of(call))]
+            asked = [records.read(record) for record in self._tell(records.of(call))]
             agreement.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:

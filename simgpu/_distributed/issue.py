@@ -69,8 +69,10 @@ def issue(
     """
     for position, call in enumerate(calls, start=1):
         _check_peer(group, call)
+        if name in _BETWEEN_TWO:
+            call.shown = _between_two(call, group)
         if len(calls) > 1:
-            call.says += f" ({position} of {len(calls)})"
+            call.add(f" ({position} of {len(calls)})")
     # The Reducer asks for the future of each call at once, which waits: it need not be put off.
     asynchronous = (async_op and not called_by_autograd()) or group.coalesced is not None
     place = place_of_caller()
@@ -110,6 +112,13 @@ def issue(
     return in_one_work(group, pending if asynchronous else [], outputs)
 
 
+def _between_two(call: Call, group: Communicator) -> str:
+    """What a send or a receive is, where `says` has what both have to agree on."""
+    of = call.says.partition(" of ")[2]
+    to = "to" if call.kind == "send" else "from"
+    return f"{call.kind} of {of} {to} rank {group.ranks[call.peer]}"
+
+
 def _check_capture(name: str, index: int) -> None:
     """Raise within the capture of a graph: its replays would not ask the other ranks again."""
     if streams.captured and streams.current_stream(index).is_capturing():
@@ -124,7 +133,7 @@ def _check_peer(group: Communicator, call: Call) -> None:
     if not 0 <= call.peer < group.size:
         role = "rank" if call.kind in ("send", "recv") else "root rank"
         raise ValueError(
-            f"{call.says}: invalid {role}: {call.peer}, the {group.size} ranks of group "
+            f"{call.shown}: invalid {role}: {call.peer}, the {group.size} ranks of group "
             f"{group.name!r} are 0 to {group.size - 1}"
         )
 

@@ -31,7 +31,8 @@ def broadcast_(
     return tensors, issue("broadcast_", group, calls, tensors, async_op, tensors)
 
 
-def _all_gather_call(outs: Tensors, mine: Tensor, group: Communicator) -> Call:
+def _all_gather_call(outs: Tensors, mine: Tensor, group: Communicator, like: Tensors) -> Call:
+    """The call that gathers into host tensors; `like` has those of the program."""
     if len(outs) != group.size:
         raise ValueError(
             f"Tensor list operands to all_gather must have length equal to world size "
@@ -44,7 +45,7 @@ def _all_gather_call(outs: Tensors, mine: Tensor, group: Communicator) -> Call:
             "numbers of elements and dtypes have to be equal"
         )
     shapes = {tuple(out.shape) for out in outs}
-    says = f"all_gather {described(outs[:1] if len(shapes) == 1 else outs)}"
+    says = f"all_gather {described(like[:1] if len(shapes) == 1 else like)}"
     return Call("all_gather", says, [mine], outs)
 
 
@@ -53,8 +54,8 @@ def allgather_(
 ) -> Any:
     group = find(pg)
     [mine], outputs = host_aliases(ins, group), host_aliases(outs[0], group)
-    call = _all_gather_call(outputs, mine, group)
-    call.says += layout([*ins, *outs[0]])
+    call = _all_gather_call(outputs, mine, group, outs[0])
+    call.add(layout([*ins, *outs[0]]))
     return outs, issue("allgather_", group, [call], ins, async_op, list(outs[0]))
 
 
@@ -65,8 +66,8 @@ def _into_one(out: Tensor, mine: Tensor, group: Communicator) -> Call:
     if host_out.dtype != host.dtype:
         raise TypeError("output tensor must have the same type as input tensor")
     parts = list(host_out.reshape(group.size, host.numel()).unbind())
-    call = _all_gather_call(parts, host.reshape(-1), group)
-    call.says = f"all_gather_into_tensor {described([host])}" + layout([out, mine])
+    call = _all_gather_call(parts, host.reshape(-1), group, parts)
+    call.says = call.shown = f"all_gather_into_tensor {described([mine])}{layout([out, mine])}"
     return call
 
 
@@ -92,12 +93,12 @@ def allgather_coalesced_(
 ) -> Any:
     group = find(pg)
     # By rank first, then by input.
-    calls = [
-        _all_gather_call(host_aliases([of_rank[k] for of_rank in out_lists], group), mine, group)
-        for k, mine in enumerate(host_aliases(ins, group))
-    ]
-    for k, call in enumerate(calls):
-        call.says += layout([ins[k], *(of_rank[k] for of_rank in out_lists)])
+    calls = []
+    for k, mine in enumerate(host_aliases(ins, group)):
+        outs = [of_rank[k] for of_rank in out_lists]
+        call = _all_gather_call(host_aliases(outs, group), mine, group, outs)
+        call.add(layout([ins[k], *outs]))
+        calls.append(call)
     outputs = [tensor for of_rank in out_lists for tensor in of_rank]
     return issue("allgather_coalesced_", group, calls, ins, async_op, outputs)
 
@@ -165,7 +166,7 @@ def gather_(
     [mine] = host_aliases(ins, group)
     outputs = list(outs[0]) if group.rank == root else []
     host_outs = host_aliases(outputs, group)
-    says = f"gather {described([mine])} to {root}" + layout([*ins, *outputs])
+    says = f"gather {described(ins)} to {root}" + layout([*ins, *outputs])
     if group.rank == root:
         _check_list("gather", host_outs, mine, group)
     call = Call("gather", says, [mine], host_outs, peer=root)
@@ -183,7 +184,7 @@ def scatter_(
     group = find(pg)
     [out] = host_aliases(outs, group)
     parts = host_aliases(ins[0], group) if group.rank == root else []
-    says = f"scatter {described([out])} from {root}"
+    says = f"scatter {described(outs)} from {root}"
     says += layout([*outs, *ins[0]] if group.rank == root else outs)
     if group.rank == root:
         _check_list("scatter", parts, out, group)

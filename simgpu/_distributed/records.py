@@ -11,6 +11,7 @@ import hashlib
 import torch
 
 from simgpu import comm
+from simgpu._distributed.agreement import Asked
 from simgpu._distributed.calls import Call
 
 Tensor = torch.Tensor
@@ -22,14 +23,14 @@ _DIGEST = 16
 def of(call: Call) -> Tensor:
     """What this rank says of a call; shared by calls that are alike."""
     other = call.reduction is not None and not comm.is_ordered()
-    says = f"{call.says}, not in the order of the ranks" if other else call.says
-    return _record(says, call.place, call.device)
+    more = ", not in the order of the ranks" if other else ""
+    return _record(call.says + more, call.shown + more, call.place, call.device)
 
 
 @functools.lru_cache(maxsize=256)
-def _record(says: str, place: str, device: str) -> Tensor:
-    told = says.encode()
-    digest = hashlib.blake2b(told, digest_size=_DIGEST).digest()
+def _record(says: str, shown: str, place: str, device: str) -> Tensor:
+    told = shown.encode()
+    digest = hashlib.blake2b(says.encode(), digest_size=_DIGEST).digest()
     room = SIZE - _DIGEST - 1
     where = place.encode()[-200:] + b"\0" + device.encode()[-60:]
     text = told[: room - len(where)] + b"\0" + where
@@ -42,8 +43,9 @@ def are_alike(records: list[Tensor]) -> bool:
     return all(torch.equal(record[:_DIGEST], first) for record in records[1:])
 
 
-def read(record: Tensor) -> tuple[str, str, str]:
-    """What a rank said, the line that said it, and its device."""
-    text = bytes(record[_DIGEST:].tolist()).decode(errors="replace")
-    says, place, device, *_ = [*text.split("\0"), "", ""]
-    return says, place, device
+def read(record: Tensor) -> Asked:
+    """What a rank asked for."""
+    whole = bytes(record.tolist())
+    text = whole[_DIGEST:].decode(errors="replace")
+    shown, place, device, *_ = [*text.split("\0"), "", ""]
+    return Asked(whole[:_DIGEST], shown, place, device)

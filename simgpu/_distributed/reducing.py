@@ -33,7 +33,7 @@ def allreduce_coalesced_(
     calls, kind = [], rules.kind_of(tensors, group)
     for tensor, host in zip(tensors, host_aliases(tensors, group), strict=True):
         rules.check_reduction(host.dtype, reduction, kind)
-        says = f"all_reduce {described([host])} {reduction.name}{rules.layout([tensor])}"
+        says = f"all_reduce {described([tensor])} {reduction.name}{rules.layout([tensor])}"
         calls.append(Call("all_reduce", says, [host], [host], reduction=reduction))
     return issue("allreduce_", group, calls, tensors, async_op, tensors)
 
@@ -50,15 +50,22 @@ def reduce_(
     group, reduction = find(pg), Reduction.of(op)
     [host] = host_aliases(tensors, group)
     rules.check_reduction(host.dtype, reduction, rules.kind_of(tensors, group))
-    says = f"reduce {described([host])} {reduction.name} to {root}{rules.layout(tensors)}"
+    says = f"reduce {described(tensors)} {reduction.name} to {root}{rules.layout(tensors)}"
     outs = [host] if group.rank == root else []
     call = Call("reduce", says, [host], outs, peer=root, reduction=reduction)
     return issue("reduce_", group, [call], tensors, async_op, tensors)
 
 
 def _reduce_scatter_call(
-    out: Tensor, parts: Tensors, op: Any, group: Communicator, name: str, kind: str
+    out: Tensor,
+    parts: Tensors,
+    op: Any,
+    group: Communicator,
+    name: str,
+    kind: str,
+    like: Tensors,
 ) -> Call:
+    """The call that reduces host tensors; `like` has those of the program."""
     reduction = Reduction.of(op)
     if len(parts) != group.size:
         raise ValueError(
@@ -72,7 +79,7 @@ def _reduce_scatter_call(
         )
     rules.check_reduction(out.dtype, reduction, kind)
     shapes = {tuple(part.shape) for part in parts}
-    shown = described(parts[:1] if len(shapes) == 1 else parts)
+    shown = described(like[:1] if len(shapes) == 1 else like)
     return Call(
         "reduce_scatter", f"{name} {shown} {reduction.name}", parts, [out], reduction=reduction
     )
@@ -89,8 +96,8 @@ def reduce_scatter_(
     group = find(pg)
     [out], parts = host_aliases(outs, group), host_aliases(ins[0], group)
     kind = rules.kind_of(outs, group)
-    call = _reduce_scatter_call(out, parts, op, group, "reduce_scatter", kind)
-    call.says += rules.layout([*outs, *ins[0]])
+    call = _reduce_scatter_call(out, parts, op, group, "reduce_scatter", kind, ins[0])
+    call.add(rules.layout([*outs, *ins[0]]))
     return outs, issue("reduce_scatter_", group, [call], outs, async_op, list(outs))
 
 
@@ -102,8 +109,8 @@ def _scatter_one(out: Tensor, whole: Tensor, op: Any, group: Communicator) -> Ca
         raise TypeError("input tensor must be the same type as the output tensor.")
     parts = list(host.reshape(group.size, host_out.numel()).unbind())
     name, kind = "reduce_scatter_tensor", rules.kind_of([out], group)
-    call = _reduce_scatter_call(host_out.reshape(-1), parts, op, group, name, kind)
-    call.says += rules.layout([out, whole])
+    call = _reduce_scatter_call(host_out.reshape(-1), parts, op, group, name, kind, parts)
+    call.add(rules.layout([out, whole]))
     return call
 
 

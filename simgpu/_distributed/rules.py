@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from simgpu._distributed.calls import LIES, described
 from simgpu._distributed.communicators import Communicator
 from simgpu._distributed.reductions import BITWISE, FLOAT8, Reduction
 from simgpu._native.dlpack_relabel import host_alias
@@ -71,15 +72,25 @@ def layout(tensors: Sequence[Tensor], between_two: bool = False) -> str:
         ValueError: they do not lie alike. Those of one dim have no layout, nor have empty ones.
     """
     orders = {
-        _order(tensor, between_two) for tensor in tensors if tensor.dim() != 1 and tensor.numel()
+        _order(tensor, between_two): tensor
+        for tensor in tensors
+        if tensor.dim() != 1 and tensor.numel()
     }
     if len(orders) > 1:
+        one, other, *_ = (
+            f"{described([tensor])} with strides {tensor.stride()}" for tensor in orders.values()
+        )
         raise ValueError(
-            "tensors of one call have to lie alike in memory, and some are contiguous and others "
-            "channels_last: values would come to other places. Call .contiguous()"
+            f"tensors of one call have to lie alike in memory, and {one} does not lie as {other}: "
+            "values would come to other places. Call .contiguous()"
         )
     order = next(iter(orders), None)
-    return "" if order is None else f", in memory by dims {', '.join(map(str, order))}"
+    if order is None:
+        return ""
+    memory_format, as_last = _CHANNELS_LAST.get(len(order), (None, ()))
+    if order == as_last:
+        return f"{LIES}as {str(memory_format).removeprefix('torch.')}"
+    return f"{LIES}by dims {', '.join(map(str, order))}"
 
 
 def _order(tensor: Tensor, between_two: bool) -> tuple[int, ...] | None:

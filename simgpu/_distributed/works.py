@@ -137,7 +137,7 @@ class Pending:
         """Wait until another thread says that the call has run."""
         if not self._done.wait(seconds):
             raise CollectiveTimeoutError(
-                f"{self.call.says} at {self.call.place} has waited {seconds:g} s for other ranks"
+                f"{self.call.shown} at {self.call.place} has waited {seconds:g} s for other ranks"
             )
 
     def land(self, seconds: float | None) -> None:

@@ -76,7 +76,7 @@ class Transport:
 
     def _named(self, pending: Pending) -> str:
         call = pending.call
-        return f"{call.says} at {call.place} (call {call.number} of group {self._group!r})"
+        return f"{call.shown} at {call.place} (call {call.number} of group {self._group!r})"
 
     def _meet_all(self, pending: Pending) -> None:
         key = (self._key, pending.call.number)
@@ -102,7 +102,7 @@ class Transport:
             self._group,
             calls[0].number,
             [self._ranks[member] for member in members],
-            [(call.says, call.place, call.device) for call in calls],
+            [agreement.Asked.of(call) for call in calls],
         ) or (self._split_difference(calls) if len(calls) == len(self._ranks) else None)
 
     def _split_difference(self, calls: list[Call]) -> BaseException | None:
@@ -110,7 +110,7 @@ class Transport:
             return None
         sent = [[_nbytes(part) for part in call.ins] for call in calls]
         awaited = [[_nbytes(part) for part in call.outs] for call in calls]
-        asked = [(call.says, call.place) for call in calls]
+        asked = [agreement.Asked.of(call) for call in calls]
         number = calls[0].number
         return _told(agreement.check_splits, self._group, number, self._ranks, sent, awaited, asked)
 
@@ -130,7 +130,7 @@ class Transport:
             self._group,
             call.number,
             [self._ranks[self._rank], self._ranks[call.peer]],
-            [(each.says, each.place, "") for each in (call, found.call)],
+            [agreement.Asked.of(each)._replace(device="") for each in (call, found.call)],
         )
         if error is None:
             source, target = (call, found.call) if sends else (found.call, call)

@@ -67,12 +67,35 @@ def test_a_rank_that_leaves_early_is_a_deadlock(count, data, seed):
         assert re.search(waits, text), text
 
 
-def test_a_circle_of_receives_is_a_deadlock():
-    def receive(rank):
-        dist.recv(torch.ones(1, device="cuda"), (rank + 1) % 3)
+@few
+@given(
+    count=strategies.world_sizes(2, 4),
+    first=st.integers(0, 1),
+    sends=st.booleans(),
+    batched=st.booleans(),
+    seed=schedules,
+)
+def test_a_circle_of_sends_or_receives_is_a_deadlock(count, first, sends, batched, seed):
+    """Which is told with who sends to whom, by their numbers in the world."""
+    step, begin, word = (
+        (dist.send, dist.isend, "send") if sends else (dist.recv, dist.irecv, "recv")
+    )
 
-    with pytest.raises(DeadlockError, match="rank 2 waits for send and recv of float32"):
-        simgpu.ranks(3, receive)
+    def call(rank):
+        group = dist.new_group(range(first, first + count))
+        if rank >= first:
+            x, peer = torch.ones(3, device="cuda"), first + (rank - first + 1) % count
+            if batched:
+                dist.batch_isend_irecv([dist.P2POp(begin, x, peer, group)])[0].wait()
+            else:
+                step(x, peer, group=group)
+
+    with pytest.raises(DeadlockError) as raised:
+        simgpu.ranks(first + count, call, schedule=seed)
+    for rank in range(first, first + count):
+        peer = first + (rank - first + 1) % count
+        way = f"{'to' if sends else 'from'} rank {peer}"
+        assert f"rank {rank} waits for {word} of float32 (3,) {way} at " in str(raised.value)
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")

@@ -16,8 +16,8 @@ PLACES = st.builds("{}/train.py:{}".format, st.sampled_from(["", "a" * 300]), st
 DEVICES = st.sampled_from(["", "machine:0", "m" * 80 + ":1"])
 
 
-def record_of(says, place, device):
-    call = Call("all_reduce", says, [], [])
+def record_of(says, place, device, shown=""):
+    call = Call("all_reduce", says, [], [], shown=shown)
     call.place, call.device = place, device
     return records.of(call)
 
@@ -27,14 +27,22 @@ def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
     """Of a call as much as there is room for; of a place, the line; of a device, its number."""
     record = record_of(says, place, device)
     assert len(record) == records.SIZE
-    told, where, on = records.read(record)
+    _, told, where, on = records.read(record)
     assert says.startswith(told.rstrip("\ufffd"))
     assert told == says or len(told.encode()) > 150, "there is room for that much"
     assert where == place[-200:]
     assert on == device[-60:]
 
 
-@given(one=CALLS, other=CALLS, places=st.tuples(PLACES, PLACES))
-def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places):
-    told = [record_of(one, places[0], "m:0"), record_of(other, places[1], "m:1")]
+@given(one=CALLS, other=CALLS, places=st.tuples(PLACES, PLACES), shown=st.tuples(CALLS, CALLS))
+def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places, shown):
+    """Whatever each of them shows in errors."""
+    told = [
+        record_of(says, place, f"m:{number}", text)
+        for number, (says, place, text) in enumerate(zip((one, other), places, shown, strict=True))
+    ]
     assert records.are_alike(told) == (one == other)
+    agreed, texts = zip(*(records.read(record)[:2] for record in told), strict=True)
+    assert (agreed[0] == agreed[1]) == (one == other)
+    for seen, text in zip(texts, shown, strict=True):
+        assert text.startswith(seen.rstrip("\ufffd"))

@@ -360,7 +360,7 @@ DISTRIBUTED = [
     fault(
         "calls in other orders are carried out",
         "simgpu._distributed.agreement:check",
-        "if all(says == first for says, _, _ in asked):",
+        "if all(each.agreed == first for each in asked):",
         "if True:",
         differing_ranks,
         raises=Exception,
@@ -414,7 +414,7 @@ DISTRIBUTED = [
         "simgpu._ranks.turns:Turns._stop",
         "self.stopped = self._why_nobody_can()",
         "return False",
-        ranks.test_a_circle_of_receives_is_a_deadlock,
+        ranks.test_a_circle_of_sends_or_receives_is_a_deadlock,
     ),
     fault(
         "ranks that wait for locks outlive their world",

@@ -1,12 +1,19 @@
 """Faults planted in how outputs of asynchronous calls of ranks come to be where programs look."""
 
+from functools import partial
+
+from tests.distributed import test_devices_of_groups as devices
 from tests.distributed import test_landing as landing
+from tests.distributed import test_memory_formats as formats
 from tests.distributed import test_processes as processes
+from tests.distributed import test_ranks as ranks
+from tests.distributed import test_records as records
 from tests.support.plant import fault, run
 
 WORKS = "simgpu._distributed.works"
 IN_COMMON = landing.test_calls_on_memory_in_common_are_those_of_one_stream
 FAILED = landing.test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing
+CIRCLE = ranks.test_a_circle_of_sends_or_receives_is_a_deadlock
 ENDED = landing.test_a_work_says_how_its_call_ended
 
 
@@ -102,6 +109,62 @@ LANDING = [
         "self._land()\n    outputs = self.result()",
         landing.test_a_future_has_outputs_that_only_the_work_holds,
         raises=Exception,
+    ),
+    fault(
+        "a deadlock of sends names no peer",
+        "simgpu._ranks.meeting:Transport._named",
+        "call.shown",
+        "call.says",
+        CIRCLE,
+    ),
+    fault(
+        "a deadlock of sends names peers by their numbers in the group",
+        "simgpu._distributed.issue:_between_two",
+        "group.ranks[call.peer]",
+        "call.peer",
+        CIRCLE,
+    ),
+    fault(
+        "a device that is first used has no name",
+        "simgpu._distributed.communicators:Communicator._tell_device",
+        "the device{name} first",
+        "a device first",
+        devices.test_ranks_change_their_devices_together_or_are_told_so,
+    ),
+    fault(
+        "a rank that lies otherwise is told no way out",
+        "simgpu._distributed.agreement:check",
+        "if len(lie) > 1",
+        "if False",
+        partial(formats.test_a_collective_tells_ranks_whose_tensors_lie_otherwise, name="reduce"),
+    ),
+    *(
+        fault(
+            f"{name} shows the shape that lies in memory",
+            f"simgpu._distributed.{where}",
+            right,
+            wrong,
+            partial(formats.test_a_collective_tells_ranks_whose_tensors_lie_otherwise, name=name),
+        )
+        for name, where, right, wrong in (
+            ("all_gather", "moving:allgather_", "group, outs[0])", "group, outputs)"),
+            ("gather", "moving:gather_", "described(ins)", "described([mine])"),
+            ("scatter", "moving:scatter_", "described(outs)", "described([out])"),
+            ("reduce_scatter", "reducing:reduce_scatter_", "kind, ins[0])", "kind, parts)"),
+            (
+                "all_reduce",
+                "reducing:allreduce_coalesced_",
+                "described([tensor])",
+                "described([host])",
+            ),
+        )
+    ),
+    fault(
+        "calls are alike that show the same",
+        "simgpu._distributed.records:_record",
+        "says.encode()",
+        "shown.encode()",
+        records.test_calls_are_alike_that_say_the_same_to_the_end,
     ),
     fault(
         "a group that is being made is watched before it can be found",

@@ -50,8 +50,8 @@ ROOTS_AND_PEERS = [
     fault(
         "no rank says how its tensor lies in memory",
         "simgpu._distributed.rules:layout",
-        "if order is None else",
-        "if True else",
+        "if order is None:",
+        "if True:",
         formats.test_ranks_whose_tensors_lie_otherwise_are_told_so,
     ),
     fault(
@@ -123,20 +123,20 @@ ROOTS_AND_PEERS = [
         for name, right, wrong, error in (
             (
                 "all tensors have one format",
-                "layout([ins[k], *(of_rank[k] for of_rank in out_lists)])",
-                "layout([*ins, *(of_rank[k] for of_rank in out_lists)])",
+                "layout([ins[k], *outs])",
+                "layout([*ins, *outs])",
                 ValueError,
             ),
             (
                 "no rank says how a tensor lies in memory",
-                "call.says += layout",
-                "layout",
+                "call.add(layout([ins[k], *outs]))",
+                "pass",
                 None,
             ),
             (
                 "a rank says how the first tensor lies in memory",
-                "call.says += layout([ins[k], *(of_rank[k] for of_rank in out_lists)])",
-                "call.says += layout([ins[0]])",
+                "layout([ins[k], *outs])",
+                "layout([ins[0]])",
                 None,
             ),
         )
@@ -203,7 +203,7 @@ ROOTS_AND_PEERS = [
     ),
     fault(
         "a rank that waits for a while lets no other run",
-        "simgpu._distributed.works:Pending.await_",
+        "simgpu._distributed.works:Pending._wait",
         "self._waits is None",
         "self._waits is None or seconds is not None",
         odd.test_no_time_passes_while_other_ranks_run,
@@ -227,7 +227,7 @@ ROOTS_AND_PEERS = [
     fault(
         "a rank takes whatever it sends to itself",
         "simgpu._distributed.letters:Letters._receive",
-        'agreement.check(self._group, call.number, ranks, [(*each, "") for each in asked])',
+        "agreement.check(self._group, call.number, [self._rank] * 2, asked)",
         "data = data[:1].expand(call.outs[0].nbytes)",
         odd.test_what_a_rank_sends_to_itself_is_what_it_receives,
         raises=ValueError,
@@ -251,8 +251,8 @@ ROOTS_AND_PEERS = [
     fault(
         "ranks may gather to other roots",
         "simgpu._distributed.moving:gather_",
-        'f"gather {described([mine])} to {root}"',
-        'f"gather {described([mine])}"',
+        'f"gather {described(ins)} to {root}"',
+        'f"gather {described(ins)}"',
         partial(numbered.test_ranks_that_name_other_roots_are_told_so, name="gather"),
         raises=BaseException,
     ),

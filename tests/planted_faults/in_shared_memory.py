@@ -137,8 +137,8 @@ IN_SHARED_MEMORY = [
     fault(
         "calls are alike that begin alike",
         RECORD,
-        "hashlib.blake2b(told, digest_size",
-        "hashlib.blake2b(told[:400], digest_size",
+        "hashlib.blake2b(says.encode(), digest_size",
+        "hashlib.blake2b(says.encode()[:400], digest_size",
         records.test_calls_are_alike_that_say_the_same_to_the_end,
     ),
     fault(
