@@ -27,7 +27,7 @@ from simgpu._pytest.marker import (
 from simgpu._pytest.options import add_options, check, read_options
 from simgpu._pytest.pools import Scope, plural
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
-from simgpu._pytest.ranks import Run, lend_ranks
+from simgpu._pytest.ranks import Run, lend_ranks, tell_if_unused
 from simgpu._pytest.way_out import add_way_out
 from simgpu._pytest.wrapping import wrapped
 
@@ -73,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     give_devices_if_marked(item)
+    tell_if_unused(item)
     without.read_markers(item)
     options = without.options_for(item)
     every_oom.repeat_if_wanted(item, options.faults == "oom")

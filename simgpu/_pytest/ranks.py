@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
 
 from simgpu._pytest import skips
 from simgpu._pytest.choose import simulated_pool
-from simgpu._pytest.marker import call_of
+from simgpu._pytest.marker import call_of, is_ours, tell_wrong
 from simgpu._pytest.options import read_options
 from simgpu._pytest.pools import plural
 
@@ -47,6 +48,27 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
             made.maker = f"the fixture `ranks`, for @pytest.mark.ranks({count})"
             made.way_out = "pytest's fixture `ranks` made them: use these, or do without it"
         yield functools.partial(simgpu.ranks, count)
+
+
+def tell_if_unused(item: pytest.Item) -> None:
+    """Let a test fail that says how many ranks it has, and takes no fixture that runs them.
+
+    What a class or a module says is for those of its tests that take it.
+    """
+    marker = next((each for each in item.own_markers if each.name == "ranks"), None)
+    names: Collection[str] = getattr(item, "fixturenames", ())
+    if marker is None or "ranks" in names or not is_ours(item, DESCRIPTION):
+        return
+    test: Any = getattr(item, "obj", None)
+    if callable(test) and "request" in inspect.signature(test).parameters:
+        return  # it may ask for the fixture while it runs
+    tell_wrong(
+        item,
+        marker,
+        f"the test does not take the fixture `ranks`, so that nothing runs on ranks: write "
+        f"def {item.name.partition('[')[0]}(ranks), and ranks(fn) in it, or simgpu.ranks(n, fn) "
+        "without the marker",
+    )
 
 
 def _count(node: pytest.Item) -> int:

@@ -9,6 +9,7 @@ from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
 from tests.distributed import test_records as records
 from tests.support.plant import fault, run
+from tests.tools import test_markers as markers
 
 WORKS = "simgpu._distributed.works"
 IN_COMMON = landing.test_calls_on_memory_in_common_are_those_of_one_stream
@@ -165,6 +166,25 @@ LANDING = [
         "says.encode()",
         "shown.encode()",
         records.test_calls_are_alike_that_say_the_same_to_the_end,
+    ),
+    *(
+        fault(
+            name,
+            "simgpu._pytest.ranks:tell_if_unused",
+            old,
+            new,
+            markers.test_a_marker_of_ranks_that_runs_none_is_an_error,
+        )
+        for name, old, new in (
+            ("a marker of ranks that nothing runs on is ignored", "marker is None", "True"),
+            ("a test whose fixture runs ranks is told that none do", '"ranks" in names', "False"),
+            (
+                "a suite has no marker of its own for ranks",
+                "not is_ours(item, DESCRIPTION)",
+                "False",
+            ),
+            ("a test cannot ask for ranks while it runs", '"request" in', '"requests" in'),
+        )
     ),
     fault(
         "a group that is being made is watched before it can be found",

@@ -1,5 +1,14 @@
 """Markers of the pytest plugin: what they give with the session's options, and wrong ones."""
 
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._pytest.marker import fail_if_wrong
+from simgpu._pytest.ranks import DESCRIPTION, tell_if_unused
+
 WRONG = """
 import pytest, torch
 
@@ -28,6 +37,9 @@ def test_oom(): pass
 def test_ranks(ranks): pass
 
 @pytest.mark.ranks(2)
+def test_unused(): pass
+
+@pytest.mark.ranks(2)
 @pytest.mark.devices(3)
 def test_both(ranks, devices): pass
 
@@ -51,6 +63,7 @@ TOLD = """
 ::test_two: @pytest.mark.schedules(n=3, m=4): write @pytest.mark.schedules(n), n being an int
 ::test_oom: @pytest.mark.every_oom(3): write @pytest.mark.every_oom, which takes no arguments
 ::test_ranks takes the fixture `ranks`, and has to say how many: @pytest.mark.ranks(4), not @pytest
+::test_unused: @pytest.mark.ranks(2): the test does not take the fixture `ranks`, *def test_unused(
 2 are there already, made by the fixture `ranks`, for @pytest.mark.ranks(2): say @pytest.mark.
 ::test_option: @pytest.mark.without('--fast', reason='no such option'): write @pytest.mark.without("
 ::test_no_reason: @pytest.mark.without('--async'): write @pytest.mark.without("--async", reason="why
@@ -61,7 +74,7 @@ TOLD = """
 def test_a_wrong_marker_is_an_error_of_its_test_in_one_line(pytester):
     pytester.makepyfile(WRONG)
     seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
-    seen.assert_outcomes(passed=1, errors=12)
+    seen.assert_outcomes(passed=1, errors=13)
     for told in TOLD.strip().splitlines():
         seen.stdout.fnmatch_lines(f"*{told.replace('[', '[[]')}*")
     seen.stdout.no_fnmatch_line("*Traceback*")
@@ -92,3 +105,39 @@ def test_ranks_have_the_devices_of_the_options(pytester):
     seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", *told)
     seen.assert_outcomes(passed=1, skipped=1)
     seen.stdout.fnmatch_lines("*needs 5 devices, this session has 4*")
+
+
+def takes_nothing(): ...
+def takes_ranks(ranks): ...
+def takes_a_fixture_that_takes_ranks(world): ...
+def takes_request(request): ...
+
+
+@given(
+    test=st.sampled_from(
+        [takes_nothing, takes_ranks, takes_a_fixture_that_takes_ranks, takes_request]
+    ),
+    count=st.integers(1, 9),
+    marked=st.sampled_from(["test", "module", "no"]),
+    theirs=st.booleans(),
+)
+def test_a_marker_of_ranks_that_runs_none_is_an_error(test, count, marked, theirs):
+    """A module's marker is for those of its tests that take it; a suite may have its own."""
+    names = {takes_ranks: ["ranks"], takes_a_fixture_that_takes_ranks: ["world", "ranks"]}
+    declared = ["ranks: those of an army"] if theirs else []
+    item = SimpleNamespace(
+        name=f"{test.__name__}[0]",
+        nodeid=f"test_it.py::{test.__name__}",
+        obj=test,
+        own_markers=[pytest.mark.ranks(count).mark] if marked == "test" else [],
+        fixturenames=names.get(test, []),
+        config=SimpleNamespace(getini=lambda name: [*declared, DESCRIPTION]),
+        stash=pytest.Stash(),
+    )
+    tell_if_unused(item)
+    if marked == "test" and test is takes_nothing and not theirs:
+        told = rf"it.py::takes_nothing: @pytest.mark.ranks\({count}\): .*def takes_nothing\(ranks\)"
+        with pytest.raises(pytest.fail.Exception, match=told):
+            fail_if_wrong(item)
+    else:
+        fail_if_wrong(item)
