@@ -308,7 +308,7 @@ def test_what_is_flat_has_what_lies_in_memory(name, count, shape, flat, seed):
 @few
 @given(
     count=strategies.world_sizes(1, 3),
-    pieces=st.lists(st.tuples(LARGER, st.booleans()), min_size=1, max_size=3),
+    pieces=st.lists(st.tuples(LARGER, st.booleans()), min_size=2, max_size=3),
     data=st.data(),
     seed=schedules,
 )

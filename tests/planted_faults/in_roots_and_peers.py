@@ -136,8 +136,8 @@ ROOTS_AND_PEERS = [
             (
                 "a rank says how the first tensor lies in memory",
                 "layout([ins[k], *outs])",
-                "layout([ins[0]])",
-                None,
+                "layout([ins[0], *outs])",
+                ValueError,
             ),
         )
     ),
