@@ -45,6 +45,13 @@ def test_ranks_that_differ_are_all_told_so():
             assert text.count("rank_cases.py:") == 2, text
 
 
+def test_a_rank_that_has_left_is_told_of_at_once():
+    """Long before the timeout of the group, which is a minute here."""
+    text, _ = results(2, rank_cases.left)
+    assert text.startswith("RankLostError: call 1 of group '0'"), text
+    assert "another rank has ended or left the group" in text
+
+
 def test_a_rank_that_does_not_come_is_told_of_after_the_timeout():
     text, _ = results(2, rank_cases.late, timeout=0.5)
     assert text.startswith("CollectiveTimeoutError: call 1 of group '0'"), text

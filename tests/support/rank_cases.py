@@ -324,6 +324,11 @@ def late(rank):
     return text
 
 
+def left(rank):
+    """Rank 1 leaves the group and ends; what rank 0 is told of it."""
+    return "" if rank else told(dist.all_reduce, torch.ones(3, device=device()))
+
+
 def ended(rank):
     """A group that was aborted, and one that was destroyed, say so; the default group goes on."""
     found = []
