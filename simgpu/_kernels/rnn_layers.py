@@ -4,7 +4,8 @@ PyTorch's own code for these layers asks C++ whether the device has cuDNN, and t
 kernels for every time step where it has not. Here the host's layer runs as one kernel, with an
 autograd graph of its own on the host; the backward kernel runs through that graph. As with cuDNN
 
-- a second derivative is refused, and `torch.backends.cudnn.flags(enabled=False)` is the way out;
+- a second derivative is refused, and so is the backward pass of a layer in eval mode;
+  `torch.backends.cudnn.flags(enabled=False)` is the way out;
 - inputs and outputs may not be modified before the backward pass;
 - what the forward pass keeps for the backward pass takes memory of the device.
 
@@ -38,6 +39,8 @@ _GRADIENTS = Kernel(_aten._cudnn_rnn_backward.default, lambda _, *args: _host_ba
 # Whether the backward pass that runs now was asked to keep its graph.
 _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
+_WAY_OUT = "run the forward pass within `torch.backends.cudnn.flags(enabled=False)`"
+
 
 def _host_forward(op: Any, tensors: Sequence[Tensor], layout: _Layout) -> tuple[Tensor, ...]:
     """Run the host's layer, with a graph if one is wanted.
@@ -62,6 +65,7 @@ class _Layout:
 
     def __init__(self, op: torch._ops.OpOverload, arguments: Sequence[Any]) -> None:
         self.graph = False  # whether the host keeps a graph of the call
+        self.trains = True
         self._arguments = list(arguments)
         self._moved = [
             argument.name != "batch_sizes" and isinstance(value, (Tensor, list, tuple))
@@ -97,6 +101,7 @@ class _Layer(torch.autograd.Function):
         layout.graph = any(host.requires_grad for host in hosts)
         results = launch(kernel, index, (hosts, layout), {})
         owned = tuple(adopt(_fresh(result), index) for result in results)
+        ctx.trains = layout.trains
         ctx.kept = _Kept(index, hosts, results)
         ctx.save_for_backward(*tensors, *owned)
         ctx.set_materialize_grads(False)
@@ -107,8 +112,12 @@ class _Layer(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is "
-                "not supported for recurrent layers in one kernel, as with cuDNN: run the forward "
-                "pass within `torch.backends.cudnn.flags(enabled=False)`"
+                f"not supported for recurrent layers in one kernel, as with cuDNN: {_WAY_OUT}"
+            )
+        if not ctx.trains:
+            raise RuntimeError(
+                "cudnn RNN backward can only be called in training mode, and the layer was in eval "
+                f"mode: call .train() on it (dropout may stay off), or {_WAY_OUT}"
             )
         ctx.saved_tensors  # noqa: B018  # raises if the graph is gone or a tensor was modified
         kept: _Kept = ctx.kept
@@ -200,6 +209,7 @@ def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
             return step_by_step(HOST_KEYS, *arguments)
         call = dict(zip(names, arguments, strict=True))
         _check_states(call["hx"], layout.tensors[0])
+        layout.trains = call["train"]
         if call["train"] and call["dropout"] and call["num_layers"] > 1:
             return _with_dropout(op, call)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in layout.tensors):

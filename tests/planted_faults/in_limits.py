@@ -8,6 +8,7 @@ from tests.cuda import test_device_numbers as numbers
 from tests.cuda import test_scripting as scripts
 from tests.cuda import test_sparse_likes as likes
 from tests.devices.computing import test_limits as limits
+from tests.simulator import test_rnn_layers as rnn
 from tests.support.plant import fault
 
 RULES = "simgpu._kernels.dtype_rules:"
@@ -24,6 +25,13 @@ LIMITS = [
         "not state.is_contiguous()",
         "False",
         limits.test_the_first_state_of_a_recurrent_layer_is_contiguous,
+    ),
+    fault(
+        "a recurrent layer in eval mode has gradients",
+        "simgpu._kernels.rnn_layers:_Layer.backward",
+        "if not ctx.trains:",
+        "if False:",
+        rnn.test_gradients_are_for_layers_in_training_or_without_cudnn,
     ),
     fault(
         "a norm of halves takes parameters of float32",

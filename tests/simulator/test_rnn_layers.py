@@ -120,8 +120,21 @@ def test_dropout_between_layers_is_drawn_from_the_device(simulated, case, slot):
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(*pair) for pair in zip(*answers[:2], strict=True))
     case[0].eval()
-    for ours, host in zip(step(case, simulated[slot]), step(case, "cpu"), strict=True):
+    sides = [step(case, device, grad=False) for device in (simulated[slot], "cpu")]
+    for ours, host in zip(*sides, strict=True):
         assert torch.equal(ours, host)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@given(case=layers(), training=st.booleans(), enabled=st.booleans())
+def test_gradients_are_for_layers_in_training_or_without_cudnn(simulated, case, training, enabled):
+    case[0].train(training)
+    with torch.backends.cudnn.flags(enabled=enabled):
+        if training or not enabled:
+            step(case, simulated[0])
+            return
+        with pytest.raises(RuntimeError, match="backward can only be called in training mode"):
+            step(case, simulated[0])
 
 
 def test_a_second_derivative_is_refused_as_with_cudnn_and_had_without(simulated):
