@@ -43,6 +43,7 @@ class _CollectiveKernel(Kernel):
     def __init__(self, name: str, run: Any, collective: Collective) -> None:
         self.op = _operator(name)
         self.name = f"c10d.{name}"
+        self.kind = "kernel"
         self.run = run
         self.changes_more = False
         self.at_once = True

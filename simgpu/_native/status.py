@@ -21,6 +21,7 @@ from simgpu._native import (
     reference_counts,
     registered_guard,
     storage_layout,
+    tensor_keys,
     type_slots,
 )
 
@@ -55,6 +56,11 @@ TRICKS = (
         "storages resized in place",
         storage_layout.is_active,
         "resizing a storage raises UnsupportedError",
+    ),
+    Trick(
+        "data assigned across device types",
+        tensor_keys.is_active,
+        "modules do not move between the CPU and a device: UnsupportedError",
     ),
     Trick(
         "generators labelled",

@@ -209,7 +209,7 @@ SIMULATOR = [
     fault(
         "a moved module has other parameters",
         "simgpu._backend.torch_patches.tensor_data:_may_exchange_data",
-        "or (_crosses(*pair) and not _per_thread.scripted)",
+        "or _crosses(*pair)",
         "",
         modules.test_moving_a_module_keeps_its_parameters,
     ),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from tests.support import strategies
@@ -184,3 +185,61 @@ def test_hooks_of_a_parameter_stay_where_its_data_is_another(devices, pair):
     assert called == [there, there]
     with pytest.raises(TypeError, match="has to be a tensor"):
         x.data = 3
+
+
+@given(
+    here=st.integers(-1, 7),
+    there=st.integers(-1, 7),
+    dtype=st.sampled_from([torch.float16, torch.float32, torch.complex64]),
+    shape=st.lists(st.integers(1, 3), max_size=2),
+    earlier=st.booleans(),
+)
+def test_only_the_memory_changes_where_data_is_assigned(
+    devices, here, there, dtype, shape, earlier
+):
+    """Its gradient stays where and as it is, and what was computed before goes on adding to it."""
+    here, there = place(here, devices), place(there, devices)
+    x = torch.ones(2, device=here, requires_grad=True)
+    x.mul(5).sum().backward()
+    gradient, version = x.grad, x._version
+    total = (x * 3).sum()
+    new = torch.full(shape, 2, dtype=dtype, device=there)
+    x.data = new
+    assert (x.device, x.dtype, x.shape, x._version) == (there, dtype, new.shape, version)
+    assert x.requires_grad
+    assert x.is_leaf
+    assert plain(x) == plain(new)
+    assert same_memory(x, new)
+    if earlier:
+        total.backward()
+    assert x.grad is gradient
+    assert gradient.device == here
+    assert plain(gradient) == [5.0 + 3 * earlier] * 2
+    x.grad = total = None
+    (x * 2).sum().abs().backward()
+    assert (x.grad.device, x.grad.dtype, x.grad.shape) == (there, dtype, new.shape)
+
+
+@given(pair=st.tuples(st.integers(-1, 7), st.integers(-1, 7)), shapes=st.booleans())
+def test_a_module_moves_whoever_looks_at_its_parameters(devices, pair, shapes):
+    """A profiler and autocast's cache refer to them in C++."""
+    here, there = (place(slot, devices) for slot in pair)
+    net = nn.Linear(2, 2).to(here)
+    before = plain(net.weight)
+    looks = profile(activities=[ProfilerActivity.CPU], record_shapes=shapes)
+    with looks, torch.autocast(here.type, torch.bfloat16):
+        net(torch.ones(1, 2, device=here))
+        net.to(there)
+    assert (net.weight.device, plain(net.weight)) == (there, before)
+
+
+@given(pair=st.tuples(st.integers(-1, 7), st.integers(0, 7)), back=st.booleans())
+def test_data_of_another_kind_is_refused(devices, pair, back):
+    """As a sparse tensor's for a dense one."""
+    here, there = (place(slot, devices) for slot in pair)
+    dense, sparse = torch.ones(2, 2, device=here), torch.eye(2, device=there).to_sparse()
+    one, other = (sparse, dense) if back else (dense, sparse)
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        one.data = other
+    assert plain(dense) == [[1.0, 1.0], [1.0, 1.0]]
+    assert plain(sparse.to_dense()) == [[1.0, 0.0], [0.0, 1.0]]
