@@ -7,13 +7,10 @@ of every pair of positions. Here the choice is made first; it is the CPU's, whos
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import distributed
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -26,6 +23,8 @@ Tensor = torch.Tensor
 _in_steps = overload("scaled_dot_product_attention")._handle.redispatch_boxed
 _host_choice = overload("_fused_sdp_choice")._handle.redispatch_boxed
 _fused = overload("_scaled_dot_product_flash_attention_for_cpu")._handle.redispatch_boxed
+_flash = overload("_scaled_dot_product_flash_attention")._handle.redispatch_boxed
+_efficient = overload("_scaled_dot_product_efficient_attention")._handle.redispatch_boxed
 _FUSED = SDPBackend.FLASH_ATTENTION.value
 _flash_is_enabled: Callable[[], bool] = cuda.flash_sdp_enabled
 _math_is_enabled: Callable[[], bool] = cuda.math_sdp_enabled
@@ -61,6 +60,7 @@ def scaled_dot_product_attention(
         or query.numel() == 0  # with no heads, the kernel would divide by their number
         or _is_batched()
         or not _may_be_fused()
+        or (query.dtype is torch.float64 and is_traceable_wrapper_subclass(query))  # as on CUDA
         or not _consistent(query, key, value, attn_mask)
         or _host_choice(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa) != _FUSED
     ):
@@ -70,11 +70,11 @@ def scaled_dot_product_attention(
         mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
         batch = (query[None], key[None], value[None], mask, dropout_p, is_causal)
         return scaled_dot_product_attention(keys, *batch, scale=scale, enable_gqa=enable_gqa)[0]
-    if is_traceable_wrapper_subclass(query):
-        _let_distributed_tensors_pass()
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
         mask = _summand(mask, query.dtype)
+    if is_traceable_wrapper_subclass(query):
+        return _by_cudas_operator(keys, query, key, value, mask, is_causal, scale)
     result, _ = _fused(keys, query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
     return result
 
@@ -113,26 +113,24 @@ def _consistent(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
     )
 
 
-@functools.cache
-def _let_distributed_tensors_pass() -> None:
-    """Tell DTensor how the fused kernel is sharded: by batches or heads, as those of CUDA are."""
-    if not distributed.is_available():
-        return
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.experimental import register_sharding
-
-    def rules(tensors_out: int, tensors_in: int) -> Callable[..., Any]:
-        def accepted(*args: Any, attn_mask: Any = None, scale: Any = None) -> Any:
-            others = [None] * (len(args) - tensors_in)
-            placements = [Replicate(), *([] if attn_mask is not None else [Shard(0), Shard(1)])]
-            return [([each] * tensors_out, [each] * tensors_in + others) for each in placements]
-
-        return accepted
-
-    forward = overload("_scaled_dot_product_flash_attention_for_cpu")
-    backward = overload("_scaled_dot_product_flash_attention_for_cpu_backward")
-    register_sharding(forward)(rules(2, 3))
-    register_sharding(backward)(rules(3, 6))
+def _by_cudas_operator(
+    keys: torch._C.DispatchKeySet,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """What CUDA would call: DTensor knows how this one is sharded, and `context_parallel` too."""
+    given = query, key, value
+    if mask is None and query.dtype in (torch.float16, torch.bfloat16):
+        flash: Tensor = _flash(keys, *given, 0.0, is_causal, False, scale=scale)[0]
+        return flash
+    if mask is not None:
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    efficient: Tensor = _efficient(keys, *given, mask, True, 0.0, is_causal, scale=scale)[0]
+    return efficient
 
 
 def _summand(allowed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -28,6 +28,7 @@ import torch
 from simgpu._kernels import (
     attention,
     copies,
+    cuda_attention,
     cudnn_convolutions,
     dropout,
     forward_ad,
@@ -79,6 +80,7 @@ HANDWRITTEN: dict[str, PythonKernel] = {
         torch.ops.aten._validate_sparse_coo_tensor_args.default
     ),
     "as_strided_": extents.as_strided_,
+    **cuda_attention.KERNELS,
     **sync_batch_norm.KERNELS,
     "copy_": copies.copy_,
     **cudnn_convolutions.KERNELS,

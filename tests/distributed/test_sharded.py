@@ -85,6 +85,46 @@ def test_fully_sharded_gradients_are_those_of_the_whole_batch(count, width, laye
 
 @few
 @given(
+    count=strategies.world_sizes(2, 4),
+    original=st.booleans(),
+    between=st.booleans(),
+    state=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_offloaded_parameters_are_trained_as_others_are(count, original, between, state, seed):
+    """FSDP1 assigns them between the CPU and the device in each step, and its state_dict does."""
+    from torch.distributed.fsdp import CPUOffload, FullStateDictConfig, StateDictType
+    from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
+
+    net, x = network(seed), whole_numbers((count * 2, 3), seed)
+
+    def train(rank, offload):
+        options = {"device_id": rank, "use_orig_params": original}
+        mine = Sharded(copy.deepcopy(net), cpu_offload=CPUOffload(offload), **options)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.125)
+        for _ in range(3):
+            if not between:
+                optimizer.zero_grad()
+            loss = mine(x[rank::count].cuda()).sum()
+            if between:
+                optimizer.zero_grad()
+            loss.backward()
+            if state:
+                whole = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+                with Sharded.state_dict_type(mine, StateDictType.FULL_STATE_DICT, whole):
+                    mine.state_dict()
+            optimizer.step()
+        with Sharded.summon_full_params(mine):
+            return [parameter.detach().cpu().clone() for parameter in mine.parameters()]
+
+    kept = simgpu.ranks(count, lambda rank: train(rank, False))
+    offloaded = simgpu.ranks(count, lambda rank: train(rank, True))
+    for one, other in zip(kept, offloaded, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+@few
+@given(
     sizes=st.sampled_from([(4,), (2, 2), (1, 3), (3, 1)]),
     shape=st.tuples(st.integers(1, 9), st.integers(1, 5)),
     data=st.data(),

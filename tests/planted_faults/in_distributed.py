@@ -8,6 +8,7 @@ import torch
 from simgpu.errors import CollectiveMismatchError, DeadlockError, LivelockError
 from tests.distributed import test_buffers as buffers
 from tests.distributed import test_collectives as collectives
+from tests.distributed import test_context_parallel as context
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_groups_of_ranks as groups
 from tests.distributed import test_orders_of_ranks as orders
@@ -450,6 +451,22 @@ DISTRIBUTED = [
         'if module is None or name == "torch.nn.parallel.distributed":',
         ways.test_a_rank_is_in_the_forward_of_its_own_wrapper_alone,
         raises=BaseException,
+    ),
+    fault(
+        "attention is a kernel that nobody can pass around the ranks",
+        "simgpu._kernels.attention:scaled_dot_product_attention",
+        "if is_traceable_wrapper_subclass(query):",
+        "if False:",
+        context.test_attention_over_parts_of_a_sequence_is_that_over_the_whole,
+        raises=Exception,
+    ),
+    fault(
+        "a gradient that is offloaded moves along with its parameter",
+        "simgpu._backend.torch_patches.tensor_data:_set_data",
+        "tensor_keys.assign(self, other, _data.__set__)",
+        "torch._C._swap_tensor_impl(self, other.detach().requires_grad_(self.requires_grad))",
+        sharded.test_offloaded_parameters_are_trained_as_others_are,
+        raises=Exception,
     ),
     fault(
         "one generator draws the distributed tensors of all ranks",
