@@ -24,6 +24,7 @@ from simgpu._distributed import (
     low_precision,
     nccl,
     restarts,
+    rpc,
     splitting,
 )
 from simgpu._naming import DEVICE_TYPE
@@ -196,6 +197,13 @@ PATCHES: tuple[Row, ...] = (
         wrap=hooks.answering,
         needs="_register_comm_hook",
         why="C++ ends the process where a hook returns None",
+    ),
+    Patch(
+        "torch.distributed.rpc.options",
+        "_to_device_map",
+        wrap=rpc.refusing_devices,
+        late=True,
+        why="C++ ends in an internal assertion where tensors of devices are to travel by RPC",
     ),
     Patch("torch.cuda.nccl", "version", value=lambda: nccl.VERSION, why=_WHY_NCCL),
     Patch(_GROUP, "_register_backend", wrap=_register_backend, why=_WHY_DEVICE),

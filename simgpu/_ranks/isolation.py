@@ -267,6 +267,8 @@ PATCHES: tuple[Row, ...] = (
             ("_set_sequence_number_for_group", lambda self: None),
             ("supports_coalescing", True),
             ("supports_splitting", False),
+            ("_set_default_timeout", lambda self, timeout: None),  # nobody waits for so long
+            ("_add_ephemeral_timeout", lambda self, timeout: None),
             ("_group_start", staticmethod(lambda: None)),
             ("_group_end", staticmethod(lambda: None)),
         )

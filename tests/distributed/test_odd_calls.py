@@ -210,3 +210,42 @@ def test_each_rank_captures_on_its_own_device(count, seed):
         return y.tolist()
 
     assert simgpu.ranks(count, capture, schedule=seed) == [[3.0 + i] * 2 for i in range(count)]
+
+
+@few
+@given(count=strategies.world_sizes(1, 3), seconds=st.integers(1, 99), parts=st.integers(0, 2))
+def test_a_time_out_may_be_set_though_nobody_waits_for_so_long(count, seconds, parts):
+    limit = timedelta(seconds=seconds)
+
+    def use(rank):
+        for group in (None, *(dist.new_group(range(count)) for _ in range(parts))):
+            dist.distributed_c10d._set_pg_timeout(limit, group)
+        dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(limit)
+        x = torch.ones(1, device="cuda")
+        dist.all_reduce(x)
+        return x.item()
+
+    assert simgpu.ranks(count, use) == [count] * count
+
+
+@given(
+    devices=st.tuples(*[st.sampled_from(["cpu", "cuda:0", "cuda:1", 1])] * 2),
+    by_call=st.booleans(),
+)
+def test_rpc_refuses_to_map_devices(devices, by_call):
+    """PyTorch ends in an internal assertion where the call is made."""
+    from torch.distributed import rpc
+
+    def make():
+        given = dict([devices])
+        if not by_call:
+            return rpc.TensorPipeRpcBackendOptions(device_maps={"other": given})
+        options = rpc.TensorPipeRpcBackendOptions()
+        options.set_device_map("other", given)
+        return options
+
+    if devices == ("cpu", "cpu"):
+        assert make().device_maps == {"other": {torch.device("cpu"): torch.device("cpu")}}
+        return
+    with pytest.raises(UnsupportedError, match="do not travel by RPC"):
+        make()

@@ -11,6 +11,7 @@ from tests.distributed import test_collectives as collectives
 from tests.distributed import test_context_parallel as context
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_groups_of_ranks as groups
+from tests.distributed import test_odd_calls as odd_calls
 from tests.distributed import test_orders_of_ranks as orders
 from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
@@ -31,6 +32,12 @@ def differing_ranks():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ranks.test_ranks_that_differ_are_all_told_so(seed=None)
+
+
+def rpc_maps_in_a_new_block():
+    """The property, where the functions of devices have been replaced with the fault in them."""
+    with odd_calls.simgpu.as_cuda(2):
+        odd_calls.test_rpc_refuses_to_map_devices()
 
 
 REFUSED = partial(
@@ -451,6 +458,13 @@ DISTRIBUTED = [
         'if module is None or name == "torch.nn.parallel.distributed":',
         ways.test_a_rank_is_in_the_forward_of_its_own_wrapper_alone,
         raises=BaseException,
+    ),
+    fault(
+        "device maps of RPC reach C++",
+        "simgpu._distributed.rpc:refusing_devices",
+        'if any(torch.device(device).type != "cpu" for device in pair):',
+        "if False:",
+        rpc_maps_in_a_new_block,
     ),
     fault(
         "attention is a kernel that nobody can pass around the ranks",
