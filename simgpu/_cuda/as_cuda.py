@@ -25,6 +25,7 @@ from simgpu._cuda import (
     factories,
     graphs,
     process_groups,
+    registered_kernels,
     renaming,
     runtime_library,
     scripting,
@@ -113,6 +114,7 @@ FILES: tuple[ModuleType, ...] = (
     surroundings,
     process_groups,
     factories,
+    registered_kernels,
     scripting,
 )
 

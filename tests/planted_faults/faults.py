@@ -38,6 +38,7 @@ from tests.planted_faults.in_plans import PLANS
 from tests.planted_faults.in_races import RACES
 from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
 from tests.planted_faults.in_ranks_that_ask import RANKS_THAT_ASK
+from tests.planted_faults.in_registered_kernels import REGISTERED_KERNELS
 from tests.planted_faults.in_replays import REPLAYS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
 from tests.planted_faults.in_roots_and_peers import ROOTS_AND_PEERS
@@ -72,6 +73,7 @@ ONCE = [
     *PLANS,
     *STRUCTURES,
     *SIMULATOR,
+    *REGISTERED_KERNELS,
     *REPLAYS,
     *FAILURES,
     *SCHEDULES,

@@ -1,0 +1,164 @@
+"""Kernels that a program registers for CUDA, under `as_cuda`: they run for simulated devices.
+
+`torch.library` enters a kernel under a dispatch key of CUDA, and tensors of simulated devices come
+by those of PrivateUse1. So each library of a program gets a twin, which has under the keys of
+devices what calls the kernel under the key of CUDA. A twin ends with its library, or with
+`as_cuda`; kernels that it covered are back then. Libraries made before `as_cuda` began get theirs
+when it begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._library.utils import RegistrationHandle
+
+from simgpu._kernels.registry import HANDWRITTEN_ABOVE_AUTOGRAD
+from simgpu._patches import Action, Patch, Patches, Row
+
+Library = torch.library.Library
+
+# The dispatch keys of CUDA, each with that of simulated devices: "SparseCUDA", "SparsePrivateUse1".
+_KEYS = {
+    name: name.replace("CUDA", "PrivateUse1")
+    for name in torch._C.DispatchKey.__members__
+    if "CUDA" in name
+}
+_registered: Callable[[str, str], Any] = torch.library.get_kernel
+
+# What registers the twin's kernels, and what a library calls when it ends.
+_twins: weakref.WeakKeyDictionary[Library, tuple[Any, RegistrationHandle]] = (
+    weakref.WeakKeyDictionary()
+)
+
+# PyTorch's own kernels for CUDA are written for the memory of a GPU. What it registers in the name
+# of a program comes from these files of it.
+_TORCH, _SIMGPU = Path(torch.__file__).parent, Path(__file__).parents[1]
+_FOR_PROGRAMS = (_TORCH / "library.py", _TORCH / "_library")
+
+
+def _is_of_a_program(operator: str, key: str) -> bool:
+    """Whether neither PyTorch nor simgpu has made the library of this kernel for itself."""
+    found = re.search(r"registered at (.+):\d+", str(_registered(operator, key)))
+    if found is None:
+        return True
+    file = Path(found[1])
+    if any(file.is_relative_to(place) for place in _FOR_PROGRAMS):
+        return True
+    return not (file.is_relative_to(_TORCH) or file.is_relative_to(_SIMGPU))
+
+
+def _twin_of(library: Library) -> Any:
+    if library not in _twins:
+        twin = torch._C._dispatch_library("IMPL", library.ns, "", __file__, 0)
+        handle = RegistrationHandle(twin.reset)
+        library._registration_handles.append(handle)
+        _twins[library] = twin, handle
+    return _twins[library][0]
+
+
+def _answer_for_devices(library: Library, name: str, key: str) -> None:
+    """Let the twin of `library` call its kernel of `name` under `key` for simulated devices."""
+    operator, ours = f"{library.ns}::{name}", _KEYS[key]
+    falls_through = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(operator, key)
+    if not falls_through and not _is_of_a_program(operator, key):
+        return
+    twin = _twin_of(library)
+    if falls_through:
+        twin.impl(name, ours, torch.library.fallthrough_kernel, False)
+        return
+    twin.impl(name, ours, _forwarding(operator, key), True)
+    above = (library.ns, key) == ("aten", "CUDA") and name in HANDWRITTEN_ABOVE_AUTOGRAD
+    if above and not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "AutogradCUDA"):
+        # CUDA has no kernel of these, and so PyTorch goes past autograd to that of the program.
+        twin.impl(name, _KEYS["AutogradCUDA"], torch.library.fallthrough_kernel, False)
+
+
+def _forwarding(operator: str, key: str) -> Callable[..., Any]:
+    """A kernel that calls the one that `operator` has under `key` at that time."""
+    casts = key.startswith("Autocast")  # it keeps its inner calls from CUDA's autocast alone
+    own_key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[key]))
+
+    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(own_key) if casts else nullcontext():
+            return _registered(operator, key).call_boxed(keys, *args, **kwargs)
+
+    return kernel
+
+
+def _impl(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def impl(self: Library, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+        stock(self, op_name, fn, dispatch_key, **options)
+        key = dispatch_key or self.dispatch_key
+        if key in _KEYS:
+            name = op_name if isinstance(op_name, str) else op_name._name
+            _answer_for_devices(self, name.split("::")[-1], key)
+
+    return impl
+
+
+def _get_kernel(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def get_kernel(op: Any, dispatch_key: Any) -> Any:
+        name = dispatch_key if isinstance(dispatch_key, str) else dispatch_key.name
+        return stock(op, _KEYS.get(name, dispatch_key))
+
+    return get_kernel
+
+
+def _libraries() -> Iterator[Library]:
+    """The libraries of this process that have not ended: each has something to do at its end."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        found = finalizer.peek()
+        if found is not None and isinstance(found[0], Library) and found[0].m is not None:
+            yield found[0]
+
+
+def _take_up(patches: Patches) -> None:
+    """Make the twins of the libraries that are there, and end all twins with `patches`."""
+    patches.then(_end_twins)
+    with warnings.catch_warnings():  # which the program has had, when it registered them
+        warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
+        for library in _libraries():
+            for path in library._op_impls:
+                _, name, key = path.split("/")
+                if key in _KEYS:
+                    _answer_for_devices(library, name, key)
+
+
+def _end_twins() -> None:
+    for library, (twin, handle) in list(_twins.items()):
+        twin.reset()
+        if handle in library._registration_handles:
+            library._registration_handles.remove(handle)
+    _twins.clear()
+
+
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.library.Library",
+        "impl",
+        wrap=_impl,
+        why="a kernel for CUDA runs for simulated devices, whose dispatch keys are others",
+    ),
+    Patch(
+        "torch.library",
+        "get_kernel",
+        wrap=_get_kernel,
+        why="who overrides a kernel of CUDA asks for it first, to call it",
+    ),
+    Action(
+        "kernels that the program registered for CUDA before",
+        run=_take_up,
+        why="a module that was imported earlier has registered them for CUDA alone",
+    ),
+)

@@ -1,0 +1,206 @@
+"""Kernels that a program registers for CUDA with torch.library run on simulated devices.
+
+On CUDA a kernel registered for it goes before one for all devices, and before PyTorch's own. Every
+kernel here multiplies: the one for all devices by 2, that of CUDA by the drawn factor.
+"""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import library
+
+import simgpu
+
+SPACE = "simgpu_registered"
+X = torch.tensor([3.0, 5.0])
+
+
+def scaling(factor):
+    return lambda x: x * factor
+
+
+def by_key(own, factor):
+    own.impl("op", scaling(factor), "CUDA")
+
+
+def by_the_librarys_key(own, factor):
+    kernels = library.Library(SPACE, "IMPL", "CUDA")
+    kernels.impl("op", scaling(factor))
+    return kernels
+
+
+def by_overload(own, factor):
+    own.impl(torch.ops.simgpu_registered.op.default, scaling(factor), "CUDA", allow_override=False)
+
+
+def by_keyset(own, factor):
+    def kernel(keys, x):
+        assert keys.has(torch._C.DispatchKey.PrivateUse1)  # of the tensor, to dispatch on
+        return x * factor
+
+    own.impl("op", kernel, "CUDA", with_keyset=True)
+
+
+def below_autograd(own, factor):
+    def kernel(keys, x):
+        below = keys & torch._C._after_autograd_keyset
+        return torch.ops.simgpu_registered.op.default.redispatch(below, x) * (factor / 2)
+
+    own.impl("op", kernel, "AutogradCUDA", with_keyset=True)
+
+
+def twice(own, factor):
+    own.impl("op", scaling(factor + 1), "CUDA")
+    own.impl("op", scaling(factor), "CUDA")
+
+
+def impl_with_a_key(own, factor):
+    library.impl(own, "op", "CUDA")(scaling(factor))
+
+
+def impl_with_a_device(own, factor):
+    library.impl(f"{SPACE}::op", "cuda", lib=own)(scaling(factor))
+
+
+def register_kernel(own, factor):
+    library.register_kernel(f"{SPACE}::op", "cuda", scaling(factor), lib=own)
+
+
+WAYS = {
+    "Library.impl": by_key,
+    "a library's key": by_the_librarys_key,
+    "an overload": by_overload,
+    "with_keyset": by_keyset,
+    "below autograd": below_autograd,
+    "twice": twice,
+    "impl with a device": impl_with_a_device,
+    "impl with a key": impl_with_a_key,
+    "register_kernel": register_kernel,
+}
+
+
+@contextlib.contextmanager
+def operators():
+    """A library with an operator that has a kernel for all devices."""
+    with library._scoped_library(SPACE, "FRAGMENT") as own:
+        own.define("op(Tensor x) -> Tensor")
+        own.impl("op", scaling(2), "CompositeExplicitAutograd")
+        yield own
+
+
+def factor_on(device, op=None):
+    """What an operator multiplies by on a device."""
+    factors = (op or torch.ops.simgpu_registered.op)(X.to(device)).cpu() / X
+    assert factors[0] == factors[1]
+    return factors[0].item()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(early=st.booleans(), factor=st.integers(3, 9))
+def test_a_kernel_for_cuda_runs_within_the_block_and_while_its_library_lives(way, early, factor):
+    with operators() as own:
+        kept = WAYS[way](own, factor) if early else None
+        for _ in range(2):
+            with simgpu.as_cuda(2):
+                if not early:
+                    kept = WAYS[way](own, factor)
+                    early = True
+                assert factor_on("cuda:1") == factor
+                assert factor_on("cpu") == 2
+            with simgpu.devices(2):
+                assert factor_on("simgpu:1") == 2
+        with simgpu.as_cuda(1):
+            assert factor_on("cuda") == factor
+            if kept is not None:
+                kept._destroy()
+                assert factor_on("cuda") == 2
+    with simgpu.as_cuda(1), operators():  # another library of the same name
+        assert factor_on("cuda") == 2
+
+
+@given(early=st.booleans(), factor=st.integers(3, 9), by_name=st.booleans())
+def test_an_operator_of_the_program_has_the_kernel_that_it_registered(early, factor, by_name):
+    def define():
+        @library.custom_op(f"{SPACE}::own", mutates_args=(), device_types=None)
+        def op(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        if by_name:
+            library.register_kernel(f"{SPACE}::own", "cuda", scaling(factor))
+        else:
+            op.register_kernel("cuda", scaling(factor))
+        op.register_fake(torch.empty_like)
+        op.register_autograd(lambda ctx, grad: grad * 100)
+        op.register_autocast("cuda", torch.float16)
+        return op
+
+    op = define() if early else None
+    with simgpu.as_cuda(2):
+        op = op or define()
+        assert factor_on("cuda:1", op) == factor
+        assert factor_on("cpu", op) == 2
+        x = X.to("cuda:1").requires_grad_()
+        op(x).sum().backward()
+        assert x.grad.tolist() == [100.0, 100.0]
+        with torch.autocast("cuda"):
+            assert op(x).dtype is torch.float16
+        assert op(x).dtype is torch.float32
+
+
+@pytest.mark.parametrize("name", ["neg", "view", "scaled_dot_product_attention"])
+@given(early=st.booleans())
+def test_a_kernel_of_aten_is_covered_until_the_library_ends(name, early):
+    def call():
+        x = torch.ones(1, 1, 2, 4, device="cuda:1", requires_grad=True)
+        op = getattr(torch.ops.aten, name)
+        arguments = {"view": ([8, 1],), "scaled_dot_product_attention": (x, x)}
+        return op(x, *arguments.get(name, ())).detach().cpu().flatten()[0].item()
+
+    def cover(own):
+        own.impl(name, lambda x, *_: torch.full_like(x, 9.0), "CUDA")
+
+    with contextlib.ExitStack() as stack:
+        if early:
+            cover(stack.enter_context(library._scoped_library("aten", "IMPL")))
+        with simgpu.as_cuda(2):
+            if not early:
+                before = call()
+                cover(stack.enter_context(library._scoped_library("aten", "IMPL")))
+            assert call() == 9.0
+            stack.close()
+            after = call()
+            assert after == {"neg": -1.0}.get(name, 1.0)
+            assert early or after == before
+
+
+def test_who_covers_a_kernel_may_call_it():
+    with simgpu.as_cuda(2):
+        covered = library.get_kernel("aten::relu", "CUDA")
+
+        def kernel(keys, x):
+            return covered.call_boxed(keys, x) * 5
+
+        with library._scoped_library("aten", "IMPL") as own:
+            own.impl("relu", kernel, "CUDA", with_keyset=True)
+            assert factor_on("cuda:1", torch.relu) == 5
+            assert factor_on("cpu", torch.relu) == 1
+        assert factor_on("cuda:1", torch.relu) == 1
+
+
+def test_a_kernel_that_falls_through_does_so(cuda):
+    with operators() as own:
+        own.impl("op", library.fallthrough_kernel, "AutogradCUDA")
+        assert factor_on("cuda:1") == 2
+
+
+def test_kernels_of_pytorch_itself_stay_those_of_gpus():
+    """Such as those that it writes in Triton, to replace kernels of its own."""
+    import torch.distributed._symmetric_memory  # has registered some
+
+    of_pytorch = "symm_mem::fused_all_gather_matmul"
+    with simgpu.as_cuda(1):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(of_pytorch, "CUDA")
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(of_pytorch, "PrivateUse1")
