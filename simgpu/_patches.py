@@ -34,8 +34,8 @@ class Patch:
         needs: an attribute of the owner that some releases of PyTorch lack, as they may lack the
             owner; without it nothing is done.
         kept: whether this build of PyTorch keeps its own value; then nothing is done either.
-        late: whether the owner is a module that takes long to import: replaced in it when the
-            program imports it.
+        late: whether the owner is a module that takes long to import, or a class in one: replaced
+            in it when the program imports the module.
         why: the reason, in one line.
     """
 
@@ -48,11 +48,23 @@ class Patch:
     late: bool = False
     why: str = field(kw_only=True)
 
+    @property
+    def module(self) -> str:
+        """The owner's full name without that of a class, which begins with a capital letter."""
+        path, _, last = self.owner.rpartition(".")
+        return path if last[:1].isupper() else self.owner
+
+    def _imported(self) -> Any:
+        """The owner, as far as it has been imported; its package may not have it yet."""
+        module = sys.modules.get(self.module)
+        name = self.owner[len(self.module) + 1 :]
+        return getattr(module, name, None) if name else module
+
     def targets(self) -> Iterator[tuple[Any, str]]:
         """The owner and the name of every attribute that the row means in the installed PyTorch."""
         if self.kept:
             return
-        owner = sys.modules.get(self.owner) if self.late else find_owner(self.owner)
+        owner = self._imported() if self.late else find_owner(self.owner)
         if owner is None:
             if not self.needs and not self.late:
                 raise LookupError(f"{self.owner}, whose {self.name} is to be replaced, is missing")
@@ -146,8 +158,8 @@ class Patches:
         for row in table:
             if isinstance(row, Action):
                 row.run(self)
-            elif row.late and row.owner not in sys.modules:
-                self.then(_imports.wait(row.owner, partial(self._apply, row)))
+            elif row.late and row.module not in sys.modules:
+                self.then(_imports.wait(row.module, partial(self._apply, row)))
             else:
                 self._apply(row)
 

@@ -26,7 +26,7 @@ def _nothing(*args: Any) -> None:
     """Nothing to do: no such thing is kept, started or waited for."""
 
 
-def _exchange_device(index: int) -> int:
+def exchange_device(index: int) -> int:
     """Make a device current; returns the one that was. A negative index changes nothing."""
     outer = world.current_device()
     if index >= 0:
@@ -101,8 +101,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_getDeviceCount": world.device_count,
     "_cuda_getDevice": world.current_device,
     "_cuda_setDevice": world.set_current_device,
-    "_cuda_exchangeDevice": _exchange_device,
-    "_cuda_maybeExchangeDevice": _exchange_device,
+    "_cuda_exchangeDevice": exchange_device,
+    "_cuda_maybeExchangeDevice": exchange_device,
     "_cuda_hasPrimaryContext": _has_used,
     "_cuda_isInBadFork": world.is_in_bad_fork,
     "_cuda_init": world.check_fork,

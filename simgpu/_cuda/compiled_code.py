@@ -1,7 +1,8 @@
-"""What torch.compile compiled for devices by one name, which is not run by the other.
+"""torch.compile under `as_cuda`: what it compiled by another name, and blocks of a device.
 
 A compiled function keeps the name of its devices in its code, and PyTorch checks everything but
-that before it runs the code again.
+that before it runs the code again. And the compiler holds functions of torch.cuda in classes of its
+own, which are replaced there once it has been imported.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import warnings
 import torch
 
 from simgpu._backend.device_module import selection
-from simgpu._patches import Action, Patches, Row
+from simgpu._cuda.c_functions import exchange_device
+from simgpu._patches import Action, Patch, Patches, Row
 
 
 def _forget() -> None:
@@ -49,5 +51,20 @@ PATCHES: tuple[Row, ...] = (
         "the compiler's table of the classes that choose a device",
         run=_forget_class_later,
         why="imported meanwhile, it took `torch.simgpu.device` for CUDA's, which refuses simgpu:1",
+    ),
+    *(
+        Patch(
+            f"torch._dynamo.{owner}",
+            name,
+            value=staticmethod(exchange_device),
+            needs=name,
+            late=True,
+            why="a build of PyTorch without CUDA raises where `torch.cuda.device(1)` is compiled",
+        )
+        for owner, names in (
+            ("variables.ctx_manager.CUDADeviceVariable", ("_exchange_fn", "_maybe_exchange_fn")),
+            ("device_interface.CudaInterface", ("exchange_device", "maybe_exchange_device")),
+        )
+        for name in names
     ),
 )

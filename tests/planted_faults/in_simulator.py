@@ -279,6 +279,13 @@ SIMULATOR = [
         raises=RuntimeError,
     ),
     fault(
+        "a compiled block of a device chooses another one",
+        "simgpu._cuda.c_functions:exchange_device",
+        "world.set_current_device(index)",
+        "pass",
+        partial(compiling.test_blocks_of_a_device_are_compiled_as_cuda, meanwhile=True),
+    ),
+    fault(
         "scripted code asks CUDA's driver before it moves a tensor",
         "simgpu._cuda.scripting:_for_devices",
         "to.prim_Device(",

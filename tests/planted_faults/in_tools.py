@@ -85,6 +85,13 @@ TOOLS = [
         patches.test_a_late_row_waits_for_its_module,
     ),
     fault(
+        "a late row of a class waits for a module of its name",
+        "simgpu._patches:Patch._imported",
+        "getattr(module, name, None) if name else module",
+        "module",
+        patches.test_a_late_row_waits_for_its_module,
+    ),
+    fault(
         "the environment goes before an option",
         "simgpu._pytest.options:DeviceOptions.model_by_device",
         "variables.by_device(self.model) or variables.device_model()",

@@ -167,6 +167,31 @@ def test_a_block_of_a_device_is_compiled_after_the_compiler_was_imported_as_cuda
             assert program(torch.zeros((), device=devices[1])).item() == 1
 
 
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["imported before", "as_cuda"])
+@given(indices=st.lists(st.integers(0, 2), min_size=3, max_size=3))
+def test_blocks_of_a_device_are_compiled_as_cuda(compiler, meanwhile, indices):
+    """Also where the compiler, imported within `as_cuda`, knows their class as that of CUDA."""
+    from torch._dynamo.variables import ctx_manager
+
+    first, second, third = indices
+
+    def program():
+        with torch.cuda.device(second):
+            inner = torch.ones(2, device="cuda")
+            with torch.cuda.device(third):
+                innermost = torch.ones(2, device="cuda")
+        return torch.ones(2, device="cuda"), inner, innermost
+
+    table = getattr(ctx_manager, "_device_context_manager_map", {})
+    with mock.patch.dict(table), simgpu.as_cuda(3):
+        torch.cuda.set_device(first)
+        if meanwhile:
+            table[torch.cuda.device] = ctx_manager.CUDADeviceVariable
+        outputs = torch.compile(program, backend="eager")()
+        assert [output.device.index for output in outputs] == indices
+        assert torch.cuda.current_device() == first
+
+
 @pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
 def test_export_and_aot_autograd_work_by_both_names(compiler, block):
     """With tensors without data in between."""

@@ -3,6 +3,7 @@
 import importlib
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -35,18 +36,29 @@ def test_all_is_put_back_however_often_an_attribute_was_replaced(steps):
     assert {name: dict(vars(owner)) for name, owner in owners.items()} == before
 
 
-@given(imported=st.sampled_from(["before", "meanwhile", "never", "after"]), twice=st.booleans())
-def test_a_late_row_waits_for_its_module(imported, twice):
+@given(
+    imported=st.sampled_from(["before", "meanwhile", "never", "after"]),
+    twice=st.booleans(),
+    of_class=st.booleans(),
+)
+def test_a_late_row_waits_for_its_module(imported, twice, of_class):
     """It is replaced whenever the module is imported, until the rows are undone."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "late_module.py"
-        path.write_text("def answer():\n    return 1\n", encoding="utf-8")
+        answer = "def answer():\n    return 1\n"
+        within = "class Class:\n" + textwrap.indent("@staticmethod\n" + answer, "    ")
+        path.write_text(within if of_class else answer, encoding="utf-8")
         with mock.patch.dict(_patches._imports.waiting):
-            check_late_row(folder, imported, twice)
+            check_late_row(folder, imported, twice, "Class" if of_class else "")
 
 
-def check_late_row(folder, imported, twice):
-    row = Patch("late_module", "answer", wrap=lambda f: lambda: f() + 1, late=True, why="a test")
+def check_late_row(folder, imported, twice, inner):
+    def owner():
+        module = importlib.import_module("late_module")
+        return getattr(module, inner) if inner else module
+
+    name = f"late_module.{inner}".rstrip(".")
+    row = Patch(name, "answer", wrap=lambda f: staticmethod(lambda: f() + 1), late=True, why="test")
     patches = Patches()
     with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [folder, *sys.path]):
         if imported == "before":
@@ -56,7 +68,7 @@ def check_late_row(folder, imported, twice):
         if imported == "meanwhile":
             importlib.import_module("late_module")
         if imported in ("before", "meanwhile"):
-            assert sys.modules["late_module"].answer() == 2 + twice
+            assert owner().answer() == 2 + twice
         patches.undo()
         if imported != "never":
-            assert importlib.import_module("late_module").answer() == 1
+            assert owner().answer() == 1
