@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.autograd.profiler
 
+from simgpu._kernels import attention_rules
 from simgpu._patches import Patch, Row
 from simgpu._runtime import world
 
@@ -94,6 +95,23 @@ PATCHES: tuple[Row, ...] = (
         "preferred_linalg_library",
         wrap=_preferred_linalg_library,
         why="raises in a build without CUDA; here the preference is kept",
+    ),
+    *(
+        Patch(
+            "torch.backends.cuda",
+            f"can_use_{kernel}_attention",
+            value=functools.partial(attention_rules.can_use, kernel),
+            needs=f"can_use_{kernel}_attention",
+            why="a build without CUDA says no of every call",
+        )
+        for kernel in ("flash", "efficient", "cudnn")
+    ),
+    Patch(
+        "torch.backends.cuda",
+        "is_flash_attention_available",
+        value=lambda: True,
+        needs="is_flash_attention_available",
+        why="a build without CUDA has none",
     ),
     Patch(
         "torch.autograd.profiler.profile",

@@ -15,6 +15,7 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from simgpu._kernels import attention_rules
 from simgpu._kernels.overloads import overload
 from simgpu._runtime.launch import HOST_KEYS
 
@@ -55,6 +56,8 @@ def scaled_dot_product_attention(
             f"shapes {tuple(key.shape)} and {tuple(value.shape)}"
         )
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+    if not _math_is_enabled():
+        _check_forced(*arguments, enable_gqa)
     if (
         dropout_p > 0  # CUDA's fused kernels drop out, so this must not fail where they are forced
         or query.numel() == 0  # with no heads, the kernel would divide by their number
@@ -77,6 +80,27 @@ def scaled_dot_product_attention(
         return _by_cudas_operator(keys, query, key, value, mask, is_causal, scale)
     result, _ = _fused(keys, query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
     return result
+
+
+def _check_forced(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> None:
+    """Raise where a program has forbidden the steps, and CUDA has no fused kernel for a call."""
+    given = query, key, value
+    if any(tensor.is_nested for tensor in given) or _is_batched():
+        return
+    if _consistent(query, key, value, mask):  # if not, PyTorch's own code says so
+        if all(tensor.dim() == 3 for tensor in given):  # a batch of one
+            query, key, value = (tensor[None] for tensor in given)
+        attention_rules.check_some_kernel(
+            attention_rules.Call(query, key, value, mask, dropout_p, is_causal, enable_gqa)
+        )
 
 
 def _is_batched() -> bool:

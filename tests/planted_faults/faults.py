@@ -19,6 +19,7 @@ from tests.dataparallel import test_replicate as replicate
 from tests.dataparallel import test_scatter as scatter
 from tests.devices.computing import test_mixing_devices as rules
 from tests.planted_faults.in_arguments import CONTENTS, DEVICE_NAMES
+from tests.planted_faults.in_attention_kernels import ATTENTION_KERNELS
 from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_backend import BACKEND
 from tests.planted_faults.in_blocks_of_ranks import BLOCKS_OF_RANKS
@@ -80,6 +81,7 @@ ONCE = [
     *OPERATORS,
     *DTYPES,
     *NARROW_DTYPES,
+    *ATTENTION_KERNELS,
     *AUTOCAST,
     *STORAGE,
     *SENDING,

@@ -1,0 +1,140 @@
+"""Which of CUDA's fused kernels of attention takes a call: who asks is told, and who forces it too.
+
+The expectations are those of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+"""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.backends import cuda as backends
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import simgpu
+
+FLASH, EFFICIENT, CUDNN = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+)
+NAMES = {FLASH: "flash", EFFICIENT: "efficient", CUDNN: "cudnn"}
+HALF, BFLOAT16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def tensors(dtype, *shape, training=False):
+    return [torch.randn(shape, device="cuda").to(dtype).requires_grad_(training) for _ in range(3)]
+
+
+def says(kernel, query, key, value, mask=None, dropout=0.0, causal=False, debug=False):
+    params = backends.SDPAParams(query, key, value, mask, dropout, causal, False)
+    with sdpa_kernel(kernel):
+        return getattr(backends, f"can_use_{NAMES[kernel]}_attention")(params, debug)
+
+
+def does(kernel, query, key, value, mask=None, dropout=0.0, causal=False):
+    """Whether the call is computed where the program allows this kernel alone."""
+    with warnings.catch_warnings(record=True) as seen, sdpa_kernel(kernel):
+        warnings.simplefilter("always")
+        try:
+            scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+        except RuntimeError as error:
+            refused = str(error)
+        else:
+            return True
+    assert refused == "No available kernel. Aborting execution."
+    texts = [str(warning.message) for warning in seen]
+    assert any(f"{NAMES[kernel]} attention kernel not used because" in text for text in texts)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("model", "kernel", "dtypes"),
+    [
+        ("A100", FLASH, [HALF, BFLOAT16]),
+        ("A100", CUDNN, [HALF, BFLOAT16]),
+        ("A100", EFFICIENT, [HALF, BFLOAT16, FLOAT]),
+        ("T4", FLASH, []),
+        ("T4", CUDNN, []),
+        ("T4", EFFICIENT, [HALF, FLOAT]),
+    ],
+)
+def test_dtypes(model, kernel, dtypes):
+    with simgpu.as_cuda(1, model=model):
+        assert backends.is_flash_attention_available()
+        for dtype in (HALF, BFLOAT16, FLOAT, DOUBLE):
+            call = tensors(dtype, 1, 2, 8, 16)
+            assert says(kernel, *call) == does(kernel, *call) == (dtype in dtypes)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "sizes"),
+    [
+        (FLASH, HALF, {1: True, 8: True, 250: True, 256: True, 257: False, 264: False}),
+        (CUDNN, HALF, {1: False, 8: True, 12: False, 128: True, 136: False}),
+        (EFFICIENT, HALF, {1: False, 4: False, 8: True, 264: True}),
+        (EFFICIENT, FLOAT, {1: False, 4: True, 6: False, 264: True}),
+    ],
+)
+def test_sizes_of_heads(kernel, dtype, sizes):
+    with simgpu.as_cuda(1, model="A100"):
+        for size, taken in sizes.items():
+            call = tensors(dtype, 1, 1, 3, size)
+            assert says(kernel, *call) == does(kernel, *call) == taken
+
+
+def test_masks_and_causal_calls():
+    with simgpu.as_cuda(1, model="A100"):
+        query, key, value = tensors(HALF, 1, 2, 8, 16)
+        mask = torch.ones(8, 8, dtype=torch.bool, device="cuda")
+        for kernel, taken in {FLASH: False, EFFICIENT: True, CUDNN: True}.items():
+            assert says(kernel, query, key, value, mask) == taken
+            assert does(kernel, query, key, value, mask) == taken
+        assert not does(FLASH, query[:, :, :5], key, value, causal=True)
+        assert does(EFFICIENT, query[:, :, :5], key, value, causal=True)
+
+
+@pytest.mark.parametrize(("model", "taken"), [("A100", True), ("A10G", False)])
+def test_gradients_of_large_heads(model, taken):
+    with simgpu.as_cuda(1, model=model):
+        assert says(FLASH, *tensors(HALF, 1, 1, 3, 200))
+        assert says(FLASH, *tensors(HALF, 1, 1, 3, 200, training=True)) == taken
+        assert says(FLASH, *tensors(HALF, 1, 1, 3, 256, training=True))
+        assert says(FLASH, *tensors(HALF, 1, 1, 3, 256, training=True), dropout=0.5) == taken
+
+
+@given(
+    kernel=st.sampled_from([FLASH, EFFICIENT, CUDNN]),
+    dtype=st.sampled_from([HALF, BFLOAT16, FLOAT, DOUBLE]),
+    size=st.sampled_from([1, 4, 8, 16, 130, 264]),
+    lengths=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    extra=st.sampled_from(["nothing", "mask", "causal", "dropout"]),
+    model=st.sampled_from(["V100", "T4", "A100", "L4", "H100"]),
+)
+def test_who_forces_a_kernel_has_it_where_who_asks_is_told_so(
+    kernel, dtype, size, lengths, extra, model
+):
+    with simgpu.as_cuda(1, model=model):
+        query, key, value = tensors(dtype, 1, 2, 3, size)
+        query, key, value = (
+            query[:, :, : lengths[0]],
+            key[:, :, : lengths[1]],
+            value[:, :, : lengths[1]],
+        )
+        mask = torch.zeros(lengths, dtype=dtype, device="cuda") if extra == "mask" else None
+        call = (query, key, value, mask, 0.5 if extra == "dropout" else 0.0, extra == "causal")
+        assert says(kernel, *call) == does(kernel, *call)
+        free = scaled_dot_product_attention(*call)  # whatever else there is computes it
+        assert free.shape == query.shape
+
+
+def test_who_asks_may_be_told_why():
+    with simgpu.as_cuda(1, model="A100"):
+        with pytest.warns(UserWarning, match=r"torch.bfloat16, got torch.float32"):
+            assert not says(FLASH, *tensors(FLOAT, 1, 2, 8, 16), debug=True)
+        with pytest.warns(UserWarning, match="tensors on a GPU, got cpu"):
+            assert not says(FLASH, *[torch.ones(1, 2, 8, 16).half()] * 3, debug=True)
+        with pytest.warns(UserWarning, match="4-dimensional"):
+            assert not says(FLASH, *tensors(HALF, 2, 8, 16), debug=True)

@@ -1,0 +1,77 @@
+"""Faults planted in the rules that say which of CUDA's fused kernels takes a call of attention."""
+
+from functools import partial
+
+from tests.cuda import test_attention_kernels as attention
+from tests.support.plant import fault
+
+RULES = "simgpu._kernels.attention_rules"
+FLASH = attention.FLASH
+HALVES = [attention.HALF, attention.BFLOAT16]
+
+ATTENTION_KERNELS = [
+    fault(
+        "a kernel that CUDA lacks is computed where a program forces it",
+        "simgpu._kernels.attention:_check_forced",
+        "if _consistent(query, key, value, mask):",
+        "if False:",
+        attention.test_who_forces_a_kernel_has_it_where_who_asks_is_told_so,
+    ),
+    fault(
+        "flash attention takes float32",
+        f"{RULES}:_flash",
+        "_dtype(call, _HALVES, capability)",
+        "_dtype(call, (*_HALVES, torch.float32), capability)",
+        partial(
+            attention.test_dtypes,
+            model="A100",
+            kernel=FLASH,
+            dtypes=[attention.HALF, attention.BFLOAT16],
+        ),
+    ),
+    fault(
+        "older devices compute attention of bfloat16",
+        f"{RULES}:_dtype",
+        "if capability < (8, 0):",
+        "if False:",
+        partial(
+            attention.test_dtypes,
+            model="T4",
+            kernel=attention.EFFICIENT,
+            dtypes=[attention.HALF, attention.FLOAT],
+        ),
+    ),
+    fault(
+        "flash attention takes a mask",
+        f"{RULES}:_flash",
+        "if call.attn_mask is not None:",
+        "if False:",
+        attention.test_masks_and_causal_calls,
+    ),
+    fault(
+        "heads of any size are aligned",
+        f"{RULES}:_efficient",
+        "any(size % aligned or not size for size in sizes)",
+        "any(not size for size in sizes)",
+        partial(
+            attention.test_sizes_of_heads,
+            kernel=attention.EFFICIENT,
+            dtype=attention.FLOAT,
+            sizes={6: False},
+        ),
+    ),
+    fault(
+        "large heads have gradients on every device",
+        f"{RULES}:_flash",
+        "if small and training and size > 192",
+        "if False and size > 192",
+        partial(attention.test_gradients_of_large_heads, model="A10G", taken=False),
+    ),
+    fault(
+        "who asks for a kernel is not told why there is none",
+        f"{RULES}:can_use",
+        "if debug and why is not None:",
+        "if False:",
+        attention.test_who_asks_may_be_told_why,
+    ),
+]
