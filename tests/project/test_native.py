@@ -25,6 +25,7 @@ from simgpu._native import (
     registered_guard,
     status,
     storage_layout,
+    tensor_keys,
     type_slots,
     virtual_tables,
 )
@@ -134,6 +135,7 @@ def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
     monkeypatch.setattr(dlpack_relabel, "relabel", dlpack_relabel._relabel_by_capsule_api)
     monkeypatch.setattr(dispatch_tables, "written", [])
     monkeypatch.setattr(storage_layout, "_memory_offset", lambda: None)
+    monkeypatch.setattr(tensor_keys, "_offset", lambda: None)
     monkeypatch.setattr(generator_layout, "_device_offset", lambda: None)
     monkeypatch.setattr(registered_guard, "tables", [])
     monkeypatch.setattr(host_allocator.allocator, "offset", None)
@@ -196,6 +198,27 @@ def test_a_storage_whose_words_say_something_else_is_not_written(simulated, monk
     with pytest.raises(errors.UnsupportedError):
         storage_layout.set_size(x, 8)
     assert (x.nbytes(), x.tolist()) == (16, y.tolist())
+
+
+@pytest.mark.parametrize("place", [None, 0])
+def test_data_is_not_assigned_where_the_keys_of_a_tensor_are_elsewhere(
+    simulated, monkeypatch, place
+):
+    """Not found at all, or a word says something else."""
+    monkeypatch.setattr(tensor_keys, "_offset", lambda: place)
+    x, there = torch.arange(4.0), torch.ones(2, device=simulated[1])
+    for one, other in ((x, there), (there, x)):
+        with pytest.raises(errors.UnsupportedError, match="otherwise than is known"):
+            one.data = other
+    assert (x.tolist(), there.tolist()) == ([0, 1, 2, 3], [1, 1])
+    assert (x.device.type, there.device) == ("cpu", simulated[1])
+
+
+def test_a_tensor_whose_data_cannot_be_assigned_stays_as_it_was(simulated):
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="requires gradients"):
+        x.data = torch.ones(2, dtype=torch.int64, device=simulated[0])
+    assert (x.device.type, (x * 2).tolist()) == ("cpu", [2.0, 2.0])
 
 
 def test_generators_of_another_layout_stay_the_cpus(simulated, monkeypatch):
