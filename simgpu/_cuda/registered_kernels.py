@@ -39,6 +39,11 @@ _twins: weakref.WeakKeyDictionary[Library, tuple[Any, RegistrationHandle]] = (
     weakref.WeakKeyDictionary()
 )
 
+# How many kernels a library had when it was last looked at, and which of them are for CUDA.
+_looked_at: weakref.WeakKeyDictionary[Library, tuple[int, list[tuple[str, str]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
 # PyTorch's own kernels for CUDA are written for the memory of a GPU. What it registers in the name
 # of a program comes from these files of it.
 _TORCH, _SIMGPU = Path(torch.__file__).parent, Path(__file__).parents[1]
@@ -65,14 +70,23 @@ def _twin_of(library: Library) -> Any:
     return _twins[library][0]
 
 
+def _falls_through(operator: str, key: str) -> bool:
+    found: bool = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(operator, key)
+    return found
+
+
+def _is_for_devices(library: Library, name: str, key: str) -> bool:
+    operator = f"{library.ns}::{name}"
+    return _falls_through(operator, key) or _is_of_a_program(operator, key)
+
+
 def _answer_for_devices(library: Library, name: str, key: str) -> None:
     """Let the twin of `library` call its kernel of `name` under `key` for simulated devices."""
     operator, ours = f"{library.ns}::{name}", _KEYS[key]
-    falls_through = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough(operator, key)
-    if not falls_through and not _is_of_a_program(operator, key):
+    if not _is_for_devices(library, name, key):
         return
     twin = _twin_of(library)
-    if falls_through:
+    if _falls_through(operator, key):
         twin.impl(name, ours, torch.library.fallthrough_kernel, False)
         return
     twin.impl(name, ours, _forwarding(operator, key), True)
@@ -123,16 +137,26 @@ def _libraries() -> Iterator[Library]:
             yield found[0]
 
 
+def _kernels_for_cuda(library: Library) -> list[tuple[str, str]]:
+    """The names and keys of the kernels for CUDA that a program has registered in a library."""
+    count, found = _looked_at.get(library, (0, []))
+    if count != len(library._op_impls):
+        paths = [path.split("/")[1:] for path in library._op_impls]
+        found = [(name, key) for name, key in paths if key in _KEYS]
+        if found and not any(_is_for_devices(library, *each) for each in found):
+            found = []  # a library is made in one place: all of it is PyTorch's or simgpu's
+        _looked_at[library] = len(library._op_impls), found
+    return found
+
+
 def _take_up(patches: Patches) -> None:
     """Make the twins of the libraries that are there, and end all twins with `patches`."""
     patches.then(_end_twins)
     with warnings.catch_warnings():  # which the program has had, when it registered them
         warnings.filterwarnings("ignore", message="[\\s\\S]*[Oo]verrid")
         for library in _libraries():
-            for path in library._op_impls:
-                _, name, key = path.split("/")
-                if key in _KEYS:
-                    _answer_for_devices(library, name, key)
+            for name, key in _kernels_for_cuda(library):
+                _answer_for_devices(library, name, key)
 
 
 def _end_twins() -> None:
