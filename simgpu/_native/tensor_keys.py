@@ -24,11 +24,21 @@ Tensor = torch.Tensor
 _SEARCHED = 24  # words; a TensorImpl has more
 _SIGNED = 1 << 64
 _keys_of: Callable[[Tensor], Any] = torch._C._dispatch_keys
-_DispatchKeys: Any = torch._C.DispatchKeySet
-_PYTHON = (
-    _DispatchKeys(torch._C.DispatchKey.Python)
-    | _DispatchKeys(torch._C.DispatchKey.PythonTLSSnapshot)
-).raw_repr()
+
+
+def _bits(*names: str) -> int:
+    """Keys as bits of a word; one of a backend has a bit for that and one for what it does."""
+    found = 0
+    for name in names:
+        found |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return found
+
+
+# How a tensor holds its elements: what `data` is assigned from has to be of the same kind.
+_KINDS = _bits("Dense", "Quantized", "Sparse", "SparseCsr", "NestedTensor")
+_HOST, _DEVICE = (_bits(name) & ~_bits("Dense") for name in ("CPU", "PrivateUse1"))
+_BACKENDS = _HOST | _DEVICE
+_PYTHON = _bits("Python", "PythonTLSSnapshot")  # of subclasses that see operators
 
 
 def _keys(tensor: Tensor) -> int:
@@ -59,6 +69,21 @@ def _offset() -> int | None:
     return found[0] if len(found) == 1 else None
 
 
+def are_alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether both are of one kind, on the CPU or on a device.
+
+    Not so where `other` alone is of a subclass that sees operators, which may have no memory.
+    """
+    own, theirs = _keys_of(tensor).raw_repr(), _keys_of(other).raw_repr()
+    return (
+        own & _BACKENDS in (_HOST, _DEVICE)
+        and theirs & _BACKENDS in (_HOST, _DEVICE)
+        and own & _KINDS == theirs & _KINDS != 0
+        and tensor.layout is other.layout
+        and not theirs & ~own & _PYTHON
+    )
+
+
 def is_active() -> bool:
     """Whether data can be assigned between the CPU and a device."""
     return _offset() is not None
@@ -76,10 +101,11 @@ def assign(tensor: Tensor, other: Tensor, set_data: Callable[[Tensor, Tensor], N
             f"torch {torch.__version__} holds tensors otherwise than is known, so the data of one "
             f"cannot move between the CPU and a {DEVICE_TYPE} device: make a new tensor with .to()"
         )
+    moved = False
     try:
         words[at] = theirs
         set_data(tensor, other)
+        moved = True
     finally:
-        # It has moved, or it has not: an interrupt comes before or after.
-        moved = tensor.device == other.device
-        words[at] = (theirs | own & _PYTHON) if moved else own
+        moved = moved or tensor.device == other.device  # an interrupt comes before or after
+        words[at] = (theirs & ~_PYTHON) | (own & _PYTHON) if moved else own

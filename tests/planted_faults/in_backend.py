@@ -9,6 +9,7 @@ from tests.devices.state import test_current as current
 from tests.devices.state import test_generators as generators
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_modules as modules
+from tests.simulator import test_assigned_data as kinds
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_models as gpus
 from tests.simulator import test_raw_operators as raw
@@ -52,11 +53,26 @@ BACKEND = [
     ),
     fault(
         "data of any layout is assigned",
-        "simgpu._backend.torch_patches.tensor_data:_crosses",
-        "and tensor.layout is other.layout",
-        "and not tensor.is_sparse",
-        modules.test_data_of_another_kind_is_refused,
+        "simgpu._native.tensor_keys:are_alike",
+        "and own & _KINDS == theirs & _KINDS != 0\n        and tensor.layout is other.layout",
+        "and not other.is_sparse",
+        kinds.test_data_of_another_kind_is_refused,
         raises=BaseException,
+    ),
+    fault(
+        "a tensor gets the Python of the one whose data it has",
+        "simgpu._native.tensor_keys:are_alike",
+        "and not theirs & ~own & _PYTHON",
+        "",
+        kinds.test_data_of_another_kind_is_refused,
+        raises=BaseException,
+    ),
+    fault(
+        "a subclass sees no operators any more once it has moved",
+        "simgpu._native.tensor_keys:assign",
+        "(theirs & ~_PYTHON) | (own & _PYTHON)",
+        "theirs",
+        kinds.test_a_subclass_goes_on_seeing_operators,
     ),
     fault(
         "a copy for outside devices goes the wrong way",

@@ -12,29 +12,16 @@ from typing import Any
 
 import torch
 
-from simgpu._naming import DEVICE_TYPE
 from simgpu._native import tensor_keys
 from simgpu._patches import Patch, Row
 
-_CROSSING = {"cpu", DEVICE_TYPE}
 _data: Any = torch.Tensor.data
 _known_to_be_alike: Any = torch._has_compatible_shallow_copy_type
-_is_of_a_transform: Any = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-def _crosses(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether one is on the CPU and the other on a device, and both are of one kind otherwise."""
-    return (
-        {tensor.device.type, other.device.type} == _CROSSING
-        and tensor.layout is other.layout
-        and tensor.is_nested is other.is_nested
-        and not (_is_of_a_transform(tensor) or _is_of_a_transform(other))
-    )
 
 
 def _may_exchange_data(*pair: torch.Tensor) -> bool:
     """Whether `pair[0].data = pair[1]` is possible; `Module._apply` asks this."""
-    return _known_to_be_alike(*pair) or _crosses(*pair)
+    return _known_to_be_alike(*pair) or tensor_keys.are_alike(*pair)
 
 
 def _get_data(self: torch.Tensor) -> torch.Tensor:
@@ -45,7 +32,7 @@ def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
     if (
         isinstance(other, torch.Tensor)
         and not _known_to_be_alike(self, other)
-        and _crosses(self, other)
+        and tensor_keys.are_alike(self, other)
     ):
         tensor_keys.assign(self, other, _data.__set__)
     else:

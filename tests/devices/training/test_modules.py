@@ -231,15 +231,3 @@ def test_a_module_moves_whoever_looks_at_its_parameters(devices, pair, shapes):
         net(torch.ones(1, 2, device=here))
         net.to(there)
     assert (net.weight.device, plain(net.weight)) == (there, before)
-
-
-@given(pair=st.tuples(st.integers(-1, 7), st.integers(0, 7)), back=st.booleans())
-def test_data_of_another_kind_is_refused(devices, pair, back):
-    """As a sparse tensor's for a dense one."""
-    here, there = (place(slot, devices) for slot in pair)
-    dense, sparse = torch.ones(2, 2, device=here), torch.eye(2, device=there).to_sparse()
-    one, other = (sparse, dense) if back else (dense, sparse)
-    with pytest.raises(RuntimeError, match="incompatible tensor type"):
-        one.data = other
-    assert plain(dense) == [[1.0, 1.0], [1.0, 1.0]]
-    assert plain(sparse.to_dense()) == [[1.0, 0.0], [0.0, 1.0]]
