@@ -75,9 +75,21 @@ def _falls_through(operator: str, key: str) -> bool:
     return found
 
 
+def _is_defined(operator: str) -> bool:
+    """Whether an operator is there: the library that defined it may have ended before this one."""
+    name, _, overload = operator.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(name, overload)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _is_for_devices(library: Library, name: str, key: str) -> bool:
     operator = f"{library.ns}::{name}"
-    return _falls_through(operator, key) or _is_of_a_program(operator, key)
+    return _is_defined(operator) and (
+        _falls_through(operator, key) or _is_of_a_program(operator, key)
+    )
 
 
 def _answer_for_devices(library: Library, name: str, key: str) -> None:
@@ -145,7 +157,8 @@ def _kernels_for_cuda(library: Library) -> list[tuple[str, str]]:
         found = [(name, key) for name, key in paths if key in _KEYS]
         if found and not any(_is_for_devices(library, *each) for each in found):
             found = []  # a library is made in one place: all of it is PyTorch's or simgpu's
-        _looked_at[library] = len(library._op_impls), found
+        if all(_is_defined(f"{library.ns}::{name}") for name, _ in found):
+            _looked_at[library] = len(library._op_impls), found
     return found
 
 

@@ -204,3 +204,20 @@ def test_kernels_of_pytorch_itself_stay_those_of_gpus():
     with simgpu.as_cuda(1):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(of_pytorch, "CUDA")
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(of_pytorch, "PrivateUse1")
+
+
+@given(uses=st.booleans())
+def test_a_library_whose_operator_has_ended_is_nobodys(uses):
+    own, kernels = library.Library(SPACE, "FRAGMENT"), library.Library(SPACE, "IMPL", "CUDA")
+    try:
+        own.define("op(Tensor x) -> Tensor")
+        kernels.impl("op", scaling(3))
+        if uses:
+            with simgpu.as_cuda(1):
+                assert torch.equal(torch.ops.simgpu_registered.op(X.cuda()).cpu(), X * 3)
+        own._destroy()
+        with simgpu.as_cuda(1):
+            assert torch.equal((X.cuda() * 3).cpu(), X * 3)
+    finally:
+        kernels._destroy()
+        own._destroy()

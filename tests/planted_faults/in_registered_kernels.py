@@ -27,8 +27,8 @@ REGISTERED_KERNELS = [
     fault(
         "kernels registered before the block are left out",
         f"{PLACE}:_take_up",
-        "if key in _KEYS:",
-        "if False:",
+        "for name, key in _kernels_for_cuda(library):",
+        "for name, key in ():",
         partial(LIVES, way="Library.impl"),
     ),
     fault(
@@ -72,7 +72,7 @@ REGISTERED_KERNELS = [
     fault(
         "a kernel that falls through is called",
         f"{PLACE}:_answer_for_devices",
-        "if falls_through:",
+        "if _falls_through(operator, key):",
         "if False:",
         registered.test_a_kernel_that_falls_through_does_so,
         raises=RuntimeError,
@@ -83,5 +83,6 @@ REGISTERED_KERNELS = [
         "return not (",
         "return True or not (",
         registered.test_kernels_of_pytorch_itself_stay_those_of_gpus,
+        keepers=(f"{PLACE}:_looked_at",),
     ),
 ]

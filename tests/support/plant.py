@@ -31,7 +31,8 @@ def named(where: str) -> Any:
 class Edit:
     """In the function `where` ("module:name.name"), put `new` in the place of `old`.
 
-    `keepers` are other objects, named likewise, that keep answers of it and have a `cache_clear`.
+    `keepers` are other objects, named likewise, that keep answers of it: functions with a
+    `cache_clear`, or dicts.
     """
 
     where: str
@@ -54,7 +55,8 @@ class Edit:
     def forget(self) -> None:
         """Empty the caches of what keeps answers: the function itself, and those in `keepers`."""
         for keeper in (self.where, *self.keepers):
-            getattr(named(keeper), "cache_clear", lambda: None)()
+            kept = named(keeper)
+            getattr(kept, "cache_clear", getattr(kept, "clear", lambda: None))()
 
     def function(self) -> Any:
         found = named(self.where)
