@@ -136,15 +136,33 @@ def test_a_loss_that_nobody_waits_for_is_told_at_the_end():
     index=st.integers(0, 3),
     dtype=st.sampled_from([torch.uint8, torch.int16]),
     order=st.permutations(range(4)),
+    fresh=st.lists(st.lists(st.booleans(), max_size=2), min_size=3, max_size=3),
 )
-def test_one_bit_of_one_launch_is_flipped(simulated, x, bit, index, dtype, order):
-    """Whatever the other devices do before and after."""
+def test_one_bit_of_one_launch_is_flipped(simulated, x, bit, index, dtype, order, fresh):
+    """Whatever the other devices do before and after, and whatever memory is asked for."""
+
+    def ask(turn, like):
+        """Memory that nobody fills, before launch `turn`: for that, CUDA launches nothing."""
+        for alike in fresh[turn]:
+            if alike:
+                torch.empty_like(like)
+            else:
+                torch.empty(3, device=like.device)
+
+    def launches(t):
+        ask(0, t)
+        t = t.t().contiguous()
+        ask(1, t)
+        t = t.neg()
+        ask(2, t)
+        return t.neg()
+
     device, simulated = simulated[index], [simulated[place] for place in order]
     index = order.index(index)
     values = torch.tensor(x, dtype=dtype).view(2, 3)
     there = [values.to(d) for d in simulated]
     with simgpu.faults(flip=(device, 1, bit)) as injected:
-        first, second = ([t.t().contiguous().neg().neg() for t in there] for _ in range(2))
+        first, second = ([launches(t) for t in there] for _ in range(2))
         torch.simgpu.synchronize(device)
     wrong = first.pop(index).cpu()
     right = values.t()
