@@ -237,6 +237,13 @@ FAILURES = [
         raises=UnrepeatableStepError,
     ),
     fault(
+        "an optimizer whose failure is the cause of another error is not seen",
+        "simgpu._simulation.sweep:_Attempt._look_at",
+        " or _passed_an_optimizer(found)",
+        "",
+        sweep.test_an_optimizer_is_seen_where_its_failure_is_the_cause_of_another,
+    ),
+    fault(
         "a device whose work is queued is lost by the call",
         "simgpu._simulation.faults:Faults._lose_if_due",
         "if hooks.executor is None or self._at_once:",

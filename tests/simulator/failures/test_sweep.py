@@ -272,6 +272,29 @@ def test_an_optimizer_that_fails_midway_is_told_apart(simulated):
     assert not points[0].in_optimizer
 
 
+@settings(max_examples=10)
+@given(count=st.integers(1, 3), kind=st.sampled_from(KINDS), wrapped=st.integers(1, 3))
+def test_an_optimizer_is_seen_where_its_failure_is_the_cause_of_another(count, kind, wrapped):
+    """However often: parameters that it had updated by then are no problem."""
+    with simgpu.devices(1) as devices:
+        net = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(count))).to(devices[0])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=False)
+        net(torch.ones(2, 2, device=devices[0])).sum().backward()
+
+        def update(wraps):
+            if not wraps:
+                return optimizer.step()
+            try:
+                return update(wraps - 1)
+            except RuntimeError as error:
+                raise RuntimeError("wrapped") from error
+
+        report = simgpu.sweep(lambda: update(wrapped), kind, state=[net, optimizer])
+    assert all(point.in_optimizer for point in report.points), str(report)
+    assert report.problems == []
+    assert len(report.points) >= (kind in ("launch", "lose"))
+
+
 def test_buffers_that_were_updated_before_are_named(simulated):
     step = Step("convolution and BatchNorm", "ours", simulated[:1])
     points = simgpu.sweep(step, "launch").points
