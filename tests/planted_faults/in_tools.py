@@ -78,6 +78,13 @@ TOOLS = [
         streams.test_the_header_says_what_is_looked_for,
     ),
     fault(
+        "the header does not say which schedule tests run in",
+        "simgpu._pytest.header:looked_for",
+        'f"--schedule {options.schedule}": options.schedule,',
+        "",
+        streams.test_the_header_says_what_is_looked_for,
+    ),
+    fault(
         "a late row is put in place although it was undone",
         "simgpu._patches:_Imports.wait",
         "return lambda: calls.remove(call) if call in calls else None",
