@@ -40,6 +40,14 @@ RANKS_THAT_ASK = [
         one_file_of_all_ranks,
     ),
     fault(
+        "a process of a run of no ranks is none of them",
+        "simgpu._profiling.launched_ranks:rank_and_count",
+        "max(count, 1)",
+        "count",
+        command.test_a_process_that_is_alone_writes_its_own_timeline,
+        raises=IndexError,
+    ),
+    fault(
         "a rank of several is run again alone",
         "simgpu._cli.estimates:ClockUntilExit._end",
         "if heading:",

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import subprocess
+import tempfile
 from unittest import mock
 
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._cli.estimates import Clock, ClockUntilExit, scaling_table
+from simgpu._profiling import timelines
 
 
 def test_a_script_sees_estimated_time(python, tmp_path):
@@ -92,7 +94,15 @@ def test_ranks_of_torchrun_are_not_run_again(python, tmp_path):
     assert "speed-up" not in ran.stderr
 
 
-ALONE = st.sampled_from([{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": ""}, {"RANK": "0"}])
+ALONE = st.sampled_from(
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"WORLD_SIZE": ""},
+        {"WORLD_SIZE": "0"},
+        {"RANK": "0"},
+    ]
+)
 ONE_OF_SEVERAL = st.integers(2, 9).flatmap(
     lambda count: st.builds(
         lambda rank: {"RANK": str(rank), "WORLD_SIZE": str(count)}, st.integers(0, count - 1)
@@ -114,11 +124,18 @@ def test_only_a_process_that_is_alone_is_run_again(environment):
         assert clock.start() is None
         atexit.unregister(clock._end)
         clock._end()
-    alone = int(environment.get("WORLD_SIZE") or 1) == 1
+    alone = int(environment.get("WORLD_SIZE") or 1) <= 1
     assert len(commands) == (3 if alone else 0)
     whose = "" if alone else f"rank {environment['RANK']} of {environment['WORLD_SIZE']}\n"
     assert said.getvalue().startswith(f"{whose}estimate for 2 x A100")
     assert ("not run again" in said.getvalue()) == (not alone)
+
+
+@given(environment=ALONE)
+def test_a_process_that_is_alone_writes_its_own_timeline(environment):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, environment):
+        timelines.write(os.path.join(folder, "trace.json"), {"traceEvents": []})
+        assert os.listdir(folder) == ["trace.json"]
 
 
 def test_what_a_clock_cannot_be_is_said(simulated):
