@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -59,9 +60,8 @@ def tell_if_unused(item: pytest.Item) -> None:
     names: Collection[str] = getattr(item, "fixturenames", ())
     if marker is None or "ranks" in names or not is_ours(item, DESCRIPTION):
         return
-    test: Any = getattr(item, "obj", None)
-    if callable(test) and "request" in inspect.signature(test).parameters:
-        return  # it may ask for the fixture while it runs
+    if _may_ask_while_it_runs(item):
+        return
     tell_wrong(
         item,
         marker,
@@ -69,6 +69,21 @@ def tell_if_unused(item: pytest.Item) -> None:
         f"def {item.name.partition('[')[0]}(ranks), and ranks(fn) in it, or simgpu.ranks(n, fn) "
         "without the marker",
     )
+
+
+def _may_ask_while_it_runs(item: pytest.Item) -> bool:
+    """Whether a test, or a fixture of its suite that it has, takes `request`."""
+    test: Any = getattr(item, "obj", None)
+    if callable(test) and "request" in inspect.signature(test).parameters:
+        return True
+    info: Any = getattr(item, "_fixtureinfo", None)
+    fixtures = () if info is None else itertools.chain(*info.name2fixturedefs.values())
+    return any("request" in each.argnames and not _is_known(each) for each in fixtures)
+
+
+def _is_known(fixture: Any) -> bool:
+    """Whether a fixture is pytest's or ours: these take `request`, and ask for no ranks."""
+    return str(fixture.func.__module__).partition(".")[0] in ("_pytest", "simgpu")
 
 
 def _count(node: pytest.Item) -> int:

@@ -170,20 +170,57 @@ LANDING = [
     *(
         fault(
             name,
-            "simgpu._pytest.ranks:tell_if_unused",
+            "simgpu._pytest.ranks:_may_ask_while_it_runs",
+            old,
+            new,
+            markers.test_a_fixture_of_the_suite_may_ask_for_ranks_while_it_runs,
+        )
+        for name, old, new in (
+            (
+                "a fixture cannot ask for ranks while it runs",
+                'any("request" in each.argnames',
+                'any("requests" in each.argnames',
+            ),
+            (
+                "a fixture of pytest's counts as one that may ask for ranks",
+                " and not _is_known(each)",
+                "",
+            ),
+        )
+    ),
+    *(
+        fault(
+            name,
+            f"simgpu._pytest.ranks:{function}",
             old,
             new,
             markers.test_a_marker_of_ranks_that_runs_none_is_an_error,
         )
-        for name, old, new in (
-            ("a marker of ranks that nothing runs on is ignored", "marker is None", "True"),
-            ("a test whose fixture runs ranks is told that none do", '"ranks" in names', "False"),
+        for function, name, old, new in (
             (
+                "tell_if_unused",
+                "a marker of ranks that nothing runs on is ignored",
+                "marker is None",
+                "True",
+            ),
+            (
+                "tell_if_unused",
+                "a test whose fixture runs ranks is told that none do",
+                '"ranks" in names',
+                "False",
+            ),
+            (
+                "tell_if_unused",
                 "a suite has no marker of its own for ranks",
                 "not is_ours(item, DESCRIPTION)",
                 "False",
             ),
-            ("a test cannot ask for ranks while it runs", '"request" in', '"requests" in'),
+            (
+                "_may_ask_while_it_runs",
+                "a test cannot ask for ranks while it runs",
+                '"request" in inspect',
+                '"requests" in inspect',
+            ),
         )
     ),
     fault(

@@ -40,6 +40,9 @@ def test_ranks(ranks): pass
 def test_unused(): pass
 
 @pytest.mark.ranks(2)
+def test_folder(tmp_path): pass
+
+@pytest.mark.ranks(2)
 @pytest.mark.devices(3)
 def test_both(ranks, devices): pass
 
@@ -64,6 +67,7 @@ TOLD = """
 ::test_oom: @pytest.mark.every_oom(3): write @pytest.mark.every_oom, which takes no arguments
 ::test_ranks takes the fixture `ranks`, and has to say how many: @pytest.mark.ranks(4), not @pytest
 ::test_unused: @pytest.mark.ranks(2): the test does not take the fixture `ranks`, *def test_unused(
+::test_folder: @pytest.mark.ranks(2): the test does not take the fixture `ranks`, *def test_folder(
 2 are there already, made by the fixture `ranks`, for @pytest.mark.ranks(2): say @pytest.mark.
 ::test_option: @pytest.mark.without('--fast', reason='no such option'): write @pytest.mark.without("
 ::test_no_reason: @pytest.mark.without('--async'): write @pytest.mark.without("--async", reason="why
@@ -74,7 +78,7 @@ TOLD = """
 def test_a_wrong_marker_is_an_error_of_its_test_in_one_line(pytester):
     pytester.makepyfile(WRONG)
     seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--devices", "simgpu")
-    seen.assert_outcomes(passed=1, errors=13)
+    seen.assert_outcomes(passed=1, errors=14)
     for told in TOLD.strip().splitlines():
         seen.stdout.fnmatch_lines(f"*{told.replace('[', '[[]')}*")
     seen.stdout.no_fnmatch_line("*Traceback*")
@@ -96,6 +100,14 @@ def test_sort(ranks):
 
 @pytest.mark.ranks(5)
 def test_more(ranks): pass
+
+@pytest.fixture
+def world_asked_for(request):
+    return request.getfixturevalue("ranks")
+
+@pytest.mark.ranks(3)
+def test_asked_for(world_asked_for):
+    assert world_asked_for(lambda rank: rank) == [0, 1, 2]
 """
 
 
@@ -103,7 +115,7 @@ def test_ranks_have_the_devices_of_the_options(pytester):
     pytester.makepyfile(RANKS)
     told = ("--model", "A100", "--device-memory", "1GiB", "--rng", "host", "--device-count", "4")
     seen = pytester.runpytest_inprocess("-p", "no:cacheprovider", *told)
-    seen.assert_outcomes(passed=1, skipped=1)
+    seen.assert_outcomes(passed=2, skipped=1)
     seen.stdout.fnmatch_lines("*needs 5 devices, this session has 4*")
 
 
@@ -111,6 +123,37 @@ def takes_nothing(): ...
 def takes_ranks(ranks): ...
 def takes_a_fixture_that_takes_ranks(world): ...
 def takes_request(request): ...
+
+
+def item_of(test, count, marked="test", theirs=False, fixtures=()):
+    """A test as pytest collects it; `fixtures` are modules, and what a fixture in them takes."""
+    names = {takes_ranks: ["ranks"], takes_a_fixture_that_takes_ranks: ["world", "ranks"]}
+    declared = ["ranks: those of an army"] if theirs else []
+    definitions = {
+        f"fixture_{i}": [SimpleNamespace(argnames=takes, func=SimpleNamespace(__module__=module))]
+        for i, (module, takes) in enumerate(fixtures)
+    }
+    return SimpleNamespace(
+        name=f"{test.__name__}[0]",
+        nodeid=f"test_it.py::{test.__name__}",
+        obj=test,
+        own_markers=[pytest.mark.ranks(count).mark] if marked == "test" else [],
+        fixturenames=names.get(test, []),
+        _fixtureinfo=SimpleNamespace(name2fixturedefs=definitions),
+        config=SimpleNamespace(getini=lambda name: [*declared, DESCRIPTION]),
+        stash=pytest.Stash(),
+    )
+
+
+def check_told(item, test, count, is_wrong):
+    tell_if_unused(item)
+    if is_wrong:
+        name = test.__name__
+        told = rf"it.py::{name}: @pytest.mark.ranks\({count}\): .*def {name}\(ranks\)"
+        with pytest.raises(pytest.fail.Exception, match=told):
+            fail_if_wrong(item)
+    else:
+        fail_if_wrong(item)
 
 
 @given(
@@ -123,21 +166,25 @@ def takes_request(request): ...
 )
 def test_a_marker_of_ranks_that_runs_none_is_an_error(test, count, marked, theirs):
     """A module's marker is for those of its tests that take it; a suite may have its own."""
-    names = {takes_ranks: ["ranks"], takes_a_fixture_that_takes_ranks: ["world", "ranks"]}
-    declared = ["ranks: those of an army"] if theirs else []
-    item = SimpleNamespace(
-        name=f"{test.__name__}[0]",
-        nodeid=f"test_it.py::{test.__name__}",
-        obj=test,
-        own_markers=[pytest.mark.ranks(count).mark] if marked == "test" else [],
-        fixturenames=names.get(test, []),
-        config=SimpleNamespace(getini=lambda name: [*declared, DESCRIPTION]),
-        stash=pytest.Stash(),
-    )
-    tell_if_unused(item)
-    if marked == "test" and test is takes_nothing and not theirs:
-        told = rf"it.py::takes_nothing: @pytest.mark.ranks\({count}\): .*def takes_nothing\(ranks\)"
-        with pytest.raises(pytest.fail.Exception, match=told):
-            fail_if_wrong(item)
-    else:
-        fail_if_wrong(item)
+    is_wrong = marked == "test" and test is takes_nothing and not theirs
+    check_told(item_of(test, count, marked, theirs), test, count, is_wrong)
+
+
+THEIRS_OR_NOT = {"test_it": True, "conftest": True, "_pytest.tmpdir": False, "simgpu.x": False}
+
+
+@given(
+    count=st.integers(1, 9),
+    fixtures=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(THEIRS_OR_NOT)),
+            st.sampled_from([(), ("request",), ("tmp_path", "request"), ("requests",)]),
+        ),
+        max_size=2,
+    ),
+)
+def test_a_fixture_of_the_suite_may_ask_for_ranks_while_it_runs(count, fixtures):
+    """Where it takes `request`; those of pytest and the plugin that take it ask for no ranks."""
+    may_ask = any("request" in takes and THEIRS_OR_NOT[module] for module, takes in fixtures)
+    item = item_of(takes_nothing, count, fixtures=fixtures)
+    check_told(item, takes_nothing, count, is_wrong=not may_ask)
