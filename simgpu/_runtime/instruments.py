@@ -61,8 +61,8 @@ class Launch:
     """One kernel or copy that is about to run, or work on memory alone.
 
     `kind` is "memory" where CUDA launches no kernel: fresh memory that nobody fills (`torch.empty`)
-    and changes of what a tensor refers to (`resize_`, `set_`). They are seen like kernels, and
-    counted as none.
+    and views. They are seen like kernels, and counted as none. What only changes what a tensor
+    refers to (`set_`) is no launch.
 
     `device` and `stream` are where it is queued. `source` and `target` differ only for copies
     between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with

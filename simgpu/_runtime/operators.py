@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-_ONLY_MEMORY = ("empty", "new_empty", "resize", "set_", "_resize", "_efficientzerotensor")
+_ONLY_MEMORY = ("empty", "new_empty")
 
 
 def is_view(op: torch._ops.OpOverload) -> bool:

@@ -63,6 +63,13 @@ TOOLS = [
         summary.test_all_that_count_kernels_count_those_that_cuda_launches,
     ),
     fault(
+        "a resized copy counts as no kernel",
+        "simgpu._runtime.launch:_launch_watched",
+        "kernel.kind if route is None",
+        '("memory" if kernel.name == "resize" else kernel.kind) if route is None',
+        summary.test_all_that_count_kernels_count_those_that_cuda_launches,
+    ),
+    fault(
         "a launch that fails may be one of fresh memory",
         "simgpu._simulation.faults:Faults.before_launch",
         'if launch.kind == "memory":',
