@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
@@ -98,6 +98,7 @@ WAYS = ("synchronize", "last", "each")
     how=st.sampled_from(WAYS),
     seed=schedules,
 )
+@example(count=3, fails=[False, True], how="last", seed=0)
 def test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing(count, fails, how, seed):
     def run(rank):
         tensors = [torch.ones(2 + rank * fail, device="cuda") for fail in fails]

@@ -76,6 +76,13 @@ LANDING = [
         FAILED,
     ),
     fault(
+        "what a thread is about to submit does not land before a call that has failed",
+        f"{WORKS}:Pending.land",
+        " or pending._waits is not None",
+        "",
+        FAILED,
+    ),
+    fault(
         "a wait for what has failed raises nothing",
         f"{WORKS}:Pending.land",
         "raise self.error",
