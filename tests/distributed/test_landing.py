@@ -95,14 +95,24 @@ WAYS = ("synchronize", "last", "each")
 @given(
     count=strategies.world_sizes(2, 3),
     fails=st.lists(st.booleans(), min_size=1, max_size=4),
+    reads=st.booleans(),
     how=st.sampled_from(WAYS),
     seed=schedules,
 )
-@example(count=3, fails=[False, True], how="last", seed=0)
-def test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing(count, fails, how, seed):
+@example(count=3, fails=[False, True], reads=False, how="last", seed=0)
+@example(count=2, fails=[True], reads=True, how="each", seed=None)
+def test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing(
+    count, fails, reads, how, seed
+):
+    """Whoever reads what it was to write finds no numbers."""
+
     def run(rank):
-        tensors = [torch.ones(2 + rank * fail, device="cuda") for fail in fails]
+        memory = [torch.ones(4, device="cuda") for _ in fails]
+        tensors = [x[: 2 + rank * fail] for x, fail in zip(memory, fails, strict=True)]
         works = [dist.all_reduce(x, async_op=True) for x in tensors]
+        found = [torch.zeros(2 * count, device="cuda") for _ in fails if reads]
+        works += [GATHER(out, x[:2], async_op=True) for out, x in zip(found, memory, strict=reads)]
+        failing = [*fails, *(False for _ in found)]
         waits = {"synchronize": [torch.cuda.synchronize], "last": [works[-1].wait]}
         raised = 0
         for wait in waits.get(how, [work.wait for work in works]):
@@ -110,9 +120,9 @@ def test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing(count, f
                 wait()
             except CollectiveMismatchError:
                 raised += 1
-        assert raised == (sum(fails) if how == "each" else fails[-1])
-        for x, fail in zip(tensors, fails, strict=True):
-            assert x.isnan().all() if fail else x.tolist() == [count] * 2
+        assert raised == (sum(fails) if how == "each" else failing[-1])
+        for x, fail in [*zip(tensors, fails, strict=True), *zip(found, fails, strict=reads)]:
+            assert x.isnan().all() if fail else x.tolist() == [count] * len(x)
 
     simgpu.ranks(count, run, schedule=seed)
 

@@ -83,6 +83,13 @@ LANDING = [
         FAILED,
     ),
     fault(
+        "a call reads what a call that has failed was to write",
+        f"{WORKS}:Pending.begin",
+        "if earlier.error is None:",
+        "if True:",
+        FAILED,
+    ),
+    fault(
         "a wait for what has failed raises nothing",
         f"{WORKS}:Pending.land",
         "raise self.error",
