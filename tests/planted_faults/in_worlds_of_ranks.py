@@ -67,6 +67,11 @@ WORLDS_OF_RANKS = [
         for name, old, new in (
             ("tensors of a coalesced call are counted from 0", "start=1", "start=0"),
             (
+                "errors do not show which tensor of a coalesced call it is",
+                "call.add(f",
+                "call.says += (f",
+            ),
+            (
                 "all tensors of a coalesced call are the last one",
                 "({position} of",
                 "({len(calls)} of",
