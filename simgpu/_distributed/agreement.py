@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simgpu._distributed.calls import LIES, Call
+from simgpu._distributed.calls import Call, lies
 from simgpu.errors import CollectiveMismatchError
 
 _LIE_ALIKE = (
@@ -67,11 +67,11 @@ def check(group: str, number: int, ranks: Sequence[int], asked: Sequence[Asked])
     listed = "; ".join(
         f"{named(members)}: {shown} at {place}" for (_, shown, place), members in kinds.items()
     )
-    lie = {shown.partition(LIES)[1:] for _, shown, _ in kinds}
+    layouts = {lies(shown) for _, shown, _ in kinds}
     raise CollectiveMismatchError(
         f"call {number} of group {group!r} is not the same on all ranks: {listed}. All ranks of a "
         "group have to make the same calls in the same order"
-        + (f". {_LIE_ALIKE}" if len(lie) > 1 else "")
+        + (f". {_LIE_ALIKE}" if len(layouts) > 1 else "")
     )
 
 

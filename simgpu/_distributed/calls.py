@@ -6,6 +6,7 @@ sees no tensor of a device.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -104,8 +105,18 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
-# How a text begins that says how tensors lie in memory, other than contiguous.
+# How a text begins that says how tensors lie in memory, other than contiguous; and all of it.
 LIES = ", in memory "
+_LIES = re.compile(rf"{LIES}(?:as \w+|by dims \d+(?:, \d+)*)")
+
+
+def lies(shown: str) -> str:
+    """What a text of a call says of how its tensors lie in memory; "" as usual.
+
+    Other things may be said behind it, such as on which device they are.
+    """
+    found = _LIES.search(shown)
+    return "" if found is None else found.group()
 
 
 def described(tensors: Iterable[Tensor]) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
@@ -151,22 +151,58 @@ def test_any_dense_tensor_is_sent_to_one_rank(shape, data, seed):
     simgpu.ranks(2, exchange, schedule=seed)
 
 
+@st.composite
+def layouts(draw, count):
+    """A shape, and orders of its dims in memory, of which no two are one."""
+    shape = draw(LARGER)
+    orders = st.permutations(range(len(shape))).map(tuple)
+    return shape, draw(st.lists(orders, min_size=count, max_size=count, unique=True))
+
+
+def lying(tensor, order):
+    """The same values with the dims of a tensor in this order in memory, the outermost first."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(back)
+
+
 @few
-@given(shape=shapes(3), seed=schedules)
-def test_ranks_whose_tensors_lie_otherwise_are_told_so(shape, seed):
+@given(drawn=layouts(2), seed=schedules)
+@example(drawn=((2, 2, 2, 2), [(0, 1, 2, 3), (1, 0, 2, 3)]), seed=None)
+@example(drawn=((2, 2, 2, 2), [(0, 2, 3, 1), (1, 0, 2, 3)]), seed=None)
+@example(drawn=((2, 2, 2, 2), [(0, 1, 3, 2), (1, 0, 2, 3)]), seed=None)
+def test_ranks_whose_tensors_lie_otherwise_are_told_so(drawn, seed):
     """NCCL would put the values of one into other places of the other, without a word."""
-    x = brought(0, shape).transpose(0, 2)
-    assume(not x.is_contiguous())
+    shape, orders = drawn
 
     def exchange(rank):
-        mine = x.cuda()
-        if rank == 0:
-            dist.send(mine, 1)
-        else:
-            dist.recv(mine.contiguous(), 0)
+        x = lying(brought(rank, shape).cuda(), orders[rank])
+        dist.recv(x, 0) if rank else dist.send(x, 1)
 
-    with pytest.raises(CollectiveMismatchError, match=r"in memory by dims.* call \.contiguous\(\)"):
+    told = r"in memory (by dims|as channels_last).* call \.contiguous\(\)"
+    with pytest.raises(CollectiveMismatchError, match=told):
         simgpu.ranks(2, exchange, schedule=seed)
+
+
+# What two ranks of which one has other devices, or more tensors, are told of behind the layout.
+ELSE = {
+    "first used in call 2": lambda x, rank: dist.all_reduce(x if rank else x.to("cuda:1")),
+    r"\(1 of 2\)": lambda x, rank: dist.all_reduce_coalesced([x] * (1 + rank)),
+}
+
+
+@pytest.mark.parametrize("told", ELSE)
+@few
+@given(shape=LARGER, seed=schedules)
+def test_ranks_whose_tensors_lie_alike_are_told_of_what_differs_alone(told, shape, seed):
+    def call(rank):
+        x = last(brought(rank, shape))
+        dist.all_reduce(x)
+        ELSE[told](x, rank)
+
+    layout = f"in memory as {FORMATS[len(shape)]}".replace("torch.", "")
+    with pytest.raises(CollectiveMismatchError, match=f"{layout}.*{told}") as raised:
+        simgpu.ranks(2, call, schedule=seed)
+    assert "lie alike" not in str(raised.value)
 
 
 # Of all others the error shows the shape of what a rank brings.

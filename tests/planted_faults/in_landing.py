@@ -149,9 +149,29 @@ LANDING = [
     fault(
         "a rank that lies otherwise is told no way out",
         "simgpu._distributed.agreement:check",
-        "if len(lie) > 1",
+        "if len(layouts) > 1",
         "if False",
         partial(formats.test_a_collective_tells_ranks_whose_tensors_lie_otherwise, name="reduce"),
+    ),
+    fault(
+        "tensors that are not contiguous lie alike",
+        "simgpu._distributed.calls:lies",
+        "found.group()",
+        "LIES",
+        formats.test_ranks_whose_tensors_lie_otherwise_are_told_so,
+    ),
+    *(
+        fault(
+            f"what is said behind a layout belongs to it: {told}",
+            "simgpu._distributed.calls:lies",
+            "found.group()",
+            "shown[found.start() :]",
+            partial(
+                formats.test_ranks_whose_tensors_lie_alike_are_told_of_what_differs_alone,
+                told=told,
+            ),
+        )
+        for told in formats.ELSE
     ),
     *(
         fault(
