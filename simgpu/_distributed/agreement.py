@@ -78,7 +78,7 @@ def check(group: str, number: int, ranks: Sequence[int], asked: Sequence[Asked])
 def _check_devices(group: str, ranks: Sequence[int], devices: Sequence[str]) -> None:
     taken: dict[str, int] = {}
     for rank, device in zip(ranks, devices, strict=True):
-        if device and device in taken:
+        if device and taken.get(device, rank) != rank:  # which may send to itself
             raise CollectiveMismatchError(
                 f"Duplicate GPU detected : rank {rank} and rank {taken[device]} both on CUDA "
                 f"device {device.rpartition(':')[2]} (group {group!r}). Each rank of a group of "

@@ -131,10 +131,10 @@ class Transport:
         """Tell each other of a call; returns whether that has carried it out, too."""
         record, data = records.of(call), self._gathered(call)
         if not self._has_room(records.SIZE):
-            self._compare(call, self._tell(record), self._ranks)
+            self._compare(call, self._tell(record))
             return False
         parts = self._tell_in_memory(record, data)
-        self._compare(call, [part[: records.SIZE] for part in parts], self._ranks)
+        self._compare(call, [part[: records.SIZE] for part in parts])
         if data is None:
             return False
         end = records.SIZE + data.nbytes
@@ -190,10 +190,10 @@ class Transport:
         for out, part in zip(call.outs, parts, strict=True):
             out.view(-1).copy_(part.view(-1))
 
-    def _compare(self, call: Call, told: list[Tensor], ranks: Sequence[int]) -> None:
+    def _compare(self, call: Call, told: list[Tensor]) -> None:
         if not records.are_alike(told) or call.number == call.since:
             asked = [records.read(record) for record in told]
-            agreement.check(self._group, call.number, ranks, asked)
+            agreement.check(self._group, call.number, self._ranks, asked)
 
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""
@@ -205,8 +205,8 @@ class Transport:
         else:
             self._run(self._backend.recv, [theirs], call.peer, _HEADER)
             self._run(self._backend.send, [mine], call.peer, _REPLY)
-        here = self._backend.rank()
-        self._compare(call, [mine, theirs], [self._ranks[here], self._ranks[call.peer]])
+        ranks = [self._ranks[self._backend.rank()], self._ranks[call.peer]]
+        agreement.check(self._group, call.number, ranks, [*map(records.read, (mine, theirs))])
 
     # The kinds of calls.
 

@@ -43,6 +43,6 @@ class Letters:
             record, data = self._sent.get(timeout=self._seconds)
         except queue.Empty:
             raise TimeoutError(f"Timed out waiting {self._seconds:g} s for its own send") from None
-        asked = [records.read(each)._replace(device="") for each in (records.of(call), record)]
+        asked = [records.read(each) for each in (records.of(call), record)]
         agreement.check(self._group, call.number, [self._rank] * 2, asked)
         as_bytes(call.outs[0]).copy_(data)

@@ -130,7 +130,7 @@ class Transport:
             self._group,
             call.number,
             [self._ranks[self._rank], self._ranks[call.peer]],
-            [agreement.Asked.of(each)._replace(device="") for each in (call, found.call)],
+            [agreement.Asked.of(each) for each in (call, found.call)],
         )
         if error is None:
             source, target = (call, found.call) if sends else (found.call, call)

@@ -143,3 +143,50 @@ def test_a_group_that_was_made_for_a_device_takes_no_other(name):
         return True
 
     assert results(2, call) == [True, True]
+
+
+def batch(x, rank):
+    [work] = dist.batch_isend_irecv([dist.P2POp(dist.irecv if rank else dist.isend, x, 1 - rank)])
+    work.wait()
+
+
+TO_A_PEER = {
+    "send": lambda x, rank: dist.recv(x, 0) if rank else dist.send(x, 1),
+    "isend": lambda x, rank: (dist.irecv(x, 0) if rank else dist.isend(x, 1)).wait(),
+    "batch_isend_irecv": batch,
+}
+PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("name", TO_A_PEER)
+@few
+@given(steps=PAIRS, seed=schedules)
+@example(steps=[(0, 1), (0, 0)], seed=None)
+def test_two_ranks_send_between_devices_of_their_own(name, steps, seed):
+    """NCCL makes a communicator for the two of them, or takes that of the group."""
+
+    def call(rank):
+        for number, devices in enumerate(steps):
+            x = torch.full((2,), number + 10.0 * rank, device=f"cuda:{devices[rank]}")
+            try:
+                TO_A_PEER[name](x, rank)
+            except CollectiveMismatchError as error:
+                return number, "Duplicate GPU detected" in str(error)
+            assert x.tolist() == [number] * 2
+        return None, False
+
+    shared = next((k for k, (one, other) in enumerate(steps) if one == other), None)
+    assert results(2, call, schedule=seed) == [(shared, shared is not None)] * 2
+
+
+@few
+@given(device=st.integers(0, DEVICES - 1), seed=schedules)
+def test_a_rank_sends_to_itself_on_one_device(device, seed):
+    def call(rank):
+        x, out = torch.full((2,), rank + 1.0, device=f"cuda:{device}"), torch.zeros(2).cuda(device)
+        works = [dist.isend(x, rank), dist.irecv(out, rank)]
+        for work in works:
+            work.wait()
+        return out.tolist()
+
+    assert results(2, call, schedule=seed) == [[1.0] * 2, [2.0] * 2]

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
@@ -187,6 +187,31 @@ def test_two_ranks_on_one_device_are_told_so_in_their_first_call(devices, kind):
             continue
         assert isinstance(error, CollectiveMismatchError), error
         assert "Duplicate GPU detected" in str(error)
+
+
+@few
+@given(steps=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=3))
+@example(steps=[(0, 1), (0, 0)])
+def test_two_processes_send_between_devices_of_their_own(steps):
+    backends = mesh(2)
+
+    def run(rank):
+        transport = gloo.Transport(backends[rank], "0", range(2))
+        for number, devices in enumerate(steps):
+            x = torch.full((2,), number + 10.0 * rank)
+            kind, ins, outs = ("recv", [], [x]) if rank else ("send", [x], [])
+            call = Call(kind, "send and recv of float32 (2,)", ins, outs, peer=1 - rank)
+            call.number, call.place = number + 1, "train.py:1"
+            call.device = f"machine:{devices[rank]}"
+            pending = Pending(call)
+            transport.submit(pending, awaited=True)
+            if pending.error is not None:
+                return number, "Duplicate GPU detected" in str(pending.error)
+            assert x.tolist() == [number] * 2
+        return None, False
+
+    shared = next((k for k, (one, other) in enumerate(steps) if one == other), None)
+    assert together(2, run) == [(shared, shared is not None)] * 2
 
 
 @few

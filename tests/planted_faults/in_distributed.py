@@ -384,7 +384,7 @@ DISTRIBUTED = [
     fault(
         "two ranks may have one device",
         "simgpu._distributed.agreement:_check_devices",
-        "if device and device in taken:",
+        "if device and taken.get(device, rank) != rank:",
         "if False:",
         ranks.test_two_ranks_on_one_device_are_refused,
     ),

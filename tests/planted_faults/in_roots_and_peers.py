@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from simgpu.errors import CollectiveMismatchError
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_data_parallel as data_parallel
 from tests.distributed import test_devices_of_groups as devices
@@ -298,6 +299,31 @@ ROOTS_AND_PEERS = [
         "if not records.are_alike(told) or call.number == call.since:",
         "if not records.are_alike(told):",
         transport.test_two_ranks_on_one_device_are_told_so_in_their_first_call,
+    ),
+    *(
+        fault(
+            f"ranks share a device, and are told so by no {name}",
+            "simgpu._ranks.meeting:Transport._meet_peer",
+            "agreement.Asked.of(each) for",
+            'agreement.Asked.of(each)._replace(device="") for',
+            partial(devices.test_two_ranks_send_between_devices_of_their_own, name=name),
+        )
+        for name in devices.TO_A_PEER
+    ),
+    fault(
+        "after the first send ranks that are processes share a device",
+        "simgpu._distributed.gloo:Transport._meet_peer",
+        "agreement.check(self._group, call.number, ranks, [*map(records.read, (mine, theirs))])",
+        "self._compare(call, [mine, theirs])",
+        transport.test_two_processes_send_between_devices_of_their_own,
+    ),
+    fault(
+        "a rank that sends to itself is told that it shares a device",
+        "simgpu._distributed.agreement:_check_devices",
+        "taken.get(device, rank) != rank",
+        "device in taken",
+        devices.test_a_rank_sends_to_itself_on_one_device,
+        raises=CollectiveMismatchError,
     ),
     fault(
         "a call that waits for other ranks holds up another thread",
