@@ -125,7 +125,8 @@ BACKEND = [
         Edit(
             f"{STREAMS}:put_back",
             "kept = _per_thread.outer.get(id(block))",
-            "kept = vars(block)['_outer'] or None; _per_thread.outer.setdefault(id(block), None)",
+            "kept = vars(block).get('_outer') or None\n"
+            "    _per_thread.outer.setdefault(id(block), None)",
         ),
     ),
     fault(
@@ -339,7 +340,7 @@ BACKEND = [
     ),
     fault(
         "the first device cannot be exchanged for another",
-        "simgpu._cuda.c_functions:_exchange_device",
+        "simgpu._cuda.c_functions:exchange_device",
         "index >= 0",
         "index > 0",
         comm.test_the_device_that_was_current_is_told,

@@ -268,8 +268,8 @@ ROOTS_AND_PEERS = [
     fault(
         "of a batch the last call lands alone",
         "simgpu._distributed.works:Work._land",
-        "        pending.land(limit)",
-        "    pending.land(limit)",
+        "for pending in self._pending:",
+        "for pending in list(self._pending)[-1:]:",
         numbered.test_all_that_a_batch_receives_is_there,
     ),
     fault(
