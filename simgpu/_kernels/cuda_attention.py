@@ -42,7 +42,7 @@ def _check(name: str, dtypes: Sequence[torch.dtype], dropout_p: float, **tensors
     shape_checks.flash_attention(tensors)
 
 
-def _nothing_drawn(query: Tensor) -> tuple[Tensor, Tensor]:
+def _nothing_drawn() -> tuple[Tensor, Tensor]:
     """The seed and the offset of random numbers where there are none."""
     return torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
 
@@ -60,7 +60,7 @@ def _flash(
     _check("flash attention", _flash_dtypes, dropout_p, query=query, key=key, value=value)
     out, sums = _host(HOST_KEYS, query, key, value, 0.0, is_causal, scale=scale)
     lengths = query.shape[2], key.shape[2]
-    return out, sums, None, None, *lengths, *_nothing_drawn(query), query.new_empty(0)
+    return out, sums, None, None, *lengths, *_nothing_drawn(), query.new_empty(0)
 
 
 def _flash_backward(
@@ -106,7 +106,7 @@ def _efficient(
     out, sums = _host(
         HOST_KEYS, query, key, value, 0.0, is_causal, attn_mask=attn_bias, scale=scale
     )
-    return out, sums, *_nothing_drawn(query)
+    return out, sums, *_nothing_drawn()
 
 
 def _efficient_backward(
