@@ -43,6 +43,17 @@ def test_the_device_that_was_current_is_told(cuda, numbers):
         assert torch.cuda.current_device() == current
 
 
+@given(inner=st.integers(0, 3), outer=st.integers(0, 3))
+def test_a_block_of_generated_code_gives_the_device_back(cuda, inner, outer):
+    """The compiler's wrappers use this class, which calls functions of torch.cuda."""
+    before = torch.cuda.current_device()
+    with torch.cuda._DeviceGuard(outer):
+        with torch.cuda._DeviceGuard(inner):
+            assert torch.ones(1, device="cuda").device == cuda[inner]
+        assert torch.cuda.current_device() == outer
+    assert torch.cuda.current_device() == before
+
+
 def test_the_current_stream(cuda):
     stream = torch.cuda.Stream(2)
     numbers = (stream.stream_id, stream.device_index, stream.device_type)

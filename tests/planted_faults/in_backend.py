@@ -345,6 +345,13 @@ BACKEND = [
         "index > 0",
         comm.test_the_device_that_was_current_is_told,
     ),
+    fault(
+        "the first device stays left where a block of generated code was on it",
+        "simgpu._cuda.c_functions:exchange_device",
+        "index >= 0",
+        "index > 0",
+        comm.test_a_block_of_generated_code_gives_the_device_back,
+    ),
     *(
         fault(name, f"simgpu._backend.torch_patches.collectives:{place}", old, new, test)
         for name, place, old, new, test in (
