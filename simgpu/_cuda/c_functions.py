@@ -34,6 +34,11 @@ def exchange_device(index: int) -> int:
     return outer
 
 
+def maybe_exchange_device(index: int) -> int:
+    """`exchange_device`, as another object: the compiler has a table of both functions."""
+    return exchange_device(index)
+
+
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
     """Make a stream and its device current in the calling thread."""
     if device_type not in (PRIVATE_USE_1, _CUDA_NUMBER):
@@ -102,7 +107,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_getDevice": world.current_device,
     "_cuda_setDevice": world.set_current_device,
     "_cuda_exchangeDevice": exchange_device,
-    "_cuda_maybeExchangeDevice": exchange_device,
+    "_cuda_maybeExchangeDevice": maybe_exchange_device,
     "_cuda_hasPrimaryContext": _has_used,
     "_cuda_isInBadFork": world.is_in_bad_fork,
     "_cuda_init": world.check_fork,

@@ -15,7 +15,7 @@ from typing import Any
 
 from simgpu._backend import device_module, tensor_types
 from simgpu._backend.device_module.unsupported import REFUSED, refusal
-from simgpu._cuda.c_functions import exchange_device
+from simgpu._cuda.c_functions import exchange_device, maybe_exchange_device
 from simgpu._patches import Action, Patch, Patches, Row
 from simgpu._runtime import world
 
@@ -54,7 +54,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
         "_exchange_device": exchange_device,
         "_initialized": True,
         "_lazy_init": _nothing,
-        "_maybe_exchange_device": exchange_device,
+        "_maybe_exchange_device": maybe_exchange_device,
         "_is_in_bad_fork": world.is_in_bad_fork,
     },
     "profiler": {"start": _nothing, "stop": _nothing},

@@ -192,6 +192,26 @@ def test_blocks_of_a_device_are_compiled_as_cuda(compiler, meanwhile, indices):
         assert torch.cuda.current_device() == first
 
 
+PROGRAM_THAT_IMPORTS_IT = """
+import torch
+
+@torch.compile(backend="eager")
+def program(x):
+    with torch.cuda.device(1):
+        return x.to("cuda") + torch.ones(2, device="cuda")
+
+print(program(torch.ones(2)).tolist(), torch.cuda.current_device())
+"""
+
+
+def test_the_compiler_may_be_imported_as_cuda(python, tmp_path):
+    """It takes functions of torch.cuda into tables then, each of which has to be another one."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM_THAT_IMPORTS_IT)
+    done = python("-m", "simgpu", "run", "--devices", "2", script, PYTHONWARNINGS="default")
+    assert done.stdout == "[2.0, 2.0] 0\n", done.stderr
+
+
 @pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
 def test_export_and_aot_autograd_work_by_both_names(compiler, block):
     """With tensors without data in between."""
