@@ -1,4 +1,4 @@
-"""Kernels of operators of one or two tensors: `exp`, `add`, `x + 1`, `mul_`, `mul(x, y, out=z)`.
+"""Kernels of operators of one to three tensors: `exp`, `x + 1`, `mul_`, `addmm`, `mul(out=z)`.
 
 Nearly every step of a program is one of these, so their kernels do no more than they must: take
 the host aliases, launch, adopt the result. Whatever is not plain (tensors of two devices, tensors
@@ -50,6 +50,22 @@ def binary_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             host = (alias(self), other, *args)
             return adopt(launch(with_number, index, host, kwargs), index)
         index, host_args, host_kwargs = reader.read((self, other, *args), kwargs)
+        return adopt(launch(kernel, index, host_args, host_kwargs), index)
+
+    return run
+
+
+def ternary_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Three tensors in, a new one out: `addmm`, which a linear layer is, `where`, `lerp`."""
+    alias = reader.alias
+
+    def run(self: Tensor, second: Tensor, third: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(self, Tensor) and isinstance(second, Tensor) and isinstance(third, Tensor):
+            index = self.get_device()
+            if index == second.get_device() == third.get_device():
+                host = (alias(self), alias(second), alias(third), *args)
+                return adopt(launch(kernel, index, host, kwargs), index)
+        index, host_args, host_kwargs = reader.read((self, second, third, *args), kwargs)
         return adopt(launch(kernel, index, host_args, host_kwargs), index)
 
     return run

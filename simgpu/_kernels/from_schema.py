@@ -8,7 +8,7 @@ outputs       `out=` arguments: `torch.add(x, y, out=z)`
 random        a `generator` argument: `normal_`, `bernoulli`
 factories     a `device` argument: `empty`, `zeros_like`
 foreach       lists of tensors: `_foreach_add_`
-elementwise   one or two tensors: `exp`, `add`, `add_`, the fast paths
+elementwise   one to three tensors: `exp`, `add`, `add_`, `addmm`, the fast paths
 general       all the rest: `convolution`, `native_layer_norm`, `scatter_`
 """
 
@@ -23,6 +23,7 @@ from simgpu._kernels.elementwise import (
     binary_in_place_kernel,
     binary_kernel,
     binary_out_kernel,
+    ternary_kernel,
     unary_kernel,
 )
 from simgpu._kernels.factories import factory_kernel
@@ -60,4 +61,6 @@ def _kind_of(
         return binary_in_place_kernel if schema.is_binary_in_place() else mutating_kernel
     if schema.is_unary():
         return unary_kernel
-    return binary_kernel if schema.is_binary() else functional_kernel
+    if schema.is_binary():
+        return binary_kernel
+    return ternary_kernel if schema.is_ternary() else functional_kernel

@@ -50,6 +50,10 @@ class Schema:
         """Whether the first two arguments are the only tensors, and a new one the only result."""
         return self._tensors == [0, 1] and self._makes_one_tensor()
 
+    def is_ternary(self) -> bool:
+        """Whether the first three arguments are the only tensors, and a new one the only result."""
+        return self._tensors == [0, 1, 2] and self._makes_one_tensor()
+
     def is_binary_in_place(self) -> bool:
         """Whether the first two arguments are the only tensors, and the first is the result."""
         return (
