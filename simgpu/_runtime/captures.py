@@ -1,14 +1,15 @@
 """Which streams are being captured into a graph, and what is forbidden meanwhile.
 
 While a stream is captured (torch.cuda.CUDAGraph), its work is recorded to be replayed. As on CUDA,
-other streams join a capture by waiting for work of it, and have to be waited for before it ends;
-whatever would make the host wait for captured work is forbidden, and spoils the capture. What is
+other streams join a capture by waiting for work of it, and have to be waited for before it ends; a
+copy between devices lets their streams wait for each other. Whatever would make the host wait for
+captured work, or ask for it, is forbidden, and spoils the capture. What is
 recorded and how it is replayed stands in `simgpu._memory.graphs`.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -100,8 +101,17 @@ class Capture(Instrument):
 
     def before_launch(self, launch: Launch) -> None:
         key = launch.device.index, launch.stream
+        other = streams.other_end(launch)
+        if other is not None:
+            self._wait(key, self._clocks.get(other))
         if key in self._clocks:
             self._clocks[key][key] += 1
+
+    def launched(self, launch: Launch, result: Any) -> None:
+        key = launch.device.index, launch.stream
+        other = streams.other_end(launch)
+        if other is not None:
+            self._wait(other, self._clocks.get(key))
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
         clock = self._clocks.get(_key(stream))
@@ -111,14 +121,18 @@ class Capture(Instrument):
             self._marks[id(event)] = event, dict(clock)
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
-        waiting = _key(stream)
         clock = self._clock_of(awaited)
+        if clock is not None or not _is_unrecorded(awaited):
+            self._wait(_key(stream), clock)
+
+    def _wait(self, waiting: _Key, clock: _Clock | None) -> None:
+        """Later work of a stream waits for the captured work of `clock`; None: for other work."""
         if clock is None:
-            if waiting in self._clocks and not _is_unrecorded(awaited):
+            if waiting in self._clocks:
                 self.refuse("dependency created on uncaptured work in another stream")
             return
         if waiting not in self._clocks:
-            if stream.stream_id == 0:
+            if waiting[1] == 0:
                 self.refuse(
                     "operation would make the legacy stream depend on a capturing blocking stream"
                 )
@@ -140,7 +154,8 @@ class Capture(Instrument):
         else:
             captured = self._clock_of(awaited) is not None
         if captured:
-            self.refuse()
+            event = isinstance(awaited, torch.Event)
+            self.refuse(streams.CAPTURED_EVENT if event else NOT_PERMITTED)
 
     def devices_removed(self) -> None:
         self._spoilt = True

@@ -17,12 +17,13 @@ import torch
 
 from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
 from simgpu._runtime import clock, executors, thread_state, world
-from simgpu._runtime.instruments import hooks
+from simgpu._runtime.instruments import Launch, hooks
 from simgpu._runtime.thread_state import CURRENT_DEVICE, STREAMS
-from simgpu.errors import DeviceMismatchError, NotReadyError
+from simgpu.errors import CaptureError, DeviceMismatchError, NotReadyError
 
 # The streams that are being captured into graphs: the index of a device, and a stream's number.
 captured: set[tuple[int, int]] = set()
+CAPTURED_EVENT = "operation not permitted on an event last recorded in a capturing stream"
 
 _stream_numbers = itertools.count(1)
 _event_numbers = itertools.count(1)
@@ -98,7 +99,13 @@ class Stream(torch.Stream):
         return event
 
     def query(self) -> bool:
-        """Whether all work asked for is done: always, unless the stream sleeps."""
+        """Whether all work asked for is done: always, unless the stream sleeps.
+
+        Raises CaptureError where the stream is captured, which spoils the capture.
+        """
+        if captured and self.is_capturing():
+            for waits in hooks.host_synchronizes:
+                waits(self)  # no capture survives it
         return clock.passed(self._busy_until) and executors.is_done(self)
 
     def is_capturing(self) -> bool:
@@ -142,6 +149,7 @@ class Event(torch.Event):
     _number: int
     _recorded_at: float | None
     _recorded_on: int | None
+    _captured: bool
 
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
@@ -150,6 +158,7 @@ class Event(torch.Event):
         self.enable_timing = enable_timing
         self._recorded_at = self._recorded_on = None
         self._number = 0
+        self._captured = False
         return self
 
     def __init__(
@@ -184,8 +193,10 @@ class Event(torch.Event):
             )
         self._recorded_at, self._recorded_on = max(clock.now(), _busy_until(index, stream)), index
         self._number = self._number or next(_event_numbers)
+        self._captured = False
         if hooks.event_recorded:
             on = current_stream(index) if stream is None else stream
+            self._captured = (on.device_index, on.stream_id) in captured
             for recorded in hooks.event_recorded:
                 recorded(self, on)
 
@@ -197,15 +208,30 @@ class Event(torch.Event):
             waits(waiting, self)
 
     def query(self) -> bool:
-        """Whether the mark has been passed; true also of one that was never recorded."""
+        """Whether the mark has been passed; true also of one that was never recorded.
+
+        Raises CaptureError where it was last recorded in a capture.
+        """
+        self._refuse_captured()
         passed = self._recorded_at is None or clock.passed(self._recorded_at)
         return passed and executors.is_done(self)
 
     def synchronize(self) -> None:
-        """Wait until the mark has been passed."""
+        """Wait until the mark has been passed.
+
+        Raises CaptureError where it was last recorded in a capture.
+        """
+        self._refuse_captured()
         clock.wait_until(self._recorded_at or 0.0)
         for waits in hooks.host_synchronizes:
             waits(self)
+
+    def _refuse_captured(self) -> None:
+        """Raise for a mark in a graph, which nothing passes; its capture does not survive it."""
+        if self._captured:
+            for waits in hooks.host_synchronizes:
+                waits(self)
+            raise CaptureError(f"{DEVICE_TYPE} error: {CAPTURED_EVENT}")
 
     def elapsed_time(self, end_event: torch.Event) -> float:
         """Milliseconds between two recorded events made with `enable_timing`, by the clock.
@@ -259,6 +285,18 @@ _per_thread = _PerThread()
 def handle_of(device_index: int, stream_id: int) -> int:
     """The number of a stream among those of all devices; 0 for the default streams."""
     return stream_id and (device_index + 1) << 32 | stream_id
+
+
+def other_end(launch: Launch) -> tuple[int, int] | None:
+    """Of a copy between devices, the current stream of the device that it writes to.
+
+    CUDA queues the copy on the other device, and lets both streams wait for each other, before it
+    and after it. The stream is told as the index of its device and its number.
+    """
+    if launch.source == launch.target or "cpu" in (launch.source.type, launch.target.type):
+        return None
+    index: int = launch.target.index
+    return index, current_stream_id(index)
 
 
 def sleep(seconds: float) -> None:

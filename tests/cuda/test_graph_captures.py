@@ -120,6 +120,10 @@ ILLEGAL = {
     ),
     "stream": lambda x: torch.cuda.current_stream().synchronize(),
     "event": lambda x: torch.cuda.current_stream().record_event().synchronize(),
+    "is a stream done": lambda x: torch.cuda.current_stream().query(),
+    "is an event passed": lambda x: torch.cuda.current_stream().record_event().query(),
+    "to another device": lambda x: x.to("cuda:1"),
+    "from another device": lambda x: x.copy_(torch.ones(SIZE, device="cuda:1")),
     "pinned, but waiting": lambda x: x.copy_(torch.ones(SIZE).pin_memory()),
     "other stream": lambda x: torch.cuda.current_stream().wait_stream(torch.cuda.Stream()),
     "default stream": lambda x: torch.cuda.default_stream().wait_stream(
@@ -139,6 +143,21 @@ def test_what_waits_for_the_device_spoils_a_capture(cuda, name):
     assert x.tolist() == [1.0] * SIZE
     with pytest.raises(CaptureError, match="replay without a preceding"):
         graph.replay()
+
+
+@given(asks=st.sampled_from(["query", "synchronize"]), again=st.booleans())
+def test_nobody_waits_for_a_mark_in_a_graph(cuda, asks, again):
+    """Nor asks for it, until it is recorded anew."""
+    x, event = torch.ones(SIZE, device="cuda"), torch.cuda.Event()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x.add_(1)
+        event.record()
+    if again:
+        event.record()
+        assert getattr(event, asks)() in (True, None)
+    else:
+        with pytest.raises(CaptureError, match="event last recorded in a capturing stream"):
+            getattr(event, asks)()
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")

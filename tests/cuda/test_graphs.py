@@ -211,6 +211,43 @@ def test_streams_join_by_waiting_and_have_to_be_waited_for(cuda, data):
                 graph.capture_end()
 
 
+@given(reads=st.booleans(), other=st.sampled_from(["default", "alone", "joined"]))
+def test_a_copy_between_devices_takes_the_streams_of_both(cuda, reads, other):
+    """Each waits for the other, before and after: both are captured then, or CUDA refuses.
+
+    `reads`: the device of the capture is the one that is read from.
+    """
+    here = torch.cuda.Stream(cuda[1])
+    there = torch.cuda.default_stream(cuda[2]) if other == "default" else torch.cuda.Stream(cuda[2])
+    source, target = (1, 2) if reads else (2, 1)
+    x = torch.ones(SIZE, device=cuda[source])
+    y, done = torch.zeros(SIZE, device=cuda[target]), torch.zeros(SIZE, device=cuda[target])
+    graph = torch.cuda.CUDAGraph()
+    refused = other == "default" or (other == "alone" and reads)
+    with torch.cuda.stream(there), torch.cuda.stream(here):
+        graph.capture_begin()
+        if other == "joined":
+            there.wait_stream(here)
+        if refused:
+            words = "uncaptured work in another stream" if reads else "the legacy stream depend"
+            with pytest.raises(CaptureError, match=words):
+                y.copy_(x)
+            with pytest.raises(CaptureError, match="previous error"):
+                graph.capture_end()
+        else:
+            y.copy_(x)
+            done.copy_(y)
+            if reads:  # else the copy has let the device of the capture wait
+                here.wait_stream(there)
+            graph.capture_end()
+    torch.cuda.synchronize(cuda[target])
+    assert y.tolist() == [0.0] * SIZE
+    if not refused:
+        x.fill_(7)
+        graph.replay()
+        assert y.tolist() == done.tolist() == [7.0] * SIZE
+
+
 def test_other_streams_work_as_ever(cuda):
     x, y = torch.zeros(2, SIZE, device="cuda")
     torch.cuda.synchronize()
@@ -281,6 +318,16 @@ FAULTS = {
         ),
         test_streams_join_by_waiting_and_have_to_be_waited_for,
     ),
+    "a copy leaves the other device out": (
+        Edit(
+            "simgpu._runtime.captures:Capture.before_launch", "if other is not None:", "if False:"
+        ),
+        test_a_copy_between_devices_takes_the_streams_of_both,
+    ),
+    "nobody waits for a copy of another device": (
+        Edit("simgpu._runtime.captures:Capture.launched", "other is not None", "False"),
+        test_a_copy_between_devices_takes_the_streams_of_both,
+    ),
 }
 
 
@@ -288,7 +335,10 @@ FAULTS = {
 def test_a_planted_fault_is_caught(cuda, name):
     edit, test = FAULTS[name]
     # What lies in memory that was never written may also be no index.
-    with edit.planted(), pytest.raises((AssertionError, IndexError, pytest.fail.Exception)):
+    with (
+        edit.planted(),
+        pytest.raises((AssertionError, IndexError, CaptureError, pytest.fail.Exception)),
+    ):
         run(test, cuda=cuda)
 
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from tests.cuda import test_graph_captures as captures
 from tests.cuda import test_scripting as scripting
 from tests.devices.computing import test_mixing_devices as rules
 from tests.devices.memory import test_overlap as overlap
@@ -20,6 +21,28 @@ from tests.simulator import test_models as models
 from tests.support.plant import fault
 
 SIMULATOR = [
+    fault(
+        "an event in a graph is as good as one that has been passed",
+        "simgpu._runtime.streams:Event._refuse_captured",
+        "if self._captured:",
+        "if False:",
+        captures.test_nobody_waits_for_a_mark_in_a_graph,
+    ),
+    fault(
+        "an event that was once in a graph stays there",
+        "simgpu._runtime.streams:Event.record",
+        "self._captured = False",
+        "pass",
+        captures.test_nobody_waits_for_a_mark_in_a_graph,
+        raises=RuntimeError,
+    ),
+    fault(
+        "a stream that is captured says that it is done",
+        "simgpu._runtime.streams:Stream.query",
+        "if captured and self.is_capturing():",
+        "if False:",
+        partial(captures.test_what_waits_for_the_device_spoils_a_capture, name="is a stream done"),
+    ),
     fault(
         "a free block does not join the one before it",
         "simgpu._runtime.caching_allocator:CachingAllocator.free",

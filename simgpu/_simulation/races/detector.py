@@ -70,7 +70,7 @@ class Detector(Instrument):
         name, marked = launch.op, touched(launch.kernel.op)
         other, host, to_host = None, False, False
         if launch.kind == "copy":
-            other, to_host = self._other_end(launch), launch.target.type == "cpu"
+            other, to_host = streams.other_end(launch), launch.target.type == "cpu"
             host = to_host or launch.source.type == "cpu"
         with self._lock:
             clock, number = self._order.begin(queue)
@@ -122,13 +122,6 @@ class Detector(Instrument):
         with self._lock:
             for about in collectives:
                 self._order.host_waits_for(self._collectives.get(about, {}))
-
-    def _other_end(self, launch: Launch) -> Queue | None:
-        """Of a copy between devices, the current stream of the other one: ordered on both sides."""
-        if launch.source == launch.target or "cpu" in (launch.source.type, launch.target.type):
-            return None
-        index = launch.target.index
-        return index, streams.current_stream_id(index)
 
     def _copy_of_host(
         self, launch: Launch, result: Any, queue: Queue, number: int, clock: Clock, place: str
