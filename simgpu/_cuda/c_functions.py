@@ -17,7 +17,7 @@ from simgpu._backend.device_module.unsupported import refusal
 from simgpu._cuda import build
 from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1
 from simgpu._patches import Patch, Row
-from simgpu._runtime import streams, world
+from simgpu._runtime import sleeping, streams, world
 
 _CYCLES_PER_SECOND = 1e9  # of the clock that `_sleep` counts in
 
@@ -66,7 +66,7 @@ def _default_stream(index: int) -> tuple[int, int, int]:
 
 def _sleep(cycles: int) -> None:
     """Keep the current stream busy for so many cycles."""
-    streams.sleep(cycles / _CYCLES_PER_SECOND)
+    sleeping.sleep(cycles / _CYCLES_PER_SECOND)
 
 
 def _raw_stream(index: int) -> int:

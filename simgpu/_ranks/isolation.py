@@ -1,8 +1,8 @@
 """What each rank that is a thread has of its own, and what is replaced in torch for that.
 
-Process groups of Python and C++, random numbers, the environment that torchrun sets, and the few
-variables in which PyTorch keeps something of one rank. Everything else, such as other globals of
-modules, is shared by the ranks, as threads share it.
+Process groups of Python and C++, random numbers, the environment that torchrun sets, PyTorch's
+settings, and the few variables in which it keeps something of one rank. Everything else, such as
+other globals of modules, is shared by the ranks, as threads share it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 from simgpu._distributed import kernels
 from simgpu._distributed.communicators import threads
 from simgpu._patches import Action, Patch, Patches, Row
-from simgpu._ranks import numpy_random, variables
+from simgpu._ranks import numpy_random, settings, variables
 
 _FakeProcessGroup: Any = c10d.FakeProcessGroup
 
@@ -151,6 +151,7 @@ class State:
         self._python = random.getstate()
         self._numpy = numpy_random.Kept()
         self._noted = variables.noted()
+        self._settings = settings.noted()
 
     def restore(self) -> None:
         """Put all in place."""
@@ -158,6 +159,7 @@ class State:
         random.setstate(self._python)
         self._numpy.put_back()
         variables.put_back(self._noted)
+        settings.put_back(self._settings)
         os.environ.update(self._variables)
 
 

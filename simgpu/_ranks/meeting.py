@@ -37,6 +37,24 @@ class Meetings:
     def __init__(self) -> None:
         self.calls: dict[tuple[Any, int], _Meeting] = {}
         self.mail: dict[Any, deque[Pending]] = {}
+        self.aborted: set[Any] = set()
+
+    def check_end(self) -> None:
+        """Raise for a collective that some ranks have called, and nobody has waited for.
+
+        Its results would never be there: on a GPU, it would wait for the other ranks for ever.
+        """
+        for (group, number), meeting in self.calls.items():
+            if meeting.error is None and group not in self.aborted:
+                call = next(iter(meeting.here.values())).call
+                _, name, ranks = group
+                here = [ranks[member] for member in sorted(meeting.here)]
+                others = sorted({*ranks} - {*here})
+                raise CollectiveMismatchError(
+                    f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
+                    f"ranks {here} alone: ranks {others} have ended without it, and nobody has "
+                    "waited for it"
+                )
 
 
 class Transport:
@@ -144,6 +162,7 @@ class Transport:
     def abort(self) -> None:
         """Let all later calls fail."""
         self._aborted = True
+        self._meetings.aborted.add(self._key)
 
     def closing(self) -> Callable[[], None]:
         """Nothing is to end."""

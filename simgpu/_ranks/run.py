@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -43,9 +44,10 @@ def ranks(
     """What `function(rank)` returns on each rank of a fresh world of torch.distributed.
 
     The ranks are threads of this process, of which one runs at a time: it goes on until it has to
-    wait for others. Each has `cuda:rank` as its current device, process groups, random numbers and
-    torchrun's environment variables of its own; all else, such as globals, is shared by them. The
-    default group is there when `function` is called, and is destroyed afterwards.
+    wait for others. Each has `cuda:rank` as its current device, process groups, random numbers,
+    PyTorch's settings and torchrun's environment variables of its own; all else, such as globals,
+    is shared by them. `sys.exit(0)` ends a rank with the result None. The default group is there
+    when `function` is called, and is destroyed afterwards.
 
     Args:
         count: how many ranks.
@@ -63,13 +65,19 @@ def ranks(
     Raises:
         the first error that a rank raised, with those of the others as notes.
         DeadlockError: no rank can go on; the text says what each one waits for, and in which line.
-        CollectiveMismatchError: the ranks made different calls.
+        CollectiveMismatchError: the ranks made different calls, or one that others left out.
+        TypeError: `function` is a coroutine or a generator.
         ValueError: there are fewer devices than ranks, or some already where a sort of them is
             asked for; or `schedule`, `memory`, `model` or `rng` is none.
         RuntimeError: NCCL, on devices that do not go by the name of CUDA.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"the number of ranks must be an integer from 1 on, got {count!r}")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise TypeError(
+            f"the ranks call a function, and {function!r} would only make a coroutine or a "
+            "generator, which nobody runs: hand over one that runs it"
+        )
     if threads.rank is not None:
         raise RuntimeError(f"rank {threads.rank} of a world cannot start another world")
     with contextlib.ExitStack() as ends:
@@ -128,6 +136,7 @@ class _World:
         count = self._count
         self._turns.run(self._rank, [isolation.State(rank, count) for rank in range(count)])
         self._raise()
+        self._meetings.check_end()
         return self._results
 
     def _rank(self, rank: int) -> None:
@@ -136,6 +145,7 @@ class _World:
         stores.begin(stores.Place(self._turns, rank, self._count, self._store))
         isolation.begin_groups()
         try:
+            self._turns.check()  # Ctrl-C: who has not begun does not begin any more
             world.set_current_device(rank)
             distributed.init_process_group(
                 self._backend, rank=rank, world_size=self._count, store=self._store
@@ -143,6 +153,9 @@ class _World:
             self._results[rank] = self._function(rank)
         except Ended:  # the schedule is over
             raise
+        except SystemExit as end:
+            if end.code:  # as of a process: else it has just ended
+                self._turns.failures[rank] = end
         except BaseException as error:
             self._turns.failures[rank] = error
         finally:

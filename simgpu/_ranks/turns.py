@@ -89,7 +89,8 @@ class Turns:
             scheduler.when_stuck = outer
 
     def _end(self) -> None:
-        """Let all ranks end: those that wait for others hear why, the rest ends where it waits."""
+        """Let all ranks end: who waits for others hears why, the rest ends at its next point."""
+        self._scheduler.dismiss([task for task in self._tasks if task not in self._waiting])
         for _ in range(3):
             with contextlib.suppress(ScheduleError):
                 self._scheduler.wait_for(self._tasks)

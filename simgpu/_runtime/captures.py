@@ -17,6 +17,7 @@ from simgpu._naming import DEVICE_TYPE
 from simgpu._random.stream import Stream
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Instrument, Launch, add, remove
+from simgpu._runtime.launch import other_end
 from simgpu.errors import CaptureError
 
 NOT_PERMITTED = "operation not permitted when stream is capturing"
@@ -101,7 +102,7 @@ class Capture(Instrument):
 
     def before_launch(self, launch: Launch) -> None:
         key = launch.device.index, launch.stream
-        other = streams.other_end(launch)
+        other = other_end(launch)
         if other is not None:
             self._wait(key, self._clocks.get(other))
         if key in self._clocks:
@@ -109,7 +110,7 @@ class Capture(Instrument):
 
     def launched(self, launch: Launch, result: Any) -> None:
         key = launch.device.index, launch.stream
-        other = streams.other_end(launch)
+        other = other_end(launch)
         if other is not None:
             self._wait(other, self._clocks.get(key))
 

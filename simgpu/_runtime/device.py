@@ -121,7 +121,7 @@ class Device:
         self._count_later = self._pending_frees.append
         self._give_back: Callable[[int], None] = self._count_later
         self.background_stream: torch.Stream | None = None
-        # By number of a stream, the moment until which it sleeps (`streams.sleep`): work itself
+        # By number of a stream, the moment until which it sleeps (`sleeping.sleep`): work itself
         # is done as soon as it is asked for.
         self.busy_until: dict[int, float] = {}
         self.generator = make_generator(rng, index)

@@ -20,6 +20,7 @@ from simgpu._runtime.charging import Charge, changes_more_than_results, charge
 from simgpu._runtime.host_errors import raise_as_device
 from simgpu._runtime.instruments import Collective, Launch, Node, Record, hooks
 from simgpu._runtime.operators import launches_nothing
+from simgpu._runtime.sleeping import wait_for_sleep
 from simgpu._runtime.thread_state import LOG, STREAMS
 
 # Straight to the CPU kernel of an operator, past autograd, modes and the choice of a backend.
@@ -95,13 +96,25 @@ def launch_copy(
     assert index is not None, "a copy from host to host is no device work"
     result = launch(kernel, index, args, kwargs, (source, target))
     if blocking and (source is None or target is None):
-        streams.wait_for_sleep(index)
+        wait_for_sleep(index)
     there = index < len(world.active_devices)  # what has outlived its device has no streams
     if target is None and blocking and there and hooks.host_synchronizes:
         stream = streams.current_stream(index)
         for waits in hooks.host_synchronizes:
             waits(stream)
     return result
+
+
+def other_end(launch: Launch) -> tuple[int, int] | None:
+    """Of a copy between devices, the current stream of the device that it writes to.
+
+    CUDA queues the copy on the other device, and lets both streams wait for each other, before it
+    and after it. The stream is told as the index of its device and its number.
+    """
+    if launch.source == launch.target or "cpu" in (launch.source.type, launch.target.type):
+        return None
+    index: int = launch.target.index
+    return index, streams.current_stream_id(index)
 
 
 def _launch_charged(

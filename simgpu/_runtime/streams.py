@@ -17,7 +17,7 @@ import torch
 
 from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
 from simgpu._runtime import clock, executors, thread_state, world
-from simgpu._runtime.instruments import Launch, hooks
+from simgpu._runtime.instruments import hooks
 from simgpu._runtime.thread_state import CURRENT_DEVICE, STREAMS
 from simgpu.errors import CaptureError, DeviceMismatchError, NotReadyError
 
@@ -99,10 +99,7 @@ class Stream(torch.Stream):
         return event
 
     def query(self) -> bool:
-        """Whether all work asked for is done: always, unless the stream sleeps.
-
-        Raises CaptureError where the stream is captured, which spoils the capture.
-        """
+        """Whether all work asked for is done: always, unless it sleeps. Spoils a capture of it."""
         if captured and self.is_capturing():
             for waits in hooks.host_synchronizes:
                 waits(self)  # no capture survives it
@@ -157,8 +154,7 @@ class Event(torch.Event):
         self: Event = super().__new__(cls, device=DEVICE_TYPE, enable_timing=enable_timing)
         self.enable_timing = enable_timing
         self._recorded_at = self._recorded_on = None
-        self._number = 0
-        self._captured = False
+        self._number, self._captured = 0, False
         return self
 
     def __init__(
@@ -191,9 +187,8 @@ class Event(torch.Event):
                 f"Event device {self._recorded_on} does not match recording stream's device "
                 f"{index}."
             )
-        self._recorded_at, self._recorded_on = max(clock.now(), _busy_until(index, stream)), index
-        self._number = self._number or next(_event_numbers)
-        self._captured = False
+        self._recorded_at, self._recorded_on = max(clock.now(), busy_until(index, stream)), index
+        self._number, self._captured = self._number or next(_event_numbers), False
         if hooks.event_recorded:
             on = current_stream(index) if stream is None else stream
             self._captured = (on.device_index, on.stream_id) in captured
@@ -208,26 +203,20 @@ class Event(torch.Event):
             waits(waiting, self)
 
     def query(self) -> bool:
-        """Whether the mark has been passed; true also of one that was never recorded.
-
-        Raises CaptureError where it was last recorded in a capture.
-        """
+        """Whether the mark has been passed; true also of one that was never recorded."""
         self._refuse_captured()
         passed = self._recorded_at is None or clock.passed(self._recorded_at)
         return passed and executors.is_done(self)
 
     def synchronize(self) -> None:
-        """Wait until the mark has been passed.
-
-        Raises CaptureError where it was last recorded in a capture.
-        """
+        """Wait until the mark has been passed."""
         self._refuse_captured()
         clock.wait_until(self._recorded_at or 0.0)
         for waits in hooks.host_synchronizes:
             waits(self)
 
     def _refuse_captured(self) -> None:
-        """Raise for a mark in a graph, which nothing passes; its capture does not survive it."""
+        """Raise CaptureError for a mark in a graph; its capture does not survive it."""
         if self._captured:
             for waits in hooks.host_synchronizes:
                 waits(self)
@@ -287,36 +276,12 @@ def handle_of(device_index: int, stream_id: int) -> int:
     return stream_id and (device_index + 1) << 32 | stream_id
 
 
-def other_end(launch: Launch) -> tuple[int, int] | None:
-    """Of a copy between devices, the current stream of the device that it writes to.
-
-    CUDA queues the copy on the other device, and lets both streams wait for each other, before it
-    and after it. The stream is told as the index of its device and its number.
-    """
-    if launch.source == launch.target or "cpu" in (launch.source.type, launch.target.type):
-        return None
-    index: int = launch.target.index
-    return index, current_stream_id(index)
-
-
-def sleep(seconds: float) -> None:
-    """Keep the current stream of the current device busy for so long, and return at once."""
-    stream = current_stream()
-    stream._stay_busy_until(max(clock.now(), stream._busy_until) + seconds)
-
-
-def wait_for_sleep(index: int) -> None:
-    """Let the calling thread wait until its current stream on device `index` does not sleep."""
-    if index < len(world.active_devices) and world.active_devices[index].busy_until:
-        clock.wait_until(_busy_until(index, None))
-
-
-def _busy_until(index: int, stream: torch.Stream | None) -> float:
+def busy_until(index: int, stream: torch.Stream | None) -> float:
     """Until when `stream`, or the current one, of device `index` sleeps; 0 if it does not."""
-    busy_until = world.device(index).busy_until
-    if not busy_until:
+    moments = world.device(index).busy_until
+    if not moments:
         return 0.0
-    return busy_until.get(current_stream_id(index) if stream is None else stream.stream_id, 0.0)
+    return moments.get(current_stream_id(index) if stream is None else stream.stream_id, 0.0)
 
 
 def current_stream_id(index: int) -> int:

@@ -3,11 +3,13 @@
 from functools import partial
 
 from tests.distributed import test_collectives as collectives
+from tests.distributed import test_ends_of_ranks as ends
 from tests.distributed import test_exchanges as exchanges
 from tests.distributed import test_fake_groups as fake
 from tests.distributed import test_groups_of_ranks as groups
 from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
+from tests.distributed import test_settings_of_ranks as settings
 from tests.distributed import test_works as works
 from tests.support.plant import fault
 
@@ -27,6 +29,39 @@ STORES = processes.test_stores_of_one_address_have_the_same_keys_but_for_those_o
 POSITIONS = collectives.test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ
 
 WORLDS_OF_RANKS = [
+    *(
+        fault(name, place, old, new, settings.test_a_block_of_one_rank_changes_nothing_for_others)
+        for name, place, old, new in (
+            (
+                "ranks share the settings of PyTorch",
+                "simgpu._ranks.settings:put_back",
+                "setting.write(value)",
+                "pass",
+            ),
+            (
+                "the settings of a rank are those that it began with",
+                "simgpu._ranks.isolation:State.save",
+                "self._settings = settings.noted()",
+                'vars(self).setdefault("_settings", settings.noted())',
+            ),
+        )
+    ),
+    fault(
+        "a call that nobody waits for is told of nowhere",
+        "simgpu._ranks.meeting:Meetings.check_end",
+        "if meeting.error is None",
+        "if False",
+        ends.test_a_call_that_others_leave_out_is_told_if_nobody_waits,
+        raises=BaseException,
+    ),
+    fault(
+        "a rank that ends by sys.exit(0) ends its caller",
+        "simgpu._ranks.run:_World._rank",
+        "if end.code:",
+        "if True:",
+        partial(ends.test_a_rank_ends_by_sys_exit_as_a_process_does, code=0),
+        raises=SystemExit,
+    ),
     fault(
         "a rank that sends nothing takes no part in an exchange",
         "simgpu._distributed.gloo:Transport._perform",

@@ -12,6 +12,7 @@ import torch
 
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Collective, Instrument, Launch
+from simgpu._runtime.launch import other_end
 from simgpu._runtime.places import place_of_caller
 from simgpu._simulation.races.accesses import (
     Access,
@@ -70,7 +71,7 @@ class Detector(Instrument):
         name, marked = launch.op, touched(launch.kernel.op)
         other, host, to_host = None, False, False
         if launch.kind == "copy":
-            other, to_host = streams.other_end(launch), launch.target.type == "cpu"
+            other, to_host = other_end(launch), launch.target.type == "cpu"
             host = to_host or launch.source.type == "cpu"
         with self._lock:
             clock, number = self._order.begin(queue)

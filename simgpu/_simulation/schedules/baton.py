@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from simgpu._native.asynchronous_errors import raise_in_thread
 from simgpu._simulation.schedules import reports
 from simgpu._simulation.schedules.strategies import Strategy
 from simgpu._simulation.schedules.tasks import Choice, Ended, Task, calling_task, outside
@@ -218,10 +219,12 @@ class Baton:
             if me.number:
                 me.baton.acquire()
             else:  # the system may have told another thread of Ctrl-C: look now and then
-                while not me.baton.acquire(timeout=_LOOK_EVERY):
-                    pass
+                self._await_baton(me)
         except BaseException as interrupt:  # raised by the handler of a signal
-            self._interrupt(interrupt)
+            if me.number and isinstance(interrupt, Ended):  # by `_await_baton`, a little late
+                me.interrupt = interrupt
+            else:
+                self._interrupt(interrupt)
             # It may have come after the baton.
             me.baton.acquire(timeout=-1 if self.running_task is not me else PATIENCE / 50)
         me.in_line = False
@@ -233,6 +236,15 @@ class Baton:
                     join_thread(thread, PATIENCE)
         if self._state_in_place is not me.state and not self.over:
             self._put_in_place(me)
+
+    def _await_baton(self, me: Task) -> None:
+        """Task 0 waits; once it is interrupted, a thread that comes to no point is ended."""
+        looks = 0
+        while not me.baton.acquire(timeout=_LOOK_EVERY):
+            looks = 0 if me.interrupt is None else looks + 1
+            if looks * _LOOK_EVERY > PATIENCE and self.running_task is not None:
+                looks = 0
+                raise_in_thread(self.running_task.ident, Ended)
 
     def _put_away(self, me: Task) -> None:
         if me.state is not None:

@@ -1,0 +1,117 @@
+"""How ranks that are threads come to an end: by Ctrl-C, by `sys.exit`, in the middle of a call."""
+
+import _thread
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from simgpu._simulation.schedules import baton
+from simgpu.errors import CollectiveMismatchError
+from tests.support.worlds import few, schedules
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(4) as devices:
+        yield devices
+
+
+def compute_for_ever(rank):
+    x = torch.ones(2, device="cuda")
+    while True:
+        x = x * 1
+
+
+def wait_for_ever(rank):
+    while True:
+        dist.barrier(device_ids=[rank])
+
+
+@pytest.mark.parametrize(
+    ("go_on", "seed"), [(compute_for_ever, 1), (wait_for_ever, None), (wait_for_ever, 1)]
+)
+def test_ctrl_c_ends_ranks_where_they_may_switch(interruptible, go_on, seed):
+    def go(rank):
+        if rank == 0:
+            _thread.interrupt_main()
+        go_on(rank)
+
+    with pytest.raises(KeyboardInterrupt):
+        simgpu.ranks(2, go, schedule=seed)
+    assert simgpu.ranks(2, lambda rank: rank) == [0, 1]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ctrl_c_ends_a_rank_that_asks_nobody_and_no_other_begins(monkeypatch, interruptible, count):
+    monkeypatch.setattr(baton, "PATIENCE", 0.0)
+    begun = []
+
+    def go(rank):
+        begun.append(rank)
+        _thread.interrupt_main()
+        compute_for_ever(rank)
+
+    with pytest.raises(KeyboardInterrupt):
+        simgpu.ranks(count, go)
+    assert begun == [0]
+    assert simgpu.ranks(count, lambda rank: rank) == list(range(count))
+
+
+@few
+@given(count=strategies.world_sizes(2, 4), data=st.data(), seed=schedules)
+def test_a_call_that_others_leave_out_is_told_if_nobody_waits(count, data, seed):
+    callers = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=count), "callers")
+
+    def go(rank):
+        x = torch.ones(3, device="cuda")
+        dist.all_reduce(x)
+        if rank in callers:
+            dist.all_reduce(x, async_op=True)
+
+    if len(callers) == count:
+        simgpu.ranks(count, go, schedule=seed)
+        return
+    missing = sorted({*range(count)} - callers)
+    with pytest.raises(CollectiveMismatchError) as caught:
+        simgpu.ranks(count, go, schedule=seed)
+    text = str(caught.value)
+    assert f"was called by ranks {sorted(callers)} alone: ranks {missing} have ended" in text
+    assert f"all_reduce float32 (3,) SUM at {__file__}:" in text
+
+
+async def coroutine(rank):
+    """Never run."""
+
+
+def generator(rank):
+    yield rank
+
+
+@pytest.mark.parametrize("function", [coroutine, generator])
+def test_what_only_calls_would_not_run_is_refused(function):
+    with pytest.raises(TypeError, match="which nobody runs"):
+        simgpu.ranks(2, function)
+
+
+@pytest.mark.parametrize("code", [0, None, 3, "words"])
+def test_a_rank_ends_by_sys_exit_as_a_process_does(code):
+    """With 0 or nothing it has just ended; with anything else, so does who started it."""
+
+    def go(rank):
+        dist.barrier(device_ids=[rank])
+        if rank:
+            sys.exit(code)
+        return rank
+
+    if code:
+        with pytest.raises(SystemExit) as caught:
+            simgpu.ranks(2, go)
+        assert caught.value.code == code
+    else:
+        assert simgpu.ranks(2, go) == [0, None]

@@ -1,0 +1,127 @@
+"""PyTorch's settings of a process: each rank that is a thread has its own."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import simgpu
+from simgpu import strategies
+from tests.support.worlds import few, schedules
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(4) as devices:
+        yield devices
+
+
+@contextlib.contextmanager
+def set_for_a_while(read, write, value):
+    before = read()
+    write(value)
+    yield
+    write(before)
+
+
+def dtype(value):
+    return set_for_a_while(torch.get_default_dtype, torch.set_default_dtype, value)
+
+
+def deterministic(value):
+    return set_for_a_while(
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda pair: torch.use_deterministic_algorithms(pair[0], warn_only=pair[1]),
+        value,
+    )
+
+
+def precision(value):
+    read, write = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    return set_for_a_while(read, write, value)
+
+
+def seen():
+    """What these blocks change."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark),
+        (torch.backends.cudnn.deterministic, torch.backends.mkldnn.enabled),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+    )
+
+
+# With the values that a rank may choose from.
+BLOCKS = {
+    "dtype": (dtype, [torch.float64, torch.float16, torch.float32]),
+    "deterministic": (deterministic, [(True, True), (True, False), (False, False)]),
+    "precision": (precision, ["high", "medium", "highest"]),
+    "anomaly": (lambda value: torch.autograd.set_detect_anomaly(*value), [(True,), (True, False)]),
+    "cudnn": (
+        lambda value: torch.backends.cudnn.flags(*value),
+        [(False, False), (True, True), (True, False, True)],
+    ),
+    "mkldnn": (lambda value: torch.backends.mkldnn.flags(enabled=value), [True, False]),
+    "attention": (sdpa_kernel, [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]),
+}
+
+
+@few
+@pytest.mark.filterwarnings("ignore:TF32 acceleration", "ignore:Anomaly Detection")
+@given(
+    name=st.sampled_from(sorted(BLOCKS)),
+    count=strategies.world_sizes(2, 4),
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), min_size=4, max_size=4
+    ),
+    seed=schedules,
+)
+def test_a_block_of_one_rank_changes_nothing_for_others(name, count, steps, seed):
+    """Nor after it, nor for who comes after the world."""
+    before = seen()
+    block, values = BLOCKS[name]
+
+    def go(rank):
+        choice, begin, length = steps[rank]
+        value, found = values[choice % len(values)], []
+
+        def wait(times):
+            for _ in range(times):
+                dist.barrier(device_ids=[rank])
+                found.append(seen())
+
+        wait(begin)
+        with block(value):
+            inside = seen()
+            wait(length)
+        wait(4 - begin - length)
+        assert found == [before] * begin + [inside] * length + [before] * (4 - begin - length)
+
+    simgpu.ranks(count, go, schedule=seed)
+    assert seen() == before
+
+
+def test_a_rank_keeps_what_it_has_set():
+    """Without a block, too; and the caller has what it had."""
+
+    def go(rank):
+        torch.set_default_dtype([torch.float64, torch.float16][rank])
+        dist.barrier(device_ids=[rank])
+        return torch.ones(1).dtype
+
+    assert simgpu.ranks(2, go) == [torch.float64, torch.float16]
+    assert torch.ones(1).dtype is torch.float32
