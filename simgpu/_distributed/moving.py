@@ -61,10 +61,10 @@ def allgather_(
 
 def _into_one(out: Tensor, mine: Tensor, group: Communicator) -> Call:
     [host_out, host] = host_aliases([out, mine], group)
-    if host_out.numel() != host.numel() * group.size:
-        raise ValueError("output tensor size must be equal to world_size times input tensor size")
     if host_out.dtype != host.dtype:
         raise TypeError("output tensor must have the same type as input tensor")
+    if host_out.numel() != host.numel() * group.size:
+        raise ValueError("output tensor size must be equal to world_size times input tensor size")
     parts = list(host_out.reshape(group.size, host.numel()).unbind())
     call = _all_gather_call(parts, host.reshape(-1), group, parts)
     call.says = call.shown = f"all_gather_into_tensor {described([mine])}{layout([out, mine])}"

@@ -103,10 +103,10 @@ def reduce_scatter_(
 
 def _scatter_one(out: Tensor, whole: Tensor, op: Any, group: Communicator) -> Call:
     [host_out, host] = host_aliases([out, whole], group)
-    if host.numel() != host_out.numel() * group.size:
-        raise ValueError("input tensor must be the same size as output size times world size")
     if host_out.dtype != host.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
+    if host.numel() != host_out.numel() * group.size:
+        raise ValueError("input tensor must be the same size as output size times world size")
     parts = list(host.reshape(group.size, host_out.numel()).unbind())
     name, kind = "reduce_scatter_tensor", rules.kind_of([out], group)
     call = _reduce_scatter_call(host_out.reshape(-1), parts, op, group, name, kind, parts)

@@ -39,6 +39,7 @@ from tests.planted_faults.in_plans import PLANS
 from tests.planted_faults.in_races import RACES
 from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
 from tests.planted_faults.in_ranks_that_ask import RANKS_THAT_ASK
+from tests.planted_faults.in_refused_calls import REFUSED_CALLS
 from tests.planted_faults.in_registered_kernels import REGISTERED_KERNELS
 from tests.planted_faults.in_replays import REPLAYS
 from tests.planted_faults.in_replicas import CALLS, GRADIENTS, REPLICATE
@@ -102,6 +103,7 @@ ONCE = [
     *TOOLS,
     *DISTRIBUTED,
     *ROOTS_AND_PEERS,
+    *REFUSED_CALLS,
     *BLOCKS_OF_RANKS,
     *RANKS_THAT_ASK,
     *IN_SHARED_MEMORY,
