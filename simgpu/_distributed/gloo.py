@@ -18,6 +18,7 @@ from torch._C import _distributed_c10d as c10d
 from simgpu import comm
 from simgpu._distributed import agreement, records, shared_memory
 from simgpu._distributed.calls import Call, as_bytes
+from simgpu._distributed.inference import plain_tensors
 from simgpu._distributed.lanes import Lane
 from simgpu._distributed.letters import Letters
 from simgpu._distributed.shared_memory import SharedMemory
@@ -77,7 +78,7 @@ class Transport:
         try:
             if self._failure is not None:
                 raise RankLostError(f"{call.shown} at {call.place}: {self._failure}")
-            with torch.no_grad():
+            with plain_tensors(), torch.no_grad():
                 pending.begin()
                 self._perform(call)
         except SimGPUError as raised:
@@ -267,8 +268,7 @@ class Transport:
         """Send `ins[r]` to each rank r, and receive `outs[r]` from it, all of them bytes."""
         received = torch.empty(sum(out.numel() for out in outs), dtype=torch.uint8)
         sizes_out, sizes_in = [o.numel() for o in outs], [i.numel() for i in ins]
-        sent = torch.cat(list(ins))
-        self._run(self._backend.alltoall_base, received, sent, sizes_out, sizes_in)
+        self._run(self._backend.alltoall_base, received, torch.cat(list(ins)), sizes_out, sizes_in)
         for out, part in zip(outs, torch.split(received, sizes_out), strict=True):
             out.copy_(part)
 

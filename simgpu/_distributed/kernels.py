@@ -18,6 +18,7 @@ from torch import distributed
 from simgpu._distributed import moving, placement, reducing, sparse
 from simgpu._distributed.calls import Call, described
 from simgpu._distributed.communicators import backend_of, find, threads
+from simgpu._distributed.inference import plainly
 from simgpu._distributed.issue import in_one_work, issue
 from simgpu._distributed.rules import host_aliases, layout
 from simgpu._native.dlpack_relabel import host_alias
@@ -124,6 +125,6 @@ def register(key: str = "PrivateUse1") -> torch.library.Library:
         warnings.simplefilter("ignore")  # PyTorch's own kernels look for a backend written in C++
         for kernel in KERNELS:
             if torch._C._jit_get_schemas_for_operator(f"c10d::{kernel.__name__}"):
-                library.impl(kernel.__name__, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
-        library.impl("allreduce_", sparse.sparse_allreduce, f"Sparse{key}")  # type: ignore[no-untyped-call]
+                library.impl(kernel.__name__, plainly(kernel), key, allow_override=True)  # type: ignore[no-untyped-call]
+        library.impl("allreduce_", plainly(sparse.sparse_allreduce), f"Sparse{key}")  # type: ignore[no-untyped-call]
     return library

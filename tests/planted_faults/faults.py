@@ -27,6 +27,7 @@ from tests.planted_faults.in_composed_draws import COMPOSED_DRAWS
 from tests.planted_faults.in_distributed import DISTRIBUTED
 from tests.planted_faults.in_dtypes import DTYPES
 from tests.planted_faults.in_failures import FAILURES
+from tests.planted_faults.in_inference_mode import INFERENCE_MODE
 from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
 from tests.planted_faults.in_kept_state import KEPT
 from tests.planted_faults.in_kernels import KERNELS
@@ -104,6 +105,7 @@ ONCE = [
     *DISTRIBUTED,
     *ROOTS_AND_PEERS,
     *REFUSED_CALLS,
+    *INFERENCE_MODE,
     *BLOCKS_OF_RANKS,
     *RANKS_THAT_ASK,
     *IN_SHARED_MEMORY,
