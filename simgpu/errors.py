@@ -90,6 +90,13 @@ class DeviceLostError(SimGPUError, torch.AcceleratorError):
     """
 
 
+class NaNSentError(SimGPUError, torch.AcceleratorError):
+    """A rank gave a NaN to a collective, and ``TORCH_NCCL_NAN_CHECK`` said to look for it.
+
+    On a GPU this is a device-side assert, which ends the process.
+    """
+
+
 class NotReadyError(SimGPUError, torch.AcceleratorError):
     """The time between two events was asked for before both were passed.
 

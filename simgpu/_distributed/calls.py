@@ -36,6 +36,7 @@ class Call:
         device: which GPU of which machine it is, where no two ranks may be on one.
         since: the number of the first call on it.
         collective: what instruments are told of it.
+        looks_for_nan: whether a NaN that this rank gives is an error.
         nbytes: how many bytes this rank takes part with.
     """
 
@@ -51,6 +52,7 @@ class Call:
     number: int = 0
     collective: Collective | None = None
     shown: str = ""
+    looks_for_nan: bool = False
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:

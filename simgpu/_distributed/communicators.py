@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 
-from simgpu._distributed import fake, gloo
+from simgpu._distributed import fake, gloo, nan_check
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending, Work, drop_unused
 from simgpu._naming import DEVICE_TYPE, visible_text
@@ -76,6 +76,8 @@ class Communicator:
         """Whose it is, where ranks are threads of one process."""
         self.ended = _ended.get(group, "")
         """What this rank has done to the group, if it can make no calls any more."""
+        self._backend = backend
+        self._looks_for_nan = self.kind == "nccl" and nan_check.is_asked_for()
         self.open: set[Work] = set()
         self.coalesced: list[Pending] | None = None
         """The calls since `_start_coalescing`; None outside."""
@@ -102,6 +104,7 @@ class Communicator:
             raise RankLostError(
                 f"{call.shown} at {call.place}: group {self.name!r} was {self.ended} by this rank"
             )
+        call.looks_for_nan = getattr(self._backend, "looks_for_nan", self._looks_for_nan)
         stream = _stream(call)
         with self._lock:
             call.number = self._numbers[stream] = self._numbers.get(stream, 0) + 1

@@ -13,6 +13,8 @@ import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from simgpu._distributed import nan_check
+
 VERSION = (2, 27, 5)  # of NCCL, where a program asks
 
 
@@ -76,6 +78,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
             given = timeout if isinstance(timeout, timedelta) else None
             self._given._timeout = given or distributed_c10d.default_pg_timeout
         super().__init__(store, rank, size, timeout=self._given._timeout)
+        self.looks_for_nan = nan_check.is_asked_for()
         meet(self)
 
     def name(self) -> str:
@@ -94,6 +97,10 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """Nothing to do for a rank that is in no part of a split."""
+
+    def _set_enable_nan_check(self, enable: bool) -> None:
+        """Look for NaN from now on, or no longer."""
+        self.looks_for_nan = enable
 
     def _is_initialized(self) -> bool:
         return True

@@ -18,6 +18,7 @@ import torch
 from torch import distributed
 from torch.utils.weak import TensorWeakRef
 
+from simgpu._distributed import nan_check
 from simgpu._distributed.calls import Call, in_common
 from simgpu._native.reference_counts import held_by_cpp
 from simgpu._runtime import streams
@@ -86,11 +87,17 @@ class Pending:
             poison(tensor)
 
     def begin(self) -> None:
-        """Read what calls before it write that were on their way when it was staged."""
+        """Read what calls before it write that were on their way when it was staged.
+
+        Raises:
+            NaNSentError: this rank gives NaN, and looks for it.
+        """
         coming, self._coming = self._coming, []
         for earlier, copy, part in coming:
             if earlier.error is None:
                 copy.copy_(part)
+        if self.call.looks_for_nan:
+            nan_check.check(self.call)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Say that the call has run, or failed."""

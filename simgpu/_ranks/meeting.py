@@ -150,9 +150,7 @@ class Transport:
             [self._ranks[self._rank], self._ranks[call.peer]],
             [agreement.Asked.of(each) for each in (call, found.call)],
         )
-        if error is None:
-            source, target = (call, found.call) if sends else (found.call, call)
-            target.outs[0].view(-1).copy_(source.ins[0].view(-1))
+        error = error or _carried_out([pending, found] if sends else [found, pending])
         found.finish(_copied(error))
         pending.finish(_copied(error))
 
@@ -211,6 +209,12 @@ def _broadcast(calls: list[Call]) -> None:
             out.copy_(source)
 
 
+def _send(calls: list[Call]) -> None:
+    """And its receive, which comes second."""
+    source, target = calls
+    target.outs[0].view(-1).copy_(source.ins[0].view(-1))
+
+
 def _all_gather(calls: list[Call]) -> None:
     for call in calls:
         for out, source in zip(call.outs, calls, strict=True):
@@ -265,6 +269,7 @@ def _reduce_scatter(calls: list[Call]) -> None:
 _KINDS: dict[str, Callable[[list[Call]], None]] = {
     "barrier": _barrier,
     "broadcast": _broadcast,
+    "send": _send,
     "all_gather": _all_gather,
     "gather": _gather,
     "scatter": _scatter,

@@ -34,6 +34,7 @@ from tests.planted_faults.in_kernels import KERNELS
 from tests.planted_faults.in_landing import LANDING
 from tests.planted_faults.in_limits import LIMITS
 from tests.planted_faults.in_memory import MEMORY
+from tests.planted_faults.in_nan_check import NAN_CHECK
 from tests.planted_faults.in_narrow_dtypes import NARROW_DTYPES
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
@@ -105,6 +106,7 @@ ONCE = [
     *DISTRIBUTED,
     *ROOTS_AND_PEERS,
     *REFUSED_CALLS,
+    *NAN_CHECK,
     *INFERENCE_MODE,
     *BLOCKS_OF_RANKS,
     *RANKS_THAT_ASK,

@@ -1,0 +1,139 @@
+"""NaN in what ranks give, where `TORCH_NCCL_NAN_CHECK` says to look for it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from simgpu.errors import NaNSentError
+from tests.support.worlds import few, schedules
+
+# PyTorch has new names for some; those that programs have are tried here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(4) as devices:
+        yield devices
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", "1")
+
+
+def gather(x, count):
+    outs = [torch.empty_like(x) for _ in range(count)]
+    dist.gather(x, outs if dist.get_rank() == 0 else None, 0)
+
+
+def scatter(x, count):
+    dist.scatter(torch.empty_like(x), [x] * count if dist.get_rank() == 0 else None, 0)
+
+
+def send(x, count):
+    if dist.get_rank() == 0:
+        dist.send(x, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(x, 0)
+
+
+# How each is called, and whether the first rank alone gives something.
+MOVING = {
+    "all_gather": (lambda x, n: dist.all_gather([torch.empty_like(x) for _ in range(n)], x), False),
+    "all_to_all": (
+        lambda x, n: dist.all_to_all([torch.empty_like(x) for _ in range(n)], [x] * n),
+        False,
+    ),
+    "broadcast": (lambda x, n: dist.broadcast(x, 0), True),
+    "gather": (gather, False),
+    "scatter": (scatter, True),
+    "send": (send, True),
+}
+ADDING = {
+    "all_reduce": (lambda x, n: dist.all_reduce(x), False),
+    "reduce": (lambda x, n: dist.reduce(x, 0), False),
+    "reduce_scatter": (lambda x, n: dist.reduce_scatter(torch.empty_like(x), [x] * n), False),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MOVING | ADDING))
+@few
+@given(count=strategies.world_sizes(2, 4), at=st.integers(0, 3), data=st.data(), seed=schedules)
+def test_who_gives_a_nan_is_named(name, count, at, data, seed):
+    call, one_gives = (MOVING | ADDING)[name]
+    # PyTorch broadcasts float8 as bytes, in which nobody looks for NaN.
+    narrow = FLOAT8 if name in MOVING and name != "broadcast" else []
+    dtype = data.draw(st.sampled_from(FLOATS + narrow))
+    gives = data.draw(st.integers(0, count - 1))
+
+    def ask(rank):
+        x = torch.zeros(4)
+        if rank == gives:
+            x[at] = float("nan")
+        call(x.to(dtype).cuda(), count)
+
+    if one_gives and gives > 0:
+        simgpu.ranks(count, ask, schedule=seed)
+        return
+    text = rf"assert triggered: rank {gives} gives NaN, at index \({at},\) of .* to {name}"
+    with pytest.raises(NaNSentError, match=text):
+        simgpu.ranks(count, ask, schedule=seed)
+
+
+@few
+@given(count=strategies.world_sizes(1, 4), seed=schedules)
+def test_what_is_on_its_way_to_a_tensor_is_no_nan(count, seed):
+    def add_twice(rank):
+        x = torch.ones(3, device="cuda")
+        for work in [dist.all_reduce(x, async_op=True) for _ in range(2)]:
+            work.wait()
+        return x.tolist()
+
+    assert simgpu.ranks(count, add_twice, schedule=seed) == [[float(count**2)] * 3] * count
+
+
+@pytest.mark.parametrize("value", ["", "0", "no"])
+def test_nobody_looks_who_was_not_asked(value, monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", value)
+
+    def add(rank):
+        x = torch.full((2,), float("nan"), device="cuda")
+        dist.all_reduce(x)
+        return x.isnan().all().item()
+
+    assert simgpu.ranks(2, add) == [True] * 2
+
+
+def test_gloo_looks_for_no_nan():
+    def add(rank):
+        dist.all_reduce(torch.full((2,), float("nan"), device="cuda"))
+
+    simgpu.ranks(2, add, backend="gloo")
+
+
+@pytest.mark.parametrize("value", ["1", "0"])
+def test_a_backend_may_be_told_to_look_or_not(value, monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", value)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+        x = torch.full((2,), float("nan"), device="cuda")
+        asked = value == "1"
+        for looks in (asked, not asked):
+            if looks != asked:
+                backend._set_enable_nan_check(looks)
+            if looks:
+                with pytest.raises(NaNSentError, match="rank 0 gives NaN"):
+                    dist.all_reduce(x)
+            else:
+                dist.all_reduce(x)
+    finally:
+        dist.destroy_process_group()
