@@ -99,7 +99,8 @@ class Stream:
                 f"RNG state is wrong size: a simulated device's has {_STATE.size} bytes as on "
                 f"CUDA, got {size}"
             )
-        with torch._C.DisableTorchFunction():
+        # CUDA reads memory, of which modes, such as that of fake tensors, are not told.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             state = bytes(new_state.reshape(-1).tolist())
         seed, offset = _STATE.unpack(state + bytes(_STATE.size - size))
         self.set_offset(offset % _WORD)

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from tests.devices.state import test_random as states
 from tests.simulator import test_attention as attention
 from tests.simulator import test_cuda_composed as composed
 from tests.simulator import test_cuda_corners as corners
@@ -212,6 +213,13 @@ COMPOSED_DRAWS = [
         "low >= 2 * _PAST_FLOATS - 1",
         seams.test_a_range_past_all_floats_is_refused_at_once,
         raises=Exception,
+    ),
+    fault(
+        "a mode is told of a state that is read",
+        "simgpu._random.stream:Stream.set_state",
+        ", torch._C._DisableTorchDispatch()",
+        "",
+        states.test_a_state_is_put_back_within_a_mode_without_data,
     ),
     fault(
         "a seed alone leaves the offset",

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from tests.support import strategies
 from tests.support.observe import plain
@@ -95,3 +96,17 @@ def test_fork_rng_gives_the_streams_back(devices, data, seed):
             torch.rand(3, device=target)
     for target, state in zip(targets, states, strict=True):
         assert torch.equal(module.get_rng_state(target), state)
+
+
+@given(data=st.data(), seed=st.integers(0, 2**31), used=st.integers(0, 3))
+def test_a_state_is_put_back_within_a_mode_without_data(devices, data, seed, used):
+    device = data.draw(st.sampled_from(devices))
+    module = torch.get_device_module(device)
+    seeded(devices, seed)
+    for _ in range(used):
+        torch.rand(3, device=device)
+    state = module.get_rng_state(device)
+    wanted = plain(torch.rand(3, device=device))
+    with FakeTensorMode():
+        module.set_rng_state(state, device)
+    assert plain(torch.rand(3, device=device)) == wanted
