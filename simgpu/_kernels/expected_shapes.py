@@ -165,10 +165,17 @@ def rescaled_qkv(arguments: dict[str, Any]) -> None:
 
 def moving_average(arguments: dict[str, Any]) -> None:
     """Ranges to average: one, or one for each channel."""
+    input, dim = arguments["self"], arguments["ch_axis"]
+    if dim >= input.dim():
+        return  # the kernel says so
+    channels = input.shape[dim] if arguments.get("per_row_fake_quant") else 1
     for name in ("running_min", "running_max", "scale", "zero_point"):
         given = arguments.get(name)
-        if isinstance(given, Tensor) and not given.numel():
-            raise RuntimeError(f"_fused_moving_avg_obs_fq_helper: {name} is empty")
+        if isinstance(given, Tensor) and given.numel() < channels:
+            raise RuntimeError(
+                f"_fused_moving_avg_obs_fq_helper: expected {name} of {channels} numbers, one for "
+                f"each range, got shape {tuple(given.shape)}"
+            )
 
 
 def transformed_dims(arguments: dict[str, Any]) -> None:

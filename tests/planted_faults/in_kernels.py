@@ -6,12 +6,52 @@ from tests.devices.computing import test_foreach as lists
 from tests.devices.computing import test_mixing_devices as rules
 from tests.devices.computing import test_sparse_and_nested as composites
 from tests.devices.training import test_cudnn as cudnn
+from tests.simulator import test_fake_quantization as observers
 from tests.simulator import test_stream_records as records
 from tests.support.plant import fault
 
 recorded = partial(partial, records.test_what_is_recorded_of_a_call)
 
+OBSERVER = "simgpu._kernels.fake_quantization:fused_observer"
+
 KERNELS = [
+    fault(
+        "an observer of channels makes no room for them",
+        OBSERVER,
+        "if per_row_fake_quant and",
+        "if False and",
+        observers.test_channels_are_observed_as_on_the_cpu,
+        raises=RuntimeError,
+    ),
+    fault(
+        "a channel that nothing was seen of begins at zero",
+        OBSERVER,
+        "running_min.resize_(channels).fill_(math.inf)",
+        "running_min.resize_(channels).zero_()",
+        observers.test_channels_are_observed_as_on_the_cpu,
+    ),
+    fault(
+        "an observer makes room whatever it has",
+        OBSERVER,
+        "running_min.numel() == 0",
+        "running_min.numel() < self.shape[ch_axis]",
+        partial(observers.test_buffers_too_short_for_their_ranges_raise, name="running_min"),
+    ),
+    fault(
+        "a range for the whole tensor is made where there is none",
+        OBSERVER,
+        "if per_row_fake_quant and",
+        "if",
+        observers.test_an_empty_range_for_the_whole_tensor_raises,
+    ),
+    fault(
+        "one number more than there are channels is expected of an observer",
+        "simgpu._kernels.expected_shapes:moving_average",
+        "< channels",
+        "<= channels",
+        observers.test_channels_are_observed_as_on_the_cpu,
+        raises=RuntimeError,
+    ),
     fault(
         "a cast is a copy",
         "simgpu._kernels.copies:to_copy",

@@ -8,6 +8,7 @@ from tests.dataparallel import test_overridden_steps as steps
 from tests.dataparallel import test_parallel_apply as apply
 from tests.dataparallel import test_reference_cycles as garbage
 from tests.dataparallel import test_replicate as replicate
+from tests.dataparallel import test_resized_buffers as resized
 from tests.support.plant import fault
 
 MOVE = "dataparallel._transfer.copies"
@@ -15,6 +16,13 @@ SUM = "dataparallel._transfer.sums"
 CALL = "dataparallel.parallel_apply"
 
 GRADIENTS = [
+    fault(
+        "the first replica has views of the original's buffers",
+        f"{MOVE}:broadcast_laid_out",
+        "outputs = [tensors, *",
+        "outputs = [[tensor.detach() for tensor in tensors], *",
+        partial(resized.test_what_the_first_replica_resizes_lasts, name="ours"),
+    ),
     fault(
         "one gradient is dropped",
         f"{SUM}:sum_to",
