@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from simgpu._kernels import attention_rules
@@ -27,6 +28,8 @@ _fused = overload("_scaled_dot_product_flash_attention_for_cpu")._handle.redispa
 _flash = overload("_scaled_dot_product_flash_attention")._handle.redispatch_boxed
 _efficient = overload("_scaled_dot_product_efficient_attention")._handle.redispatch_boxed
 _FUSED = SDPBackend.FLASH_ATTENTION.value
+# As a batch of one; before, kernels were chosen for tensors of four dimensions alone.
+_FUSES_THREE_DIMENSIONS = TorchVersion(torch.__version__) >= "2.14"
 _flash_is_enabled: Callable[[], bool] = cuda.flash_sdp_enabled
 _math_is_enabled: Callable[[], bool] = cuda.math_sdp_enabled
 _mem_efficient_is_enabled: Callable[[], bool] = cuda.mem_efficient_sdp_enabled
@@ -58,6 +61,8 @@ def scaled_dot_product_attention(
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
     if not _math_is_enabled():
         _check_forced(*arguments, enable_gqa)
+    if not (dropout_p or enable_gqa or not query.numel()) and _is_forced_by_name(query):
+        return _by_cudas_operator(keys, query, key, value, attn_mask, is_causal, scale)
     if (
         dropout_p > 0  # CUDA's fused kernels drop out, so this must not fail where they are forced
         or query.numel() == 0  # with no heads, the kernel would divide by their number
@@ -73,11 +78,9 @@ def scaled_dot_product_attention(
         mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
         batch = (query[None], key[None], value[None], mask, dropout_p, is_causal)
         return scaled_dot_product_attention(keys, *batch, scale=scale, enable_gqa=enable_gqa)[0]
-    mask = attn_mask
-    if mask is not None and mask.dtype is torch.bool:
-        mask = _summand(mask, query.dtype)
     if is_traceable_wrapper_subclass(query):
-        return _by_cudas_operator(keys, query, key, value, mask, is_causal, scale)
+        return _by_cudas_operator(keys, query, key, value, attn_mask, is_causal, scale)
+    mask = _summand(attn_mask, query.dtype)
     result, _ = _fused(keys, query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
     return result
 
@@ -96,7 +99,7 @@ def _check_forced(
     if any(tensor.is_nested for tensor in given) or _is_batched():
         return
     if _consistent(query, key, value, mask):  # if not, PyTorch's own code says so
-        if all(tensor.dim() == 3 for tensor in given):  # a batch of one
+        if _FUSES_THREE_DIMENSIONS and all(tensor.dim() == 3 for tensor in given):
             query, key, value = (tensor[None] for tensor in given)
         attention_rules.check_some_kernel(
             attention_rules.Call(query, key, value, mask, dropout_p, is_causal, enable_gqa)
@@ -120,6 +123,15 @@ def _may_be_fused() -> bool:
     return _flash_is_enabled() and (
         _math_is_enabled() or not (_mem_efficient_is_enabled() or _cudnn_is_enabled())
     )
+
+
+def _is_forced_by_name(query: Tensor) -> bool:
+    """Whether code that knows CUDA's operators by name looks for one, and flash is forbidden.
+
+    That some kernel takes the call has been checked. The host knows flash attention alone.
+    """
+    forced = not (_math_is_enabled() or _flash_is_enabled() or _is_batched())
+    return forced and query.dim() == 4 and is_traceable_wrapper_subclass(query)
 
 
 def _consistent(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
@@ -148,17 +160,21 @@ def _by_cudas_operator(
 ) -> Tensor:
     """What CUDA would call: DTensor knows how this one is sharded, and `context_parallel` too."""
     given = query, key, value
-    if mask is None and query.dtype in (torch.float16, torch.bfloat16):
+    halves = query.dtype in (torch.float16, torch.bfloat16)
+    if mask is None and halves and _flash_is_enabled():
         flash: Tensor = _flash(keys, *given, 0.0, is_causal, False, scale=scale)[0]
         return flash
+    mask = _summand(mask, query.dtype)
     if mask is not None:
         mask = mask.expand(*query.shape[:3], key.shape[2])
     efficient: Tensor = _efficient(keys, *given, mask, True, 0.0, is_causal, scale=scale)[0]
     return efficient
 
 
-def _summand(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """What to add to the scores: nothing where `allowed`, minus infinity elsewhere."""
+def _summand(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What to add to the scores: of a mask of booleans, minus infinity where they are false."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
     with torch._C.DisableTorchFunction():  # functions that users installed do not see it
-        zero = torch.zeros((), dtype=dtype, device=allowed.device)
-        return torch.where(allowed, zero, -math.inf)
+        zero = torch.zeros((), dtype=dtype, device=mask.device)
+        return torch.where(mask, zero, -math.inf)

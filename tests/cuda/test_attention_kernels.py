@@ -130,6 +130,20 @@ def test_who_forces_a_kernel_has_it_where_who_asks_is_told_so(
         assert free.shape == query.shape
 
 
+@given(kernel=st.sampled_from([FLASH, EFFICIENT, CUDNN]), heads=st.integers(1, 3))
+def test_tensors_of_three_dimensions_are_a_batch_of_one_where_the_host_takes_them(kernel, heads):
+    """Since 2.14; before, no fused kernel takes them."""
+    host = torch.ones(heads, 2, 8, device="cpu")
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            taken = scaled_dot_product_attention(host, host, host).shape == host.shape
+        except RuntimeError:
+            taken = False
+    with simgpu.as_cuda(1, model="A100"):
+        assert does(kernel, *tensors(HALF, heads, 2, 8)) == taken
+
+
 def test_who_asks_may_be_told_why():
     with simgpu.as_cuda(1, model="A100"):
         with pytest.warns(UserWarning, match=r"torch.bfloat16, got torch.float32"):

@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.cuda import test_attention_kernels as attention
+from tests.distributed import test_context_parallel as context
 from tests.support.plant import fault
 
 RULES = "simgpu._kernels.attention_rules"
@@ -16,6 +17,21 @@ ATTENTION_KERNELS = [
         "if _consistent(query, key, value, mask):",
         "if False:",
         attention.test_who_forces_a_kernel_has_it_where_who_asks_is_told_so,
+    ),
+    fault(
+        "three dimensions are a batch of one whatever the release",
+        "simgpu._kernels.attention:_check_forced",
+        "if _FUSES_THREE_DIMENSIONS and",
+        "if not _FUSES_THREE_DIMENSIONS and",
+        attention.test_tensors_of_three_dimensions_are_a_batch_of_one_where_the_host_takes_them,
+    ),
+    fault(
+        "efficient attention that is forced is computed in steps, which nobody can pass around",
+        "simgpu._kernels.attention:_is_forced_by_name",
+        "return forced and",
+        "return not forced and",
+        context.test_attention_over_parts_of_a_sequence_is_that_over_the_whole,
+        raises=Exception,
     ),
     fault(
         "flash attention takes float32",
