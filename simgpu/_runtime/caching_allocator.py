@@ -172,7 +172,10 @@ class CachingAllocator:
         if self.reserved + whole > limit and any(self._free.values()):
             self.retries += 1
             self.release()
-        return self._reserve(whole, pool)
+        # A GPU is full where a segment does not fit, and a simulated device not yet: it gets what
+        # is left, and more than that only where free blocks are scattered.
+        left = (limit - self.reserved) & -BLOCK
+        return self._reserve(max(size, min(whole, left)), pool)
 
     def _reserve(self, whole: int, pool: str) -> Piece:
         segment = Segment(self._next_address, whole, pool)

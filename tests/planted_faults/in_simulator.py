@@ -44,6 +44,13 @@ SIMULATOR = [
         partial(captures.test_what_waits_for_the_device_spoils_a_capture, name="is a stream done"),
     ),
     fault(
+        "more is reserved than there is",
+        "simgpu._runtime.caching_allocator:CachingAllocator._new_segment",
+        "max(size, min(whole, left))",
+        "whole",
+        caching.test_no_more_is_reserved_than_there_is,
+    ),
+    fault(
         "a free block does not join the one before it",
         "simgpu._runtime.caching_allocator:CachingAllocator.free",
         "for other in (piece.previous, piece.next):",

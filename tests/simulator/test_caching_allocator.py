@@ -274,6 +274,18 @@ def test_a_segment_that_just_fits_leaves_the_cache(first, more, missing):
     assert allocator.reserved == (wanted if missing else cached + wanted)
 
 
+@given(size=st.sampled_from([MIB // 2, MIB, 2 * MIB, 4 * MIB, 5 * MIB, 12 * MIB]), data=st.data())
+def test_no_more_is_reserved_than_there_is(size, data):
+    """Where nothing lies scattered; a GPU would be full before it."""
+    count = data.draw(st.integers(1, 40))
+    with simgpu.devices(1, memory=count * size):
+        held = [torch.empty(size, dtype=torch.uint8, device="simgpu:0") for _ in range(count)]
+        assert torch.simgpu.memory_allocated(0) == count * size
+        assert torch.simgpu.memory_reserved(0) == count * size
+        assert torch.simgpu.mem_get_info(0) == (0, count * size)
+        del held
+
+
 @given(cached=st.integers(1, 9), nbytes=st.integers(1, 40 * MIB))
 def test_what_is_cached_counts_as_reserved(cached, nbytes):
     """What a past needs that is not known in full is reserved beside it."""
