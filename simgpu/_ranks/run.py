@@ -59,7 +59,7 @@ def ranks(
             Within such a block that schedule decides, and this argument does nothing.
         memory, model, rng: of the fresh devices, as in `simgpu.devices`.
 
-    Without devices there are `count` fresh ones by the name of CUDA. Within `simgpu.as_cuda(n)` the
+    Worlds of several threads come one after the other. Without devices there are `count` fresh ones by the name of CUDA. Within `simgpu.as_cuda(n)` the
     ranks have its devices; within `simgpu.devices(n)` too, for every backend but NCCL.
 
     Raises:
@@ -81,6 +81,7 @@ def ranks(
     if threads.rank is not None:
         raise RuntimeError(f"rank {threads.rank} of a world cannot start another world")
     with contextlib.ExitStack() as ends:
+        ends.enter_context(_one_at_a_time)  # worlds of several threads, with their devices
         if not world.device_count():
             fresh = as_cuda.as_cuda(count, memory=memory, model=model, rng=rng or RNGS[0])
             ends.enter_context(fresh)
@@ -91,7 +92,6 @@ def ranks(
                 f"{count} ranks need {count} devices, one each, and there are "
                 f"{world.device_count()}: make more, or ask for fewer ranks"
             )
-        ends.enter_context(_one_at_a_time)
         patches = Patches()
         ends.callback(patches.undo)
         patches.apply(isolation.PATCHES)

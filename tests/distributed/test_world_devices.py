@@ -1,6 +1,7 @@
 """Which devices a world of ranks has: fresh ones of the sort that is asked for, or those there."""
 
 import re
+import threading
 
 import pytest
 import torch
@@ -28,6 +29,27 @@ def test_the_generator_of_fresh_devices_is_the_one_that_is_asked_for():
     [cuda], [host] = (simgpu.ranks(1, drawn, rng=rng) for rng in ("cuda", "host"))
     assert cuda != host
     assert cuda == simgpu.ranks(1, drawn)[0]
+
+
+def test_a_world_waits_for_that_of_another_thread():
+    """Each has its fresh devices."""
+    within, calls, found = threading.Event(), threading.Event(), []
+
+    def second():
+        within.wait()
+        calls.set()
+        found.append(simgpu.ranks(3, lambda rank: torch.cuda.device_count()))
+
+    def first(rank):
+        within.set()
+        calls.wait()
+        return torch.cuda.device_count()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert simgpu.ranks(2, first) == [2, 2]
+    thread.join()
+    assert found == [[3, 3, 3]]
 
 
 def test_ranks_of_gloo_have_devices_by_their_own_name():
