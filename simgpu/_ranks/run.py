@@ -59,8 +59,9 @@ def ranks(
             Within such a block that schedule decides, and this argument does nothing.
         memory, model, rng: of the fresh devices, as in `simgpu.devices`.
 
-    Worlds of several threads come one after the other. Without devices there are `count` fresh ones by the name of CUDA. Within `simgpu.as_cuda(n)` the
-    ranks have its devices; within `simgpu.devices(n)` too, for every backend but NCCL.
+    Without devices there are `count` fresh ones by the name of CUDA. Within `simgpu.as_cuda(n)` the
+    ranks have its devices; within `simgpu.devices(n)` too, for every backend but NCCL. Worlds of
+    several threads come one after the other.
 
     Raises:
         the first error that a rank raised, with those of the others as notes.
