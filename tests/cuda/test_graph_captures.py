@@ -145,15 +145,22 @@ def test_what_waits_for_the_device_spoils_a_capture(cuda, name):
         graph.replay()
 
 
-@given(asks=st.sampled_from(["query", "synchronize"]), again=st.booleans())
-def test_nobody_waits_for_a_mark_in_a_graph(cuda, asks, again):
-    """Nor asks for it, until it is recorded anew."""
+@given(
+    asks=st.sampled_from(["query", "synchronize"]),
+    where=st.sampled_from(["captured", "beside", "captured, and again after it"]),
+)
+def test_nobody_waits_for_a_mark_in_a_graph(cuda, asks, where):
+    """Nor asks for it, until it is recorded anew; other streams' marks are as ever."""
     x, event = torch.ones(SIZE, device="cuda"), torch.cuda.Event()
+    other = torch.cuda.Stream()
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         x.add_(1)
+        event.record(other if where == "beside" else None)
+        if where == "beside":
+            assert getattr(event, asks)() in (True, None)
+    if where == "captured, and again after it":
         event.record()
-    if again:
-        event.record()
+    if where != "captured":
         assert getattr(event, asks)() in (True, None)
     else:
         with pytest.raises(CaptureError, match="event last recorded in a capturing stream"):

@@ -62,6 +62,7 @@ def seen():
         torch.backends.cuda.mem_efficient_sdp_enabled(),
         torch.backends.cuda.math_sdp_enabled(),
         torch.backends.cuda.cudnn_sdp_enabled(),
+        torch._C._get_sdp_priority_order(),
     )
 
 
@@ -77,6 +78,10 @@ BLOCKS = {
     ),
     "mkldnn": (lambda value: torch.backends.mkldnn.flags(enabled=value), [True, False]),
     "attention": (sdpa_kernel, [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]),
+    "order of attention": (
+        lambda value: sdpa_kernel(value, set_priority=True),
+        [[SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], [SDPBackend.CUDNN_ATTENTION]],
+    ),
 }
 
 
@@ -125,3 +130,25 @@ def test_a_rank_keeps_what_it_has_set():
 
     assert simgpu.ranks(2, go) == [torch.float64, torch.float16]
     assert torch.ones(1).dtype is torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_a_precision_that_is_set_by_its_newer_name_is_no_error():
+    """PyTorch refuses to tell it by its older one then."""
+    newer = torch.backends.cuda.matmul
+    if not hasattr(newer, "fp32_precision"):
+        pytest.skip("this release has no newer name")
+    before = newer.fp32_precision
+
+    def go(rank):
+        if rank == 0:
+            newer.fp32_precision = "tf32"
+        for _ in range(2):
+            dist.barrier(device_ids=[rank])
+
+    try:
+        simgpu.ranks(2, go)
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        newer.fp32_precision = before
+        torch.set_float32_matmul_precision("highest")

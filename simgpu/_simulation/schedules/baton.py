@@ -213,8 +213,8 @@ class Baton:
         self.running_task = chosen
         if me.state is not chosen.state:
             self._put_away(me)
+        me.in_line = True  # Ctrl-C waits from here on
         chosen.baton.release()
-        me.in_line = True
         try:
             if me.number:
                 me.baton.acquire()
