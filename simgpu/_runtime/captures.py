@@ -3,8 +3,8 @@
 While a stream is captured (torch.cuda.CUDAGraph), its work is recorded to be replayed. As on CUDA,
 other streams join a capture by waiting for work of it, and have to be waited for before it ends; a
 copy between devices lets their streams wait for each other. Whatever would make the host wait for
-captured work, or ask for it, is forbidden, and spoils the capture. What is
-recorded and how it is replayed stands in `simgpu._memory.graphs`.
+captured work, or ask for it, is forbidden, and spoils the capture. What is recorded and how it is
+replayed stands in `simgpu._memory.graphs`.
 """
 
 from __future__ import annotations
