@@ -219,6 +219,8 @@ def ending(how: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             communicator = _communicators.get(self)
             if communicator is not None:
                 communicator.ended = how
+                if how == "aborted":
+                    communicator.transport.abort()
             return stock(self)
 
         return end

@@ -29,6 +29,11 @@ from simgpu._simulation.schedules.tasks import Ended
 T = TypeVar("T")
 
 _one_at_a_time = threading.Lock()
+_KINDS_OF_NO_CALL = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
 
 
 def ranks(
@@ -74,7 +79,9 @@ def ranks(
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"the number of ranks must be an integer from 1 on, got {count!r}")
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+    if any(
+        kind(each) for kind in _KINDS_OF_NO_CALL for each in (function, type(function).__call__)
+    ):
         raise TypeError(
             f"the ranks call a function, and {function!r} would only make a coroutine or a "
             "generator, which nobody runs: hand over one that runs it"
@@ -155,7 +162,7 @@ class _World:
         except Ended:  # the schedule is over
             raise
         except SystemExit as end:
-            if end.code:  # as of a process: else it has just ended
+            if end.code is not None and (end.code != 0 or not isinstance(end.code, int)):
                 self._turns.failures[rank] = end
         except BaseException as error:
             self._turns.failures[rank] = error

@@ -173,7 +173,7 @@ class CachingAllocator:
             self.retries += 1
             self.release()
         # A GPU is full where a segment does not fit, and a simulated device not yet: it gets what
-        # is left, and more than that only where free blocks are scattered.
+        # is left, and more than that only where free blocks are scattered, or blocks keep a rest.
         left = (limit - self.reserved) & -BLOCK
         return self._reserve(max(size, min(whole, left)), pool)
 

@@ -115,6 +115,18 @@ def test_a_call_that_others_leave_out_is_told_if_nobody_waits(count, data, seed)
     assert f"all_reduce float32 (3,) SUM at {__file__}:" in text
 
 
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_call_of_a_group_that_was_aborted_waits_for_nobody(backend):
+    def go(rank):
+        group = dist.new_group([0, 1])
+        if rank == 1:
+            dist.all_reduce(torch.ones(1, device="cuda"), group=group, async_op=True)
+            dist.distributed_c10d._abort_process_group(group)
+        return rank
+
+    assert simgpu.ranks(2, go, backend=backend) == [0, 1]
+
+
 async def coroutine(rank):
     """Never run."""
 
@@ -123,13 +135,22 @@ def generator(rank):
     yield rank
 
 
-@pytest.mark.parametrize("function", [coroutine, generator])
+async def both(rank):
+    yield rank
+
+
+class Asynchronous:
+    async def __call__(self, rank):
+        """Never run."""
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, both, Asynchronous()])
 def test_what_only_calls_would_not_run_is_refused(function):
     with pytest.raises(TypeError, match="which nobody runs"):
         simgpu.ranks(2, function)
 
 
-@pytest.mark.parametrize("code", [0, None, 3, "words"])
+@pytest.mark.parametrize("code", [0, None, 3, "words", "", 0.0])
 def test_a_rank_ends_by_sys_exit_as_a_process_does(code):
     """With 0 or nothing it has just ended; with anything else, so does who started it."""
 
@@ -139,7 +160,7 @@ def test_a_rank_ends_by_sys_exit_as_a_process_does(code):
             sys.exit(code)
         return rank
 
-    if code:
+    if code is not None and repr(code) != "0":
         with pytest.raises(SystemExit) as caught:
             simgpu.ranks(2, go)
         assert caught.value.code == code

@@ -14,6 +14,7 @@ from tests.support.plant import fault
 from tests.tools import test_timeline as timeline
 
 LAUNCH = "simgpu._runtime.launch"
+SLEEPING = "simgpu._runtime.sleeping"
 STREAMS = "simgpu._runtime.streams"
 recorded = partial(partial, records.test_what_is_recorded_of_a_call)
 
@@ -126,7 +127,7 @@ RUNTIME = [
     ),
     fault(
         "a second sleep begins with the first",
-        f"{STREAMS}:sleep",
+        f"{SLEEPING}:sleep",
         "max(clock.now(), stream._busy_until) + seconds",
         "clock.now() + seconds",
         WAITS,
@@ -134,7 +135,7 @@ RUNTIME = [
     fault(
         "an event is passed before the work in front of it",
         f"{STREAMS}:Event.record",
-        "max(clock.now(), _busy_until(index, stream)), index",
+        "max(clock.now(), busy_until(index, stream)), index",
         "clock.now(), index",
         WAITS,
     ),
@@ -154,8 +155,8 @@ RUNTIME = [
     ),
     fault(
         "reading a number waits for all streams",
-        f"{STREAMS}:wait_for_sleep",
-        "_busy_until(index, None)",
+        f"{SLEEPING}:wait_for_sleep",
+        "busy_until(index, None)",
         "max(world.active_devices[index].busy_until.values())",
         WAITS,
     ),

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from simgpu._ranks import settings as kept
+from simgpu.errors import CollectiveMismatchError
 from tests.distributed import test_collectives as collectives
 from tests.distributed import test_ends_of_ranks as ends
 from tests.distributed import test_exchanges as exchanges
@@ -25,12 +27,24 @@ def fakes(name):
     return hold
 
 
+def own_settings():
+    """The property for two blocks, after which the settings are as before, whatever is wrong."""
+    before = kept.noted()
+    try:
+        settings.test_a_block_of_one_rank_changes_nothing_for_others.hypothesis.inner_test(
+            name="dtype", count=2, steps=[(0, 1, 2), (1, 0, 1)], seed=None
+        )
+    finally:
+        for setting, value in zip(kept._SETTINGS, before, strict=True):
+            setting.write(value)
+
+
 STORES = processes.test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts
 POSITIONS = collectives.test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ
 
 WORLDS_OF_RANKS = [
     *(
-        fault(name, place, old, new, settings.test_a_block_of_one_rank_changes_nothing_for_others)
+        fault(name, place, old, new, own_settings)
         for name, place, old, new in (
             (
                 "ranks share the settings of PyTorch",
@@ -57,8 +71,8 @@ WORLDS_OF_RANKS = [
     fault(
         "a rank that ends by sys.exit(0) ends its caller",
         "simgpu._ranks.run:_World._rank",
-        "if end.code:",
-        "if True:",
+        "end.code is not None and",
+        "True or",
         partial(ends.test_a_rank_ends_by_sys_exit_as_a_process_does, code=0),
         raises=SystemExit,
     ),
@@ -119,6 +133,7 @@ WORLDS_OF_RANKS = [
         "del self._meetings.calls[key]",
         "pass",
         groups.test_calls_that_are_over_are_forgotten,
+        raises=CollectiveMismatchError,
     ),
     fault(
         "the parts of a coalesced call are kept",

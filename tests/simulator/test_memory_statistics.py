@@ -45,7 +45,7 @@ def test_the_statistics_are_those_of_the_history(steps, limit):
                 segments[0] = segments[1] + 1
             elif size:
                 start = "cpu" if step == "copy too much" else devices[1]
-                # The segment is larger than the device: it has all that is allowed, or nothing.
+                # A whole segment would be larger than the device: it is all that is allowed.
                 free = CAPACITY - (limit * 512 if sizes else 0)
                 text = f"{free / 1024:.2f} KiB" if free > 1024 else f"{free} bytes"
                 if not sizes:
@@ -79,8 +79,9 @@ def test_the_statistics_are_those_of_the_history(steps, limit):
         assert stats["num_ooms"] == stats["num_alloc_retries"] == ooms
         assert [stats["num_device_alloc"], stats["num_device_free"]] == segments
         is_reserved = segments[0] > segments[1]
-        assert stats["reserved_bytes.all.current"] == (2**21 if is_reserved else 0)
-        assert torch.simgpu.mem_get_info(devices[1]) == (0 if is_reserved else CAPACITY, CAPACITY)
+        assert stats["reserved_bytes.all.current"] == (512 * limit if is_reserved else 0)
+        free = CAPACITY - 512 * limit * is_reserved
+        assert torch.simgpu.mem_get_info(devices[1]) == (free, CAPACITY)
         assert torch.simgpu.get_per_process_memory_fraction(devices[1]) == limit / 8
         nested = torch.simgpu.memory_stats_as_nested_dict(devices[1])
         assert dict(flattened(nested)) == stats
