@@ -2,8 +2,8 @@
 
 A simulated device does its work while it is being asked for, so a stream has nothing to wait for:
 what remains of it is its identity, the device it belongs to, and which stream is current in a
-thread. One thing takes time on it: `sleep`, which programs put there to see who waits. Shapes
-follow `torch.cuda.Stream` and `torch.cuda.Event`.
+thread. One thing takes time on it: sleep (`sleeping`), which programs put there to see who waits.
+Shapes follow `torch.cuda.Stream` and `torch.cuda.Event`.
 """
 
 from __future__ import annotations
