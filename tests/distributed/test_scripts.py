@@ -43,6 +43,7 @@ if __name__ == "__main__":
 """
 
 SPAWNS = """
+import os
 import sys
 
 import torch
@@ -53,7 +54,8 @@ from .train import train
 
 
 def run(rank, count, folder):
-    dist.init_process_group("nccl", f"file://{folder}/store", rank=rank, world_size=count)
+    store = f"file://{os.path.abspath(folder)}/store"  # of a relative one, the first part is lost
+    dist.init_process_group("nccl", store, rank=rank, world_size=count)
     train(rank, folder)
     dist.destroy_process_group()
 
