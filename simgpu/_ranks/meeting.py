@@ -9,7 +9,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -40,21 +40,33 @@ class Meetings:
         self.aborted: set[Any] = set()
 
     def check_end(self) -> None:
-        """Raise for a collective that some ranks have called, and nobody has waited for.
+        """Raise for a call whose other side never came, and that nobody has waited for.
 
         Its results would never be there: on a GPU, it would wait for the other ranks for ever.
         """
         for (group, number), meeting in self.calls.items():
             if meeting.error is None and group not in self.aborted:
-                call = next(iter(meeting.here.values())).call
-                _, name, ranks = group
-                here = [ranks[member] for member in sorted(meeting.here)]
-                others = sorted({*ranks} - {*here})
-                raise CollectiveMismatchError(
-                    f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
-                    f"ranks {here} alone: ranks {others} have ended without it, and nobody has "
-                    "waited for it"
-                )
+                pending = next(iter(meeting.here.values()))
+                self._raise_for(group, number, pending, [*meeting.here], [*range(len(group[-1]))])
+        for (group, pair, sends), waiting in self.mail.items():
+            if waiting and group not in self.aborted:
+                caller = pair[0] if sends else pair[1]
+                self._raise_for(group, waiting[0].call.number, waiting[0], [caller], [*pair])
+
+    @staticmethod
+    def _raise_for(
+        group: Any, number: int, pending: Pending, callers: list[int], wanted: list[int]
+    ) -> NoReturn:
+        """Name the call, who made it and who has not; both by their ranks within the group."""
+        call, (_, name, ranks) = pending.call, group
+        here = sorted(ranks[member] for member in callers)
+        others = sorted({ranks[member] for member in wanted} - {*here}) or here
+        missing = {"send": "its recv", "recv": "its send"}.get(call.kind, "it")
+        raise CollectiveMismatchError(
+            f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
+            f"ranks {here} alone: ranks {others} have ended without {missing}, and nobody has "
+            "waited for it"
+        )
 
 
 class Transport:

@@ -115,6 +115,46 @@ def test_a_call_that_others_leave_out_is_told_if_nobody_waits(count, data, seed)
     assert f"all_reduce float32 (3,) SUM at {__file__}:" in text
 
 
+@few
+@given(count=strategies.world_sizes(2, 4), data=st.data(), seed=schedules)
+def test_a_message_without_its_other_side_is_told_if_nobody_waits(count, data, seed):
+    """Of some sends and receives between pairs of ranks, all in one order, the first left over."""
+    sides = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1), st.booleans())
+    calls = data.draw(st.lists(sides, max_size=6), "source, target, whether it sends")
+
+    def go(rank):
+        works = [
+            dist.isend(torch.ones(3, device="cuda"), target)
+            if sends
+            else dist.irecv(torch.ones(3, device="cuda"), source)
+            for source, target, sends in calls
+            if rank == (source if sends else target)
+        ]
+        return len(works)
+
+    balance = {(source, target): 0 for source, target, _ in calls}
+    for source, target, sends in calls:
+        balance[source, target] += 1 if sends else -1
+    left = [(pair, ahead) for pair, ahead in balance.items() if ahead]
+    if not left:
+        assert sum(simgpu.ranks(count, go, schedule=seed)) == len(calls)
+        return
+    with pytest.raises(CollectiveMismatchError) as caught:
+        simgpu.ranks(count, go, schedule=seed)
+    told = [
+        f"{'send' if ahead > 0 else 'recv'} of float32 (3,) "
+        f"{f'to rank {target}' if ahead > 0 else f'from rank {source}'} at {__file__}:"
+        for (source, target), ahead in left
+    ]
+    endings = [
+        f"was called by ranks {[pair[ahead < 0]]} alone: ranks {[pair[ahead > 0]]} have ended "
+        f"without its {'recv' if ahead > 0 else 'send'}, and nobody has waited for it"
+        for pair, ahead in left
+    ]
+    text = str(caught.value)
+    assert any(a in text and b in text for a, b in zip(told, endings, strict=True)), text
+
+
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_a_call_of_a_group_that_was_aborted_waits_for_nobody(backend):
     def go(rank):

@@ -14,7 +14,7 @@ from torch import distributed as dist
 import simgpu
 from simgpu import strategies
 from simgpu._distributed.calls import Call
-from simgpu.errors import DeadlockError
+from simgpu.errors import CollectiveMismatchError, DeadlockError
 from tests.support.worlds import few, schedules
 
 
@@ -70,6 +70,9 @@ HOWS = {
     seed=schedules,
 )
 def test_default_groups_follow_each_other(count, hows, seed):
+    """What was sent in one, and taken by nobody, is not found in the next, and told at the end."""
+    ended = []
+
     def again(rank):
         for how in hows:
             if rank == 0:  # which nobody meets
@@ -88,9 +91,11 @@ def test_default_groups_follow_each_other(count, hows, seed):
             elif rank == 1:
                 dist.recv(received, 0)
                 assert received.item() == 7
-        return rank
+        ended.append(rank)
 
-    assert simgpu.ranks(count, again, schedule=seed) == list(range(count))
+    with pytest.raises(CollectiveMismatchError, match=r"to rank 1 .* ended without its recv"):
+        simgpu.ranks(count, again, schedule=seed)
+    assert sorted(ended) == list(range(count))
 
 
 @few

@@ -69,6 +69,14 @@ WORLDS_OF_RANKS = [
         raises=BaseException,
     ),
     fault(
+        "a message that nobody takes is told of nowhere",
+        "simgpu._ranks.meeting:Meetings.check_end",
+        "if waiting and",
+        "if False and",
+        ends.test_a_message_without_its_other_side_is_told_if_nobody_waits,
+        raises=BaseException,
+    ),
+    fault(
         "a rank that ends by sys.exit(0) ends its caller",
         "simgpu._ranks.run:_World._rank",
         "end.code is not None and",
