@@ -71,13 +71,14 @@ def interruptible():
 def python():
     """Run a fresh interpreter, in the root folder or in `cwd`: `python("-m", "simgpu", ...)`."""
 
-    def run(*args, cwd=ROOT, **variables):
+    def run(*args, cwd=ROOT, stdin=None, **variables):
         environment = {**os.environ, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
         environment.pop("SIMGPU_DEVICE_COUNT", None)
         return subprocess.run(
             [sys.executable, *map(str, args)],
             cwd=cwd,
             env=environment | variables,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=1800,  # a limit for what hangs: a busy machine takes minutes for a fuzzing

@@ -20,7 +20,7 @@ def add_arguments(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run a script in a process with simulated devices",
-        usage="%(prog)s [options] (SCRIPT | -m MODULE | -c CODE) [ARGS...]",
+        usage="%(prog)s [options] (SCRIPT | - | -m MODULE | -c CODE) [ARGS...]",
         description="Run a Python program, written for CUDA or not, on simulated GPUs.",
     )
     run.add_argument(
@@ -135,7 +135,7 @@ def _add_program(run: argparse.ArgumentParser) -> None:
         "script",
         nargs="?",
         metavar="SCRIPT",
-        help="a Python file, or a folder or zip file with a __main__.py",
+        help="a Python file, a folder or zip file with a __main__.py, or - for standard input",
     )
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
 
@@ -160,7 +160,7 @@ def start(options: argparse.Namespace) -> int:
         async_seed=options.async_seed,
     )
     environment = dict(os.environ)
-    clock = _clock(options)
+    clock = _clock(options, program)
     refusal = make_devices(script) or prepare(script.program)
     if refusal is None and clock is not None:
         refusal = ClockUntilExit(clock, environment).start()
@@ -215,7 +215,7 @@ def _refuse_to_watch_a_launcher(options: argparse.Namespace, program: Program) -
         )
 
 
-def _clock(options: argparse.Namespace) -> Clock | None:
+def _clock(options: argparse.Namespace, program: Program) -> Clock | None:
     """What is asked of the clock; ends with a message where there is none to be asked."""
     if options.clock is None:
         if options.topology is not None:
@@ -231,8 +231,7 @@ def _clock(options: argparse.Namespace) -> Clock | None:
     again += ["--replace-data-parallel"] * options.replace_data_parallel
     again += ["--async"] * options.lazy
     again += [] if options.async_seed is None else ["--async-seed", str(options.async_seed)]
-    kinds = {"module": ["-m"], "code": ["-c"], "script": []}
-    program = _program(options)
+    kinds = {"module": ["-m"], "code": ["-c"], "stdin": ["-c"], "script": []}
     again += [*kinds[program.kind], program.text, *program.arguments]
     report = options.estimate_to and str(options.estimate_to)
     return Clock(options.clock, topology, options.summary, report, again)
@@ -250,8 +249,11 @@ def _program(options: argparse.Namespace) -> Program:
             break
     else:
         if options.script is None:
-            error("name a program to run: SCRIPT, -m MODULE or -c CODE")
-        program = Program("script", options.script, tuple(options.arguments))
+            error("name a program to run: SCRIPT, -m MODULE, -c CODE, or - for standard input")
+        arguments = tuple(options.arguments)
+        if options.script == "-":
+            return Program("stdin", sys.stdin.read(), arguments)
+        program = Program("script", options.script, arguments)
     if program.kind == "module":
         first = program.text.partition(".")[0]
         here = importlib.machinery.PathFinder.find_spec(first, [os.getcwd()])

@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import importlib.util
 import os
-import runpy
 import sys
 import types
 import warnings
@@ -15,12 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from simgpu._cli import main_module
+
 if TYPE_CHECKING:
     from simgpu._simulation.asynchronous.executor import Asynchronous
 
 
 # What calls a program, or runs what it has left.
-_BEFORE_PROGRAMS = (__name__, "runpy", "contextlib")
+_BEFORE_PROGRAMS = (__name__, main_module.__name__, "contextlib")
 _QUEUES = "simgpu._simulation.asynchronous"
 
 
@@ -29,9 +30,9 @@ class Program:
     """What is to run, as `python` would be told."""
 
     kind: str
-    """ "script", "module" or "code"."""
+    """ "script", "module", "code" or "stdin"."""
     text: str
-    """The path, the module's name, or the code itself."""
+    """The path, the module's name, or the code itself, of which there is no file."""
     arguments: tuple[str, ...]
 
 
@@ -103,12 +104,11 @@ def make_devices(options: ScriptOptions) -> str | None:
 
 def prepare(program: Program) -> str | None:
     """Let the program find its arguments, and the modules beside it; returns why it cannot run."""
-    folder = {"module": os.getcwd(), "code": ""}.get(program.kind)
+    folder = {"module": os.getcwd(), "code": "", "stdin": ""}.get(program.kind)
     if folder is None:
-        folder = os.path.abspath(program.text)
-        if not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
-    sys.argv = ["-c" if program.kind == "code" else program.text, *program.arguments]
+        folder = main_module.folder_of(os.path.abspath(program.text))
+    name = {"code": "-c", "stdin": "-"}.get(program.kind, program.text)
+    sys.argv = [name, *program.arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
     return _why_no_module(program.text) if program.kind == "module" else None
@@ -162,7 +162,7 @@ def _hide_our_frames_of(ended: BaseException) -> None:
 
 
 def _after_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """What comes after the frames of the command and of `runpy`, which begin each traceback.
+    """What comes after the frames of the command, which begin each traceback.
 
     Nothing, where the program has ended, and what is left of its work is the command's to do.
     """
@@ -178,11 +178,11 @@ def _after_our_frames(traceback: types.TracebackType | None) -> types.TracebackT
 
 def _run(program: Program) -> None:
     if program.kind == "module":
-        runpy.run_module(program.text, run_name="__main__", alter_sys=True)
-    elif program.kind == "code":
-        _run_code(program.text)
+        main_module.run_module(program.text)
+    elif program.kind == "script":
+        main_module.run_path(os.path.abspath(program.text))
     else:
-        runpy.run_path(os.path.abspath(program.text), run_name="__main__")
+        main_module.run_text(program.text, "<string>" if program.kind == "code" else "<stdin>")
 
 
 @contextlib.contextmanager
@@ -222,12 +222,6 @@ def _told_of_races() -> Iterator[None]:
                 print(race, file=sys.stderr)
     if found:
         sys.exit(1)
-
-
-def _run_code(text: str) -> None:
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
-    exec(compile(text, "<string>", "exec"), vars(main))
 
 
 def _replace_data_parallel() -> None:

@@ -94,7 +94,7 @@ def test_the_memory_is_that_of_each_device_and_of_children(python):
 
 NO_MODULE = "no such module: no.such"
 MISTAKES = {
-    "nothing": (["run"], "name a program to run: SCRIPT, -m MODULE or -c CODE"),
+    "nothing": (["run"], "name a program to run: SCRIPT, -m MODULE, -c CODE, or - for"),
     "no module": (["run", "-m"], "-m needs a MODULE"),
     "no code": (["run", "--devices", "2", "-c"], "-c needs a CODE"),
     "another module": (["run", "-m", "no.such"], NO_MODULE),
