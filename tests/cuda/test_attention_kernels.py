@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch.backends import cuda as backends
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import simgpu
 
@@ -142,6 +144,26 @@ def test_tensors_of_three_dimensions_are_a_batch_of_one_where_the_host_takes_the
             taken = False
     with simgpu.as_cuda(1, model="A100"):
         assert does(kernel, *tensors(HALF, heads, 2, 8)) == taken
+
+
+class Operators(TorchDispatchMode):
+    """Notes which operators are asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.names.append(operator.overloadpacket.__name__)
+        return operator(*args, **(kwargs or {}))
+
+
+@given(kernel=st.sampled_from([FLASH, EFFICIENT]), dtype=st.sampled_from([HALF, BFLOAT16]))
+def test_code_that_goes_by_names_finds_the_kernel_that_is_forced(kernel, dtype):
+    with simgpu.as_cuda(1, model="A100"), sdpa_kernel(kernel), Operators() as seen:
+        call = [TwoTensor(each, each) for each in tensors(dtype, 1, 2, 8, 16)]
+        scaled_dot_product_attention(*call)
+    assert f"_scaled_dot_product_{NAMES[kernel]}_attention" in seen.names
 
 
 def test_who_asks_may_be_told_why():

@@ -34,6 +34,13 @@ ATTENTION_KERNELS = [
         raises=Exception,
     ),
     fault(
+        "code that goes by names finds flash attention where efficient attention is forced",
+        "simgpu._kernels.attention:_by_cudas_operator",
+        "halves and _flash_is_enabled()",
+        "halves",
+        attention.test_code_that_goes_by_names_finds_the_kernel_that_is_forced,
+    ),
+    fault(
         "flash attention takes float32",
         f"{RULES}:_flash",
         "_dtype(call, _HALVES, capability)",
