@@ -65,7 +65,7 @@ PATCHES: tuple[Row, ...] = (
         why=WHY_RENAMED,
     ),
     Patch(
-        "simgpu._runtime.streams.Event",
+        "simgpu._runtime.events.Event",
         "device",
         wrap=lambda stock: renamed(stock.__get__),
         why=WHY_RENAMED,

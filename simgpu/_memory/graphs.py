@@ -24,7 +24,7 @@ from simgpu._memory.host_aliases import host_empty, on_one_storage
 from simgpu._memory.ownership import with_bits_of
 from simgpu._random.fill import Source
 from simgpu._random.stream import Stream
-from simgpu._runtime import executors
+from simgpu._runtime import executors, streams
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch, Node
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
@@ -146,11 +146,19 @@ class _Move(NamedTuple):
     offset: int
 
 
+class _EventNode(NamedTuple):
+    """An event of the program is recorded or waited for, by the current stream of a device."""
+
+    event: torch.Event
+    device_index: int
+    records: bool
+
+
 class Graph:
     """The kernels and copies of one capture, in their order."""
 
     def __init__(self) -> None:
-        self._work: list[tuple[Kernel, int, Any, Any, Any] | _Move] = []
+        self._work: list[tuple[Kernel, int, Any, Any, Any] | _Move | _EventNode] = []
         self.nodes = 0  # how many kernels and copies
         self._identity = object()  # not the graph, which its own nodes would keep alive
 
@@ -178,9 +186,9 @@ class Graph:
         kwargs = {k: memory.own(v, reads and id(v) not in written) for k, v in about.kwargs.items()}
         self._work.append((kernel, about.device.index, args, kwargs, route))
 
-    def append_move(self, stream: Stream, offset: int) -> None:
-        """Record that `stream` goes on at `offset` from where it was at first."""
-        self._work.append(_Move(stream, offset))
+    def append_aside(self, work: _Move | _EventNode) -> None:
+        """Record what is no kernel and no copy."""
+        self._work.append(work)
 
     def replay(self) -> None:
         """Launch it all again, on the current streams."""
@@ -189,6 +197,9 @@ class Graph:
         for work in self._work:
             if isinstance(work, _Move):
                 work.stream.set_offset((starts[id(work.stream)] + work.offset) % 2**64)
+            elif isinstance(work, _EventNode):
+                stream = streams.current_stream(work.device_index)
+                (work.event.record if work.records else work.event.wait)(stream)
             else:
                 launch(*work)
 
@@ -251,7 +262,11 @@ class Recording(Capture):
     def go_on_at(self, stream: Stream, offset: int) -> None:
         self._remember_state(stream)
         super().go_on_at(stream, offset)
-        self._graph.append_move(stream, offset)
+        self._graph.append_aside(_Move(stream, offset))
+
+    def external_event(self, event: torch.Event, stream: torch.Stream, records: bool) -> None:
+        if self.holds(stream.device_index, stream.stream_id):
+            self._graph.append_aside(_EventNode(event, stream.device_index, records))
 
     def computed(self, launch: Launch, result: Any) -> None:
         if not self.holds(launch.device.index, launch.stream):

@@ -15,7 +15,7 @@ import torch
 
 from simgpu._naming import DEVICE_TYPE
 from simgpu._random.stream import Stream
-from simgpu._runtime import streams
+from simgpu._runtime import events, streams
 from simgpu._runtime.instruments import Instrument, Launch, add, remove
 from simgpu._runtime.launch import other_end
 from simgpu.errors import CaptureError
@@ -156,7 +156,7 @@ class Capture(Instrument):
             captured = self._clock_of(awaited) is not None
         if captured:
             event = isinstance(awaited, torch.Event)
-            self.refuse(streams.CAPTURED_EVENT if event else NOT_PERMITTED)
+            self.refuse(events.CAPTURED_EVENT if event else NOT_PERMITTED)
 
     def devices_removed(self) -> None:
         self._spoilt = True
@@ -164,4 +164,4 @@ class Capture(Instrument):
 
 
 def _is_unrecorded(awaited: torch.Stream | torch.Event) -> bool:
-    return isinstance(awaited, streams.Event) and awaited.cuda_event == 0
+    return isinstance(awaited, events.Event) and awaited.cuda_event == 0

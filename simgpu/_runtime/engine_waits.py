@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from simgpu._runtime import streams, thread_state, world
+from simgpu._runtime import events, streams, thread_state, world
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.thread_state import LOG
 
@@ -21,7 +21,7 @@ _RECORDED, _USES = 1, 3  # what an entry says; 2 is a wait
 _ROOM = 4096  # entries between two kernels
 
 
-class EngineEvent(streams.Event):
+class EngineEvent(events.Event):
     """An event that autograd's engine recorded: it is passed as a program's would be."""
 
 

@@ -1,9 +1,9 @@
-"""Streams and events of simulated devices.
+"""Streams of simulated devices; events, their marks, are in `events`.
 
 A simulated device does its work while it is being asked for, so a stream has nothing to wait for:
 what remains of it is its identity, the device it belongs to, and which stream is current in a
 thread. One thing takes time on it: sleep (`sleeping`), which programs put there to see who waits.
-Shapes follow `torch.cuda.Stream` and `torch.cuda.Event`.
+Shapes follow `torch.cuda.Stream`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,11 @@ from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
 from simgpu._runtime import clock, executors, thread_state, world
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.thread_state import CURRENT_DEVICE, STREAMS
-from simgpu.errors import CaptureError, DeviceMismatchError, NotReadyError
 
 # The streams that are being captured into graphs: the index of a device, and a stream's number.
 captured: set[tuple[int, int]] = set()
-CAPTURED_EVENT = "operation not permitted on an event last recorded in a capturing stream"
 
 _stream_numbers = itertools.count(1)
-_event_numbers = itertools.count(1)
 
 
 def _new_number() -> int:
@@ -82,6 +79,9 @@ class Stream(torch.Stream):
 
     def wait_event(self, event: torch.Event) -> None:
         """Let later work wait for `event`."""
+        if getattr(event, "external", False):
+            event.wait(self)
+            return
         self._stay_busy_until(getattr(event, "_recorded_at", None) or 0.0)
         for waits in hooks.stream_waits:
             waits(self, event)
@@ -94,7 +94,7 @@ class Stream(torch.Stream):
 
     def record_event(self, event: torch.Event | None = None) -> torch.Event:
         """Mark this point of the queue."""
-        event = Event() if event is None else event
+        event = torch.Event(device=DEVICE_TYPE) if event is None else event
         event.record(self)
         return event
 
@@ -136,123 +136,6 @@ class Stream(torch.Stream):
     def priority_range() -> tuple[int, int]:
         """The least and the greatest priority; a lower number would go first."""
         return 0, -1
-
-
-class Event(torch.Event):
-    """A mark in a stream (torch.cuda.Event); it is passed at once, unless the stream sleeps."""
-
-    enable_timing: bool
-    _unrecorded_device: torch.device | None = None  # what a generic torch.Event says
-    _number: int
-    _recorded_at: float | None
-    _recorded_on: int | None
-    _captured: bool
-
-    def __new__(
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> Event:
-        self: Event = super().__new__(cls, device=DEVICE_TYPE, enable_timing=enable_timing)
-        self.enable_timing = enable_timing
-        self._recorded_at = self._recorded_on = None
-        self._number, self._captured = 0, False
-        return self
-
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> None:
-        """Nothing: an event is complete after __new__."""
-
-    @property
-    def device(self) -> torch.device | None:  # type: ignore[override]
-        """The device of the first stream that it was recorded on; None before."""
-        if self._recorded_on is None:
-            return self._unrecorded_device
-        return torch.device(DEVICE_TYPE, self._recorded_on)
-
-    @property
-    def cuda_event(self) -> int:
-        """What stands for the event where C would take a pointer; 0 before it is recorded."""
-        return self._number
-
-    event_id = cuda_event
-
-    def record(self, stream: torch.Stream | None = None) -> None:
-        """Put the mark into `stream`, or into the current one.
-
-        The first stream decides the event's device; raises DeviceMismatchError for another's.
-        """
-        index = world.current_device() if stream is None else stream.device_index
-        if self._recorded_on not in (None, index):
-            raise DeviceMismatchError(
-                f"Event device {self._recorded_on} does not match recording stream's device "
-                f"{index}."
-            )
-        self._recorded_at, self._recorded_on = max(clock.now(), busy_until(index, stream)), index
-        self._number, self._captured = self._number or next(_event_numbers), False
-        if hooks.event_recorded:
-            on = current_stream(index) if stream is None else stream
-            self._captured = (on.device_index, on.stream_id) in captured
-            for recorded in hooks.event_recorded:
-                recorded(self, on)
-
-    def wait(self, stream: torch.Stream | None = None) -> None:
-        """Let `stream`, or the current one, wait for the mark."""
-        waiting = current_stream(None) if stream is None else stream
-        Stream._stay_busy_until(waiting, self._recorded_at or 0.0)  # type: ignore[arg-type]
-        for waits in hooks.stream_waits:
-            waits(waiting, self)
-
-    def query(self) -> bool:
-        """Whether the mark has been passed; true also of one that was never recorded."""
-        self._refuse_captured()
-        passed = self._recorded_at is None or clock.passed(self._recorded_at)
-        return passed and executors.is_done(self)
-
-    def synchronize(self) -> None:
-        """Wait until the mark has been passed."""
-        self._refuse_captured()
-        clock.wait_until(self._recorded_at or 0.0)
-        for waits in hooks.host_synchronizes:
-            waits(self)
-
-    def _refuse_captured(self) -> None:
-        """Raise CaptureError for a mark in a graph; its capture does not survive it."""
-        if self._captured:
-            for waits in hooks.host_synchronizes:
-                waits(self)
-            raise CaptureError(f"{DEVICE_TYPE} error: {CAPTURED_EVENT}")
-
-    def elapsed_time(self, end_event: torch.Event) -> float:
-        """Milliseconds between two recorded events made with `enable_timing`, by the clock.
-
-        As on CUDA, events of different devices have none: DeviceMismatchError.
-        """
-        if not isinstance(end_event, Event):
-            raise TypeError(f"end_event must be a simgpu Event, got {end_event!r}")
-        if not (self.enable_timing and end_event.enable_timing):
-            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if self._recorded_at is None or end_event._recorded_at is None:
-            raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if not (_is_over(self) and _is_over(end_event)):
-            raise NotReadyError(
-                f"{DEVICE_TYPE} error: device not ready: an event has not been passed yet: call "
-                "end_event.synchronize() first"
-            )
-        if self._recorded_on != end_event._recorded_on:
-            raise DeviceMismatchError(
-                f"{DEVICE_TYPE} error: invalid resource handle: one event was recorded on device "
-                f"{self._recorded_on} and the other on device {end_event._recorded_on}"
-            )
-        return (end_event._recorded_at - self._recorded_at) * 1e3
-
-    def __repr__(self) -> str:
-        recorded = "not recorded" if self._recorded_at is None else f"at {self._recorded_at:.6f} s"
-        return visible_text(f"<torch.{DEVICE_TYPE}.Event {recorded}>")
-
-
-def _is_over(event: Event) -> bool:
-    """Whether the mark of an event that was recorded has been passed; to ask takes no time."""
-    return executors.is_done(event) and (event._recorded_at or 0.0) <= clock.now()
 
 
 class _PerThread(threading.local):

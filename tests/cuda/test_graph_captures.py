@@ -63,7 +63,9 @@ FAULTS = {
         "simgpu._memory.graphs:Graph.replay", "starts[id(work.stream)] + work.offset", "work.offset"
     ),
     "a replay draws on whatever was set": Edit(
-        "simgpu._memory.graphs:Recording.go_on_at", "self._graph.append_move(stream, offset)", ""
+        "simgpu._memory.graphs:Recording.go_on_at",
+        "self._graph.append_aside(_Move(stream, offset))",
+        "",
     ),
     "a state in a capture is that of the stream": Edit(
         "simgpu._runtime.captured_draws:get_state", "if capture is not None:", "if False:"

@@ -134,14 +134,14 @@ RUNTIME = [
     ),
     fault(
         "an event is passed before the work in front of it",
-        f"{STREAMS}:Event.record",
-        "max(clock.now(), busy_until(index, stream)), index",
-        "clock.now(), index",
+        "simgpu._runtime.events:Event.record",
+        "max(clock.now(), busy_until(index, stream)),",
+        "clock.now(),",
         WAITS,
     ),
     fault(
         "an event is awaited by the current stream",
-        f"{STREAMS}:Event.wait",
+        "simgpu._runtime.events:Event.wait",
         "waiting = current_stream(None) if stream is None else stream",
         "waiting = current_stream(None)",
         WAITS,
@@ -183,7 +183,7 @@ RUNTIME = [
     ),
     fault(
         "an event has another number each time",
-        f"{STREAMS}:Event.record",
+        "simgpu._runtime.events:Event.record",
         "self._number or next(_event_numbers)",
         "next(_event_numbers)",
         sleep.test_an_event_keeps_its_number,

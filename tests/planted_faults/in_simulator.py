@@ -23,16 +23,16 @@ from tests.support.plant import fault
 SIMULATOR = [
     fault(
         "an event in a graph is as good as one that has been passed",
-        "simgpu._runtime.streams:Event._refuse_captured",
+        "simgpu._runtime.events:Event._refuse_captured",
         "if self._captured:",
         "if False:",
         captures.test_nobody_waits_for_a_mark_in_a_graph,
     ),
     fault(
         "an event that was once in a graph stays there",
-        "simgpu._runtime.streams:Event.record",
-        "next(_event_numbers), False",
-        "next(_event_numbers), self._captured",
+        "simgpu._runtime.events:Event.record",
+        "busy_until(index, stream)), False",
+        "busy_until(index, stream)), self._captured",
         captures.test_nobody_waits_for_a_mark_in_a_graph,
         raises=RuntimeError,
     ),

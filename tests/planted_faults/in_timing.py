@@ -114,7 +114,7 @@ TIMING = [
     ),
     fault(
         "events tell times that have yet to come",
-        "simgpu._runtime.streams:_is_over",
+        "simgpu._runtime.events:_is_over",
         " and (event._recorded_at or 0.0) <= clock.now()",
         "",
         timelines.test_events_tell_their_times_once_they_are_passed,

@@ -78,9 +78,9 @@ from simgpu._backend.device_module.streams import (
     synchronize,
 )
 from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime.events import Event
 from simgpu._runtime.external_streams import ExternalStream, get_stream_from_external
 from simgpu._runtime.streams import (
-    Event,
     Stream,
     current_stream,
     default_stream,

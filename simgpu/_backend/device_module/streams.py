@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from simgpu._runtime import streams, world
-from simgpu._runtime.streams import Event as Event
+from simgpu._runtime.events import Event as Event
 from simgpu._runtime.streams import Stream as Stream
 from simgpu._runtime.world import DeviceLike
 

@@ -10,7 +10,8 @@ from simgpu._class_proxies import ClassProxy, copy_identity
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Patch, Row
 from simgpu._runtime import world as runtime_world
-from simgpu._runtime.streams import Event, Stream
+from simgpu._runtime.events import Event
+from simgpu._runtime.streams import Stream
 
 _StockStream: Any = torch.Stream
 _StockEvent: Any = torch.Event
