@@ -19,6 +19,7 @@ from simgpu._distributed import (
     communicators,
     factors,
     handles,
+    hashes,
     hooks,
     kernels,
     low_precision,
@@ -166,6 +167,7 @@ PATCHES: tuple[Row, ...] = (
         for module in (*_MODULES, "torch._C._distributed_c10d")
         for name in ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
     ),
+    Patch("torch._C._distributed_c10d", "_hash_tensors", value=hashes.of_tensors, why=_WHY_NCCL),
     Patch(
         "torch.distributed.distributed_c10d",
         "_NCCL_AVAILABLE",

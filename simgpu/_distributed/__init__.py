@@ -18,6 +18,7 @@ inference           what torch.inference_mode has no part in
 letters             what a rank sends to itself
 fake                the backend "fake", which has one rank
 nccl                the class that goes by the name of ProcessGroupNCCL
+hashes              the number of a tensor that PyTorch logs in its debug mode
 hooks               what a communication hook answers
 handles             a Work that the Reducer of DistributedDataParallel asks twice
 splitting           parts of a group, which gloo makes

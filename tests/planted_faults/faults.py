@@ -24,6 +24,7 @@ from tests.planted_faults.in_autocast import AUTOCAST
 from tests.planted_faults.in_backend import BACKEND
 from tests.planted_faults.in_blocks_of_ranks import BLOCKS_OF_RANKS
 from tests.planted_faults.in_composed_draws import COMPOSED_DRAWS
+from tests.planted_faults.in_debug_mode import DEBUG_MODE
 from tests.planted_faults.in_distributed import DISTRIBUTED
 from tests.planted_faults.in_dtypes import DTYPES
 from tests.planted_faults.in_failures import FAILURES
@@ -107,6 +108,7 @@ ONCE = [
     *ROOTS_AND_PEERS,
     *REFUSED_CALLS,
     *NAN_CHECK,
+    *DEBUG_MODE,
     *INFERENCE_MODE,
     *BLOCKS_OF_RANKS,
     *RANKS_THAT_ASK,

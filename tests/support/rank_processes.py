@@ -26,10 +26,10 @@ def _context():
     return context
 
 
-def run(count, function, *arguments, backend="nccl", timeout=60.0, bound=False):
+def run(count, function, *arguments, backend="nccl", timeout=60.0, bound=False, debug="OFF"):
     """What `function(rank, *arguments)` returned or raised on each rank, in order.
 
-    With `bound`, `init_process_group` is given its device.
+    With `bound`, `init_process_group` is given its device. `debug` names a `dist.DebugLevel`.
 
     A rank that raised has an `Exception` in its place, one that ended by itself None.
     """
@@ -39,7 +39,18 @@ def run(count, function, *arguments, backend="nccl", timeout=60.0, bound=False):
         for rank in range(count):
             receiver, sender = context.Pipe(duplex=False)
             named = {"device_id": f"cuda:{rank}"} if bound else {}
-            what = (function, rank, count, arguments, backend, timeout, named, folder, sender)
+            what = (
+                function,
+                rank,
+                count,
+                arguments,
+                backend,
+                timeout,
+                named,
+                debug,
+                folder,
+                sender,
+            )
             process = context.Process(target=_rank, args=what, daemon=True)
             process.start()
             sender.close()
@@ -58,13 +69,14 @@ def _received(receiver):
         return None
 
 
-def _rank(function, rank, count, arguments, backend, timeout, named, folder, sender):
+def _rank(function, rank, count, arguments, backend, timeout, named, debug, folder, sender):
     import torch
     from torch import distributed
 
     import simgpu
 
     torch.set_num_threads(1)
+    distributed.set_debug_level(distributed.DebugLevel.__members__[debug])
     try:
         with simgpu.as_cuda(count):
             torch.cuda.set_device(rank)

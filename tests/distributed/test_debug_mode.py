@@ -1,0 +1,93 @@
+"""`TORCH_DISTRIBUTED_DEBUG`: PyTorch wraps the backends of groups, and logs what objects hold."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu import strategies
+from simgpu._distributed import hashes
+from tests.support import rank_cases, rank_processes
+from tests.support.worlds import few, schedules
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+
+LEVELS = sorted(dist.DebugLevel.__members__)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuda_devices():
+    with simgpu.as_cuda(4) as devices:
+        yield devices
+
+
+@contextlib.contextmanager
+def debugging(name):
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.__members__[name])
+    try:
+        yield
+    finally:
+        dist.set_debug_level(before)
+
+
+@pytest.mark.parametrize("case", rank_cases.CASES, ids=lambda case: case.__name__)
+@few
+@given(
+    level=st.sampled_from(LEVELS),
+    count=strategies.world_sizes(2, 4),
+    number=st.integers(0, 9),
+    seed=schedules,
+)
+def test_collectives_are_the_same_at_every_level(case, level, count, number, seed):
+    with debugging(level):
+        simgpu.ranks(count, lambda rank: case((2,), torch.float32, number, False), schedule=seed)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_so_they_are_where_ranks_are_processes(level):
+    found = rank_processes.run(2, rank_cases.every_collective, (2,), torch.float32, 1, debug=level)
+    assert found == [None, None], found
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_calls_that_differ_are_told_of_at_every_level(level):
+    def differ(rank):
+        dist.all_reduce(torch.ones(2 + rank, device="cuda"))
+
+    with debugging(level), pytest.raises(simgpu.errors.CollectiveMismatchError):
+        simgpu.ranks(2, differ)
+
+
+@given(
+    parts=st.lists(st.lists(st.integers(0, 255), max_size=5), max_size=3),
+    changed=st.data(),
+    devices=st.tuples(*[st.sampled_from(["cpu", "cuda:0", "cuda:1"])] * 2),
+)
+def test_a_hash_is_of_the_bytes_whatever_the_device(parts, changed, devices):
+    def hashed(values, device):
+        tensors = [torch.tensor(each, dtype=torch.uint8).to(device) for each in values]
+        return torch._C._distributed_c10d._hash_tensors(tensors)
+
+    found = hashed(parts, devices[0])
+    assert found == hashed(parts, devices[1]) == hashes.of_tensors(map(torch.ByteTensor, parts))
+    filled = [index for index, part in enumerate(parts) if part]
+    assert (found == 0) == (not filled)
+    assert 0 <= found < 2**64
+    if filled:
+        index = changed.draw(st.sampled_from(filled))
+        place = changed.draw(st.integers(0, len(parts[index]) - 1))
+        parts[index][place] ^= changed.draw(st.integers(1, 255))
+        assert hashed(parts, devices[0]) != found
+
+
+@given(count=st.integers(1, 6), data=st.data())
+def test_a_hash_is_of_all_the_memory_under_a_tensor(count, data):
+    whole = torch.arange(float(count), device="cuda")
+    first = data.draw(st.integers(0, count - 1))
+    part = whole[first : data.draw(st.integers(first + 1, count))]
+    assert hashes.of_tensors([part]) == hashes.of_tensors([whole])

@@ -1,0 +1,52 @@
+"""Faults planted in what PyTorch's debug mode of torch.distributed asks for."""
+
+from functools import partial
+
+from tests.distributed import test_debug_mode as debug
+from tests.support.plant import fault
+
+HASHES = "simgpu._distributed.hashes:of_tensors"
+
+
+def with_devices(test):
+    """The test, with devices around it."""
+
+    def run():
+        with debug.simgpu.as_cuda(4):
+            test()
+
+    return run
+
+
+DEBUG_MODE = [
+    fault(
+        "backends of ranks that are threads are wrapped",
+        "simgpu._ranks.isolation:_not_wrapped",
+        "return wrapped_pg",
+        "return stock(wrapped_pg, *_, **__)",
+        with_devices(partial(debug.test_calls_that_differ_are_told_of_at_every_level, "DETAIL")),
+        raises=RuntimeError,
+    ),
+    fault(
+        "objects have no hash",
+        HASHES,
+        "digest, count =",
+        "tensors = tensors.missing; digest, count =",
+        partial(debug.test_so_they_are_where_ranks_are_processes, "DETAIL"),
+        raises=Exception,
+    ),
+    fault(
+        "the hash of the first tensor is that of all",
+        HASHES,
+        "count += storage.nbytes()",
+        "count += storage.nbytes(); break",
+        with_devices(debug.test_a_hash_is_of_the_bytes_whatever_the_device),
+    ),
+    fault(
+        "the hash is of the part of the memory that the tensor is",
+        HASHES,
+        "held.cpu()",
+        "tensor.cpu()",
+        with_devices(debug.test_a_hash_is_of_all_the_memory_under_a_tensor),
+    ),
+]
