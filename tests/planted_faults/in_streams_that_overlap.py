@@ -396,6 +396,13 @@ ASYNCHRONOUS = [
         present.test_what_is_done_to_it_waits,
     ),
     fault(
+        "a wait that is over keeps memory from being overwritten",
+        "simgpu._simulation.asynchronous.queues:Queues._run_early",
+        "self._pass_waits()",
+        "pass",
+        given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
+    ),
+    fault(
         "of many readers of memory, those that have read it are kept in mind",
         "simgpu._simulation.asynchronous.memory:Memory.used",
         "if not user.done]",

@@ -220,13 +220,20 @@ class Queues:
         return run
 
     def _run_early(self) -> None:
-        """Run what is early, if nothing stands before it."""
+        """Run what is early, if nothing stands before it but waits for what has been done."""
         while self._is_hasty and self._early:
+            self._pass_waits()
             ready = [work for work in self._ready() if work.early]
             if not ready:
                 return
             for work in ready:
                 self._run(work)
+
+    def _pass_waits(self) -> None:
+        """Take the waits that are over from the heads of the queues: they do nothing."""
+        for queue in self._queues.values():
+            while queue and queue[0].run is None and queue[0].missing() is None:
+                self._taken(queue[0])
 
     def clear(self) -> None:
         """Forget all work without running it."""

@@ -68,6 +68,14 @@ class Oracle:
     early={1},
     steps=[("allocate",)],
 )
+@example(
+    index=0,
+    older=False,
+    reads=[(0, 1), (1, 1)],
+    recorded=set(),
+    early=set(),
+    steps=[("wait", 1), ("allocate",), ("finish", 1)],
+)
 @example(index=1, older=True, reads=[(0, 1)], recorded=set(), early=set(), steps=[("allocate",)])
 def test_memory_is_overwritten_for_those_who_have_not_read_it(
     simulated, index, older, reads, recorded, early, steps
