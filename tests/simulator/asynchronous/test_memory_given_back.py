@@ -23,13 +23,13 @@ class Oracle:
         self.readings = [stream for stream, count in reads for _ in range(count)]
         self.unread = set(self.readings)
         self.kept_for = recorded & self.unread
-        self.waited_for = set()  # by the stream that the memory belongs to
+        self.waited_for = set()  # by the stream that the memory belongs to, before it is handed out
         self.is_handed_out, self.spoilt = False, set()
 
     def do(self, kind, stream=None):
         if kind == "allocate" and not self.kept_for:
             self.is_handed_out = True
-        elif kind == "wait":
+        elif kind == "wait" and not self.is_handed_out:
             self.waited_for |= {stream} & self.unread
         elif kind == "finish":
             for each in (self.unread, self.kept_for, self.waited_for):
@@ -76,6 +76,14 @@ class Oracle:
     early=set(),
     steps=[("wait", 1), ("allocate",), ("finish", 1)],
 )
+@example(
+    index=0,
+    older=False,
+    reads=[(0, 1), (1, 1)],
+    recorded=set(),
+    early=set(),
+    steps=[("wait", 0), ("allocate",), ("wait", 1)],
+)
 @example(index=1, older=True, reads=[(0, 1)], recorded=set(), early=set(), steps=[("allocate",)])
 def test_memory_is_overwritten_for_those_who_have_not_read_it(
     simulated, index, older, reads, recorded, early, steps
@@ -110,7 +118,8 @@ def test_memory_is_overwritten_for_those_who_have_not_read_it(
                 own.wait_stream(sides[step[1]])
             else:
                 sides[step[1]].synchronize()
-        for side in sides:
+        for number, side in enumerate(sides):
             side.synchronize()
+            oracle.do("finish", number)
         found = [each.tolist() == [2.0] * 4 for each in made]
     assert found == [stream not in oracle.spoilt for stream in oracle.readings]
