@@ -24,7 +24,9 @@ DEBUG_MODE = [
         "simgpu._ranks.isolation:_not_wrapped",
         "return wrapped_pg",
         "return stock(wrapped_pg, *_, **__)",
-        with_devices(partial(debug.test_calls_that_differ_are_told_of_at_every_level, level="DETAIL")),
+        with_devices(
+            partial(debug.test_calls_that_differ_are_told_of_at_every_level, level="DETAIL")
+        ),
         raises=RuntimeError,
     ),
     fault(
