@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 from simgpu._cuda.renaming import CUDA, to_cuda
 from simgpu._distributed import (
@@ -144,6 +145,11 @@ def _has_nccl() -> bool:
 _GROUP = "torch._C._distributed_c10d.ProcessGroup"
 _REDUCER = "torch._C._distributed_c10d.Reducer"
 _MODULES = ("torch.distributed.distributed_c10d", "torch.distributed")
+# Other backends of NCCL that newer releases have, and what makes them, also in a CPU build.
+_NEWER = {
+    "ProcessGroupNCCL2": "_create_nccl2_process_group",
+    "ProcessGroupNCCLLazy": "_create_nccl_lazy_process_group",
+}
 _WHY_DEVICE = "a program says cuda, C++ knows the backend of simgpu"
 _WHY_BUCKETS = "it sends buckets of low precision that it has not filled"
 _WHY_NCCL = "a CPU build has no NCCL, and one with it would look for GPUs"
@@ -163,9 +169,22 @@ PATCHES: tuple[Row, ...] = (
         for module in (*_MODULES, "torch._C._distributed_c10d")
     ),
     *(
-        Patch(module, name, value=nccl.ProcessGroupNCCL, needs=name, why=_WHY_NCCL)
+        Patch(
+            module,
+            name,
+            value=nccl.ProcessGroupNCCL,
+            kept=not hasattr(distributed_c10d, maker),
+            why=_WHY_NCCL,
+        )
         for module in (*_MODULES, "torch._C._distributed_c10d")
-        for name in ("ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
+        for name, maker in _NEWER.items()
+    ),
+    Patch(
+        "torch.distributed.distributed_c10d",
+        "_create_process_group_wrapper",
+        wrap=communicators.keeping_wrapped,
+        needs="_create_process_group_wrapper",
+        why="C++ holds half of what it wraps, from which a group cannot be split",
     ),
     Patch("torch._C._distributed_c10d", "_hash_tensors", value=hashes.of_tensors, why=_WHY_NCCL),
     Patch(

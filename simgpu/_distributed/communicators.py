@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 
-from simgpu._distributed import fake, gloo, nan_check
+from simgpu._distributed import fake, gloo, nan_check, splitting
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending, Work, drop_unused
 from simgpu._naming import DEVICE_TYPE, visible_text
@@ -71,7 +71,7 @@ class Communicator:
         """The only device for its tensors, as `device_id` of init_process_group said."""
         self.used_devices: dict[int, None] = {}
         """Those that its tensors were on, in this order."""
-        self.transport = self._carried_by(backend)
+        self.transport = self._carried_by(backend, splitting.agreed_name(group))
         self.owner = threads.carrier
         """Whose it is, where ranks are threads of one process."""
         self.ended = _ended.get(group, "")
@@ -86,9 +86,9 @@ class Communicator:
         self._since: dict[str, int] = {}
         self._last: dict[str, Pending] = {}
 
-    def _carried_by(self, backend: Any) -> Transport:
+    def _carried_by(self, backend: Any, agreed_name: str) -> Transport:
         if threads.carrier is not None:
-            return threads.carrier(self.name, self.rank, self.ranks)
+            return threads.carrier(agreed_name, self.rank, self.ranks)
         if isinstance(backend, distributed.ProcessGroupGloo):
             return gloo.Transport(backend, self.name, self.ranks)
         if isinstance(backend, torch._C._distributed_c10d.FakeProcessGroup):
@@ -245,6 +245,22 @@ def keep_backend(group: Any, kind: Any, backend: Any) -> None:
     _backends.setdefault(group, []).append(backend)
     if kind == distributed.ProcessGroup.BackendType.NCCL:
         _kinds[group] = "nccl"
+
+
+# What each wrapper of the debug mode wraps: C++ holds the C++ half of it only.
+_wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def keeping_wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What wraps a backend for the debug mode; the Python half of the backend lives as long."""
+
+    @functools.wraps(stock)
+    def wrap(wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapper = stock(wrapped_pg, *args, **kwargs)
+        _wrapped[wrapper] = wrapped_pg
+        return wrapper
+
+    return wrap
 
 
 class _Synchronization(Instrument):

@@ -6,6 +6,7 @@ collectives themselves go through the kernels, which use it as a ProcessGroupGlo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +48,16 @@ class Options(c10d.Backend.Options):
         copy.global_ranks_in_group = self.global_ranks_in_group
         copy.group_name = self.group_name
         return copy
+
+
+def binds_to_one_device() -> bool:
+    """Whether "nccl" binds a group to a device when it is made, whoever names none: newer releases.
+
+    It is device LOCAL_RANK, or else that of the rank's number, whatever device is the current one.
+    """
+    made_by = getattr(distributed_c10d.Backend._plugins.get("NCCL"), "creator_fn", None)
+    binding = getattr(distributed_c10d, "_create_nccl2_process_group", None)
+    return made_by is not None and made_by is binding
 
 
 def meet(backend: Any) -> None:
@@ -94,6 +105,13 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
     supports_coalescing = True
     supports_splitting = True
     supports_time_estimate = False
+
+    def split(self, store: Any, ranks: Sequence[int], options: Any) -> ProcessGroupNCCL | None:
+        """The part of this backend that some of its ranks have; None on the others."""
+        if self.rank() not in ranks:
+            return None
+        place = c10d.PrefixStore(f"{options.group_name}/", store)
+        return type(self)(place, list(ranks).index(self.rank()), len(ranks), options)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """Nothing to do for a rank that is in no part of a split."""

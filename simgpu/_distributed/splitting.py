@@ -49,8 +49,13 @@ def meeting_point(whole: Any, ranks: Sequence[int]) -> str:
     times = _times.setdefault(whole, Counter())
     members = tuple(sorted(ranks))
     times[members] += 1
-    named = _agreed.get(whole, whole.group_name)
-    return f"{named}:{'_'.join(map(str, members))}:{times[members]}"
+    return f"{agreed_name(whole)}:{'_'.join(map(str, members))}:{times[members]}"
+
+
+def agreed_name(group: Any) -> str:
+    """The name of a group that all of its ranks know; of a part, where its members met."""
+    name: str = _agreed.get(group, group.group_name)
+    return name
 
 
 def rename(part: Any, met_at: str, name: str | None) -> None:

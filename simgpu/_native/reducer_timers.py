@@ -16,12 +16,13 @@ from simgpu._native.process_memory import WORD, can_read, words
 
 _CPU = 0  # the device type, as C++ numbers it
 _TABLE = "_ZN4c10d13TimerRegistryEv"
-# operator[] of its map, from c10::DeviceType to a function that makes a timer for a c10::Device.
+# operator[] of its map, from c10::DeviceType to a function that makes a timer for a c10::Device; a
+# release says whether a node keeps the hash of its key, behind all that is read here.
 _ENTRY = (
     "_ZNSt8__detail9_Map_baseIN3c1010DeviceTypeESt4pairIKS2_St8functionIFSt10unique_ptrIN4c10d5Timer"
     "ESt14default_deleteIS8_EENS1_6DeviceEEEESaISF_ENS_10_Select1stESt8equal_toIS2_ESt4hashIS2_ENS_18"
     "_Mod_range_hashingENS_20_Default_ranged_hashENS_20_Prime_rehash_policyENS_17_Hashtable_traitsILb"
-    "1ELb0ELb1EEELb1EEixERS4_"
+    "{kept:d}ELb0ELb1EEELb1EEixERS4_"
 )
 _FIRST, _COUNT = 2, 3  # words of a table: its first node, and how many there are
 _NEXT, _KEY, _FUNCTION = 0, 1, 2  # words of a node
@@ -40,7 +41,8 @@ def is_active() -> bool:
 def enter(kind: int = PRIVATE_USE_1) -> None:
     """Let devices of a type have the timer of the CPU, if the table is what it should be."""
     found = library("torch_cpu")
-    table, entry_of = _function(found, _TABLE), _function(found, _ENTRY)
+    table = _function(found, _TABLE)
+    entry_of = _function(found, _ENTRY.format(kept=1)) or _function(found, _ENTRY.format(kept=0))
     if table is None or entry_of is None:
         return
     address = table()

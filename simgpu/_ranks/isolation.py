@@ -283,12 +283,18 @@ PATCHES: tuple[Row, ...] = (
         for name, value in (
             ("_set_sequence_number_for_group", lambda self: None),
             ("supports_coalescing", True),
-            ("supports_splitting", False),
             ("_set_default_timeout", lambda self, timeout: None),  # nobody waits for so long
             ("_add_ephemeral_timeout", lambda self, timeout: None),
             ("_group_start", staticmethod(lambda: None)),
             ("_group_end", staticmethod(lambda: None)),
         )
+    ),
+    Patch(
+        _C10D,
+        "_maybe_attach_flight_recorder",
+        value=lambda *_: None,
+        needs="_maybe_attach_flight_recorder",
+        why="it takes the ranks of one process for one rank that changes its number, and warns",
     ),
     Patch(
         "torch._subclasses.fake_tensor.FakeTensorMode",

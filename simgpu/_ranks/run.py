@@ -18,7 +18,7 @@ from simgpu._distributed import communicators
 from simgpu._distributed.communicators import threads
 from simgpu._models.gpus import Names
 from simgpu._patches import Patches
-from simgpu._ranks import isolation, meshes, started_threads, stores
+from simgpu._ranks import isolation, meshes, splits, started_threads, stores
 from simgpu._ranks.meeting import Meetings, Transport
 from simgpu._ranks.turns import Turns, scheduler_of
 from simgpu._runtime import world
@@ -104,6 +104,7 @@ def ranks(
         ends.callback(patches.undo)
         patches.apply(isolation.PATCHES)
         patches.apply(meshes.PATCHES)
+        patches.apply(splits.PATCHES)
         patches.apply(stores.PATCHES)
         patches.apply(started_threads.PATCHES)
         surroundings = isolation.Surroundings()
@@ -175,6 +176,7 @@ class _World:
         try:
             isolation.end_groups()
             communicators.forget()
+            meshes.forget_shardings()
         except BaseException as error:
             self._turns.failures.setdefault(rank, error)
 

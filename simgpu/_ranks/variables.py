@@ -92,7 +92,10 @@ def _of_context_parallel(module: Any) -> Iterator[Variable]:
     yield from _of(module._cp_options, _as_it_is, *vars(module._cp_options))
     rules = importlib.import_module(f"{_CONTEXT_PARALLEL}._sharding_rules")
     propagator = module.DTensor._op_dispatcher.sharding_propagator
-    tables = (propagator.op_strategy_funcs, propagator.op_to_schema_info)
+    # In newer releases they say how one dim of a mesh is sharded.
+    of_one_dim = hasattr(rules, "_single_dim_strategy_context")
+    shardings = "op_single_dim_strategy_funcs" if of_one_dim else "op_strategy_funcs"
+    tables = (getattr(propagator, shardings), propagator.op_to_schema_info)
     for operator in module.custom_ops:
         for number, table in enumerate(tables):
             yield Variable(table, operator, functools.partial(_rule, rules, operator, number))

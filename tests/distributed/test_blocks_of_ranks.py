@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import wrap
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel, implicit_replication
-from torch.distributed.tensor.experimental._context_parallel import _attention
+from torch.distributed.tensor.experimental._context_parallel import _attention, _sharding_rules
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 from torch.utils import checkpoint as recompute
@@ -48,6 +48,11 @@ BLOCKS = {
 }
 
 
+def _of_one_dim(rules):
+    """How operators are sharded over one dim of a mesh, as newer releases say it."""
+    return getattr(rules, "op_single_dim_strategy_funcs", {})
+
+
 def seen():
     """What such blocks change."""
     dispatcher = DTensor._op_dispatcher
@@ -58,6 +63,7 @@ def seen():
         dispatcher._allow_implicit_replication,
         functional.scaled_dot_product_attention,
         [rules.op_strategy_funcs.get(operator) for operator in _attention.custom_ops],
+        [_of_one_dim(rules).get(operator) for operator in _attention.custom_ops],
         [rules.op_to_schema_info.get(operator) for operator in _attention.custom_ops],
         _attention._cp_options.enable_load_balance,
         (inside.in_autowrap_context, inside.wrapper_cls, dict(inside.kwargs)),
@@ -93,6 +99,35 @@ def test_a_rank_is_in_the_blocks_that_it_has_begun_and_in_no_others(name, count,
 
     simgpu.ranks(count, go, schedule=seed)
     assert seen() == before
+
+
+@few
+@given(within=st.lists(st.booleans(), min_size=2, max_size=3), seed=st.integers(0, 99))
+def test_a_world_shards_attention_by_its_own_rules_and_not_by_those_of_the_one_before(within, seed):
+    """By those of `context_parallel` each rank attends to its own part; a ring would do more."""
+    generator = torch.Generator().manual_seed(seed)
+    whole = [torch.randn(2, 2, 4, 3, generator=generator) for _ in range(3)]
+    wanted = functional.scaled_dot_product_attention(*whole)
+
+    def attend(inside):
+        mesh = init_device_mesh("cuda", (2,))
+        parts = [distribute_tensor(x.cuda(), mesh, [Shard(2)]) for x in whole]
+        parts = [part.requires_grad_() for part in parts]
+        with contextlib.ExitStack() as stack:
+            if inside:
+                _sharding_rules.register_cp_sharding_rules()
+                stack.callback(_sharding_rules.unregister_cp_sharding_rules)
+            out = functional.scaled_dot_product_attention(*parts).detach()
+        return out.full_tensor().cpu()
+
+    for inside in within:
+        for found in simgpu.ranks(2, lambda _, inside=inside: attend(inside)):
+            assert torch.allclose(found, wanted, atol=1e-5) is not inside
+
+
+def test_a_world_prints_nothing_by_itself(capfd):
+    simgpu.ranks(3, lambda rank: dist.new_group([0, 1]) and None)
+    assert capfd.readouterr() == ("", "")
 
 
 @few

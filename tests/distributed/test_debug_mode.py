@@ -55,6 +55,16 @@ def test_so_they_are_where_ranks_are_processes(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_groups_of_one_device_are_split_at_every_level(level):
+    """`new_group` splits them too: what debug mode has wrapped is split."""
+    ways = ([[0], [1, 2]], [[0]])
+    named = {"bound": True, "debug": level}
+    for found in rank_processes.run(3, rank_cases.parts_of_a_group, *ways, **named):
+        assert found == "Cannot use ReduceOp.BOR with NCCL", found
+    assert rank_processes.run(3, rank_cases.new_groups, **named) == [[3], [3, 5], [5]]
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_calls_that_differ_are_told_of_at_every_level(level):
     def differ(rank):
         dist.all_reduce(torch.ones(2 + rank, device="cuda"))

@@ -220,3 +220,11 @@ def test_who_does_not_come_to_a_monitored_barrier_is_named():
         DeadlockError, match=r"rank 0 waits for monitored_barrier.*rank 1 has ended"
     ):
         simgpu.ranks(3, call)
+
+
+def test_what_makes_a_backend_of_nccl_finds_its_class():
+    """Releases that have several look for them by name, also in a build for the CPU."""
+    c10d = vars(dist.distributed_c10d)
+    makers = [c10d[name] for name in c10d if name.startswith("_create_nccl")]
+    wanted = {name for maker in makers for name in maker.__code__.co_names}
+    assert {name for name in wanted if name.startswith("ProcessGroup")} <= c10d.keys()

@@ -216,10 +216,13 @@ def test_each_rank_captures_on_its_own_device(count, seed):
 @given(count=strategies.world_sizes(1, 3), seconds=st.integers(1, 99), parts=st.integers(0, 2))
 def test_a_time_out_may_be_set_though_nobody_waits_for_so_long(count, seconds, parts):
     limit = timedelta(seconds=seconds)
+    # By the name that it has in newer releases, or the one that it had before.
+    c10d = dist.distributed_c10d
+    set_timeout = getattr(dist, "set_timeout", c10d._set_pg_timeout)
 
     def use(rank):
         for group in (None, *(dist.new_group(range(count)) for _ in range(parts))):
-            dist.distributed_c10d._set_pg_timeout(limit, group)
+            set_timeout(limit, group)
         dist.distributed_c10d._add_ephemeral_timeout_for_all_pgs(limit)
         x = torch.ones(1, device="cuda")
         dist.all_reduce(x)

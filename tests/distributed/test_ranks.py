@@ -15,7 +15,7 @@ import simgpu
 from simgpu import strategies
 from simgpu.errors import CollectiveMismatchError, DeadlockError, SimGPUError
 from tests.support import rank_cases
-from tests.support.worlds import few, schedules
+from tests.support.worlds import few, schedules, unbound
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -153,7 +153,7 @@ def test_two_ranks_on_one_device_are_refused():
         dist.all_reduce(torch.ones(1, device="cuda"))
 
     with pytest.raises(CollectiveMismatchError, match=r"Duplicate GPU .* rank 1 and rank 0 both"):
-        simgpu.ranks(2, forget)
+        simgpu.ranks(2, unbound(forget))
 
 
 @pytest.mark.without("--races", reason="races on purpose")

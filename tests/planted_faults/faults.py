@@ -52,6 +52,7 @@ from tests.planted_faults.in_scatter_and_gather import GATHER, SCATTER
 from tests.planted_faults.in_schedules import SCHEDULES
 from tests.planted_faults.in_shared_memory import IN_SHARED_MEMORY
 from tests.planted_faults.in_simulator import SIMULATOR
+from tests.planted_faults.in_splits_of_groups import SPLITS_OF_GROUPS
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
 from tests.planted_faults.in_streams_that_overlap import ASYNCHRONOUS
 from tests.planted_faults.in_structures import STRUCTURES
@@ -114,6 +115,7 @@ ONCE = [
     *RANKS_THAT_ASK,
     *IN_SHARED_MEMORY,
     *WORLDS_OF_RANKS,
+    *SPLITS_OF_GROUPS,
     *LANDING,
 ]
 

@@ -218,8 +218,8 @@ DISTRIBUTED = [
     fault(
         "parts meet by the name that each rank has for the whole",
         "simgpu._distributed.splitting:meeting_point",
-        "_agreed.get(whole, whole.group_name)",
-        "whole.group_name",
+        "agreed_name(whole)}:",
+        "whole.group_name}:",
         processes.test_the_parts_of_a_group_meet_where_no_others_do,
     ),
     fault(

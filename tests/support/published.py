@@ -26,6 +26,7 @@ import dataparallel
 import simgpu
 from simgpu._runtime.out_of_memory import Figures, text
 from tests.support.recording import FOLDER, RecordingError
+from tests.support.worlds import unbound
 
 PUBLISHED = FOLDER / "published"
 _CASE = {
@@ -158,10 +159,15 @@ def same(got, printed, digits=None):
     return type(got) is type(printed) and got == printed
 
 
+def ranks(count, function, **named):
+    """`simgpu.ranks` with groups that have no device from the beginning, as in all the sources."""
+    return simgpu.ranks(count, unbound(function), **named)
+
+
 def run(code, library=LIBRARIES[0]):
     """Run a program, and return what it saw."""
     names = {"torch": torch, "nn": nn, "warnings": warnings, "oom_text": oom_text}
-    names |= {"said": said, "refused": refused, "ranks": simgpu.ranks, "dist": distributed}
+    names |= {"said": said, "refused": refused, "ranks": ranks, "dist": distributed}
     names |= vars(library)
     exec(code, names)
     return names["seen"]

@@ -290,8 +290,9 @@ def parts_of_a_group(rank, first, second):
             if rank in first[0]:
                 within = [[members[position] for position in each] for each in second]
                 _part(part, within, rank, second)
-        try:
-            dist.all_reduce(torch.ones(2, device=device()).int(), dist.ReduceOp.BOR, group=part)
+        try:  # a rank in no part asks the whole group
+            whole = part if part in vars(dist.distributed_c10d)["_world"].pg_map else None
+            dist.all_reduce(torch.ones(2, device=device()).int(), dist.ReduceOp.BOR, group=whole)
         except ValueError as error:
             text = str(error)
         if not again:
@@ -311,6 +312,18 @@ def _part(whole, splits, rank, positions=None):
         assert x.tolist() == [sum(member + 1 for member in members)] * 2
         assert dist.get_process_group_ranks(part) == members
     return part, members
+
+
+def new_groups(rank):
+    """Sums of the ranks, counted from 1, in groups of two neighbours each; those it is in."""
+    found = []
+    for first in range(dist.get_world_size() - 1):
+        group = dist.new_group([first, first + 1])
+        if rank in (first, first + 1):
+            x = torch.full((1,), rank + 1, device=device())
+            dist.all_reduce(x, group=group)
+            found.append(int(x.item()))
+    return found
 
 
 def late(rank):
