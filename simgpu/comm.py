@@ -29,7 +29,10 @@ Into = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class _Model:
-    """The model in force, for all threads: hardware is the same for all of them too."""
+    """The model in force, for all threads: hardware is the same for all of them too.
+
+    Where threads are ranks, it is exchanged when they take turns (`simgpu._ranks.settings`).
+    """
 
     name: Reduction = "ordered"
     numbers = random.Random(0)
@@ -38,6 +41,8 @@ class _Model:
 @contextmanager
 def reduction(name: Reduction, seed: int = 0) -> Iterator[None]:
     """Let reductions add in the given order within the block, in all threads.
+
+    Ranks of `simgpu.ranks` have an order each: that of the one that starts them, until they say.
 
     Args:
         name: "ordered" (from the destination's tensor on, then the others in ascending order),
@@ -49,12 +54,22 @@ def reduction(name: Reduction, seed: int = 0) -> Iterator[None]:
     """
     if name not in get_args(Reduction):
         raise ValueError(f"reduction must be one of {get_args(Reduction)}, got {name!r}")
-    outer = _Model.name, _Model.numbers
-    _Model.name, _Model.numbers = name, random.Random(seed)
+    outer = in_force()
+    put_in_force((name, random.Random(seed)))
     try:
         yield
     finally:
-        _Model.name, _Model.numbers = outer
+        put_in_force(outer)
+
+
+def in_force() -> tuple[Reduction, random.Random]:
+    """The name of the model in force, and what its random orders are drawn by."""
+    return _Model.name, _Model.numbers
+
+
+def put_in_force(model: tuple[Reduction, random.Random]) -> None:
+    """Let reductions add as they did when `in_force` returned `model`."""
+    _Model.name, _Model.numbers = model
 
 
 def is_ordered() -> bool:

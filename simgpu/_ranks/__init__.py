@@ -11,5 +11,5 @@ meshes      what DTensor keeps for a mesh, for each rank
 numpy_random  NumPy's generator, one for each rank
 
 May import: `_simulation/schedules`, `_distributed`, `_backend/install`, `_cuda`, `_runtime`,
-`_models`, `errors`, `_naming`, `torch`, `numpy`.
+`_models`, `comm`, `errors`, `_naming`, `torch`, `numpy`.
 """

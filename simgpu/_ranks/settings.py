@@ -1,8 +1,9 @@
-"""Settings that PyTorch keeps of a process, as it takes each rank to be one.
+"""Settings that PyTorch and simgpu keep of a process, as they take each rank to be one.
 
-Such as the default dtype, or which kernels of attention are allowed. A block that changes one for a
-while reads it first; where ranks took turns within it, the one that ends last would put back what
-another had set. So each rank has its own, and begins with those of the process.
+Such as the default dtype, which kernels of attention are allowed, or the order in which reductions
+add (`simgpu.comm`). A block that changes one for a while reads it first; where ranks took turns
+within it, the one that ends last would put back what another had set. So each rank has its own, and
+begins with those of the process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+
+from simgpu import comm
 
 
 class _Setting(NamedTuple):
@@ -63,6 +66,7 @@ _SETTINGS = (
     *_switch("overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
     *_switch("math_sdp_allow_fp16_bf16_reduction"),
     *_switch("sdp_priority_order"),
+    _Setting(comm.in_force, comm.put_in_force),
 )
 
 Noted = list[Any]

@@ -1,10 +1,10 @@
-"""PyTorch's settings of a process: each rank that is a thread has its own."""
+"""Settings of a process, PyTorch's and ours: each rank that is a thread has its own."""
 
 import contextlib
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -63,6 +63,7 @@ def seen():
         torch.backends.cuda.math_sdp_enabled(),
         torch.backends.cuda.cudnn_sdp_enabled(),
         torch._C._get_sdp_priority_order(),
+        simgpu.comm.in_force(),
     )
 
 
@@ -82,6 +83,7 @@ BLOCKS = {
         lambda value: sdpa_kernel(value, set_priority=True),
         [[SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], [SDPBackend.CUDNN_ATTENTION]],
     ),
+    "order of sums": (simgpu.comm.reduction, ["ring", "tree", "random", "ordered"]),
 }
 
 
@@ -95,6 +97,7 @@ BLOCKS = {
     ),
     seed=schedules,
 )
+@example(name="order of sums", count=2, steps=[(0, 0, 1), (1, 0, 2)], seed=None)
 def test_a_block_of_one_rank_changes_nothing_for_others(name, count, steps, seed):
     """Nor after it, nor for who comes after the world."""
     before = seen()

@@ -189,15 +189,15 @@ BACKEND = [
     fault(
         "sums are ordered behind an inner block",
         "simgpu.comm:reduction",
-        "_Model.name, _Model.numbers = outer",
-        '_Model.name = "ordered"',
+        "put_in_force(outer)",
+        'put_in_force(("ordered", outer[1]))',
         models.test_blocks_nest,
     ),
     fault(
         "an inner block leaves its random orders",
         "simgpu.comm:reduction",
-        "_Model.name, _Model.numbers = outer",
-        "_Model.name = outer[0]",
+        "put_in_force(outer)",
+        "put_in_force((outer[0], in_force()[1]))",
         models.test_blocks_nest,
     ),
     fault(

@@ -27,16 +27,21 @@ def fakes(name):
     return hold
 
 
-def own_settings():
+def own_settings(name, steps):
     """The property for two blocks, after which the settings are as before, whatever is wrong."""
-    before = kept.noted()
-    try:
-        settings.test_a_block_of_one_rank_changes_nothing_for_others.hypothesis.inner_test(
-            name="dtype", count=2, steps=[(0, 1, 2), (1, 0, 1)], seed=None
-        )
-    finally:
-        for setting, value in zip(kept._SETTINGS, before, strict=True):
-            setting.write(value)
+
+    def hold():
+        before = kept.noted()
+        try:
+            settings.test_a_block_of_one_rank_changes_nothing_for_others.hypothesis.inner_test(
+                name=name, count=2, steps=steps, seed=None
+            )
+        finally:
+            for setting, value in zip(kept._SETTINGS, before, strict=True):
+                setting.write(value)
+
+    hold.__name__ = f"own_{name.replace(' ', '_')}"
+    return hold
 
 
 STORES = processes.test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts
@@ -44,7 +49,7 @@ POSITIONS = collectives.test_a_mismatch_in_a_coalesced_call_says_which_of_its_te
 
 WORLDS_OF_RANKS = [
     *(
-        fault(name, place, old, new, own_settings)
+        fault(name, place, old, new, own_settings("dtype", [(0, 1, 2), (1, 0, 1)]))
         for name, place, old, new in (
             (
                 "ranks share the settings of PyTorch",
@@ -59,6 +64,13 @@ WORLDS_OF_RANKS = [
                 'vars(self).setdefault("_settings", settings.noted())',
             ),
         )
+    ),
+    fault(
+        "ranks share the order in which reductions add",
+        "simgpu._ranks.settings:put_back",
+        "value != present and",
+        "setting.read is not comm.in_force and value != present and",
+        own_settings("order of sums", [(0, 0, 1), (1, 0, 2)]),
     ),
     fault(
         "a call that nobody waits for is told of nowhere",
