@@ -30,6 +30,27 @@ ASYNCHRONOUS = [
         options.test_what_meta_kernels_import_is_there_before_a_launch,
     ),
     *(
+        fault(
+            name,
+            "simgpu._simulation.asynchronous.block:end",
+            old,
+            new,
+            rules.test_blocks_may_end_in_any_order,
+        )
+        for name, old, new in (
+            (
+                "a block that has ended stays in force",
+                "was_in_force = _open[-1] is executor",
+                "was_in_force = False",
+            ),
+            (
+                "a block that ends before a later one leaves work",
+                "executor.finish()",
+                "_open[-1] is not executor or executor.finish()",
+            ),
+        )
+    ),
+    *(
         fault(name, where, old, new, present.test_what_is_done_to_it_waits)
         for name, where, old, new in (
             (

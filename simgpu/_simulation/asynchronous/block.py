@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from simgpu._runtime import instruments
-from simgpu._runtime.instruments import hooks
 from simgpu._runtime.world import active_devices
 from simgpu._simulation.asynchronous.executor import Asynchronous
 
@@ -35,28 +35,18 @@ def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ValueError(f"seed={seed!r}: a number is expected, or None for the laziest order")
-    outer = hooks.executor
-    if isinstance(outer, Asynchronous):  # of an outer block, or a whole session (pytest --async)
-        executor = outer.nested(seed)
-        _exchange(outer, executor)
-        try:
-            yield executor
-        finally:
-            executor.restart(outer.seed)
-            _exchange(executor, outer)
-    else:
-        executor = begin(seed)
-        try:
-            yield executor
-        finally:
-            end(executor)
+    executor = begin(seed)
+    try:
+        yield executor
+    finally:
+        end(executor)
     executor.check_all()
 
 
-def _exchange(old: Asynchronous, new: Asynchronous) -> None:
-    """Let `new` go on in place of `old`, with no launch of another thread in between."""
-    instruments.add(new)
-    instruments.remove(old)
+# Of the blocks and sessions (pytest --async) that have not ended: the last one is in force. Those
+# of several threads, or of ranks that take turns, may end in any order.
+_open: list[Asynchronous] = []
+_lock = threading.Lock()
 
 
 def begin(seed: int | None) -> Asynchronous:
@@ -64,16 +54,36 @@ def begin(seed: int | None) -> Asynchronous:
     # PyTorch's meta kernels import it when they are first asked, which is in the middle of a
     # launch: other threads wait for an import, and a schedule of threads does not know of that.
     importlib.import_module("torch._dynamo")
-    executor = Asynchronous(seed)
-    if any(device.allocated for device in active_devices):
-        executor.know_present_memory()
-    instruments.add(executor)
+    with _lock:
+        if _open:
+            outer = _open[-1]
+            executor = outer.nested(seed)
+            _exchange(outer, executor)
+        else:
+            executor = Asynchronous(seed)
+            if any(device.allocated for device in active_devices):
+                executor.know_present_memory()
+            instruments.add(executor)
+        _open.append(executor)
     return executor
 
 
 def end(executor: Asynchronous) -> None:
-    """Run what is left, and let launches run at once again."""
-    try:
-        executor.finish()
-    finally:
-        instruments.remove(executor)
+    """Run what is left, and let launches run as before: at once, if no other one is open."""
+    with _lock:
+        try:
+            executor.finish()
+        finally:
+            was_in_force = _open[-1] is executor
+            _open.remove(executor)
+            if not _open:
+                instruments.remove(executor)
+            elif was_in_force:
+                _open[-1].restart(_open[-1].seed)
+                _exchange(executor, _open[-1])
+
+
+def _exchange(old: Asynchronous, new: Asynchronous) -> None:
+    """Let `new` go on in place of `old`, with no launch of another thread in between."""
+    instruments.add(new)
+    instruments.remove(old)

@@ -1,5 +1,6 @@
 """What is queued and what is not: copies, events, memory, errors, settings of the launch."""
 
+import contextlib
 import threading
 
 import pytest
@@ -237,6 +238,33 @@ def test_blocks_nest_with_counts_of_their_own(simulated, seeds, launches):
         assert outer.deferred == before + 1
         assert inner.deferred == launches
     assert x.tolist() == [2.0 + launches] * 2
+
+
+@given(
+    seeds=st.lists(st.none() | st.integers(0, 9), min_size=3, max_size=3),
+    ends=st.permutations(range(3)),
+)
+def test_blocks_may_end_in_any_order(simulated, seeds, ends):
+    """As those of threads do, or of ranks that take turns; the one begun last counts and draws."""
+    with contextlib.ExitStack() as every:
+        blocks = [every.enter_context(contextlib.ExitStack()) for _ in seeds]
+        queued = [
+            block.enter_context(simgpu.asynchronous(seed))
+            for block, seed in zip(blocks, seeds, strict=True)
+        ]
+        x, still_open = torch.ones(2, device="simgpu:0"), [0, 1, 2]
+        for number in ends:
+            counts = [each.deferred for each in queued]
+            x += 1
+            counts[still_open[-1]] += 1
+            assert [each.deferred for each in queued] == counts
+            blocks[number].close()
+            still_open.remove(number)
+            assert queued[number].pending == 0  # all of before has run
+            assert all(queued[each].seed == seeds[each] for each in still_open)
+    x += 1
+    assert [each.deferred for each in queued] == counts
+    assert x.tolist() == [5.0, 5.0]
 
 
 def test_what_is_no_seed_is_refused(simulated):
