@@ -5,5 +5,5 @@
 `schedules`, that of streams in `asynchronous`, accesses in no order in `races`, and estimated time
 in `timing`.
 
-May import: `_runtime`, `errors`, `_naming`, `torch`.
+May import: `_runtime`, `errors`, `_naming`, `torch`, `numpy`.
 """

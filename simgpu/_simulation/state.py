@@ -11,12 +11,14 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from simgpu._runtime.world import active_devices
 
 _Kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+_NUMBERS = (float, complex, numpy.generic, numpy.ndarray)
 
 
 def find_state(step: Callable[[], Any]) -> list[Any]:
@@ -111,9 +113,11 @@ def _random_states() -> tuple[torch.Tensor, Any, list[torch.Tensor]]:
 
 
 def host_copy(tree: Any) -> Any:
-    """The same values with every tensor copied to the CPU."""
+    """The same values with every tensor copied to the CPU, and every array of NumPy copied."""
 
     def copied(leaf: Any) -> Any:
+        if isinstance(leaf, numpy.ndarray):
+            return leaf.copy()
         return leaf.detach().cpu().clone() if isinstance(leaf, torch.Tensor) else leaf
 
     return tree_map(copied, tree)
@@ -126,9 +130,21 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _same_leaf(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return type(one) is type(other) and bool(one == other or one != one)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        bits = (tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other))
+        return torch.equal(*bits)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, _NUMBERS):
+        return _same_array(numpy.asarray(one), numpy.asarray(other))
+    return bool(one == other)
+
+
+def _same_array(one: numpy.ndarray[Any, Any], other: numpy.ndarray[Any, Any]) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    bits = (tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other))
-    return torch.equal(*bits)
+    if one.dtype.hasobject:
+        return bool(one.tolist() == other.tolist())
+    return one.tobytes() == other.tobytes()

@@ -1,9 +1,12 @@
 """`simgpu.sweep`: DataParallel survives every failure, and the sweep sees what does not."""
 
 import contextlib
+import itertools
+import math
 import random
 import threading
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -65,6 +68,40 @@ def test_no_failure_of_a_training_step_leaves_anything(
     if number:
         report = simgpu.sweep(step, kind, at=[int(f * number) for f in fractions])
         assert not report.problems, str(report)
+
+
+def bits_of(value):
+    return str(numpy.asarray(value).dtype), numpy.shape(value), numpy.asarray(value).tobytes()
+
+
+numbers = st.floats() | st.complex_numbers(allow_nan=True) | st.sampled_from([0.0, -0.0, math.nan])
+arrays = st.builds(
+    numpy.array, st.lists(st.sampled_from([0.0, -0.0, 1.0, math.nan]), min_size=1, max_size=3)
+)
+
+
+@given(first=numbers | arrays, data=st.data())
+def test_results_are_compared_to_the_bit(simulated, first, data):
+    """Numbers and arrays of NumPy too, of which not each equals itself: a step may return them."""
+    others = arrays if isinstance(first, numpy.ndarray) else numbers
+    second = data.draw(others | st.just(first))
+    returned = iter([None, first, second])  # the first step makes what stays
+    alike = bits_of(first) == bits_of(second)
+    context = contextlib.nullcontext() if alike else pytest.raises(UnrepeatableStepError)
+    with context:
+        simgpu.sweep(lambda: {"result": next(returned)}, at=[])
+
+
+def test_an_array_that_a_step_returns_is_that_of_its_end(simulated):
+    """A later step may write to the same memory."""
+    array, steps = numpy.zeros(2), itertools.count()
+
+    def step():
+        array[:] = next(steps)
+        return array
+
+    with pytest.raises(UnrepeatableStepError):
+        simgpu.sweep(step, at=[])
 
 
 def small(device):
