@@ -16,7 +16,7 @@ from simgpu._backend.device_module import memory, memory_history, properties, se
 from simgpu._backend.device_module.unsupported import refusal
 from simgpu._cuda import build
 from simgpu._naming import DEVICE_TYPE, PRIVATE_USE_1
-from simgpu._patches import Patch, Row
+from simgpu._patches import Action, Patch, Row
 from simgpu._runtime import sleeping, streams, world
 
 _CYCLES_PER_SECOND = 1e9  # of the clock that `_sleep` counts in
@@ -101,6 +101,11 @@ def _raw_delete(address: int) -> None:
         raise RuntimeError(f"invalid device pointer: {address:#x}")
 
 
+def _raw_delete_all() -> None:
+    """Give back all that `_raw_alloc` took."""
+    _raw.clear()
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     # Which device is current.
     "_cuda_getDeviceCount": world.device_count,
@@ -151,7 +156,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-PATCHES: tuple[Row, ...] = tuple(
-    Patch("torch._C", name, value=function, why="a build of PyTorch without CUDA lacks it")
-    for name, function in FUNCTIONS.items()
+PATCHES: tuple[Row, ...] = (
+    *(
+        Patch("torch._C", name, value=function, why="a build of PyTorch without CUDA lacks it")
+        for name, function in FUNCTIONS.items()
+    ),
+    Action(
+        "memory that a program has asked for without a tensor: it is given back at the end",
+        run=lambda patches: patches.then(_raw_delete_all),
+        why="it is that of devices which end",
+    ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 from simgpu._backend.device_module import memory
 from simgpu._memory import pinned
 from simgpu._native.out_arguments import write_word
-from simgpu._patches import Patch, Row
+from simgpu._patches import Action, Patch, Row
 from simgpu._runtime import streams, world
 
 _MESSAGES = {
@@ -108,5 +108,10 @@ PATCHES: tuple[Row, ...] = (
         "cudart",
         value=lambda: _LIBRARY,
         why="PyTorch's own would start the driver of CUDA",
+    ),
+    Action(
+        "host memory that a program has registered: it is no longer pinned at the end",
+        run=lambda patches: patches.then(pinned.unregister_all),
+        why="other memory may lie at its addresses when there are devices again",
     ),
 )

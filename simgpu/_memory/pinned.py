@@ -64,6 +64,11 @@ def unregister(address: int) -> bool:
     return _registered.pop(address, None) is not None
 
 
+def unregister_all() -> None:
+    """Take every `register` back."""
+    _registered.clear()
+
+
 def _is_registered(address: int) -> bool:
     return any(begin <= address < begin + nbytes for begin, nbytes in _registered.items())
 

@@ -213,6 +213,21 @@ def test_memory_without_a_tensor(cuda):
         torch.cuda.caching_allocator_delete(address)
 
 
+def test_what_a_program_leaves_ends_with_its_devices():
+    x, seen = torch.ones(20), []
+    with simgpu.as_cuda(1):
+        torch.cuda.cudart().cudaHostRegister(x.data_ptr(), x.nbytes, 0)
+        address = torch.cuda.caching_allocator_alloc(1000)
+        torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: seen.append(numbers))
+    with simgpu.as_cuda(1):
+        assert not x.is_pinned()
+        with pytest.raises(RuntimeError, match="invalid device pointer"):
+            torch.cuda.caching_allocator_delete(address)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty(2**40, device="cuda")
+    assert seen == []
+
+
 X = (6, 4)
 # What PyTorch says of wrong calls (torch/csrc/cuda/comm.cpp).
 WRONG_CALLS = {

@@ -338,6 +338,26 @@ BACKEND = [
         "cuda.start(count, memory, None,",
         gpus.test_devices_without_a_block_are_their_models_too,
     ),
+    *(
+        fault(name, where, old, "pass", comm.test_what_a_program_leaves_ends_with_its_devices)
+        for name, where, old in (
+            (
+                "memory that was asked for without a tensor outlives its devices",
+                "simgpu._cuda.c_functions:_raw_delete_all",
+                "_raw.clear()",
+            ),
+            (
+                "memory that a program has pinned stays pinned without devices",
+                "simgpu._memory.pinned:unregister_all",
+                "_registered.clear()",
+            ),
+            (
+                "a program hears of later devices that are full",
+                "simgpu._backend.device_module.memory_history:_OutOfMemoryObserver.devices_removed",
+                "instruments.remove(self)",
+            ),
+        )
+    ),
     fault(
         "the first device cannot be exchanged for another",
         "simgpu._cuda.c_functions:exchange_device",

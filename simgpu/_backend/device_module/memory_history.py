@@ -242,7 +242,7 @@ def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
 
 
 class _OutOfMemoryObserver(instruments.Instrument):
-    """Calls a function of the program wherever a device is full."""
+    """Calls a function of the program wherever a device is full, until the devices end."""
 
     def __init__(self, observer: Callable[[int, int, int, int], None]) -> None:
         self._observer = observer
@@ -251,7 +251,11 @@ class _OutOfMemoryObserver(instruments.Instrument):
         """Tell device, bytes asked for, bytes taken, and bytes free."""
         self._observer(device.index, nbytes, allocated, limit - allocated)
 
+    def devices_removed(self) -> None:
+        """Others that come are another program's."""
+        instruments.remove(self)
+
 
 def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
-    """Call `observer(device, asked, allocated, free)` wherever a device is full, for good."""
+    """Call `observer(device, asked, allocated, free)` wherever one of these devices is full."""
     instruments.add(_OutOfMemoryObserver(observer))
