@@ -30,12 +30,13 @@ def _is_cuda(self: torch.Tensor) -> bool:
     return _raw_device(self).type in _naming.names
 
 
-def _cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     """`tensor.cuda(...)`: the tensor itself if it is there already."""
-    index = world.resolve(device)
-    if args:
-        kwargs["non_blocking"] = args[0]
-    return _raw_to(self, world.device(index).torch_device, **kwargs)
+    target = None if device is None else torch.device(device)
+    if target is not None and target.type not in _naming.names:
+        raise RuntimeError("Invalid device, must be cuda device")
+    place = world.device(world.resolve(target)).torch_device
+    return _raw_to(self, place, non_blocking=non_blocking, **kwargs)
 
 
 _PREFIX, _CUDA_PREFIX = f"torch.{DEVICE_TYPE}.", f"torch.{CUDA}."

@@ -163,6 +163,28 @@ def test_a_tensor_that_is_there_already_stays_itself(cuda):
     assert x.cuda().device == x.to("cuda").device == cuda[0]
 
 
+# What `tensor.cuda` refuses before it looks for a device, so that PyTorch itself tells it here.
+WRONG_CALLS = [
+    ("cpu",),
+    (torch.device("meta"),),
+    ("xpu:1",),
+    ("nothing",),
+    (-1,),
+    (1.5,),
+    (0, True, torch.contiguous_format),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_CALLS, ids=repr)
+def test_cuda_refuses_what_it_refuses_without_simulated_devices(arguments):
+    with pytest.raises((RuntimeError, TypeError)) as expected:
+        torch.ones(2).cuda(*arguments)
+    with simgpu.as_cuda(2), pytest.raises(expected.type) as told:
+        torch.ones(2).cuda(*arguments)
+    if expected.type is RuntimeError:  # a TypeError lists the signatures of what it came from
+        assert str(told.value) == str(expected.value)
+
+
 def test_devices_are_kept_apart(cuda):
     with pytest.raises(RuntimeError, match="two devices"):
         torch.ones(2, device="cuda:1") + torch.ones(2, device="cuda:2")
@@ -411,8 +433,16 @@ FAULTS = {
         lambda: test_every_way_to_make_a_tensor(make="zeros"),
     ),
     "a number is not understood": (
-        Edit("simgpu._cuda.tensors:_cuda", "index = world.resolve(device)", "index = 0"),
+        Edit("simgpu._cuda.tensors:_cuda", "world.resolve(target)", "0"),
         lambda: test_every_way_to_make_a_tensor(make="cuda"),
+    ),
+    "cuda() moves a tensor to the current device, whatever else is named": (
+        Edit(
+            "simgpu._cuda.tensors:_cuda",
+            'raise RuntimeError("Invalid device, must be cuda device")',
+            "target = None",
+        ),
+        lambda: test_cuda_refuses_what_it_refuses_without_simulated_devices(("cpu",)),
     ),
     "everyone is told the truth": (
         Edit("simgpu._cuda.tensors:_is_cuda", "in _naming.names", "== CUDA"),
@@ -428,5 +458,5 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name):
     edit, test = FAULTS[name]
-    with edit.planted(), pytest.raises(AssertionError):
+    with edit.planted(), pytest.raises((AssertionError, pytest.fail.Exception)):
         test()
