@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from dataparallel._devices import CPU, DeviceLike, resolve, resolve_all, type_of
 from dataparallel._structure import packed_sequences
 from dataparallel._structure.scalar_warning import warn_of_scalars
-from dataparallel._structure.trees import children_of, paths, put_together, take_apart
+from dataparallel._structure.trees import children_of, path_to, paths, put_together, take_apart
 from dataparallel._transfer.autograd import Gather, Scatter, apply, scatter_split
 from dataparallel._transfer.copies import gather_checked
 from dataparallel.comm.scatter_and_gather import check_gatherable
@@ -277,7 +277,7 @@ def _gather(outputs: list[Any], device: torch.device, dim: int, path: str) -> An
         else:
             rows.append(others[2])
     gathered = [
-        _gather(list(column), device, dim, f"{path}[{key!r}]")
+        _gather(list(column), device, dim, path_to(path, key))
         for key, column in zip(keys, zip(*rows, strict=True), strict=True)
     ]
     return rebuild(first, gathered)

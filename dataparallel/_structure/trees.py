@@ -27,12 +27,16 @@ _STANDARD_LIBRARY = ("builtins", "collections")
 _LEAVES = (PackedSequence, torch.Size, str, bytes)
 
 
+class Field(str):
+    """The name of a child that is an attribute; a plain str is the key of one in a dict."""
+
+
 class Node(NamedTuple):
     """A structure without its leaves; a leaf is None in `children`."""
 
     example: Any
     rebuild: Callable[[Any, list[Any]], Any]
-    keys: Sequence[Any]  # how each child is reached: an index, a key, or ".name"
+    keys: Sequence[Any]  # how each child is reached: an index, a key, or a Field
     children: list[Node | None]
 
 
@@ -58,7 +62,7 @@ def children_of(
         values, _ = SUPPORTED_NODES[kind].flatten_fn(obj)
         return _rebuild_registered, _keys_of_registered(obj, values), values
     if is_namedtuple(obj):
-        return _rebuild_namedtuple, [f".{name}" for name in obj._fields], list(obj)
+        return _rebuild_namedtuple, [Field(name) for name in obj._fields], list(obj)
     if isinstance(obj, dict):
         return _rebuild_mapping, list(obj), list(obj.values())
     if isinstance(obj, tuple):
@@ -68,9 +72,8 @@ def children_of(
     if isinstance(obj, deque):
         return _rebuild_deque, range(len(obj)), list(obj)
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        names = [field.name for field in dataclasses.fields(obj) if hasattr(obj, field.name)]
-        values = [getattr(obj, name) for name in names]
-        return _rebuild_dataclass, [f".{name}" for name in names], values
+        fields = [Field(each.name) for each in dataclasses.fields(obj) if hasattr(obj, each.name)]
+        return _rebuild_dataclass, fields, [getattr(obj, name) for name in fields]
     return None
 
 
@@ -203,5 +206,9 @@ def paths(node: Node | None, prefix: str) -> Iterator[str]:
         yield prefix
         return
     for key, child in zip(node.keys, node.children, strict=True):
-        named = isinstance(key, str) and key.startswith(".")
-        yield from paths(child, f"{prefix}{key if named else f'[{key!r}]'}")
+        yield from paths(child, path_to(prefix, key))
+
+
+def path_to(parent: str, key: Any) -> str:
+    """Where the child with that key is, in the words of the program that has its parent."""
+    return f"{parent}.{key}" if isinstance(key, Field) else f"{parent}[{key!r}]"

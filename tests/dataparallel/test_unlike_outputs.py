@@ -1,5 +1,10 @@
 """Outputs that are not built alike are refused, whichever replica has what another has not."""
 
+import dataclasses
+import re
+from collections import namedtuple
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -54,3 +59,46 @@ def test_each_kind_next_to_each_other(devices, common, other):
         return
     with pytest.raises(ValueError, match="not built alike"):
         dataparallel.gather(outputs, devices[0])
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Record:
+    left: Any
+    right: Any
+
+
+# Each holds what it is given in one place, next to tensors that fit.
+AROUND = [
+    lambda held, fits: Pair(fits, held),
+    lambda held, fits: Record(held, fits),
+    lambda held, fits: [fits, held],
+    lambda held, fits: {"left": held, ".left": fits},
+    lambda held, fits: {".right": held, 2: fits},
+]
+
+
+def around(held, fits, steps):
+    for step in steps:
+        held = step(held, fits)
+    return held
+
+
+@pytest.mark.devices(2)
+@given(steps=st.lists(st.sampled_from(AROUND), max_size=4))
+def test_what_does_not_fit_is_named_as_a_program_reaches_it(devices, steps):
+    """Outputs and inputs alike: what the error says, as code, is the object that is wrong."""
+    device, fits = devices[0], rows(devices[0])
+    output = around(torch.ones(1, device=device), fits, steps)
+    with pytest.raises(ValueError, match="not built alike") as told:
+        dataparallel.gather([output, around(None, fits, steps)], device)
+    (place,) = re.findall(r"gathered: (.*) is Tensor in replica 0", str(told.value))
+    assert eval(place, {"output": output}).shape == (1,)
+
+    inputs = (around(torch.ones(1, device=device), fits, steps), fits)
+    with pytest.raises(ValueError, match="rows would be lost") as told:
+        dataparallel.scatter_kwargs(inputs, None, devices)
+    (place,) = re.findall(r"[ ;:] (inputs\S*) has batch size 1 ", str(told.value))
+    assert eval(place, {"inputs": inputs}).shape == (1,)

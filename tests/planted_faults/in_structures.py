@@ -114,6 +114,22 @@ STRUCTURES = [
         raises=Exception,
     ),
     fault(
+        "a field is named as a key",
+        "dataparallel._structure.trees:path_to",
+        "isinstance(key, Field)",
+        "False",
+        unlike.test_what_does_not_fit_is_named_as_a_program_reaches_it,
+        raises=Exception,
+    ),
+    fault(
+        "a key with a dot is named as a field",
+        "dataparallel._structure.trees:path_to",
+        "isinstance(key, Field)",
+        'isinstance(key, str) and (isinstance(key, Field) or key.startswith("."))',
+        unlike.test_what_does_not_fit_is_named_as_a_program_reaches_it,
+        raises=Exception,
+    ),
+    fault(
         "constants are always a list",
         f"{CUT}:_gather",
         "return first if all(_agree(first, output) for output in outputs[1:]) else outputs",
