@@ -88,7 +88,7 @@ CHECKS: dict[str, _Check] = {
     "avg_pool3d_backward": expected_shapes.avg_pool_backward,
     "batch_norm_backward": shape_checks.batch_norm,
     "batch_norm_update_stats": shape_checks.batch_norm,
-    "embedding": index_checks.embedding,
+    "embedding": shape_checks.embedding,
     "embedding_dense_backward": index_checks.embedding_backward,
     "kthvalue": shape_checks.few_dims,
     "linalg_ldl_solve": _both(solvers.ldl_solve, index_checks.pivots),
@@ -164,9 +164,7 @@ def with_check(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
 def _reads_values(check: _Check) -> bool:
     """Whether a check looks at values of tensors, and not at their shapes and dtypes alone."""
     functions = getattr(check, "readers", None) or (getattr(check, "func", check),)
-    return check is not index_checks.embedding and any(
-        function.__module__ == index_checks.__name__ for function in functions
-    )
+    return any(function.__module__ == index_checks.__name__ for function in functions)
 
 
 def checked_composite(name: str) -> PythonKernel:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from simgpu._naming import visible_text
 from simgpu._native.dlpack_relabel import host_alias
 
 Tensor = torch.Tensor
@@ -122,17 +121,6 @@ def pooled_indices(arguments: dict[str, Any], dims: int) -> None:
             f"indices must be places from 0 to {size - 1} in an input of shape "
             f"{tuple(input.shape)}, one for each element of grad_output {tuple(grad.shape)}, got "
             f"{found}"
-        )
-
-
-def embedding(arguments: dict[str, Any]) -> None:
-    """Indices are integers: PyTorch asks that before it asks on which device they are."""
-    indices = arguments["indices"]
-    if indices.dtype not in (torch.int64, torch.int32):
-        raise RuntimeError(
-            "Expected tensor for argument #1 'indices' to have one of the following scalar types: "
-            f"Long, Int; but got {visible_text(indices.type())} instead (while checking arguments "
-            "for embedding)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Checks of shapes and layouts, for host kernels that would read past smaller tensors.
+"""Checks of shapes, dtypes and layouts, for host kernels that would read past smaller tensors.
 
 Which operators they are for stands in `argument_checks.CHECKS`; each takes the arguments of a call
 by their names, and raises RuntimeError.
@@ -10,6 +10,8 @@ import math
 from typing import Any
 
 import torch
+
+from simgpu._naming import visible_text
 
 Tensor = torch.Tensor
 _STATISTICS = ("weight", "bias", "running_mean", "running_var")
@@ -34,6 +36,17 @@ def batch_norm(arguments: dict[str, Any]) -> None:
         given = arguments.get(name)
         if isinstance(given, Tensor) and given.numel() != channels:
             raise RuntimeError(f"{name} should contain {channels} elements not {given.numel()}")
+
+
+def embedding(arguments: dict[str, Any]) -> None:
+    """Indices are integers: PyTorch asks that before it asks on which device they are."""
+    indices = arguments["indices"]
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: "
+            f"Long, Int; but got {visible_text(indices.type())} instead (while checking arguments "
+            "for embedding)"
+        )
 
 
 def few_dims(

@@ -252,7 +252,7 @@ OPERATORS = [
     ),
     fault(
         "an embedding takes any dtype for its indices",
-        "simgpu._kernels.index_checks:embedding",
+        "simgpu._kernels.shape_checks:embedding",
         "if indices.dtype not in",
         "if False and indices.dtype not in",
         texts.test_an_embedding_asks_for_integers_before_it_asks_for_a_device,
