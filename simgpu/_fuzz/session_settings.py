@@ -49,8 +49,12 @@ class SessionSettings:
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a process that reads the settings and makes its own devices."""
-        rest = {name: value for name, value in os.environ.items() if name not in PROCESS_DEVICES}
-        return {**rest, VARIABLE: json.dumps(dataclasses.asdict(self))}
+        return {**without_process_devices(), VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+
+def without_process_devices() -> dict[str, str]:
+    """Return the environment without what would give a process devices for its whole life."""
+    return {name: value for name, value in os.environ.items() if name not in PROCESS_DEVICES}
 
 
 def absolute_database(database: str) -> str:

@@ -8,7 +8,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from simgpu._fuzz.session_settings import SessionSettings, absolute_database
+from simgpu._fuzz.session_settings import (
+    SessionSettings,
+    absolute_database,
+    without_process_devices,
+)
 from simgpu._fuzz.tally import sum_tallies
 
 PLUGIN = "simgpu._fuzz.session_plugin"
@@ -25,7 +29,7 @@ def replay_schedule(name: str, token: str, devices: tuple[int, int]) -> int:
     """Run the test `name` under the schedule of `token`; returns pytest's exit status."""
     words = [sys.executable, "-m", "pytest", "--devices", "simgpu", "-p", "no:cacheprovider"]
     words += ["--device-count", str(devices[1]), "--schedule", token, name]
-    return subprocess.run(words, check=False).returncode
+    return subprocess.run(words, env=without_process_devices(), check=False).returncode
 
 
 def replay(

@@ -173,6 +173,13 @@ SCHEDULES = [
         rules.test_the_token_of_a_program_of_any_length_is_short_and_holds_its_choices,
     ),
     fault(
+        "a schedule is repeated on the devices of the environment",
+        "simgpu._fuzz.sessions:replay_schedule",
+        "env=without_process_devices(), ",
+        "",
+        pasted.test_a_schedule_is_repeated_on_devices_of_its_own,
+    ),
+    fault(
         "a pasted test runs in any order",
         "simgpu._fuzz.reproducers:regression_test",
         "if schedule is not None:",

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 # What else than devices a test that has a fault may ask for.
-FIXTURES = ("cuda", "interruptible", "monkeypatch", "record_property")
+FIXTURES = ("cuda", "interruptible", "monkeypatch", "record_property", "tmp_path")
 
 PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.values())
 

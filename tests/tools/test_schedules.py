@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu import __main__ as command_line
+from simgpu._fuzz import sessions
 from simgpu._fuzz.recorder import ExampleRecorder
 from simgpu._pytest import schedules
-from simgpu._simulation.schedules.tokens import strategy_in
+from simgpu._simulation.schedules.strategies import Strategy
+from simgpu._simulation.schedules.tokens import strategy_in, token_of
 from simgpu._testing import example_log
 from tests.support.ordering_faults import lost_update
 
@@ -98,6 +100,16 @@ def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch)
     assert command_line.main(["replay", name, token]) == 1
     assert started[0] == started[1]
     assert started[0][:2] == (name, token)
+
+
+def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch):
+    """Whatever devices the environment gives a process."""
+    monkeypatch.chdir(tmp_path)
+    Path("test_it.py").write_text("def test_it(devices):\n    assert len(devices) == 3\n")
+    for name, value in {"COUNT": "2", "MEMORY": "1GiB"}.items():
+        monkeypatch.setenv(f"SIMGPU_DEVICE_{name}", value)
+    token = token_of(Strategy(), [])
+    assert sessions.replay_schedule("test_it.py::test_it", token, (1, 3)) == 0
 
 
 def test_a_property_draws_its_schedule_and_shrinks_it(pytester):
