@@ -33,7 +33,11 @@ class Trace(list[Record]):
         source: torch.device | str | None = None,
         target: torch.device | str | None = None,
     ) -> int:
-        """Bytes of all copies, or of those from `source` and to `target`."""
+        """Bytes of all copies, or of those from `source` and to `target`.
+
+        Raises:
+            ValueError: a name such as "cuda" that leaves open which of several devices is meant.
+        """
         from_ = None if source is None else _as_recorded(source)
         to = None if target is None else _as_recorded(target)
         return sum(
@@ -46,6 +50,10 @@ class Trace(list[Record]):
 def _as_recorded(device: torch.device | str) -> torch.device:
     """A device by the name that records have for it: no copy of a real GPU is among them."""
     found = torch.device(device)
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.index is None:
+        raise ValueError(f"copies begin and end at one device, got {device!r}: say '{device}:0'")
     return torch.device(DEVICE_TYPE, found.index) if found.type == "cuda" else found
 
 

@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,3 +123,15 @@ def test_copies_between_devices_by_the_name_of_cuda_are_counted(places, size, na
         assert trace.bytes_copied(name(source), name(target)) == 4 * size
     assert trace.bytes_copied(name(source), name(target)) == 4 * size
     assert trace.bytes_copied(source, other) == 0
+
+
+@pytest.mark.parametrize("name", [str, torch.device])
+@pytest.mark.parametrize("kind", ["simgpu", "cuda"])
+def test_copies_of_a_device_that_may_be_any_are_not_counted(simulated, kind, name):
+    """As none, which 0 would say; the host is one place, whatever its number."""
+    with simgpu.trace() as trace:
+        torch.ones(2, device=simulated[1]).to("cpu")
+    for wrong in ({"source": name(kind)}, {"target": name(kind)}):
+        with pytest.raises(ValueError, match=f"say '{kind}:0'"):
+            trace.bytes_copied(**wrong)
+    assert trace.bytes_copied(simulated[1], name("cpu:0")) == 8
