@@ -26,17 +26,9 @@ def _nothing(*args: Any) -> None:
     """Nothing to do: no such thing is kept, started or waited for."""
 
 
-def exchange_device(index: int) -> int:
-    """Make a device current; returns the one that was. A negative index changes nothing."""
-    outer = world.current_device()
-    if index >= 0:
-        world.set_current_device(index)
-    return outer
-
-
 def maybe_exchange_device(index: int) -> int:
-    """`exchange_device`, as another object: the compiler has a table of both functions."""
-    return exchange_device(index)
+    """`world.exchange_device`, as another object: the compiler has a table of both functions."""
+    return world.exchange_device(index)
 
 
 def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
@@ -111,7 +103,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_getDeviceCount": world.device_count,
     "_cuda_getDevice": world.current_device,
     "_cuda_setDevice": world.set_current_device,
-    "_cuda_exchangeDevice": exchange_device,
+    "_cuda_exchangeDevice": world.exchange_device,
     "_cuda_maybeExchangeDevice": maybe_exchange_device,
     "_cuda_hasPrimaryContext": _has_used,
     "_cuda_isInBadFork": world.is_in_bad_fork,

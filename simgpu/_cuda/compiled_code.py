@@ -13,8 +13,8 @@ import warnings
 import torch
 
 from simgpu._backend.device_module import selection
-from simgpu._cuda.c_functions import exchange_device
 from simgpu._patches import Action, Patch, Patches, Row
+from simgpu._runtime import world
 
 
 def _forget() -> None:
@@ -56,7 +56,7 @@ PATCHES: tuple[Row, ...] = (
         Patch(
             f"torch._dynamo.{owner}",
             name,
-            value=staticmethod(exchange_device),
+            value=staticmethod(world.exchange_device),
             needs=name,
             late=True,
             why="a build of PyTorch without CUDA raises where `torch.cuda.device(1)` is compiled",

@@ -1,9 +1,8 @@
 """`torch.cuda` under `as_cuda`: its functions become those of `torch.simgpu`.
 
-They are those of `torch.simgpu`, where it has them. A few more are answered here. The functions
-that simulated devices have no counterpart for raise UnsupportedError (see
-`simgpu._backend.device_module.unsupported`). docs/torch_cuda.md has a row for every name of
-torch.cuda, which a test compares with the installed PyTorch.
+A few more are answered here. The functions that simulated devices have no counterpart for raise
+UnsupportedError (see `simgpu._backend.device_module.unsupported`). docs/torch_cuda.md has a row for
+every name of torch.cuda, which a test compares with the installed PyTorch.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from simgpu._backend import device_module, tensor_types
 from simgpu._backend.device_module.unsupported import REFUSED, refusal
-from simgpu._cuda.c_functions import exchange_device, maybe_exchange_device
+from simgpu._cuda.c_functions import maybe_exchange_device
 from simgpu._patches import Action, Patch, Patches, Row
 from simgpu._runtime import world
 
@@ -51,7 +50,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 # Answers that torch.simgpu does not have, by submodule ("" is torch.cuda itself).
 _ANSWERS: dict[str, dict[str, Any]] = {
     "": {
-        "_exchange_device": exchange_device,
+        "_exchange_device": world.exchange_device,
         "_initialized": True,
         "_lazy_init": _nothing,
         "_maybe_exchange_device": maybe_exchange_device,

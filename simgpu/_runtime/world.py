@@ -227,6 +227,14 @@ def current_device_steps() -> Iterator[int]:
     return map(operator.itemgetter(CURRENT_DEVICE), rows)
 
 
+def exchange_device(index: int) -> int:
+    """Make a device current; returns the one that was. A negative index changes nothing."""
+    outer = current_device()
+    if index >= 0:
+        set_current_device(index)
+    return outer
+
+
 def resolve(device_: DeviceLike) -> int:
     """Index of the device that a caller means: None and a bare "simgpu" are the current one."""
     if device_ is None:

@@ -272,7 +272,7 @@ BACKEND = [
     ),
     fault(
         "the accelerator's block goes back to its own device",
-        "simgpu._backend.torch_patches.accelerator:_exchange_device",
+        "simgpu._runtime.world:exchange_device",
         "return outer",
         "return index",
         current.test_blocks_of_the_accelerator_put_the_device_back,
@@ -360,14 +360,14 @@ BACKEND = [
     ),
     fault(
         "the first device cannot be exchanged for another",
-        "simgpu._cuda.c_functions:exchange_device",
+        "simgpu._runtime.world:exchange_device",
         "index >= 0",
         "index > 0",
         comm.test_the_device_that_was_current_is_told,
     ),
     fault(
         "the first device stays left where a block of generated code was on it",
-        "simgpu._cuda.c_functions:exchange_device",
+        "simgpu._runtime.world:exchange_device",
         "index >= 0",
         "index > 0",
         comm.test_a_block_of_generated_code_gives_the_device_back,

@@ -310,8 +310,8 @@ SIMULATOR = [
     ),
     fault(
         "a compiled block of a device chooses another one",
-        "simgpu._cuda.c_functions:exchange_device",
-        "world.set_current_device(index)",
+        "simgpu._runtime.world:exchange_device",
+        "set_current_device(index)",
         "pass",
         partial(compiling.test_blocks_of_a_device_are_compiled_as_cuda, meanwhile=True),
     ),

@@ -20,13 +20,6 @@ from simgpu._patches import Action, Patch, Patches, Row, find_owner
 from simgpu._runtime import streams, world
 
 
-def _exchange_device(index: int) -> int:
-    outer = world.current_device()
-    if index >= 0:
-        world.set_current_device(index)
-    return outer
-
-
 def _set_device(index: int) -> None:
     world.set_current_device(index)
 
@@ -43,14 +36,14 @@ def _capability(index: int) -> dict[str, Any]:
 
 _OURS: dict[str, Callable[..., Any]] = {
     "_accelerator_emptyCache": memory.empty_cache,
-    "_accelerator_exchangeDevice": _exchange_device,
+    "_accelerator_exchangeDevice": world.exchange_device,
     "_accelerator_getDeviceCapability": _capability,
     "_accelerator_getDeviceIndex": world.current_device,
     "_accelerator_getDeviceStats": memory.memory_stats,
     "_accelerator_getMemoryInfo": memory.mem_get_info,
     "_accelerator_getStream": streams.current_stream,
     "_accelerator_isAllocatorInitialized": lambda: True,
-    "_accelerator_maybeExchangeDevice": _exchange_device,
+    "_accelerator_maybeExchangeDevice": world.exchange_device,
     "_accelerator_resetAccumulatedStats": memory.reset_accumulated_memory_stats,
     "_accelerator_resetPeakStats": memory.reset_peak_memory_stats,
     "_accelerator_setDeviceIndex": _set_device,
