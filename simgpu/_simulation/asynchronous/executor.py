@@ -13,6 +13,7 @@ import torch
 from simgpu._runtime import clock, streams
 from simgpu._runtime.executors import Compute, Executor, value_checks
 from simgpu._runtime.instruments import Launch
+from simgpu._runtime.launch import other_end
 from simgpu._simulation.asynchronous import copies
 from simgpu._simulation.asynchronous.held_work import Deferred, Holder, ends_of
 from simgpu._simulation.asynchronous.memory import Memory
@@ -73,7 +74,7 @@ class Asynchronous(Executor):
             except Unplanned as why:
                 self.at_once += 1
                 self.reasons[launch.op, str(why)] += 1
-            for key in (own, self._other(launch)):
+            for key in (own, other_end(launch)):
                 if key is not None:
                     self._queues.force(self._queues.last(key))
             self._check(ends_of(launch))
@@ -110,7 +111,7 @@ class Asynchronous(Executor):
 
     def _queue(self, own: Key, launch: Launch, deferred: Deferred) -> Any:
         self.deferred += 1
-        other = self._other(launch)
+        other = other_end(launch)
         if deferred.plan.allocates and launch.target.type != "cpu":
             self._memory.allocates(other or own)
         results = deferred.results(launch, self._memory)
@@ -132,15 +133,6 @@ class Asynchronous(Executor):
         work = self._queues.add(own, moved, (self._queues.last(other),))
         self._queues.add(other, receive, (work,))
         return work
-
-    def _other(self, launch: Launch) -> Key | None:
-        """The stream of the target, of a copy between devices."""
-        if launch.kind != "copy":
-            return None
-        target = launch.target
-        if "cpu" in (target.type, launch.source.type) or target == launch.device:
-            return None
-        return target.index, streams.current_stream_id(target.index)
 
     # Memory
 
