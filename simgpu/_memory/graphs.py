@@ -27,7 +27,7 @@ from simgpu._random.stream import Stream
 from simgpu._runtime import executors, streams
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch, Node
-from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
+from simgpu._runtime.launch import HOST_KEYS, Kernel, is_non_blocking, launch
 from simgpu.errors import CaptureError, UnsupportedError
 
 Tensor = torch.Tensor
@@ -314,7 +314,7 @@ class Recording(Capture):
 
     def _check_host_copy(self, launch: Launch) -> None:
         """Raise unless a copy from or to the host is of pinned memory, and nobody waits for it."""
-        blocks = not launch.kwargs.get("non_blocking", launch.args[2:3] == (True,))
+        blocks = not is_non_blocking(launch)
         host: Tensor | None = None
         if launch.op == "copy_":
             host = launch.args[launch.target.type != "cpu"]

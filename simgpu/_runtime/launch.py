@@ -117,6 +117,13 @@ def other_end(launch: Launch) -> tuple[int, int] | None:
     return index, streams.current_stream_id(index)
 
 
+def is_non_blocking(launch: Launch) -> bool:
+    """Whether a copy need not wait: `x.to(device, non_blocking=True)`, or `copy_` with that."""
+    if launch.op == "copy_" and len(launch.args) > 2:
+        return bool(launch.args[2])
+    return bool(launch.kwargs.get("non_blocking", False))
+
+
 def _launch_charged(
     kernel: Kernel,
     index: int,

@@ -386,6 +386,13 @@ RACES = [
         host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
     ),
     fault(
+        "copy_ waits whatever it is told",
+        "simgpu._runtime.launch:is_non_blocking",
+        "return bool(launch.args[2])",
+        "return False",
+        host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
+    ),
+    fault(
         "a copy that blocks has no part in pinned memory",
         f"{DETECTOR}._copy_of_host",
         "self._pinned.at(span[0])",

@@ -15,21 +15,16 @@ import torch
 
 from simgpu._memory.pinned import is_pinned
 from simgpu._runtime.instruments import Launch
+from simgpu._runtime.launch import is_non_blocking
 
 Tensor = torch.Tensor
-
-
-def _does_not_block(launch: Launch) -> bool:
-    if launch.op == "copy_" and len(launch.args) > 2:
-        return bool(launch.args[2])
-    return bool(launch.kwargs.get("non_blocking", False))
 
 
 def blocks(launch: Launch) -> bool:
     """Whether the host waits for a copy from or to it."""
     if "cpu" not in (launch.source.type, launch.target.type):
         return False
-    if not _does_not_block(launch):
+    if not is_non_blocking(launch):
         return True
     if launch.target.type != "cpu":
         return False

@@ -12,7 +12,7 @@ import torch
 
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Collective, Instrument, Launch
-from simgpu._runtime.launch import other_end
+from simgpu._runtime.launch import is_non_blocking, other_end
 from simgpu._runtime.places import place_of_caller
 from simgpu._simulation.races.accesses import (
     Access,
@@ -133,7 +133,7 @@ class Detector(Instrument):
         """
         args, to_host = launch.args, launch.target.type == "cpu"
         whole = launch.op.startswith("copy_")
-        blocking = not launch.kwargs.get("non_blocking", whole and args[2:3] == (True,))
+        blocking = not is_non_blocking(launch)
         memory = args[0 if to_host else 1] if whole else result if to_host else args[0]
         # What comes of `to` without blocking is pinned.
         is_used_later = not blocking and (to_host > whole or memory.is_pinned())
