@@ -18,6 +18,7 @@ from dataparallel._devices import (
     accelerator_of,
     available_type,
     device_module,
+    listed,
     resolve,
     resolve_all,
 )
@@ -35,7 +36,7 @@ def choose_devices(
     else:
         if device_ids is None:
             device_ids = range(device_module(device_type).device_count())
-        devices = [resolve(device, device_type) for device in device_ids]
+        devices = [resolve(device, device_type) for device in listed(device_ids)]
         if not devices:
             raise ValueError(
                 f"device_ids={device_ids!r} names no device; leave it out or pass None for all "

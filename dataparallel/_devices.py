@@ -101,13 +101,18 @@ def resolve(device: DeviceLike, device_type: str) -> torch.device:
     return device
 
 
+def listed(devices: Sequence[DeviceLike]) -> list[DeviceLike]:
+    """The devices as a list; raises TypeError for a single one, of which a text has letters."""
+    if isinstance(devices, (str, torch.device, int)):
+        raise TypeError(f"expected a sequence of devices, but got a single one: {devices!r}")
+    return list(devices)
+
+
 def resolve_all(
     devices: Sequence[DeviceLike], tensors: Iterable[torch.Tensor] = ()
 ) -> list[torch.device]:
     """The full devices that `devices` name, next to `tensors` (see `type_of`)."""
-    if isinstance(devices, (str, torch.device, int)):
-        raise TypeError(f"expected a sequence of devices, but got a single one: {devices!r}")
-    devices = list(devices)
+    devices = listed(devices)
     numbered = any(isinstance(device, int) for device in devices)
     device_type = type_of(tensors) if numbered else ""
     return [resolve(device, device_type) for device in devices]

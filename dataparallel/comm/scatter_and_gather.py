@@ -64,9 +64,9 @@ def scatter(
                 f"but got chunk_sizes={chunk_sizes}"
             )
         return _scatter_out(tensor, tuple(out), dim)
-    if devices is None or len(devices) == 0:
+    targets = [] if devices is None else resolve_all(devices, [tensor])
+    if not targets:
         raise RuntimeError(f"Expected at least one device to scatter to, but got {devices=}")
-    targets = resolve_all(devices, [tensor])
     if chunk_sizes is None:
         return scatter_chunks(tensor.chunk(len(targets), dim), targets, streams)
     chunk_sizes = list(chunk_sizes)

@@ -77,6 +77,9 @@ SINGLE = {
     "scatter": lambda it: dataparallel.scatter(rows("cpu"), it),
     "replicate": lambda it: dataparallel.replicate(net_on("cpu"), it),
     "comm.broadcast": lambda it: comm.broadcast(rows("cpu"), it),
+    "DataParallel": lambda it: dataparallel.DataParallel(net_on("cpu"), it),
+    "data_parallel": lambda it: dataparallel.data_parallel(net_on("cpu"), rows("cpu"), it),
+    "comm.scatter": lambda it: comm.scatter(rows("cpu"), it),
 }
 
 
@@ -84,7 +87,7 @@ SINGLE = {
 @pytest.mark.devices(2)
 def test_a_single_device_is_no_list(devices, name):
     """A text is a sequence for Python: of one device for each letter."""
-    for it in ("cpu", str(devices[0]), devices[0]):
+    for it in ("cpu", str(devices[0]), devices[0], 0):
         with pytest.raises(TypeError, match="expected a sequence of devices, but got a single one"):
             SINGLE[name](it)
 

@@ -142,10 +142,18 @@ DEVICE_NAMES = [
     ),
     fault(
         "a text is a list of its letters",
-        f"{DEVICES}:resolve_all",
+        f"{DEVICES}:listed",
         "isinstance(devices, (str, torch.device, int))",
         "isinstance(devices, (torch.device, int))",
         partial(named.test_a_single_device_is_no_list, name="scatter"),
+        raises=Exception,
+    ),
+    fault(
+        "DataParallel takes a text for a list",
+        f"{CHOICE}:choose_devices",
+        "in listed(device_ids)",
+        "in device_ids",
+        partial(named.test_a_single_device_is_no_list, name="DataParallel"),
         raises=Exception,
     ),
     fault(
