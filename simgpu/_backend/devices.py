@@ -54,7 +54,7 @@ def describe_arguments(count: int, memory: Memory, model: Names, rng: str) -> st
     """The arguments as a program writes them."""
     told = {"memory": memory, "model": model, "rng": None if rng == "cuda" else rng}
     named = [f"{name}={value!r}" for name, value in told.items() if value is not None]
-    return ", ".join([f"{count}", *named])
+    return ", ".join([repr(count), *named])
 
 
 def start(

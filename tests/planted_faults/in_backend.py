@@ -16,6 +16,7 @@ from tests.simulator import test_raw_operators as raw
 from tests.simulator import test_reducer_timers as timers
 from tests.simulator import test_stream_blocks as stream_blocks
 from tests.simulator import test_virtual_tables as tables
+from tests.simulator import test_without_block as without_block
 from tests.support.plant import Edit, fault
 from tests.tools import test_rng_option as rng_option
 
@@ -318,6 +319,13 @@ BACKEND = [
         partial(
             rng_option.test_a_seed_is_told_as_pytorch_has_it_and_repeats_the_numbers, rng="host"
         ),
+    ),
+    fault(
+        "a count that is a text is told as a number",
+        "simgpu._backend.devices:describe_arguments",
+        "repr(count)",
+        "str(count)",
+        without_block.test_a_block_that_was_not_entered_is_written_as_the_program_did,
     ),
     fault(
         "a variable for memory hides the one for models",

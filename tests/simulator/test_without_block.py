@@ -2,9 +2,12 @@
 
 import gc
 import re
+import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import simgpu
 from simgpu.errors import DeviceBlockError, DevicesActiveError, InvalidDeviceError, NoDevicesError
@@ -17,6 +20,8 @@ ENABLE = {
     "simgpu.devices(2)": "simgpu.enable(2)",
     "simgpu.as_cuda(3, memory='2GiB')": "simgpu.enable(3, memory='2GiB', as_cuda=True)",
 }
+
+BLOCKS = {"simgpu.devices": simgpu.devices, "simgpu.as_cuda": simgpu.as_cuda}
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +111,17 @@ def test_a_block_is_entered_once(call):
         pass
     with pytest.raises(DeviceBlockError, match="is not entered"):
         block.__exit__(None, None, None)
+
+
+COUNTS = st.integers() | st.text() | st.none() | st.booleans()
+
+
+@given(count=COUNTS, name=st.sampled_from(sorted(BLOCKS)))
+def test_a_block_that_was_not_entered_is_written_as_the_program_did(count, name):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        BLOCKS[name](count)
+    assert f"{name}({count!r}) made no devices" in str(told[0].message)
 
 
 @pytest.mark.parametrize("call", sorted(WAYS))
