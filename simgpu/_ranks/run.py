@@ -29,6 +29,8 @@ from simgpu._simulation.schedules.tasks import Ended
 T = TypeVar("T")
 
 _one_at_a_time = threading.Lock()
+# What PyTorch says to a function that was written for a process of its own.
+_GROUP_TWICE = "initialize the default process group twice"
 _KINDS_OF_NO_CALL = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
@@ -192,6 +194,11 @@ class _World:
         error = failures[first]
         stopped = self._turns.stopped
         notes = [f"raised by rank {first} of {self._count}"]
+        if _GROUP_TWICE in str(error):
+            notes.append(
+                "simgpu.ranks has made the default group of this rank: leave init_process_group "
+                "out, or call torch.distributed.destroy_process_group() before it"
+            )
         notes += [
             f"rank {rank} has raised {type(other).__name__}: {other}"
             for rank, other in failures.items()

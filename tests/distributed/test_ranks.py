@@ -275,6 +275,31 @@ def test_a_group_that_has_ended_makes_no_calls(count, used, how):
     assert simgpu.ranks(count, use) == [[total, total]] * count
 
 
+def main_of_a_script(rank):
+    dist.init_process_group("nccl")
+    x = torch.ones(1, device="cuda")
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    return x.item()
+
+
+@few
+@given(count=strategies.world_sizes(), first=st.booleans(), seed=schedules)
+def test_a_function_that_makes_its_own_group_ends_the_first_or_is_told_of_it(count, first, seed):
+    def main(rank):
+        if first:
+            dist.destroy_process_group()
+        return main_of_a_script(rank)
+
+    if first:
+        assert simgpu.ranks(count, main, schedule=seed) == [count] * count
+        return
+    with pytest.raises(ValueError, match="default process group twice") as raised:
+        simgpu.ranks(count, main, schedule=seed)
+    if hasattr(raised.value, "__notes__"):
+        assert any("destroy_process_group() before it" in note for note in raised.value.__notes__)
+
+
 def test_too_few_devices_and_worlds_within_worlds_are_refused():
     with pytest.raises(ValueError, match="9 ranks need 9 devices"):
         simgpu.ranks(9, lambda rank: None)

@@ -44,10 +44,23 @@ def own_settings(name, steps):
     return hold
 
 
+def own_groups():
+    """The property of functions that make a default group, on devices by the name of CUDA."""
+    with ranks.simgpu.as_cuda(8):
+        ranks.test_a_function_that_makes_its_own_group_ends_the_first_or_is_told_of_it()
+
+
 STORES = processes.test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts
 POSITIONS = collectives.test_a_mismatch_in_a_coalesced_call_says_which_of_its_tensors_differ
 
 WORLDS_OF_RANKS = [
+    fault(
+        "a second default group is told in PyTorch's words alone",
+        "simgpu._ranks.run:_World._raise",
+        "if _GROUP_TWICE in str(error):",
+        "if False:",
+        own_groups,
+    ),
     *(
         fault(name, place, old, new, own_settings("dtype", [(0, 1, 2), (1, 0, 1)]))
         for name, place, old, new in (
