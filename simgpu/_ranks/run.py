@@ -17,6 +17,7 @@ from simgpu._cuda import as_cuda
 from simgpu._distributed import communicators
 from simgpu._distributed.communicators import threads
 from simgpu._models.gpus import Names
+from simgpu._naming import MAX_DEVICES
 from simgpu._patches import Patches
 from simgpu._ranks import isolation, meshes, splits, started_threads, stores
 from simgpu._ranks.meeting import Meetings, Transport
@@ -57,7 +58,7 @@ def ranks(
     when `function` is called, and is destroyed afterwards.
 
     Args:
-        count: how many ranks.
+        count: how many ranks, 1 to 64.
         function: called with a rank, from 0.
         backend: as in `torch.distributed.init_process_group`.
         schedule: a seed that says in which order the ranks go on, or the token of such an order; by
@@ -79,8 +80,10 @@ def ranks(
             asked for; or `schedule`, `memory`, `model` or `rng` is none.
         RuntimeError: NCCL, on devices that do not go by the name of CUDA.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"the number of ranks must be an integer from 1 on, got {count!r}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_DEVICES:
+        raise ValueError(
+            f"the number of ranks must be an integer from 1 to {MAX_DEVICES}, got {count!r}"
+        )
     if any(
         kind(each) for kind in _KINDS_OF_NO_CALL for each in (function, type(function).__call__)
     ):

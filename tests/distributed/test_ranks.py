@@ -303,8 +303,9 @@ def test_a_function_that_makes_its_own_group_ends_the_first_or_is_told_of_it(cou
 def test_too_few_devices_and_worlds_within_worlds_are_refused():
     with pytest.raises(ValueError, match="9 ranks need 9 devices"):
         simgpu.ranks(9, lambda rank: None)
-    with pytest.raises(ValueError, match="from 1 on, got 0"):
-        simgpu.ranks(0, lambda rank: None)
+    for count in (0, 65, "2", True):
+        with pytest.raises(ValueError, match=f"from 1 to 64, got {count!r}"):
+            simgpu.ranks(count, lambda rank: None)
     with pytest.raises(RuntimeError, match="rank 0 of a world cannot start another"):
         simgpu.ranks(1, lambda rank: simgpu.ranks(1, lambda rank: None))
 
