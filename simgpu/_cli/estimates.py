@@ -22,6 +22,7 @@ from typing import Any
 from simgpu._profiling import launched_ranks
 
 COUNTS = (1, 2, 4, 8)
+AGAIN = "running it again with {} devices, without its output, for a table of them all ...\n"
 NOT_AGAIN = (
     "not run again with other numbers of devices: this is one of several ranks; start the launcher "
     "with another number of ranks\n"
@@ -83,7 +84,8 @@ class ClockUntilExit:
             if heading:  # in one piece: other ranks write there, too
                 sys.stderr.write(f"{heading}{summary}\n{NOT_AGAIN}")
                 return
-            sys.stderr.write(f"{summary}\n")
+            again = ", ".join(str(n) for n in COUNTS if n != count)
+            sys.stderr.write(f"{summary}\n{AGAIN.format(again)}")
             sys.stderr.flush()
             others = {n: own if n == count else self._run_with(n) for n in COUNTS}
             sys.stderr.write(scaling_table(others))

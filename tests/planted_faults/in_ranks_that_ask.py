@@ -55,6 +55,13 @@ RANKS_THAT_ASK = [
         command.test_only_a_process_that_is_alone_is_run_again,
     ),
     fault(
+        "a program is run again without a word",
+        "simgpu._cli.estimates:ClockUntilExit._end",
+        "{AGAIN.format(again)}",
+        "",
+        command.test_only_a_process_that_is_alone_is_run_again,
+    ),
+    fault(
         "who asks a store in a loop keeps the others from going on",
         "simgpu._ranks.turns:_InTurn._order",
         "me in ready and not me.yielding",

@@ -115,6 +115,7 @@ def test_only_a_process_that_is_alone_is_run_again(environment):
     said, commands = io.StringIO(), []
 
     def run(command, **_):
+        assert "running it again with 1, 4, 8 devices" in said.getvalue()
         commands.append(command)
         return subprocess.CompletedProcess(command, 1, stderr="")
 
