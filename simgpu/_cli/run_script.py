@@ -90,13 +90,11 @@ def make_devices(options: ScriptOptions) -> str | None:
     try:
         process_devices.start_process_devices()
     except ValueError as error:
-        given = {
-            "--memory": options.memory,
-            "--model": options.model,
-            **{name: inherited.get(name) for name, value in told.items() if value is None},
-        }
-        said = " ".join(f"{name} {value}" for name, value in given.items() if value)
-        return str(error) if str(error).startswith(variables.NAMES) else f"{said}: {error}"
+        said = str(error)
+        for name, option in ((variables.MEMORY, "--memory"), (variables.MODEL, "--model")):
+            if told[name] is not None and said.startswith(name):
+                said = f"{option} {told[name]}{said.removeprefix(name)}"
+        return said
     except RealCudaError as error:
         return str(error)
     return None

@@ -19,15 +19,17 @@ def start_process_devices() -> None:
     commas between the sizes of several, and SIMGPU_MODEL which GPU each is, likewise; SIMGPU_RNG
     says what draws their random numbers. With SIMGPU_AS_CUDA, they go by the name of CUDA.
 
-    Raises ValueError where a variable makes no sense.
+    Raises ValueError where a variable makes no sense; its text begins with the variable.
     """
     count = variables.device_count()
     if count is None or world.device_count():
         return
     memory = variables.device_memory()
-    sizes = None if memory is None else capacities(count, memory)
+    with variables.told_by(variables.MEMORY):
+        sizes = None if memory is None else capacities(count, memory)
     model = variables.device_model()
-    models = None if model is None else models_of(count, model)
+    with variables.told_by(variables.MODEL):
+        models = None if model is None else models_of(count, model)
     rng = variables.device_rng()
     install.install()
     world.enter(count, sizes, models, rng)

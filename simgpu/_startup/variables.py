@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from simgpu._runtime.rngs import RNGS, check_rng
 
@@ -43,10 +45,17 @@ def device_rng() -> str:
 
     Raises ValueError where there is no such thing.
     """
-    try:
+    with told_by(RNG):
         return check_rng(os.environ.get(RNG) or RNGS[0])
+
+
+@contextlib.contextmanager
+def told_by(name: str) -> Iterator[None]:
+    """Let a ValueError in the block begin with the variable whose value it is about."""
+    try:
+        yield
     except ValueError as error:
-        raise ValueError(f"{RNG}: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
 
 
 def tell_of_devices() -> bool:

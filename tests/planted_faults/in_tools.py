@@ -19,6 +19,7 @@ from tests.tools import test_streams_options as streams
 from tests.tools import test_summary as summary
 from tests.tools import test_tallies as tallies
 from tests.tools import test_timeline as timeline
+from tests.tools import test_variables as told
 
 TALLY = "simgpu._fuzz.tally:Tally"
 
@@ -55,6 +56,20 @@ def drawn_afresh(check, **arguments):
 
 
 TOOLS = [
+    fault(
+        "a wrong model is told as a wrong memory",
+        "simgpu._startup.process_devices:start_process_devices",
+        "variables.told_by(variables.MODEL)",
+        "variables.told_by(variables.MEMORY)",
+        told.test_a_wrong_sort_of_device_is_told_by_who_said_it,
+    ),
+    fault(
+        "a wrong option is told as a variable that nobody has set",
+        "simgpu._cli.run_script:make_devices",
+        "if told[name] is not None and",
+        "if told[name] is None and",
+        told.test_a_wrong_sort_of_device_is_told_by_who_said_it,
+    ),
     fault(
         "a launcher that is a script is looked at alone",
         "simgpu._cli.run:_refuse_to_watch_a_launcher",

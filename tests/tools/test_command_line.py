@@ -236,19 +236,6 @@ def test_the_prog_is_what_was_typed(monkeypatch):
     assert parser().prog == "python -m simgpu"
 
 
-def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
-    code = (
-        "import torch; n = torch.cuda.device_count();"
-        "print(n, [torch.cuda.mem_get_info(k)[1] >> 20 for k in range(n)])"
-    )
-    told = {"SIMGPU_DEVICE_COUNT": "4", "SIMGPU_DEVICE_MEMORY": "1MiB,3MiB"}
-    done = python("-m", "simgpu", "run", "--devices", "2", "-c", code, **told)
-    assert done.stdout == "2 [1, 3]\n", done.stderr
-    wrong = python("-m", "simgpu", "run", "-c", code, SIMGPU_DEVICE_MEMORY="much")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "SIMGPU_DEVICE_MEMORY much: memory='much' must be" in wrong.stderr.splitlines()[-1]
-
-
 RECORDING = Path(__file__).parents[1] / "recordings" / "pytorch_tutorial.json"
 # What each command needs that simgpu does without, and how it is called.
 NEEDY = {
@@ -300,37 +287,3 @@ def test_info_says_what_a_bug_report_needs(python):
     tricks = [value.strip() for name, value in lines.items() if name.startswith("  ")]
     assert len(tricks) > 3
     assert all(says == "active" or says.startswith("NOT ACTIVE: ") for says in tricks)
-
-
-@pytest.mark.parametrize("value", ["many", "65"])
-def test_a_wrong_number_of_devices_is_told_in_one_line(python, value):
-    done = python("-c", "import torch; print('ran')", SIMGPU_DEVICE_COUNT=value)
-    says = f"simgpu: SIMGPU_DEVICE_COUNT={value!r} must be a number from 1 to 64\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
-
-
-def test_a_wrong_memory_is_told_in_one_line(python):
-    told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB,2GiB,3GiB"}
-    done = python("-c", "import torch; print('ran')", **told)
-    assert done.returncode == 1
-    assert done.stderr.startswith("simgpu: memory=")
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
-    from simgpu._fuzz.session_settings import PROCESS_DEVICES, SessionSettings
-    from simgpu._startup import variables
-
-    assert set(PROCESS_DEVICES) == set(variables.NAMES)
-    for name in PROCESS_DEVICES:
-        monkeypatch.setenv(name, "1")
-    assert not set(PROCESS_DEVICES) & set(SessionSettings("x", (1, 2), "kept").environment())
-    assert os.environ["PATH"] == SessionSettings("x", (1, 2), "kept").environment()["PATH"]
-
-
-@pytest.mark.parametrize("first", ["simgpu.devices", "simgpu.as_cuda", "simgpu.errors"])
-def test_the_variables_count_whatever_is_imported_first(python, first):
-    told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}
-    asks = "torch.cuda.device_count(), torch.cuda.get_device_properties(1).total_memory"
-    done = python("-c", f"import simgpu; {first}; import torch; print({asks})", **told)
-    assert done.stdout == f"2 {2**30}\n", done.stderr

@@ -1,0 +1,81 @@
+"""The environment variables that give a process devices: what they say, and who is told of what."""
+
+import dataclasses
+import os
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._cli import run_script
+from simgpu._startup import variables
+
+
+def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
+    code = (
+        "import torch; n = torch.cuda.device_count();"
+        "print(n, [torch.cuda.mem_get_info(k)[1] >> 20 for k in range(n)])"
+    )
+    told = {"SIMGPU_DEVICE_COUNT": "4", "SIMGPU_DEVICE_MEMORY": "1MiB,3MiB"}
+    done = python("-m", "simgpu", "run", "--devices", "2", "-c", code, **told)
+    assert done.stdout == "2 [1, 3]\n", done.stderr
+    wrong = python("-m", "simgpu", "run", "-c", code, SIMGPU_DEVICE_MEMORY="much")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "SIMGPU_DEVICE_MEMORY: memory='much' must be" in wrong.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("value", ["many", "65"])
+def test_a_wrong_number_of_devices_is_told_in_one_line(python, value):
+    done = python("-c", "import torch; print('ran')", SIMGPU_DEVICE_COUNT=value)
+    says = f"simgpu: SIMGPU_DEVICE_COUNT={value!r} must be a number from 1 to 64\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
+
+
+WRONG = {"SIMGPU_DEVICE_MEMORY": "memory", "SIMGPU_MODEL": "model", "SIMGPU_RNG": "rng"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_variable_is_told_in_one_line(python, name):
+    told = {"SIMGPU_DEVICE_COUNT": "2", name: "1GiB,2GiB,3GiB"}
+    done = python("-c", "import torch; print('ran')", **told)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"simgpu: {name}: {WRONG[name]}")
+    assert done.stderr.count("\n") == 1
+
+
+@given(
+    name=st.sampled_from([variables.MEMORY, variables.MODEL]),
+    text=st.text("abc019,\\ "),
+    is_option=st.booleans(),
+)
+def test_a_wrong_sort_of_device_is_told_by_who_said_it(name, text, is_option):
+    option = {variables.MEMORY: "memory", variables.MODEL: "model"}[name]
+    value = f"x{text}"
+    program = run_script.Program("code", "1", ())
+    options = run_script.ScriptOptions(
+        program, 2, None, None, None, False, False, False, None, False
+    )
+    if is_option:
+        options = dataclasses.replace(options, **{option: value})
+    with mock.patch.dict(os.environ, {} if is_option else {name: value}):
+        said = run_script.make_devices(options)
+    assert said.startswith(f"--{option} {value}: {option}" if is_option else f"{name}: {option}")
+
+
+def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
+    from simgpu._fuzz.session_settings import PROCESS_DEVICES, SessionSettings
+
+    assert set(PROCESS_DEVICES) == set(variables.NAMES)
+    for name in PROCESS_DEVICES:
+        monkeypatch.setenv(name, "1")
+    assert not set(PROCESS_DEVICES) & set(SessionSettings("x", (1, 2), "kept").environment())
+    assert os.environ["PATH"] == SessionSettings("x", (1, 2), "kept").environment()["PATH"]
+
+
+@pytest.mark.parametrize("first", ["simgpu.devices", "simgpu.as_cuda", "simgpu.errors"])
+def test_the_variables_count_whatever_is_imported_first(python, first):
+    told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}
+    asks = "torch.cuda.device_count(), torch.cuda.get_device_properties(1).total_memory"
+    done = python("-c", f"import simgpu; {first}; import torch; print({asks})", **told)
+    assert done.stdout == f"2 {2**30}\n", done.stderr
