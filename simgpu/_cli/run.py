@@ -137,7 +137,12 @@ def _add_program(run: argparse.ArgumentParser) -> None:
         metavar="SCRIPT",
         help="a Python file, a folder or zip file with a __main__.py, or - for standard input",
     )
-    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="for the script")
+    run.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="ARGS",
+        help="for the script; options of this command stand before SCRIPT",
+    )
 
 
 def start(options: argparse.Namespace) -> int:
@@ -187,6 +192,8 @@ def _tell_of_options_behind(parser: argparse.ArgumentParser, program: Program) -
         )
 
 
+# Commands whose module has another name.
+_MODULES = {"torchrun": "torch.distributed.run"}
 # What starts other processes, and computes nothing itself.
 _LAUNCHERS = {
     "module": ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
@@ -272,6 +279,8 @@ def _meant_by(name: str) -> str:
     """What to say of a word that names no script, but something else that Python knows."""
     if name in ("python", "python3"):
         return "; leave that word out, for what comes after `run` is what Python would be told"
+    if name in _MODULES:
+        return f"; the module runs by -m {_MODULES[name]}"
     if name.isidentifier() and importlib.util.find_spec(name):
         return f"; the module runs by -m {name}"
     return ""

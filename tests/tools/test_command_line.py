@@ -110,6 +110,10 @@ MISTAKES = {
     "too many devices": (["run", "--devices", "65", "-c", "1"], "from 1 to 64, got 65"),
     "an unknown option": (["run", "--gpus", "2", "-c", "1"], " run: error: unrecognized arguments"),
     "a module in a script's place": (["run", "pytest"], "script: pytest; the module runs by -m"),
+    "a command with a module of another name": (
+        ["run", "torchrun", "x.py"],
+        "no such script: torchrun; the module runs by -m torch.distributed.run",
+    ),
     "python itself": (["run", "python", "x.py"], "no such script: python; leave that word out"),
     "python3 itself": (["run", "python3", "x.py"], "script: python3; leave that word out"),
 }  # fmt: skip
