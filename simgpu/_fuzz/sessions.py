@@ -16,6 +16,7 @@ from simgpu._fuzz.session_settings import (
 from simgpu._fuzz.tally import sum_tallies
 
 PLUGIN = "simgpu._fuzz.session_plugin"
+_NO_TESTS = 5  # what pytest ends with where nothing was left to run; it need not be installed here
 
 
 def pytest_command(settings: SessionSettings, arguments: Sequence[str]) -> list[str]:
@@ -67,6 +68,11 @@ def replay(
                 "command from the report, or say the campaign's --database"
             )
             return 4
+        if status == _NO_TESTS:
+            print(
+                f"{name} is no property of hypothesis, of which there are examples to be replayed: "
+                "run it by pytest, or under a schedule by `simgpu replay TEST TOKEN`"
+            )
         return status
 
 

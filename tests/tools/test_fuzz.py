@@ -130,6 +130,10 @@ def test_a_replay_of_what_no_database_keeps_says_that_nothing_was_run(suite):
     mistaken = suite.simgpu("replay", "test_it.py::test_oneven", "--database", "empty")
     assert mistaken.returncode == 4  # pytest's own, which says what it has not found
     assert "keeps none" not in mistaken.stdout
+    ordinary = suite.simgpu("replay", "test_it.py::test_not_a_property")
+    assert ordinary.returncode == 5
+    says = "test_it.py::test_not_a_property is no property of hypothesis"
+    assert ordinary.stdout.splitlines()[-1].startswith(says)
 
 
 def fuzzing(suite, words, started):
