@@ -45,6 +45,8 @@ class World:
             "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
         )
         """What an error says to do where other devices are wanted than these."""
+        self.more = ""
+        """What the error about an index past the last device says at its end: how to have more."""
         self.maker: str | None = None
         """What made them, in the words of an error; None where a program or a variable did."""
 
@@ -117,17 +119,18 @@ def leave(world: World) -> None:
 @contextmanager
 def narrowed(count: int) -> Iterator[None]:
     """Let only the first `count` of the devices exist within the block."""
-    everything = [] if _world is None else _world.devices
-    _narrow(everything[:count])
+    assert _world is not None, "the block is within the life of some devices"
+    everything, more = _world.devices, _world.more
+    _narrow(everything[:count], "")
     try:
         yield
     finally:
-        _narrow(everything)
+        _narrow(everything, more)
 
 
-def _narrow(devices: list[Device]) -> None:
+def _narrow(devices: list[Device], more: str) -> None:
     assert _world is not None, "the block is within the life of some devices"
-    _world.devices = devices
+    _world.devices, _world.more = devices, more
     _set_active(devices)
 
 
@@ -175,7 +178,7 @@ def device(index: int) -> Device:
             there = f"is one simulated device, {DEVICE_TYPE}:0"
         raise InvalidDeviceError(
             f"{DEVICE_TYPE} error: invalid device ordinal: {DEVICE_TYPE}:{index} was asked for, "
-            f"but there {there}"
+            f"but there {there}{_world.more}"
         )
     return _world.devices[index]
 

@@ -64,6 +64,13 @@ TOOLS = [
         told.test_a_wrong_sort_of_device_is_told_by_who_said_it,
     ),
     fault(
+        "an index past the last device of a process is told without a way out",
+        "simgpu._runtime.world:device",
+        "{there}{_world.more}",
+        "{there}",
+        told.test_an_index_past_the_last_device_is_told_what_says_how_many,
+    ),
+    fault(
         "a wrong option is told as a variable that nobody has set",
         "simgpu._cli.run_script:make_devices",
         "if told[name] is not None and",

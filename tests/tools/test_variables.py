@@ -5,11 +5,16 @@ import os
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simgpu import strategies
 from simgpu._cli import run_script
+from simgpu._runtime import world
 from simgpu._startup import variables
+from simgpu._startup.process_devices import start_process_devices
+from simgpu.errors import InvalidDeviceError
 
 
 def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
@@ -61,6 +66,26 @@ def test_a_wrong_sort_of_device_is_told_by_who_said_it(name, text, is_option):
     with mock.patch.dict(os.environ, {} if is_option else {name: value}):
         said = run_script.make_devices(options)
     assert said.startswith(f"--{option} {value}: {option}" if is_option else f"{name}: {option}")
+
+
+def told_of_an_index_past(count, excess):
+    with pytest.raises(InvalidDeviceError) as raised:
+        torch.ones(1, device=f"simgpu:{count + excess}")
+    return str(raised.value).rpartition(f"simgpu:{count - 1}")[2]
+
+
+@given(count=strategies.device_counts(), excess=st.integers(0, 9), data=st.data())
+def test_an_index_past_the_last_device_is_told_what_says_how_many(count, excess, data):
+    with mock.patch.dict(os.environ, {variables.COUNT: str(count)}):
+        start_process_devices()
+        try:
+            fewer = data.draw(strategies.device_counts(max_value=count))
+            with world.narrowed(fewer):  # a marker says how many
+                assert told_of_an_index_past(fewer, excess) == ""
+            says = "; SIMGPU_DEVICE_COUNT, or --devices of `simgpu run`, says how many"
+            assert told_of_an_index_past(count, excess) == says
+        finally:
+            world.leave(world.current_world())
 
 
 def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
