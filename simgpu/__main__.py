@@ -26,7 +26,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    options, unknown = parser().parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    program: list[str] = []
+    if words[:1] == ["run"]:
+        own, program = run.cut(words[1:])
+        words[1:] = own
+    options, unknown = parser().parse_known_args(words)
+    options.program = program
     if unknown:  # with the usage of the command, which the root's parser does not know
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     status: int = options.start(options)

@@ -38,7 +38,9 @@ class Clock:
         topology: how they are joined.
         summary: whether to print the estimate, also for other numbers of devices.
         report: the file for the estimate, in place of printing it.
-        again: the command that runs the program with another number of devices, put for "N".
+        again: the command that runs the program with another number of devices, put for the
+            first "N", and its estimate into the file put for the first "FILE".
+        source: what that command finds on its standard input.
     """
 
     model: str
@@ -46,6 +48,7 @@ class Clock:
     summary: bool
     report: str | None
     again: Sequence[str]
+    source: bytes | None = None
 
 
 class ClockUntilExit:
@@ -95,18 +98,24 @@ class ClockUntilExit:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "estimate.json"
             told = {"N": str(count), "FILE": str(report)}
-            command = [told.get(word, word) for word in self._told.again]
-            ended = subprocess.run(
-                command,
-                cwd=self._folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            command = list(self._told.again)
+            for name, value in told.items():
+                if name in command:  # and perhaps again, behind the program
+                    command[command.index(name)] = value
+            given = Path(folder) / "input"
+            given.write_bytes(self._told.source or b"")
+            with given.open("rb") as stdin:
+                ended = subprocess.run(
+                    command,
+                    cwd=self._folder,
+                    env=self._environment,
+                    stdin=stdin,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    check=False,
+                )
             if ended.returncode == 0 and report.exists():
                 read: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
                 return read

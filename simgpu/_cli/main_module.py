@@ -6,35 +6,58 @@ while threads and exit handlers of the program still run.
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import os
 import sys
 import types
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import (
+    BuiltinImporter,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from typing import Any
 
 
+def begin() -> None:
+    """Make `__main__` the empty module that `python` begins with; what is run fills it."""
+    main: Any = types.ModuleType("__main__")
+    main.__builtins__, main.__loader__ = builtins, BuiltinImporter
+    if sys.version_info < (3, 14):  # which makes it when it is asked for
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+
+
+def inside(path: str) -> ModuleSpec | None:
+    """The module `__main__` in a folder or zip file; None if it has none, or is neither."""
+    spec = PathFinder.find_spec("__main__", [path])
+    return spec if spec is not None and spec.has_location else None
+
+
 def folder_of(path: str) -> str:
-    """Where the modules beside a program are: its folder, or the folder or zip file that it is."""
-    return path if os.path.isdir(path) or _inside(path) else os.path.dirname(path)
+    """Where the modules beside a program are: its folder, or the folder or zip file that it is.
+
+    Beside a link to a file stands nothing: what counts is where the file is.
+    """
+    return path if inside(path) else os.path.dirname(os.path.realpath(path))
 
 
 def run_path(path: str) -> None:
     """Run a file, or the `__main__` of a folder or zip file; `path` is absolute."""
-    spec = _inside(path)
+    spec = inside(path)
     if spec is not None:
         _run_spec(spec)
         return
-    main = types.ModuleType("__main__")
-    main.__file__ = path
-    if path.endswith(".pyc"):
+    source = SourceFileLoader("__main__", path)  # whose get_code would write bytecode beside it
+    data, loader = source.get_data(path), source
+    if path.endswith(".pyc") or data.startswith(importlib.util.MAGIC_NUMBER):
         compiled = SourcelessFileLoader("__main__", path)
-        main.__loader__, code = compiled, compiled.get_code("__main__")
-    else:
-        source = SourceFileLoader("__main__", path)  # whose get_code would write bytecode beside it
-        main.__loader__ = source
-        code = compile(source.get_data(path), path, "exec", dont_inherit=True)
-    _run(main, code)
+        _run(compiled.get_code("__main__"), __file__=path, __cached__=None, __loader__=compiled)
+        return
+    code = _compiled(data, path)
+    _run(code, __file__=path, __cached__=None, __loader__=loader)
 
 
 def run_module(name: str) -> None:
@@ -48,25 +71,32 @@ def run_module(name: str) -> None:
     _run_spec(spec)
 
 
-def run_text(text: str, name: str) -> None:
-    """Run Python of which there is no file; `name` stands for one in tracebacks."""
-    _run(types.ModuleType("__main__"), compile(text, name, "exec", dont_inherit=True))
+def run_text(text: str) -> None:
+    """Run Python of which there is no file."""
+    _run(_compiled(text, "<string>"))
 
 
-def _inside(path: str) -> ModuleSpec | None:
-    """The module `__main__` in a folder or zip file; None if it has none, or is neither."""
-    return PathFinder.find_spec("__main__", [path])
+def run_input(source: bytes) -> None:
+    """Run what stood on the standard input."""
+    _run(_compiled(source, "<stdin>"), __file__="<stdin>", __cached__=None)
+
+
+def _compiled(source: str | bytes, name: str) -> types.CodeType:
+    code: types.CodeType = compile(source, name, "exec", dont_inherit=True)
+    return code
 
 
 def _run_spec(spec: ModuleSpec) -> None:
-    main = importlib.util.module_from_spec(spec)
-    main.__name__ = "__main__"
     loader: Any = spec.loader
-    _run(main, loader.get_code(spec.name))
+    module = importlib.util.module_from_spec(spec)  # which knows what a module is told of itself
+    told = {name: value for name, value in vars(module).items() if name != "__name__"}
+    _run(loader.get_code(spec.name), **told)
 
 
-def _run(main: types.ModuleType, code: types.CodeType | None) -> None:
+def _run(code: types.CodeType | None, **told: Any) -> None:
+    """Run `code` in the module `__main__`, which is told this of itself."""
+    main = vars(sys.modules["__main__"])
+    main.update(told)
     if code is None:
-        raise ImportError(f"{main.__spec__} has no Python code: it cannot be run")
-    sys.modules["__main__"] = main
-    exec(code, vars(main))
+        raise ImportError(f"{main['__spec__']} has no Python code: it cannot be run")
+    exec(code, main)

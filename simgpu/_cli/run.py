@@ -7,9 +7,11 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from simgpu._cli import main_module, program_words
 from simgpu._cli.argument_types import device_count, output_file
 from simgpu._cli.estimates import Clock, ClockUntilExit
 from simgpu._cli.run_script import Program, ScriptOptions, make_devices, prepare, run_script
@@ -23,6 +25,19 @@ def add_arguments(commands: Any) -> None:
         usage="%(prog)s [options] (SCRIPT | - | -m MODULE | -c CODE) [ARGS...]",
         description="Run a Python program, written for CUDA or not, on simulated GPUs.",
     )
+    _add_options(run)
+    _add_program(run)
+    run.set_defaults(start=start)
+
+
+def cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words after `run` that are options, and those from the program's name."""
+    reader = argparse.ArgumentParser()
+    _add_options(reader)
+    return program_words.cut(reader, words)
+
+
+def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--devices",
         type=device_count,
@@ -62,8 +77,6 @@ def add_arguments(commands: Any) -> None:
         help="let torch.nn.DataParallel be dataparallel.DataParallel",
     )
     _add_watching(run)
-    _add_program(run)
-    run.set_defaults(start=start)
 
 
 def _add_watching(run: argparse.ArgumentParser) -> None:
@@ -116,7 +129,7 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
 
 
 def _add_program(run: argparse.ArgumentParser) -> None:
-    """Add the three ways to name a program; what follows it is for the program."""
+    """Add the ways to name a program, for the help: `cut` takes them away before."""
     run.add_argument(
         "-m",
         dest="module",
@@ -238,40 +251,41 @@ def _clock(options: argparse.Namespace, program: Program) -> Clock | None:
     again += ["--replace-data-parallel"] * options.replace_data_parallel
     again += ["--async"] * options.lazy
     again += [] if options.async_seed is None else ["--async-seed", str(options.async_seed)]
-    kinds = {"module": ["-m"], "code": ["-c"], "stdin": ["-c"], "script": []}
-    again += [*kinds[program.kind], program.text, *program.arguments]
+    again += [{"module": "-m", "code": "-c"}.get(program.kind, "--")]
+    again += [program.text, *program.arguments]
     report = options.estimate_to and str(options.estimate_to)
-    return Clock(options.clock, topology, options.summary, report, again)
+    return Clock(options.clock, topology, options.summary, report, again, program.source)
 
 
 def _program(options: argparse.Namespace) -> Program:
     """Return the program that is to run; ends with a message where there is none."""
     error = options.parser.error
-    for kind in ("module", "code"):
-        words = getattr(options, kind)
-        if words == []:
+    words = list(options.program)
+    kind = {"-m": "module", "-c": "code"}.get(words[0][:2]) if words else None
+    if kind is not None:
+        attached = words.pop(0)[2:]
+        words[:0] = [attached] * bool(attached)
+        if not words:
             error(f"-{kind[0]} needs a {kind.upper()} after it")
-        if words:
-            program = Program(kind, words[0], tuple(words[1:]))
-            break
-    else:
-        if options.script is None:
-            error("name a program to run: SCRIPT, -m MODULE, -c CODE, or - for standard input")
-        arguments = tuple(options.arguments)
-        if options.script == "-":
-            return Program("stdin", sys.stdin.read(), arguments)
-        program = Program("script", options.script, arguments)
+    elif words[:1] == ["--"]:
+        del words[0]
+    if not words:
+        error("name a program to run: SCRIPT, -m MODULE, -c CODE, or - for standard input")
+    program = Program(kind or "script", words[0], tuple(words[1:]))
+    if kind is None and program.text == "-":
+        source = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        return replace(program, kind="stdin", source=source)
     if program.kind == "module":
         first = program.text.partition(".")[0]
         here = importlib.machinery.PathFinder.find_spec(first, [os.getcwd()])
         if not first or not (here or importlib.util.find_spec(first)):
             error(f"no such module: {program.text}")
     elif program.kind == "script":
-        path = Path(program.text)
-        if path.is_dir() and not (path / "__main__.py").is_file():
+        path = program.text
+        if os.path.isdir(path) and not main_module.inside(path):
             error(f"the folder {path} has no __main__.py to run")
         if not os.path.exists(path):
-            error(f"no such script: {path}{_meant_by(program.text)}")
+            error(f"no such script: {path}{_meant_by(path)}")
     return program
 
 

@@ -32,8 +32,10 @@ class Program:
     kind: str
     """ "script", "module", "code" or "stdin"."""
     text: str
-    """The path, the module's name, or the code itself, of which there is no file."""
+    """The path, the module's name, the code itself, or "-"."""
     arguments: tuple[str, ...]
+    source: bytes | None = None
+    """What stood on the standard input, if the program did."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,21 @@ def make_devices(options: ScriptOptions) -> str | None:
 
 def prepare(program: Program) -> str | None:
     """Let the program find its arguments, and the modules beside it; returns why it cannot run."""
-    folder = {"module": os.getcwd(), "code": "", "stdin": ""}.get(program.kind)
-    if folder is None:
-        folder = main_module.folder_of(os.path.abspath(program.text))
-    name = {"code": "-c", "stdin": "-"}.get(program.kind, program.text)
+    main_module.begin()
+    name = {"code": "-c", "module": "-m"}.get(program.kind, program.text)
     sys.argv = [name, *program.arguments]
+    script = _path(program) if program.kind == "script" else None
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = folder
+        there = {"module": os.getcwd()}.get(program.kind, "")
+        sys.path[0] = there if script is None else main_module.folder_of(script)
+    elif script is not None and main_module.inside(script):
+        sys.path.insert(0, script)
     return _why_no_module(program.text) if program.kind == "module" else None
+
+
+def _path(script: Program) -> str:
+    """Where it is; ".." stays, for behind a link it means another folder."""
+    return os.path.join(os.getcwd(), script.text)
 
 
 def _why_no_module(name: str) -> str | None:
@@ -178,9 +187,11 @@ def _run(program: Program) -> None:
     if program.kind == "module":
         main_module.run_module(program.text)
     elif program.kind == "script":
-        main_module.run_path(os.path.abspath(program.text))
+        main_module.run_path(_path(program))
+    elif program.source is not None:
+        main_module.run_input(program.source)
     else:
-        main_module.run_text(program.text, "<string>" if program.kind == "code" else "<stdin>")
+        main_module.run_text(program.text)
 
 
 @contextlib.contextmanager

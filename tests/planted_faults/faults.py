@@ -39,6 +39,7 @@ from tests.planted_faults.in_nan_check import NAN_CHECK
 from tests.planted_faults.in_narrow_dtypes import NARROW_DTYPES
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
+from tests.planted_faults.in_programs_run import PROGRAMS_RUN
 from tests.planted_faults.in_races import RACES
 from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
 from tests.planted_faults.in_ranks_that_ask import RANKS_THAT_ASK
@@ -105,6 +106,7 @@ ONCE = [
     *COMPOSED_DRAWS,
     *TIMING,
     *TOOLS,
+    *PROGRAMS_RUN,
     *DISTRIBUTED,
     *ROOTS_AND_PEERS,
     *REFUSED_CALLS,

@@ -1,16 +1,12 @@
 """Faults planted in the tools: pytest plugin, fuzzing, strategies, timeline, table, patches."""
 
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tests.support.plant import fault
 from tests.tools import test_command_line as command_line
 from tests.tools import test_fuzz_report as fuzz_report
-from tests.tools import test_main_module as main_module
 from tests.tools import test_patches as patches
 from tests.tools import test_plugin_models as named
 from tests.tools import test_pools as pools
@@ -30,16 +26,6 @@ def launchers() -> None:
         for name in command_line.SCRIPTS:
             (Path(folder) / name).write_text("")
         command_line.test_no_option_looks_at_a_launcher_alone(Path(folder))
-
-
-def main_modules() -> None:
-    """The property of programs that become the main module, each in a folder of its own."""
-    for way in main_module.PATHS:
-        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-            main_module.test_a_program_stays_the_main_module_and_inherits_nothing(
-                None, Path(folder), way
-            )
 
 
 def drawn_afresh(check, **arguments):
@@ -83,28 +69,6 @@ TOOLS = [
         "os.path.basename(program.text)",
         "program.text",
         launchers,
-    ),
-    fault(
-        "a program is the main module until it returns",
-        "simgpu._cli.main_module:_run",
-        'sys.modules["__main__"] = main',
-        "pass",
-        main_modules,
-        raises=BaseException,
-    ),
-    fault(
-        "a program inherits how the simulator's own modules are compiled",
-        "simgpu._cli.main_module:run_path",
-        "dont_inherit=True",
-        "flags=16777216",  # annotations are texts
-        main_modules,
-    ),
-    fault(
-        "a folder or a zip file that is run is not where its modules are",
-        "simgpu._cli.main_module:folder_of",
-        "path if os.path.isdir(path) or _inside(path) else os.path.dirname(path)",
-        "os.path.dirname(path)",
-        main_modules,
     ),
     fault(
         "a command that needs a package goes on without it",

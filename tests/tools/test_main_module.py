@@ -8,7 +8,7 @@ import pytest
 
 from simgpu._cli import main_module
 
-PROGRAM = """
+PROGRAM = """# coding: latin-1
 import pickle, sys, threading
 
 class Known:
@@ -19,34 +19,73 @@ def late():
     print("late", pickle.loads(pickle.dumps(Known())).number, sys.argv)
 
 threading.Thread(target=late).start()
-spec = __spec__ and __spec__.name
-print(sys.argv, sys.path[0], __name__, __package__, spec, Known.__annotations__)
+import beside
+print(sys.argv, sys.path[0], Known.__annotations__, len("é"), beside.__file__)
+for name, value in sorted(vars(sys.modules["__main__"]).items()):
+    if name.startswith("__"):
+        print(name, type(value).__name__ if "object at" in str(value) else value)
 """
-# What comes before the arguments; the last one is read from the standard input.
-WAYS = ["p.py", "p.pyc", "folder", "p.zip", "-mp", "-c", "-"]
+BARE = PROGRAM.partition("\n")[2]  # some versions of Python know no codings of a pipe
+# What of a package is imported before the program, and what it sees.
+BEFORE = "import sys; print(sys.argv, sorted(vars(sys.modules['__main__'])))"
+# What comes before the arguments; the program of the last one is read from the standard input.
+WAYS = [
+    "p.py",
+    "p.pyc",
+    "compiled",
+    "folder",
+    "bytecode/",
+    "p.zip",
+    "elsewhere/link.py",
+    "elsewhere/away/../__main__.py",
+    "-mp",
+    "-mpackage.module",
+    "-c",
+    "-",
+]
 
 
 @pytest.fixture
 def programs(tmp_path):
-    """A folder with the same program in each form."""
-    (tmp_path / "p.py").write_text(PROGRAM, encoding="utf-8")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "__main__.py").write_text(PROGRAM, encoding="utf-8")
+    """A folder with the same program in each form, and with a module beside each."""
+    folders = [tmp_path / name for name in ("folder", "package", "bytecode")]
+    for folder in (tmp_path, *folders):
+        folder.mkdir(exist_ok=True)
+        (folder / "beside.py").write_text("")
+    for path in (tmp_path / "p.py", folders[0] / "__main__.py", folders[1] / "module.py"):
+        path.write_text(PROGRAM, encoding="utf-8")
+    (folders[1] / "__init__.py").write_text(BEFORE)
     with zipfile.ZipFile(tmp_path / "p.zip", "w") as packed:
         packed.writestr("__main__.py", PROGRAM)
-    py_compile.compile(str(tmp_path / "p.py"), str(tmp_path / "p.pyc"))
+        packed.writestr("beside.py", "")
+    for path in (tmp_path / "p.pyc", tmp_path / "compiled", folders[2] / "__main__.pyc"):
+        py_compile.compile(str(tmp_path / "p.py"), str(path))
+    inner = folders[0] / "inner"
+    inner.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "away").symlink_to(inner)
+    (elsewhere / "link.py").symlink_to(folders[0] / "__main__.py")
     return tmp_path
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_prints_what_it_prints_under_python(python, programs, way):
-    words = {"-mp": ["-m", "p"], "-c": ["-c", PROGRAM]}.get(way, [way])
-    given = {"cwd": programs, "stdin": PROGRAM if way == "-" else None}
+    words = ["-c", PROGRAM] if way == "-c" else [way]
+    given = {"cwd": programs, "stdin": BARE if way == "-" else None}
     plain = python(*words, "a", "-b", **given)
     done = python("-m", "simgpu", "run", *words, "a", "-b", **given)
     assert done.returncode == plain.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
     assert "late 3" in done.stdout
+
+
+def test_a_folder_is_where_its_modules_are_also_where_no_path_is_safe(python, programs):
+    words = ["folder", {"cwd": programs, "PYTHONSAFEPATH": "1"}]
+    plain = python(words[0], **words[1])
+    done = python("-m", "simgpu", "run", words[0], **words[1])
+    assert done.returncode == plain.returncode == 0, done.stderr
+    assert done.stdout == plain.stdout
 
 
 @pytest.fixture
@@ -55,22 +94,51 @@ def no_program(monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
-PATHS = ["p.py", "p.pyc", "folder", "p.zip", None]
+PATHS = ["p.py", "p.pyc", "compiled", "folder", "p.zip", None]
 
 
 @pytest.mark.parametrize("way", PATHS)
 def test_a_program_stays_the_main_module_and_inherits_nothing(no_program, tmp_path, way):
-    text = "import sys\nx: 1 + 1 = 4\nseen = sys.modules['__main__'].x, __annotations__"
+    text = "import sys\nx: 1 + 1 = 4\nhere = sys.modules['__main__']\n"
+    text += "seen = here.x, __annotations__, __builtins__.len('four')"
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "p.py", tmp_path / "folder" / "__main__.py"):
         path.write_text(text, encoding="utf-8")
-    py_compile.compile(str(tmp_path / "p.py"), str(tmp_path / "p.pyc"))
+    for name in ("p.pyc", "compiled"):
+        py_compile.compile(str(tmp_path / "p.py"), str(tmp_path / name))
     with zipfile.ZipFile(tmp_path / "p.zip", "w") as packed:
         packed.write(tmp_path / "p.py", "__main__.py")
+    before = sys.modules["__main__"]
+    main_module.begin()
     if way is None:
-        main_module.run_text(text, "<stdin>")
+        main_module.run_text(text)
     else:
-        path = str(tmp_path / way)
-        main_module.run_path(path)
-        assert main_module.folder_of(path) == (str(tmp_path) if way.startswith("p.py") else path)
-    assert sys.modules["__main__"].seen == (4, {"x": 2})
+        main_module.run_path(str(tmp_path / way))
+    assert sys.modules["__main__"].seen == (4, {"x": 2}, 4)
+    assert sys.modules["__main__"] is not before
+
+
+@pytest.mark.parametrize("way", PATHS[:-1])
+@pytest.mark.parametrize("linked", [False, True])
+def test_modules_are_looked_for_beside_a_file_that_is_linked_to(tmp_path, way, linked):
+    """And within a folder or a zip file, by the name that it was given."""
+    (tmp_path / "real" / "folder").mkdir(parents=True)
+    (tmp_path / "real" / "folder" / "__main__.py").touch()
+    with zipfile.ZipFile(tmp_path / "real" / "p.zip", "w") as packed:
+        packed.writestr("__main__.py", "")
+    (tmp_path / "real" / way).touch()
+    given = tmp_path / "real" / way
+    if linked:
+        given = tmp_path / "linked"
+        given.symlink_to(tmp_path / "real" / way)
+    expected = given if way in ("folder", "p.zip") else tmp_path / "real"
+    assert main_module.folder_of(str(given)) == str(expected)
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "latin-1", "cp1251"])
+def test_what_stands_on_the_standard_input_is_in_its_own_coding(no_program, coding):
+    said = "" if coding.startswith("utf") else f"# coding: {coding}\n"
+    letter = "\u0444" if coding == "cp1251" else "\xe9"
+    main_module.begin()
+    main_module.run_input(f"{said}seen = '{letter}', __file__".encode(coding))
+    assert sys.modules["__main__"].seen == (letter, "<stdin>")

@@ -50,10 +50,13 @@ def test_the_program_runs_again_with_other_numbers_of_devices(
         with open(file, "w") as report:
             json.dump({"seconds": 8.0 / int(count), "step": None}, report)
         assert options["cwd"] == os.getcwd()
+        assert command[3:] == ["N", "FILE"]  # which the program was given
+        assert options["stdin"].read() == b"read before"
         return subprocess.CompletedProcess(command, 0, stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    clock = ClockUntilExit(Clock("A100", "nvlink", True, None, ["again", "N", "FILE"]), {})
+    again = ["again", "N", "FILE", "N", "FILE"]
+    clock = ClockUntilExit(Clock("A100", "nvlink", True, None, again, b"read before"), {})
     try:
         assert clock.start() is None
         (simulated[0], simulated[1])
@@ -117,9 +120,10 @@ def test_only_a_process_that_is_alone_is_run_again(environment):
     def run(command, **_):
         assert "running it again with 1, 4, 8 devices" in said.getvalue()
         commands.append(command)
+        assert command[1] != "N" == command[2]  # which the program was given
         return subprocess.CompletedProcess(command, 1, stderr="")
 
-    clock = ClockUntilExit(Clock("A100", "pcie", True, None, ["again", "N"]), environment)
+    clock = ClockUntilExit(Clock("A100", "pcie", True, None, ["again", "N", "N"]), environment)
     in_place = mock.patch.object(subprocess, "run", run), contextlib.redirect_stderr(said)
     with simgpu.devices(2), in_place[0], in_place[1]:
         assert clock.start() is None

@@ -1,0 +1,62 @@
+"""`simgpu run` leaves to the program what `python` leaves to it, and reads its own options."""
+
+import sys
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu.__main__ import main
+from simgpu._cli.run_script import Program
+
+# Options, what they say, and the ways to name a program; a program `here` is a file.
+OPTIONS = [
+    (["--devices", "3"], {"devices": 3}),
+    (["--dev=3"], {"devices": 3}),
+    (["--memory", "-1GiB"], {"memory": "-1GiB"}),
+    (["--mem", "1GiB,2GiB"], {"memory": "1GiB,2GiB"}),
+    (["--async-seed", "-4"], {"async_seed": -4}),
+    (["--races"], {"races": True}),
+    (["--summ"], {"summary": True}),
+]
+WAYS = [
+    (["-c", "-1"], "code", "-1"),
+    (["-c", ""], "code", ""),
+    (["-cprint(1); --x"], "code", "print(1); --x"),
+    (["-m", "json.tool"], "module", "json.tool"),
+    (["-mjson.tool"], "module", "json.tool"),
+    (["{here}"], "script", "{here}"),
+    (["--", "{here}"], "script", "{here}"),
+    (["-"], "stdin", "-"),
+    (["--", "-"], "stdin", "-"),
+]
+ARGUMENTS = ["", "-", "--", "-m", "-cx", "x", "--devices", "--devices=4", "-h", "N", "FILE"]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    path = tmp_path_factory.mktemp("programs") / "here.py"
+    path.write_text("")
+    return str(path)
+
+
+@given(
+    options=st.lists(st.sampled_from(OPTIONS), max_size=3),
+    way=st.sampled_from(WAYS),
+    arguments=st.lists(st.sampled_from(ARGUMENTS), max_size=4),
+)
+def test_all_behind_the_name_of_a_program_is_for_the_program(here, options, way, arguments):
+    named, kind, text = way
+    words = [word for option, _ in options for word in option]
+    words += [word.format(here=here) for word in named]
+    ran = []
+    runs = {"make_devices": lambda _: None, "prepare": lambda _: None, "run_script": ran.append}
+    stdin = mock.Mock(**{"buffer.read.return_value": b"given"})
+    with mock.patch.multiple("simgpu._cli.run", **runs), mock.patch.object(sys, "stdin", stdin):
+        assert main(["run", *words, *arguments]) == 0
+    source = b"given" if kind == "stdin" else None
+    assert ran[0].program == Program(kind, text.format(here=here), tuple(arguments), source)
+    for _, said in options:
+        for name, value in said.items():
+            assert getattr(ran[0], name) == value or sum(name in each for _, each in options) > 1
