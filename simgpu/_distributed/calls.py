@@ -31,6 +31,7 @@ class Call:
         ins: host tensors that are read: one, or one for each rank.
         outs: host tensors that are written; those of `ins` where the operator works in place.
         peer: the root, or the rank that is sent to or received from; within the group.
+        tag: which receives a send is for, where the backend looks at tags.
         reduction: how the tensors of all ranks become one.
         place: "file:line" of the program.
         device: which GPU of which machine it is, where no two ranks may be on one.
@@ -45,6 +46,7 @@ class Call:
     ins: list[Tensor]
     outs: list[Tensor]
     peer: int = 0
+    tag: int = 0
     reduction: Reduction | None = None
     place: str = ""
     device: str = ""
@@ -58,6 +60,11 @@ class Call:
     def __post_init__(self) -> None:
         self.shown = self.shown or self.says
         self.nbytes = max(_nbytes(self.ins), _nbytes(self.outs))
+
+    @property
+    def row(self) -> str:
+        """What calls that run one after the other have in common; "" for all collectives."""
+        return f"{self.kind} {self.peer} {self.tag}" if self.kind in ("send", "recv") else ""
 
     def add(self, says: str, shown: str = "") -> None:
         """Say that, too; errors show it as `shown`, if that is more."""

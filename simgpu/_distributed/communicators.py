@@ -105,17 +105,17 @@ class Communicator:
                 f"{call.shown} at {call.place}: group {self.name!r} was {self.ended} by this rank"
             )
         call.looks_for_nan = getattr(self._backend, "looks_for_nan", self._looks_for_nan)
-        stream = _stream(call)
+        row = call.row
         with self._lock:
-            call.number = self._numbers[stream] = self._numbers.get(stream, 0) + 1
-            if not stream:
+            call.number = self._numbers[row] = self._numbers.get(row, 0) + 1
+            if not row:
                 self._tell_device(call)
-            previous = self._last.get(stream) if asynchronous else None
+            previous = self._last.get(row) if asynchronous else None
             pending = Pending(call, None if previous is None else previous.last_open())
             if asynchronous:
                 if not isinstance(self.transport, fake.Transport):  # which waits for nobody
                     pending.stage()
-                self._last[stream] = pending
+                self._last[row] = pending
             else:
                 call.read_apart()
             if self.coalesced is not None:
@@ -137,7 +137,7 @@ class Communicator:
 
     def next_number(self, call: Call) -> int:
         """Which call of its group this one will be, from 1; sends and receives count by peer."""
-        return self._numbers.get(_stream(call), 0) + 1
+        return self._numbers.get(call.row, 0) + 1
 
     def land(self) -> None:
         """Wait for all that has begun, and let the outputs be there."""
@@ -150,11 +150,6 @@ class Communicator:
 def _name_of(index: int) -> str:
     """A device by the name that the program knows."""
     return visible_text(f"{DEVICE_TYPE}:{index}")
-
-
-def _stream(call: Call) -> str:
-    """What calls that run one after the other have in common."""
-    return f"{call.kind} {call.peer}" if call.kind in ("send", "recv") else ""
 
 
 def _kind_of(backend: Any) -> str:

@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 _SMALL = 2**22  # bytes of all ranks up to which a sum gathers whole tensors through sockets
 _SHARED = 2**26  # and up to which it does so in shared memory
 _STEP = 2**16  # by how many bytes the memory that a rank shares grows, or a multiple of it
-_HEADER, _REPLY, _DATA = 0, 1, 2  # tags of a send: what is sent, what is awaited, the data
+_HEADER, _REPLY, _DATA = 0, 1, 2  # parts of a send: what is sent, what is awaited, the data
 
 
 class _GlooError(Exception):
@@ -44,7 +44,7 @@ class Transport:
         self._backend = backend
         self._group = group
         self._ranks = ranks
-        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._lanes: dict[str, Lane] = {}
         self._failure: BaseException | None = None
         self._memory: SharedMemory | None = None
         self._asked = 0  # bytes of it
@@ -54,10 +54,9 @@ class Transport:
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Begin a call, after those before it; within this call where `awaited` allows it."""
         call = pending.call
-        key = (call.kind, call.peer) if call.kind in ("send", "recv") else ("", 0)
-        lane = self._lanes.get(key)
+        lane = self._lanes.get(call.row)
         if lane is None:
-            lane = self._lanes[key] = Lane(f"group {self._group} {' '.join(map(str, key))}")
+            lane = self._lanes[call.row] = Lane(f"group {self._group} {call.row}")
 
         def wait(waited: Pending, seconds: float | None) -> None:
             if seconds is None:
@@ -199,23 +198,23 @@ class Transport:
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""
         mine = records.of(call).clone()
-        theirs = torch.empty(records.SIZE, dtype=torch.uint8)
+        theirs, tag = torch.empty(records.SIZE, dtype=torch.uint8), 3 * call.tag
         if call.kind == "send":
-            self._run(self._backend.send, [mine], call.peer, _HEADER)
-            self._run(self._backend.recv, [theirs], call.peer, _REPLY)
+            self._run(self._backend.send, [mine], call.peer, tag + _HEADER)
+            self._run(self._backend.recv, [theirs], call.peer, tag + _REPLY)
         else:
-            self._run(self._backend.recv, [theirs], call.peer, _HEADER)
-            self._run(self._backend.send, [mine], call.peer, _REPLY)
+            self._run(self._backend.recv, [theirs], call.peer, tag + _HEADER)
+            self._run(self._backend.send, [mine], call.peer, tag + _REPLY)
         ranks = [self._ranks[self._backend.rank()], self._ranks[call.peer]]
         agreement.check(self._group, call.number, ranks, [*map(records.read, (mine, theirs))])
 
     # The kinds of calls.
 
     def _send(self, call: Call) -> None:
-        self._run(self._backend.send, [as_bytes(call.ins[0])], call.peer, _DATA)
+        self._run(self._backend.send, [as_bytes(call.ins[0])], call.peer, 3 * call.tag + _DATA)
 
     def _recv(self, call: Call) -> None:
-        self._run(self._backend.recv, [as_bytes(call.outs[0])], call.peer, _DATA)
+        self._run(self._backend.recv, [as_bytes(call.outs[0])], call.peer, 3 * call.tag + _DATA)
 
     def _barrier(self, call: Call) -> None:
         """All ranks have come: they have told each other so."""

@@ -99,6 +99,7 @@ def issue(
         place=place,
         rank=group.ranks[group.rank],
         peer=group.ranks[calls[0].peer] if name in _BETWEEN_TWO and calls else None,
+        tag=calls[0].tag if calls else 0,
         sends=name == "send",
         nbytes=sum(call.nbytes for call in calls),
         index=index,
@@ -117,7 +118,8 @@ def _between_two(call: Call, group: Communicator) -> str:
     """What a send or a receive is, where `says` has what both have to agree on."""
     of = call.says.partition(" of ")[2]
     to = "to" if call.kind == "send" else "from"
-    return f"{call.kind} of {of} {to} rank {group.ranks[call.peer]}"
+    tag = f" with tag {call.tag}" if call.tag else ""
+    return f"{call.kind} of {of} {to} rank {group.ranks[call.peer]}{tag}"
 
 
 def _check_capture(name: str, index: int) -> None:

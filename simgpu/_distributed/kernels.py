@@ -17,7 +17,7 @@ from torch import distributed
 
 from simgpu._distributed import moving, placement, reducing, sparse
 from simgpu._distributed.calls import Call, described
-from simgpu._distributed.communicators import backend_of, find, threads
+from simgpu._distributed.communicators import Communicator, backend_of, find, threads
 from simgpu._distributed.inference import plainly
 from simgpu._distributed.issue import in_one_work, issue
 from simgpu._distributed.rules import host_aliases, layout
@@ -32,7 +32,7 @@ def send(tensors: Tensors, pg: Any, target: int, tag: int) -> Any:
     group = find(pg)
     [host] = host_aliases(tensors, group, between_two=True)
     says = _between_two(host) + layout(tensors, between_two=True)
-    call = Call("send", says, [host], [], peer=target)
+    call = Call("send", says, [host], [], peer=target, tag=_looked_at(tag, group))
     return issue("send", group, [call], tensors, True, [])
 
 
@@ -41,11 +41,20 @@ def _between_two(host: Tensor) -> str:
     return f"send and recv of {described([host.flatten()])}"
 
 
+def _looked_at(tag: int, group: Communicator) -> int:
+    """What the backend makes of a tag: NCCL pairs sends and receives in their order alone."""
+    if group.kind == "nccl":
+        return 0
+    if tag < 0:
+        raise RuntimeError(f"Tag must be nonnegative, got tag={tag}")
+    return tag
+
+
 def recv_(tensors: Tensors, pg: Any, source: int, tag: int) -> Any:
     group = find(pg)
     [host] = host_aliases(tensors, group, between_two=True)
     says = _between_two(host) + layout(tensors, between_two=True)
-    call = Call("recv", says, [], [host], peer=source)
+    call = Call("recv", says, [], [host], peer=source, tag=_looked_at(tag, group))
     return issue("recv_", group, [call], tensors, True, tensors)
 
 

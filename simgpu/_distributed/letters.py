@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 
 
 class Letters:
-    """The sends of one rank of a group to itself, in order, until they are received.
+    """The sends of one rank of a group to itself, by tag and in order, until they are received.
 
     Args:
         group: the group's name.
@@ -23,7 +23,7 @@ class Letters:
 
     def __init__(self, group: str, rank: int, seconds: float) -> None:
         self._group, self._rank, self._seconds = group, rank, seconds
-        self._sent: queue.Queue[tuple[Tensor, Tensor]] = queue.Queue()  # records, and bytes
+        self._sent: dict[int, queue.Queue[tuple[Tensor, Tensor]]] = {}  # records, and bytes
 
     def meet(self, call: Call) -> None:
         """Post what the tensor of a send holds now, or put the oldest into that of a receive.
@@ -36,13 +36,16 @@ class Letters:
             self._receive(call)
 
     def _send(self, call: Call) -> None:
-        self._sent.put((records.of(call).clone(), as_bytes(call.ins[0]).clone()))
+        self._with(call.tag).put((records.of(call).clone(), as_bytes(call.ins[0]).clone()))
 
     def _receive(self, call: Call) -> None:
         try:
-            record, data = self._sent.get(timeout=self._seconds)
+            record, data = self._with(call.tag).get(timeout=self._seconds)
         except queue.Empty:
             raise TimeoutError(f"Timed out waiting {self._seconds:g} s for its own send") from None
         asked = [records.read(each) for each in (records.of(call), record)]
         agreement.check(self._group, call.number, [self._rank] * 2, asked)
         as_bytes(call.outs[0]).copy_(data)
+
+    def _with(self, tag: int) -> queue.Queue[tuple[Tensor, Tensor]]:
+        return self._sent.setdefault(tag, queue.Queue())

@@ -48,7 +48,7 @@ class Meetings:
             if meeting.error is None and group not in self.aborted:
                 pending = next(iter(meeting.here.values()))
                 self._raise_for(group, number, pending, [*meeting.here], [*range(len(group[-1]))])
-        for (group, pair, sends), waiting in self.mail.items():
+        for (group, pair, _, sends), waiting in self.mail.items():
             if waiting and group not in self.aborted:
                 caller = pair[0] if sends else pair[1]
                 self._raise_for(group, waiting[0].call.number, waiting[0], [caller], [*pair])
@@ -149,10 +149,10 @@ class Transport:
         call = pending.call
         sends = call.kind == "send"
         pair = (self._rank, call.peer) if sends else (call.peer, self._rank)
-        other = self._meetings.mail.setdefault((self._key, pair, not sends), deque())
+        mail = self._meetings.mail
+        other = mail.setdefault((self._key, pair, call.tag, not sends), deque())
         if not other:
-            mine = self._meetings.mail.setdefault((self._key, pair, sends), deque())
-            mine.append(pending)
+            mail.setdefault((self._key, pair, call.tag, sends), deque()).append(pending)
             return
         found = other.popleft()
         error = _told(

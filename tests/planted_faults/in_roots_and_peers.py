@@ -12,11 +12,41 @@ from tests.distributed import test_odd_calls as odd
 from tests.distributed import test_reductions as reductions
 from tests.distributed import test_roots_and_peers as numbered
 from tests.distributed import test_sharded as sharded
+from tests.distributed import test_tags as tags
 from tests.distributed import test_transport as transport
 from tests.distributed import test_works as works
 from tests.support.plant import fault
 
 ROOTS_AND_PEERS = [
+    fault(
+        "gloo pairs messages of all tags",
+        "simgpu._distributed.kernels:_looked_at",
+        "return tag",
+        "return 0",
+        tags.test_ranks_that_are_threads_pair_messages_as_the_backend_does,
+    ),
+    fault(
+        "NCCL looks at tags",
+        "simgpu._distributed.kernels:_looked_at",
+        'if group.kind == "nccl":',
+        "if False:",
+        tags.test_ranks_that_are_threads_pair_messages_as_the_backend_does,
+    ),
+    fault(
+        "messages of one tag wait for those of another",
+        "simgpu._distributed.calls:Call.row",
+        " {self.tag}",
+        "",
+        tags.test_ranks_that_are_processes_pair_messages_by_tag,
+    ),
+    fault(
+        "what a rank sends to itself has no tag",
+        "simgpu._distributed.letters:Letters._with",
+        "setdefault(tag,",
+        "setdefault(0,",
+        tags.test_ranks_that_are_processes_pair_messages_by_tag,
+        raises=BaseException,
+    ),
     fault(
         "tensors of the host are on the current device",
         "simgpu._distributed.issue:issue",

@@ -100,4 +100,4 @@ def _key(about: Collective) -> object:
     if about.peer is None:
         return about.group, about.number
     pair = (about.rank, about.peer) if about.sends else (about.peer, about.rank)
-    return about.group, pair, about.number
+    return about.group, pair, about.tag, about.number
