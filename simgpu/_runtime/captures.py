@@ -122,9 +122,7 @@ class Capture(Instrument):
             self._marks[id(event)] = event, dict(clock)
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
-        clock = self._clock_of(awaited)
-        if clock is not None or not _is_unrecorded(awaited):
-            self._wait(_key(stream), clock)
+        self._wait(_key(stream), self._clock_of(awaited))
 
     def _wait(self, waiting: _Key, clock: _Clock | None) -> None:
         """Later work of a stream waits for the captured work of `clock`; None: for other work."""
@@ -161,7 +159,3 @@ class Capture(Instrument):
     def devices_removed(self) -> None:
         self._spoilt = True
         self.stop()
-
-
-def _is_unrecorded(awaited: torch.Stream | torch.Event) -> bool:
-    return isinstance(awaited, events.Event) and awaited.cuda_event == 0

@@ -7,9 +7,9 @@ import itertools
 import torch
 
 from simgpu._naming import DEVICE_TYPE, visible_text
-from simgpu._runtime import clock, executors, world
+from simgpu._runtime import clock, executors
 from simgpu._runtime.instruments import hooks
-from simgpu._runtime.streams import Stream, busy_until, captured, current_stream
+from simgpu._runtime.streams import busy_until, captured, current_stream, is_captured, stay_busy
 from simgpu.errors import CaptureError, DeviceMismatchError, NotReadyError
 
 CAPTURED_EVENT = "operation not permitted on an event last recorded in a capturing stream"
@@ -72,38 +72,43 @@ class Event(torch.Event):
 
         The first stream decides the event's device; raises DeviceMismatchError for another's.
         """
-        index = world.current_device() if stream is None else stream.device_index
+        on = current_stream() if stream is None else stream
+        index = on.device_index
         if self._recorded_on not in (None, index):
             raise DeviceMismatchError(
                 f"Event device {self._recorded_on} does not match recording stream's device "
                 f"{index}."
             )
         self._recorded_on, self._number = index, self._number or next(_event_numbers)
-        if self._is_node(stream, records=True):
+        if self._is_node(on, records=True):
             return
-        self._recorded_at, self._captured = max(clock.now(), busy_until(index, stream)), False
-        if hooks.event_recorded:
-            on = current_stream(index) if stream is None else stream
-            self._captured = (on.device_index, on.stream_id) in captured
-            for recorded in hooks.event_recorded:
-                recorded(self, on)
+        self._recorded_at = max(clock.now(), busy_until(index, on))
+        self._captured = is_captured(on)
+        for recorded in hooks.event_recorded:
+            recorded(self, on)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Let `stream`, or the current one, wait for the mark."""
-        if self._is_node(stream, records=False):
+        """Let `stream`, or the current one, wait for the mark; for none, if it was never set."""
+        on = current_stream() if stream is None else stream
+        if not self._number or self._is_node(on, records=False):
             return
-        waiting = current_stream(None) if stream is None else stream
-        Stream._stay_busy_until(waiting, self._recorded_at or 0.0)  # type: ignore[arg-type]
+        stay_busy(on, self._recorded_at or 0.0)
         for waits in hooks.stream_waits:
-            waits(waiting, self)
+            waits(on, self)
 
-    def _is_node(self, stream: torch.Stream | None, records: bool) -> bool:
-        """Whether this is done in the replays of a graph, which is told so, and not now."""
-        if not (self.external and captured):
+    def _is_node(self, on: torch.Stream, records: bool) -> bool:
+        """Whether this is done in the replays of a graph, which is told so, and not now.
+
+        What PyTorch asks is whether the device's current stream is captured, whichever `on` is.
+        """
+        if not (self.external and captured and is_captured(current_stream(on.device_index))):
             return False
-        on = current_stream(None) if stream is None else stream
-        if (on.device_index, on.stream_id) not in captured:
-            return False
+        if not is_captured(on):
+            raise CaptureError(
+                f"{DEVICE_TYPE} error: invalid argument: the device's current stream is captured, "
+                "and the one that shall record or wait for an event with external=True is not: "
+                "make that one current"
+            )
         for tell in hooks.external_event:
             tell(self, on, records)
         return True
@@ -137,12 +142,14 @@ class Event(torch.Event):
             raise TypeError(f"end_event must be a simgpu Event, got {end_event!r}")
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if self._recorded_at is None or end_event._recorded_at is None:
+        if not (self._number and end_event._number):
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if self._captured or end_event._captured:
+        self._refuse_captured()
+        end_event._refuse_captured()
+        if self._recorded_at is None or end_event._recorded_at is None:
             raise CaptureError(
-                f"{DEVICE_TYPE} error: invalid argument: an event that was recorded in the capture "
-                "of a graph has no time, unless it is made with external=True"
+                f"{DEVICE_TYPE} error: invalid resource handle: an event has been recorded in the "
+                "capture of a graph, and in no replay yet: replay the graph first"
             )
         if not (_is_over(self) and _is_over(end_event)):
             raise NotReadyError(

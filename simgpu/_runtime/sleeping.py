@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from simgpu._runtime import clock, world
-from simgpu._runtime.streams import busy_until, current_stream
+from simgpu._runtime.streams import busy_until, current_stream, stay_busy
 
 
 def sleep(seconds: float) -> None:
     """Keep the current stream of the current device busy for so long, and return at once."""
     stream = current_stream()
-    stream._stay_busy_until(max(clock.now(), stream._busy_until) + seconds)
+    begin = max(clock.now(), busy_until(stream.device_index, stream))
+    stay_busy(stream, begin + seconds)
 
 
 def wait_for_sleep(index: int) -> None:

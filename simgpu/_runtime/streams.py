@@ -68,27 +68,13 @@ class Stream(torch.Stream):
         """What stands for the stream where C would take a pointer; 0 for the default stream."""
         return handle_of(self.device_index, self.stream_id)
 
-    @property
-    def _busy_until(self) -> float:
-        return world.device(self.device_index).busy_until.get(self.stream_id, 0.0)
-
-    def _stay_busy_until(self, moment: float) -> None:
-        if moment > clock.now():
-            busy_until = world.device(self.device_index).busy_until
-            busy_until[self.stream_id] = max(moment, self._busy_until)
-
     def wait_event(self, event: torch.Event) -> None:
         """Let later work wait for `event`."""
-        if getattr(event, "external", False):
-            event.wait(self)
-            return
-        self._stay_busy_until(getattr(event, "_recorded_at", None) or 0.0)
-        for waits in hooks.stream_waits:
-            waits(self, event)
+        event.wait(self)
 
     def wait_stream(self, stream: torch.Stream) -> None:
         """Let later work wait for `stream`."""
-        self._stay_busy_until(getattr(stream, "_busy_until", 0.0))
+        stay_busy(self, busy_until(stream.device_index, stream))
         for waits in hooks.stream_waits:
             waits(self, stream)
 
@@ -103,15 +89,15 @@ class Stream(torch.Stream):
         if captured and self.is_capturing():
             for waits in hooks.host_synchronizes:
                 waits(self)  # no capture survives it
-        return clock.passed(self._busy_until) and executors.is_done(self)
+        return clock.passed(busy_until(self.device_index, self)) and executors.is_done(self)
 
     def is_capturing(self) -> bool:
         """Whether its work is recorded in a graph, and not done."""
-        return (self.device_index, self.stream_id) in captured
+        return is_captured(self)
 
     def synchronize(self) -> None:
         """Wait until all work asked for is done."""
-        clock.wait_until(self._busy_until)
+        clock.wait_until(busy_until(self.device_index, self))
         for waits in hooks.host_synchronizes:
             waits(self)
 
@@ -165,6 +151,18 @@ def busy_until(index: int, stream: torch.Stream | None) -> float:
     if not moments:
         return 0.0
     return moments.get(current_stream_id(index) if stream is None else stream.stream_id, 0.0)
+
+
+def stay_busy(stream: torch.Stream, moment: float) -> None:
+    """Let `stream` sleep until `moment`, unless that is over."""
+    if moment > clock.now():
+        until = world.device(stream.device_index).busy_until
+        until[stream.stream_id] = max(moment, until.get(stream.stream_id, 0.0))
+
+
+def is_captured(stream: torch.Stream) -> bool:
+    """Whether the work of `stream` is recorded in a graph."""
+    return (stream.device_index, stream.stream_id) in captured
 
 
 def current_stream_id(index: int) -> int:

@@ -48,7 +48,8 @@ steps = st.tuples(st.sampled_from(["mul_", "add_", "records", "waits"]), st.inte
 @given(steps=st.lists(steps, min_size=1, max_size=8), replays=st.integers(1, 3))
 def test_each_replay_does_what_the_program_would(cuda, steps, replays):
     x = torch.ones(3, device="cuda")
-    events = [torch.cuda.Event(external=True) for _ in range(2)]
+    captured = [torch.cuda.Event(external=True) for _ in range(2)]
+    events = captured[:]
 
     def program():
         x.mul_(1)  # a graph of no kernels is warned of
@@ -64,32 +65,13 @@ def test_each_replay_does_what_the_program_would(cuda, steps, replays):
     with torch.cuda.graph(graph):
         program()
     assert all(event.query() for event in events)  # not recorded yet
+    events[:] = [torch.cuda.Event(external=True) for _ in range(2)]
     expected = logged(events, program)
+    for number in range(2):  # nobody waits for what was never recorded
+        assert [each[0] for each in expected if each[1:] == (number,)][:1] != ["waits"]
+    events[:] = captured
     for _ in range(replays):
         assert logged(events, graph.replay) == expected
-
-
-# What would be wrong, for which that property is.
-FAULTS = {
-    "an external event is recorded in the capture, and never again": Edit(
-        "simgpu._runtime.events:Event._is_node", "return True", "return False"
-    ),
-    "an external event of a captured stream is marked at once": Edit(
-        "simgpu._runtime.events:Event._is_node", "not in captured", "in captured"
-    ),
-    "a replay records an event where the program waits for it": Edit(
-        "simgpu._memory.graphs:Graph.replay", "if work.records else", "if True else"
-    ),
-    "a graph knows nothing of the events in it": Edit(
-        "simgpu._memory.graphs:Recording.external_event", "if self.holds", "if not self.holds"
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_caught(cuda, name):
-    with FAULTS[name].planted(), pytest.raises((AssertionError, CaptureError)):
-        run(test_each_replay_does_what_the_program_would, cuda=cuda)
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -101,10 +83,10 @@ def test_only_external_events_measure_within_a_graph(cuda, external):
         x.mul_(2)
         end.record()
     if not external:
-        with pytest.raises(CaptureError, match="invalid argument"):
+        with pytest.raises(CaptureError, match="event last recorded in a capturing stream"):
             begin.elapsed_time(end)
         return
-    with pytest.raises(ValueError, match="must be recorded before"):
+    with pytest.raises(CaptureError, match="invalid resource handle"):
         begin.elapsed_time(end)
     with simgpu.clock("A100"):
         graph.replay()
@@ -116,11 +98,110 @@ def test_only_external_events_measure_within_a_graph(cuda, external):
 def test_a_wait_in_a_graph_depends_on_work_outside_only_if_it_is_external(cuda, external):
     event, x = torch.cuda.Event(external=external), torch.ones(3, device="cuda")
     event.record()
-    refused = contextlib.nullcontext() if external else pytest.raises(CaptureError)
     graph = torch.cuda.CUDAGraph()
-    with refused, torch.cuda.graph(graph):
+    with refused(not external), torch.cuda.graph(graph):
         event.wait()
         x.mul_(2)
     if external:
         graph.replay()
     assert x.tolist() == [2.0 if external else 1.0] * 3
+
+
+@given(
+    method=st.booleans(),
+    external=st.booleans(),
+    recorded=st.booleans(),
+    current=st.booleans(),
+)
+def test_what_a_wait_does_in_a_capture_depends_on_the_current_stream(
+    cuda, method, external, recorded, current
+):
+    """As PyTorch asks: `on` has joined the capture, and is current or not; so `out` has not."""
+    on, out, event = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event(external=external)
+    x, graph, seen = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph(), []
+    if recorded:
+        event.record(out)
+
+    def wait(stream):
+        stream.wait_event(event) if method else event.wait(stream)
+
+    # No stream but a captured one may wait by a node, and by no node for what is not captured.
+    no_node, no_wait = external and not current, current and not external
+
+    def program():
+        x.mul_(1)
+        on.wait_stream(torch.cuda.current_stream())
+        with refused(recorded and no_node, "invalid argument"):
+            seen[:] = logged([event], lambda: wait(on if current else out))
+        torch.cuda.current_stream().wait_stream(on)
+
+    with refused(recorded and no_wait), torch.cuda.graph(graph):
+        program()
+    if not (recorded and no_wait):
+        assert seen == [("waits", 0)] * (recorded and not external)
+        assert logged([event], graph.replay)[1:] == [("waits", 0)] * (recorded and current)
+
+
+def refused(expected, match="error"):
+    return pytest.raises(CaptureError, match=match) if expected else contextlib.nullcontext()
+
+
+@given(external=st.booleans())
+def test_a_stream_of_a_device_whose_current_one_is_not_captured_records_no_node(cuda, external):
+    """Of two devices: the second one's stream has joined, and is not current there."""
+    x, joined = torch.ones(3, device="cuda:0"), torch.cuda.Stream("cuda:1")
+    event, graph = torch.cuda.Event(external=external), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.mul_(1)
+        joined.wait_stream(torch.cuda.current_stream())
+        event.record(joined)
+        torch.cuda.current_stream().wait_stream(joined)
+    with pytest.raises(CaptureError, match="event last recorded in a capturing stream"):
+        event.query()
+    assert logged([event], graph.replay) == ["mul_.Scalar"]
+
+
+# What would be wrong, and the property that notices.
+FAULTS = {
+    "an external event is recorded in the capture, and never again": (
+        Edit("simgpu._runtime.events:Event._is_node", "return True", "return False"),
+        test_each_replay_does_what_the_program_would,
+    ),
+    "an external event of a captured stream is marked at once": (
+        Edit("simgpu._runtime.events:Event._is_node", "if not (self.external", "if (self.external"),
+        test_each_replay_does_what_the_program_would,
+    ),
+    "a graph waits for an event that was never recorded": (
+        Edit("simgpu._runtime.events:Event.wait", "not self._number or", ""),
+        test_each_replay_does_what_the_program_would,
+    ),
+    "a replay records an event where the program waits for it": (
+        Edit("simgpu._memory.graphs:Graph.replay", "if work.records else", "if True else"),
+        test_each_replay_does_what_the_program_would,
+    ),
+    "a graph knows nothing of the events in it": (
+        Edit(
+            "simgpu._memory.graphs:Recording.external_event", "if self.holds", "if not self.holds"
+        ),
+        test_each_replay_does_what_the_program_would,
+    ),
+    "a stream that is not captured records a node": (
+        Edit("simgpu._runtime.events:Event._is_node", "if not is_captured(on):", "if False:"),
+        test_what_a_wait_does_in_a_capture_depends_on_the_current_stream,
+    ),
+    "a captured stream that is not current records a node": (
+        Edit("simgpu._runtime.events:Event._is_node", "current_stream(on.device_index)", "on"),
+        test_a_stream_of_a_device_whose_current_one_is_not_captured_records_no_node,
+    ),
+    "a stream waits for an event in its own way": (
+        Edit("simgpu._runtime.streams:Stream.wait_event", "event.wait(self)", "pass"),
+        test_what_a_wait_does_in_a_capture_depends_on_the_current_stream,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(cuda, name):
+    edit, test = FAULTS[name]
+    with edit.planted(), pytest.raises((AssertionError, CaptureError, pytest.fail.Exception)):
+        run(test, cuda=cuda)
