@@ -16,6 +16,7 @@ dtype_rules         dtypes that CUDA's kernels lack, refused in their words; `wi
 determinism         kernels that CUDA refuses under `torch.use_deterministic_algorithms`
 forward_ad          the device of a tangent in forward-mode AD
 unsupported         operators that are refused
+recorded            operators of which a trace records the parts
 autocast            automatic mixed precision, by the lists in `autocast_policy`; for scripts in
                     `scripted_autocast`
 overloads           operators by name, and how kernels are registered

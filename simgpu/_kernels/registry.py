@@ -51,6 +51,7 @@ from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
 from simgpu._kernels.mixed_devices import composed_where_mixed
 from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
+from simgpu._kernels.recorded import composed_while_traced
 from simgpu._memory import extents, resizing
 from simgpu._native.dispatch_tables import use_cpu_kernels
 from simgpu._runtime.launch import HOST_KEYS
@@ -163,7 +164,8 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
         if name not in done and not name.endswith("out"):
             op = overload(name)
             if not _prefer_decomposition(op):
-                yield name, composed_where_mixed(op, _kernel(op))
+                kernel = composed_where_mixed(op, _kernel(op))
+                yield name, composed_while_traced(op, kernel)
 
 
 def _kernel(op: torch._ops.OpOverload) -> PythonKernel:

@@ -18,6 +18,7 @@ from tests.simulator import test_expected_shapes as shapes
 from tests.simulator import test_forward_ad as forward
 from tests.simulator import test_index_checks as places
 from tests.simulator import test_instruments as instruments
+from tests.simulator import test_recorded as recorded
 from tests.support.mismatches import NAMED
 from tests.support.plant import fault
 
@@ -41,6 +42,14 @@ def worded(simulated, name):
 
 
 OPERATORS = [
+    fault(
+        "a traced convolution is a constant of its trace",
+        "simgpu._kernels.recorded:_is_recorded",
+        "torch._C._is_tracing()",
+        "False",
+        recorded.test_a_traced_convolution_is_the_one_traced_on_the_cpu,
+        raises=RuntimeError,
+    ),
     fault(
         "an exported program looks for its devices by the name of CUDA",
         "simgpu._kernels.metadata_checks:assert_tensor_metadata",

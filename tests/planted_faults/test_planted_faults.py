@@ -21,7 +21,8 @@ from tests.support.plant import Edit, devices_wanted, run
 
 # As in the files whose properties are run here.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script` is deprecated",
+    "ignore:`torch.jit.(script|trace|trace_method)` is deprecated",
+    "ignore::torch.jit.TracerWarning",
     "ignore:every replica returned a 0-dimensional tensor",
     "ignore:Was asked to gather along dimension 0",
     "ignore:.*(is|will be) deprecated:FutureWarning",
