@@ -57,11 +57,13 @@ def test_so_they_are_where_ranks_are_processes(level):
 @pytest.mark.parametrize("level", LEVELS)
 def test_groups_of_one_device_are_split_at_every_level(level):
     """`new_group` splits them too: what debug mode has wrapped is split."""
-    ways = ([[0], [1, 2]], [[0]])
     named = {"bound": True, "debug": level}
+    assert rank_processes.run(3, rank_cases.new_groups, **named) == [[3], [3, 5], [5]]
+    if level == "DETAIL" and torch.__version__ < (2, 12):
+        return  # PyTorch's wrapper has no split there
+    ways = ([[0], [1, 2]], [[0]])
     for found in rank_processes.run(3, rank_cases.parts_of_a_group, *ways, **named):
         assert found == "Cannot use ReduceOp.BOR with NCCL", found
-    assert rank_processes.run(3, rank_cases.new_groups, **named) == [[3], [3, 5], [5]]
 
 
 @pytest.mark.parametrize("level", LEVELS)
