@@ -469,7 +469,10 @@ def test_a_number_beside_an_output_counts_for_what_it_is(devices, numbers, dtype
         for default in defaults:
             torch.set_default_dtype(default)
             for number in numbers:
-                expected = torch.mul(x, number)
+                try:
+                    expected = torch.mul(x, number)
+                except NotImplementedError:  # bfloat16 and a complex number, from PyTorch 2.15 on
+                    continue
                 out = torch.zeros_like(expected).to(devices[0])
                 torch.mul(there, number, out=out)
                 assert out.dtype == expected.dtype
