@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 
-from simgpu._distributed import fake, gloo, nan_check, splitting
+from simgpu._distributed import fake, gloo, nan_check, nccl, splitting
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending, Work, drop_unused
 from simgpu._naming import DEVICE_TYPE, visible_text
@@ -238,8 +238,8 @@ _backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary
 def keep_backend(group: Any, kind: Any, backend: Any) -> None:
     """Keep the Python half of a backend for as long as its group lives, and the rules of NCCL."""
     _backends.setdefault(group, []).append(backend)
-    if kind == distributed.ProcessGroup.BackendType.NCCL:
-        _kinds[group] = "nccl"
+    if kind == distributed.ProcessGroup.BackendType.NCCL or backend in nccl.stand_ins:
+        _kinds[group] = "nccl"  # newer releases have CUSTOM ones, too
 
 
 # What each wrapper of the debug mode wraps: C++ holds the C++ half of it only.

@@ -19,7 +19,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from simgpu._distributed import kernels
+from simgpu._distributed import kernels, nccl
 from simgpu._distributed.communicators import threads
 from simgpu._patches import Action, Patch, Patches, Row
 from simgpu._ranks import numpy_random, settings, variables
@@ -199,7 +199,10 @@ def _stand_in(stock: Any) -> type:
         _Options = getattr(stock, "_Options", None)
 
         def __new__(cls, store: Any, rank: int, size: int, *_: Any, **__: Any) -> Any:
-            return _FakeProcessGroup._create_internal(rank, size)
+            backend = _FakeProcessGroup._create_internal(rank, size)
+            if issubclass(stock, nccl.ProcessGroupNCCL):
+                nccl.stand_ins.add(backend)
+            return backend
 
     return ProcessGroup
 
@@ -213,7 +216,7 @@ def _not_gloo(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any) -> Any:
-        return stock(self, *(_CUSTOM if _is_gloo(arg) else arg for arg in args))
+        return stock(self, *(_OTHER if _is_gloo(arg) else arg for arg in args))
 
     return call
 
@@ -249,7 +252,8 @@ def _take_tensors_of_the_host(patches: Patches) -> None:
 _WHY_STAND_IN = "ranks of one process meet in memory, and connect to nobody"
 _C10D = "torch.distributed.distributed_c10d"
 _TYPES: Any = c10d.ProcessGroup.BackendType
-_GLOO, _CUSTOM = _TYPES.GLOO, _TYPES.CUSTOM
+# What groups of gloo are in place of it: NCCL's are NCCL or CUSTOM, and each sort has its own.
+_GLOO, _OTHER = _TYPES.GLOO, _TYPES.UCC
 _FAKE = "torch._C._distributed_c10d.FakeProcessGroup"
 
 PATCHES: tuple[Row, ...] = (

@@ -228,3 +228,32 @@ def test_what_makes_a_backend_of_nccl_finds_its_class():
     makers = [c10d[name] for name in c10d if name.startswith("_create_nccl")]
     wanted = {name for maker in makers for name in maker.__code__.co_names}
     assert {name for name in wanted if name.startswith("ProcessGroup")} <= c10d.keys()
+
+
+# What registers each name of NCCL; releases before 2.14 have the first alone.
+NAMES = {
+    "nccl": "ProcessGroup",
+    "nccl2": "_register_builtin_nccl2_backend",
+    "nccl-lazy": "_register_builtin_nccl_lazy_backend",
+    "nccl-legacy": "_register_builtin_nccl_legacy_backend",
+}
+NAMES = [name for name, maker in NAMES.items() if hasattr(dist.distributed_c10d, maker)]
+
+
+@few
+@given(name=st.sampled_from(NAMES), gloo=st.booleans(), members=st.sampled_from([[0, 1], [1, 2]]))
+def test_each_backend_of_nccl_has_its_rules(name, gloo, members):
+    backend = f"cpu:gloo,cuda:{name}" if gloo else name
+
+    def add(rank):
+        group = dist.new_group(members, backend=backend)
+        if rank not in members:
+            return
+        for device in ("cuda", "cpu") if gloo else ("cuda",):
+            x = torch.full((2,), rank + 1, device=device)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [sum(members) + 2] * 2
+        with pytest.raises(ValueError, match=r"Cannot use ReduceOp\.BOR with NCCL"):
+            dist.all_reduce(torch.ones(1, device="cuda").int(), dist.ReduceOp.BOR, group=group)
+
+    simgpu.ranks(3, add)
