@@ -90,8 +90,16 @@ class ClockUntilExit:
             again = ", ".join(str(n) for n in COUNTS if n != count)
             sys.stderr.write(f"{summary}\n{AGAIN.format(again)}")
             sys.stderr.flush()
-            others = {n: own if n == count else self._run_with(n) for n in COUNTS}
-            sys.stderr.write(scaling_table(others))
+            sys.stderr.write(scaling_table(self._on_others(count, own)))
+
+    def _on_others(self, count: int, own: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """The estimate for each number of devices; Ctrl-C ends those that are still to come."""
+        found = {n: own if n == count else {"failed": "interrupted"} for n in COUNTS}
+        with contextlib.suppress(KeyboardInterrupt):
+            for n in COUNTS:
+                if n != count:
+                    found[n] = self._run_with(n)
+        return found
 
     def _run_with(self, count: int) -> dict[str, Any]:
         """The estimate of the program with another number of devices."""

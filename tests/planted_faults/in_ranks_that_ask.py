@@ -55,6 +55,13 @@ RANKS_THAT_ASK = [
         command.test_only_a_process_that_is_alone_is_run_again,
     ),
     fault(
+        "Ctrl-C goes on with the next number of devices",
+        "simgpu._cli.estimates:ClockUntilExit._on_others",
+        "found[n] = self._run_with(n)",
+        "with contextlib.suppress(KeyboardInterrupt): found[n] = self._run_with(n)",
+        command.test_ctrl_c_ends_the_further_runs_and_keeps_the_table,
+    ),
+    fault(
         "a program is run again without a word",
         "simgpu._cli.estimates:ClockUntilExit._end",
         "{AGAIN.format(again)}",

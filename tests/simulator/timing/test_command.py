@@ -136,6 +136,27 @@ def test_only_a_process_that_is_alone_is_run_again(environment):
     assert ("not run again" in said.getvalue()) == (not alone)
 
 
+@given(until=st.integers(0, 4))
+def test_ctrl_c_ends_the_further_runs_and_keeps_the_table(until):
+    said, commands = io.StringIO(), []
+
+    def run(command, **_):
+        commands.append(command)
+        if len(commands) > until:
+            raise KeyboardInterrupt
+        return subprocess.CompletedProcess(command, 1, stderr="no such thing")
+
+    clock = ClockUntilExit(Clock("A100", "pcie", True, None, ["again", "N"]), {})
+    in_place = mock.patch.object(subprocess, "run", run), contextlib.redirect_stderr(said)
+    with simgpu.devices(8), in_place[0], in_place[1]:
+        assert clock.start() is None
+        atexit.unregister(clock._end)
+        clock._end()
+    rows = [line.split()[-1] for line in said.getvalue().splitlines()[-4:-1]]
+    assert rows == (["thing"] * until + ["interrupted"] * 3)[:3]
+    assert len(commands) == min(until + 1, 3)
+
+
 @given(environment=ALONE)
 def test_a_process_that_is_alone_writes_its_own_timeline(environment):
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, environment):
