@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import sys
 import warnings
@@ -22,6 +23,8 @@ def description() -> Iterator[str]:
     yield _line("python", f"{platform.python_version()} ({sys.executable})")
     yield _line("system", platform.platform())
     yield _line("variables", ", ".join(f"{name}={value}" for name, value in told.items()) or "none")
+    for name in variables.misspelt():
+        yield _line("unknown", f"{name}={os.environ[name]} (known: {', '.join(variables.NAMES)})")
     try:
         import torch
     except Exception as error:  # whatever an installation that is broken raises

@@ -68,6 +68,11 @@ def by_device(text: str | None) -> str | list[str] | None:
     return text.split(",") if text and "," in text else text or None
 
 
+def misspelt() -> list[str]:
+    """Return the variables that have a name like ours and are none of them, in order."""
+    return sorted(name for name in os.environ if name.startswith("SIMGPU_") and name not in NAMES)
+
+
 def clear() -> dict[str, str]:
     """Take the variables out of the environment; returns what they were."""
     return {name: os.environ.pop(name) for name in NAMES if name in os.environ}

@@ -281,11 +281,12 @@ def test_replay_refuses_what_is_no_code(capsys):
 
 
 def test_info_says_what_a_bug_report_needs(python):
-    done = python("-m", "simgpu", "info", SIMGPU_DEVICE_COUNT="many")
+    done = python("-m", "simgpu", "info", SIMGPU_DEVICE_COUNT="many", SIMGPU_DEVICES="3")
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     lines = dict(line.split(":", 1) for line in done.stdout.splitlines())
     assert lines["variables"].strip() == "SIMGPU_DEVICE_COUNT=many"
+    assert lines["unknown"].strip().startswith("SIMGPU_DEVICES=3 (known: SIMGPU_DEVICE_COUNT, ")
     assert {"simgpu", "python", "torch", "GPUs", "pytest", "pytest plugin"} <= lines.keys()
     assert "simgpu:0, simgpu:1" in lines["devices"]
     tricks = [value.strip() for name, value in lines.items() if name.startswith("  ")]

@@ -98,6 +98,18 @@ def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
     assert os.environ["PATH"] == SessionSettings("x", (1, 2), "kept").environment()["PATH"]
 
 
+@given(
+    names=st.lists(st.text("ABDEGIMNOPRSUV_", max_size=9).map(lambda end: f"SIMGPU_{end}")),
+    known=st.sets(st.sampled_from(variables.NAMES)),
+)
+def test_info_names_variables_that_are_not_known(names, known):
+    """Such as SIMGPU_DEVICES: nothing else would be said of it."""
+    given_ = {name: "3" for name in [*names, *known]}
+    with mock.patch.dict(os.environ, given_, clear=True):
+        found = variables.misspelt()
+    assert found == sorted(given_.keys() - set(variables.NAMES))
+
+
 @pytest.mark.parametrize("first", ["simgpu.devices", "simgpu.as_cuda", "simgpu.errors"])
 def test_the_variables_count_whatever_is_imported_first(python, first):
     told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}
