@@ -104,7 +104,7 @@ def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
 )
 def test_info_names_variables_that_are_not_known(names, known):
     """Such as SIMGPU_DEVICES: nothing else would be said of it."""
-    given_ = {name: "3" for name in [*names, *known]}
+    given_ = dict.fromkeys([*names, *known], "3")
     with mock.patch.dict(os.environ, given_, clear=True):
         found = variables.misspelt()
     assert found == sorted(given_.keys() - set(variables.NAMES))
