@@ -29,9 +29,8 @@ _COMPOSED_ON_CUDA = {
     "index_put": "_index_put_impl_",
     "index_put_": "_index_put_impl_",
 }
-_HOST_PREFIX = (
-    "cpu_"  # arguments that lie on the host whatever the device (the sizes of a nested one)
-)
+# Arguments that lie on the host whatever the device (the sizes of a nested tensor).
+_HOST_PREFIX = "cpu_"
 
 # Elementwise operators whose CUDA kernels take no CPU number for these arguments, though their
 # CPU kernels would: with the words of the kernel, or with none where the iterator refuses.

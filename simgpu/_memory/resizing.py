@@ -99,6 +99,6 @@ def lazy_clone(self: torch.Tensor) -> torch.Tensor:
 
 
 def record_stream(self: torch.Tensor, s: torch.Stream) -> None:
-    """`Tensor.record_stream`: memory is never reused early here, so there is nothing to note."""
+    """`Tensor.record_stream`, for the blocks that follow streams; by itself no memory is reused."""
     for used in hooks.tensor_used_on_stream:
         used(self, s)

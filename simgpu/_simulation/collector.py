@@ -1,5 +1,7 @@
-"""A block in which the garbage collector does not run by itself: neither sweeps nor schedules may
-depend on how many objects the whole process has made.
+"""A block in which Python's garbage collector does not run by itself.
+
+It begins by how many objects the whole process has made, on which neither sweeps nor schedules may
+depend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build information and settings of `torch.simgpu`, by the names of torch.cuda.
 
 What concerns architectures follows from the models of the devices. Most others have a constant
-answer: there is no compiler, no asynchronous work and no cache.
+answer, or are kept for whoever asks: there is no compiler, and one allocator.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def get_allocator_backend() -> str:
 
 
 def caching_allocator_enable(value: bool = True) -> None:
-    """Cache freed memory, or not: it never is."""
+    """Cache freed memory, or not: no effect, its segments stay reserved until `empty_cache`."""
 
 
 def ipc_collect() -> None:
-    """Give back memory that other processes have let go of: they cannot hold any."""
+    """Give back memory that other processes have let go of: none of it is kept for them."""
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:

@@ -35,5 +35,5 @@ def stream(stream: Stream | None) -> StreamContext:
 
 
 def synchronize(device: DeviceLike = None) -> None:
-    """Wait for all work on `device`: it is done, since every call works at once."""
+    """Wait for all work on `device`, which is done unless a stream sleeps or work is queued."""
     world.synchronize(world.resolve(device))
