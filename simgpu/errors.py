@@ -108,7 +108,7 @@ class UnrepeatableStepError(SimGPUError, ValueError):
     """A step that is to be run many times gives other results each time.
 
     Likely causes: state that is not named in ``state=[...]``, or random numbers from elsewhere
-    than torch's generators and Python's ``random``.
+    than torch's generators, Python's ``random`` and ``numpy.random``.
     """
 
 

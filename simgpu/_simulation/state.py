@@ -89,9 +89,10 @@ class State:
         for optimizer, settings in zip(self._optimizers, self._settings, strict=True):
             if not same(host_copy(optimizer.state_dict()), settings):
                 optimizer.load_state_dict(copy.deepcopy(settings))
-        host, python, devices = self._random
+        host, python, arrays, devices = self._random
         torch.default_generator.set_state(host)
         random.setstate(python)
+        numpy.random.set_state(arrays)
         for device, state in zip(active_devices, devices, strict=False):
             device.generator.set_state(state)
 
@@ -107,9 +108,11 @@ def _named(objects: list[Any], method: str) -> Iterator[tuple[str, torch.Tensor]
                 yield (f"{number}.{name}" if len(modules) > 1 else name), tensor
 
 
-def _random_states() -> tuple[torch.Tensor, Any, list[torch.Tensor]]:
+def _random_states() -> tuple[torch.Tensor, Any, Any, list[torch.Tensor]]:
+    """Of the generators of PyTorch's host, Python, NumPy (its global one), and the devices."""
     states = [device.generator.get_state() for device in active_devices]
-    return torch.default_generator.get_state(), random.getstate(), states
+    arrays = numpy.random.get_state(legacy=False)
+    return torch.default_generator.get_state(), random.getstate(), arrays, states
 
 
 def host_copy(tree: Any) -> Any:

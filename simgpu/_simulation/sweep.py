@@ -102,7 +102,8 @@ def _reference(step: Callable[[], Any], before: State, kind: Kind) -> tuple[Any,
     if not same(*outcomes):
         raise UnrepeatableStepError(
             "the step gives other results when it is run again from the same state: name what it "
-            "changes in state=[...], or let it draw its random numbers from torch's generators"
+            "changes in state=[...], or let it draw its random numbers from torch's generators, "
+            "Python's random or numpy.random"
         )
     of_kind = {"oom": counted.allocations, "copy": counted.copies, "launch": counted.kernels}
     return outcomes[0], of_kind.get(kind, counted.kernels + counted.copies)

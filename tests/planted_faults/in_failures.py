@@ -13,6 +13,7 @@ from tests.tools import test_every_oom as every_oom
 PUT_BACK = sweep.test_all_that_a_step_changes_is_put_back
 # What a sweep puts back: the line that does it, what is left of it, and a step that needs it.
 PUT_BACK_BY = [
+    ("NumPy's generator", "numpy.random.set_state(arrays)", "pass", "NumPy's generator"),
     ("gradients", "for name, grad in self._grads.items():", "for name, grad in ():", "gradients"),
     (
         "optimizers",

@@ -155,6 +155,9 @@ CHANGES = {
         lambda: torch.ones(2, device=device).cpu() * torch.rand(2)
     ),
     "Python's generator": lambda device: lambda: torch.ones(2, device=device) * random.random(),
+    "NumPy's generator": lambda device: (
+        lambda: torch.ones(2, device=device) * float(numpy.random.randn())
+    ),
 }
 
 
