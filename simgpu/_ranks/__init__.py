@@ -5,7 +5,10 @@ turns       who runs: threads of a scheduler, and what is told where none of the
 meeting     collectives of such ranks: the last one to come does the work of all
 started_threads  the rank of threads that a rank starts
 stores      keys and values that ranks leave for each other
-isolation   what each rank has of its own: process groups, random numbers, environment
+thread_groups  the process groups of each rank
+stand_ins   what is in the place of backends of C++, which connect processes
+splits      `split_group` of such groups
+isolation   what else each rank has of its own: random numbers, environment, settings
 variables   what PyTorch keeps of a process in its modules, for each rank
 meshes      what DTensor keeps for a mesh, for each rank
 numpy_random  NumPy's generator, one for each rank

@@ -16,7 +16,7 @@ import torch
 from simgpu._distributed import agreement
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending
-from simgpu._ranks import isolation
+from simgpu._ranks import thread_groups
 from simgpu._ranks.turns import Turns
 from simgpu.errors import CollectiveMismatchError, RankLostError
 
@@ -83,7 +83,7 @@ class Transport:
     ) -> None:
         self._meetings, self._turns, self._me = meetings, turns, me
         self._group, self._rank, self._ranks = group, rank, ranks
-        self._key = (isolation.life(), group, tuple(ranks))
+        self._key = (thread_groups.life(), group, tuple(ranks))
         self._aborted = False
 
     def submit(self, pending: Pending, awaited: bool) -> None:

@@ -19,7 +19,15 @@ from simgpu._distributed.communicators import threads
 from simgpu._models.gpus import Names
 from simgpu._naming import MAX_DEVICES
 from simgpu._patches import Patches
-from simgpu._ranks import isolation, meshes, splits, started_threads, stores
+from simgpu._ranks import (
+    isolation,
+    meshes,
+    splits,
+    stand_ins,
+    started_threads,
+    stores,
+    thread_groups,
+)
 from simgpu._ranks.meeting import Meetings, Transport
 from simgpu._ranks.turns import Turns, scheduler_of
 from simgpu._runtime import world
@@ -29,6 +37,8 @@ from simgpu._simulation.schedules.tasks import Ended
 
 T = TypeVar("T")
 
+# What is replaced for as long as a world lasts, in this order.
+FILES = (thread_groups, stand_ins, isolation, meshes, splits, stores, started_threads)
 _one_at_a_time = threading.Lock()
 # What PyTorch says to a function that was written for a process of its own.
 _GROUP_TWICE = "initialize the default process group twice"
@@ -107,11 +117,8 @@ def ranks(
             )
         patches = Patches()
         ends.callback(patches.undo)
-        patches.apply(isolation.PATCHES)
-        patches.apply(meshes.PATCHES)
-        patches.apply(splits.PATCHES)
-        patches.apply(stores.PATCHES)
-        patches.apply(started_threads.PATCHES)
+        for file in FILES:
+            patches.apply(file.PATCHES)
         surroundings = isolation.Surroundings()
         ends.callback(surroundings.restore)
         scheduler = ends.enter_context(scheduler_of(schedule))
@@ -157,7 +164,7 @@ class _World:
         threads.rank = rank
         threads.carrier = functools.partial(Transport, self._meetings, self._turns, rank)
         stores.begin(stores.Place(self._turns, rank, self._count, self._store))
-        isolation.begin_groups()
+        thread_groups.begin()
         try:
             self._turns.check()  # Ctrl-C: who has not begun does not begin any more
             world.set_current_device(rank)
@@ -179,7 +186,7 @@ class _World:
 
     def _end_groups(self, rank: int) -> None:
         try:
-            isolation.end_groups()
+            thread_groups.end()
             communicators.forget()
             meshes.forget_shardings()
         except BaseException as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from simgpu._distributed.communicators import threads
 from simgpu._patches import Patch, Row
-from simgpu._ranks import isolation, stores
+from simgpu._ranks import stores, thread_groups
 
 
 def _of_the_same_rank(stock: Callable[..., None]) -> Callable[..., None]:
@@ -24,7 +24,7 @@ def _of_the_same_rank(stock: Callable[..., None]) -> Callable[..., None]:
         stock(self, *args, **kwargs)
         if threads.rank is None:
             return
-        of_groups, of_stores = isolation.rank_of_thread(), stores.place()
+        of_groups, of_stores = thread_groups.rank_of_thread(), stores.place()
 
         def run() -> None:
             vars(self).pop("run", None)

@@ -17,7 +17,7 @@ from typing import Any
 from torch._C import _distributed_c10d as c10d
 
 from simgpu._patches import Patch, Row
-from simgpu._ranks import isolation
+from simgpu._ranks import thread_groups
 from simgpu._ranks.turns import Turns
 from simgpu._simulation.schedules.baton import PATIENT
 
@@ -71,7 +71,7 @@ class TCPStore(_PrefixStore):  # type: ignore[misc]
         assert place is not None, "only a rank makes one"
         self.host, self.port = host_name, port
         # A server ends with the groups that it was made for: the next ones find no old keys.
-        super().__init__(f"{isolation.life()} tcp://{host_name}:{port}", place.store)
+        super().__init__(f"{thread_groups.life()} tcp://{host_name}:{port}", place.store)
         times = _stock_add(self, f"joined by {place.rank}", 1)
         if is_master and wait_for_workers and world_size is not None and world_size > 0:
             self._wait_for_others(place, world_size, times)

@@ -21,7 +21,7 @@ def with_devices(test):
 DEBUG_MODE = [
     fault(
         "backends of ranks that are threads are wrapped",
-        "simgpu._ranks.isolation:_not_wrapped",
+        "simgpu._ranks.stand_ins:_not_wrapped",
         "return wrapped_pg",
         "return stock(wrapped_pg, *_, **__)",
         with_devices(

@@ -61,8 +61,8 @@ DISTRIBUTED = [
     fault(
         "groups of other ranks that have one name meet each other",
         "simgpu._ranks.meeting:Transport.__init__",
-        "(isolation.life(), group, tuple(ranks))",
-        "(isolation.life(), group)",
+        "(thread_groups.life(), group, tuple(ranks))",
+        "(thread_groups.life(), group)",
         groups.test_groups_of_other_ranks_that_have_one_name_do_not_meet,
         raises=DeadlockError,
     ),
@@ -240,7 +240,7 @@ DISTRIBUTED = [
     ),
     fault(
         "calls that nobody met are met by those of the next default group",
-        "simgpu._ranks.isolation:life",
+        "simgpu._ranks.thread_groups:life",
         "groups.lives",
         "1",
         AGAIN,
@@ -248,7 +248,7 @@ DISTRIBUTED = [
     fault(
         "the keys of a store outlive the groups that it was made for",
         "simgpu._ranks.stores:TCPStore.__init__",
-        "{isolation.life()} tcp",
+        "{thread_groups.life()} tcp",
         "tcp",
         AGAIN,
     ),

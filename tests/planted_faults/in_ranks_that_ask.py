@@ -116,14 +116,14 @@ RANKS_THAT_ASK = [
     ),
     fault(
         "threads that a rank starts know none of its groups",
-        "simgpu._ranks.isolation:rank_of_thread",
+        "simgpu._ranks.thread_groups:rank_of_thread",
         "_per_thread.groups = rank, carrier, groups",
         "_per_thread.groups = rank, carrier, None",
         STARTED,
     ),
     fault(
         "threads that a rank starts find no group by its name",
-        "simgpu._ranks.isolation:rank_of_thread",
+        "simgpu._ranks.thread_groups:rank_of_thread",
         "register(name, group)",
         "pass",
         STARTED,

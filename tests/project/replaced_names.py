@@ -10,7 +10,7 @@ from simgpu._backend import install
 from simgpu._backend.torch_patches import apply_all, serialization
 from simgpu._cuda import as_cuda
 from simgpu._patches import Action
-from simgpu._ranks import isolation, meshes, splits, stores
+from simgpu._ranks import run as ranks
 from simgpu._simulation.schedules import replaced
 
 PAGE = Path(__file__).parents[2] / "docs" / "replaced_names.md"
@@ -62,7 +62,7 @@ FILES = {
     FOR_GOOD: apply_all.FILES,
     FOR_A_WHILE: as_cuda.FILES,
     IN_A_SCHEDULE: (replaced,),
-    FOR_A_WORLD: (isolation, meshes, splits, stores),
+    FOR_A_WORLD: ranks.FILES,
 }
 
 
