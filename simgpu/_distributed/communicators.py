@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 
-from simgpu._distributed import fake, gloo, nan_check, nccl, splitting
+from simgpu._distributed import fake, gloo, nan_check, splitting
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending, Work, drop_unused
 from simgpu._naming import DEVICE_TYPE, visible_text
@@ -231,6 +231,9 @@ def take_kind(part: Any, whole: Any) -> None:
     _kinds[part] = find(whole).kind
 
 
+# What stands in the place of NCCL's backends, where ranks are threads.
+nccl_stand_ins: weakref.WeakSet[Any] = weakref.WeakSet()
+
 # The backends of each group: C++ holds the C++ half of them only.
 _backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
@@ -238,7 +241,7 @@ _backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary
 def keep_backend(group: Any, kind: Any, backend: Any) -> None:
     """Keep the Python half of a backend for as long as its group lives, and the rules of NCCL."""
     _backends.setdefault(group, []).append(backend)
-    if kind == distributed.ProcessGroup.BackendType.NCCL or backend in nccl.stand_ins:
+    if kind == distributed.ProcessGroup.BackendType.NCCL or backend in nccl_stand_ins:
         _kinds[group] = "nccl"  # newer releases have CUSTOM ones, too
 
 

@@ -6,7 +6,6 @@ collectives themselves go through the kernels, which use it as a ProcessGroupGlo
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -49,10 +48,6 @@ class Options(c10d.Backend.Options):
         copy.global_ranks_in_group = self.global_ranks_in_group
         copy.group_name = self.group_name
         return copy
-
-
-# What stands in the place of these classes, where ranks are threads.
-stand_ins: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def binds_to_one_device() -> bool:
