@@ -161,8 +161,14 @@ PATCHES: tuple[Row, ...] = (
         why="a group of gloo would have two backends for the same devices",
     ),
     *(
-        Patch(module, "is_nccl_available", value=lambda: True, needs="is_nccl_available", why=why)
-        for module, why in zip(_MODULES, (_WHY_NCCL,) * 2, strict=True)
+        Patch(
+            module,
+            "is_nccl_available",
+            value=lambda: True,
+            needs="is_nccl_available",
+            why=_WHY_NCCL,
+        )
+        for module in _MODULES
     ),
     *(
         Patch(module, "ProcessGroupNCCL", value=nccl.ProcessGroupNCCL, why=_WHY_NCCL)
