@@ -424,6 +424,20 @@ ASYNCHRONOUS = [
         given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
     ),
     fault(
+        "a wait for a wait that is over keeps memory from being overwritten",
+        "simgpu._simulation.asynchronous.queues:Queues._pass_waits",
+        "while passed:",
+        "for _ in range(1):",
+        given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
+    ),
+    fault(
+        "the end of what is no kernel lets no memory be overwritten",
+        "simgpu._simulation.asynchronous.queues:Queues._run",
+        "if self._early and not work.early:",
+        "if False:",
+        given_back.test_memory_is_overwritten_for_those_who_have_not_read_it,
+    ),
+    fault(
         "of many readers of memory, those that have read it are kept in mind",
         "simgpu._simulation.asynchronous.memory:Memory.used",
         "if not user.done]",

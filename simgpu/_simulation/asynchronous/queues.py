@@ -155,8 +155,6 @@ class Queues:
             key = drawing.choice(ready)
             queue = streams[key]
             self._run(queue.popleft())
-            if self._early:
-                self._run_early()
             # What is lost with its device is done, too.
             for key, queue in list(streams.items()):
                 while queue and queue[0].done:
@@ -209,6 +207,8 @@ class Queues:
         run = self._taken(work)
         if run is not None:
             run()
+        if self._early and not work.early:
+            self._run_early()
 
     def _taken(self, work: Work) -> Any:
         """What is to be done, taken from its queue."""
@@ -231,9 +231,13 @@ class Queues:
 
     def _pass_waits(self) -> None:
         """Take the waits that are over from the heads of the queues: they do nothing."""
-        for queue in self._queues.values():
-            while queue and queue[0].run is None and queue[0].missing() is None:
-                self._taken(queue[0])
+        passed = True
+        while passed:  # one may wait for another
+            passed = False
+            for queue in self._queues.values():
+                while queue and queue[0].run is None and queue[0].missing() is None:
+                    self._taken(queue[0])
+                    passed = True
 
     def clear(self) -> None:
         """Forget all work without running it."""

@@ -10,6 +10,24 @@ import simgpu
 READERS = 3  # streams beside the one that the memory belongs to
 
 readers = st.integers(0, READERS - 1)
+# How a stream waits for another one: also by one that waits for it, and by events.
+ways = st.sampled_from(["stream", "another stream", "event", "timed event", "event of another"])
+
+
+def wait(own, side, between, way):
+    """Let `own` wait for what `side` has to do, perhaps by the stream `between`."""
+    if way == "stream":
+        own.wait_stream(side)
+    elif way == "another stream":
+        between.wait_stream(side)
+        own.wait_stream(between)
+    elif way == "event of another":
+        between.wait_event(side.record_event())
+        own.wait_event(between.record_event())
+    else:
+        event = torch.simgpu.Event(enable_timing=way == "timed event")
+        event.record(side)
+        own.wait_event(event)
 
 
 class Oracle:
@@ -26,7 +44,7 @@ class Oracle:
         self.waited_for = set()  # by the stream that the memory belongs to, before it is handed out
         self.is_handed_out, self.spoilt = False, set()
 
-    def do(self, kind, stream=None):
+    def do(self, kind, stream=None, way=None):
         if kind == "allocate" and not self.kept_for:
             self.is_handed_out = True
         elif kind == "wait" and not self.is_handed_out:
@@ -48,7 +66,9 @@ class Oracle:
     recorded=st.sets(readers, max_size=2),
     early=st.sets(readers, max_size=1),
     steps=st.lists(
-        st.tuples(st.just("allocate")) | st.tuples(st.sampled_from(("wait", "finish")), readers),
+        st.tuples(st.just("allocate"))
+        | st.tuples(st.just("wait"), readers, ways)
+        | st.tuples(st.just("finish"), readers),
         max_size=6,
     ),
 )
@@ -74,7 +94,7 @@ class Oracle:
     reads=[(0, 1), (1, 1)],
     recorded=set(),
     early=set(),
-    steps=[("wait", 1), ("allocate",), ("finish", 1)],
+    steps=[("wait", 1, "stream"), ("allocate",), ("finish", 1)],
 )
 @example(
     index=0,
@@ -82,7 +102,23 @@ class Oracle:
     reads=[(0, 1), (1, 1)],
     recorded=set(),
     early=set(),
-    steps=[("wait", 0), ("allocate",), ("wait", 1)],
+    steps=[("wait", 0, "stream"), ("allocate",), ("wait", 1, "stream")],
+)
+@example(
+    index=0,
+    older=False,
+    reads=[(0, 1), (1, 1)],
+    recorded=set(),
+    early=set(),
+    steps=[("wait", 1, "another stream"), ("allocate",), ("finish", 1)],
+)
+@example(
+    index=0,
+    older=False,
+    reads=[(0, 1), (1, 1)],
+    recorded=set(),
+    early=set(),
+    steps=[("wait", 1, "timed event"), ("allocate",), ("finish", 1)],
 )
 @example(index=1, older=True, reads=[(0, 1)], recorded=set(), early=set(), steps=[("allocate",)])
 def test_memory_is_overwritten_for_those_who_have_not_read_it(
@@ -115,7 +151,7 @@ def test_memory_is_overwritten_for_those_who_have_not_read_it(
             if step[0] == "allocate":
                 kept.append(torch.empty(4, device=device))  # which queues nothing
             elif step[0] == "wait":
-                own.wait_stream(sides[step[1]])
+                wait(own, sides[step[1]], torch.simgpu.Stream(), step[2])
             else:
                 sides[step[1]].synchronize()
         for number, side in enumerate(sides):
