@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from simgpu._counting import plural
 from simgpu._pytest import every_oom, races, schedules, skips, without
 from simgpu._pytest.choose import session_pool
 from simgpu._pytest.header import header_line
@@ -25,7 +26,7 @@ from simgpu._pytest.marker import (
     wanted_by,
 )
 from simgpu._pytest.options import add_options, check, read_options
-from simgpu._pytest.pools import Scope, plural
+from simgpu._pytest.pools import Scope
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
 from simgpu._pytest.ranks import Run, lend_ranks, tell_if_unused
 from simgpu._pytest.way_out import add_way_out

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
+from simgpu._counting import plural
+
 try:
     from hypothesis import strategies as st
 except ImportError as error:
@@ -133,7 +135,7 @@ def device_lists(
     most = len(devices) if max_size is None else max_size
     if not devices or not 0 <= min_size <= most or (most > len(devices) and not repeats):
         raise ValueError(
-            f"no list of {min_size} to {most} devices out of {len(devices)}"
+            f"no list of {min_size} to {most} out of {plural(len(devices), 'device')}"
             + ("" if repeats else " without repeats")
         )
     return _lists(devices, min_size, most, repeats)
@@ -200,7 +202,10 @@ def chunkings(batch: int, devices: int, min_size: int = 0) -> SearchStrategy[lis
     """
     spare = batch - devices * min_size
     if devices < 1 or min_size < 0 or spare < 0:
-        raise ValueError(f"{batch} rows cannot be cut into {devices} chunks of {min_size} or more")
+        raise ValueError(
+            f"{plural(batch, 'row')} cannot be cut into {plural(devices, 'chunk')} of {min_size} "
+            "or more"
+        )
 
     def sizes(cuts: list[int]) -> list[int]:
         ends = [0, *sorted(cuts), spare]

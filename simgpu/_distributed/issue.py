@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from simgpu._counting import plural
 from simgpu._distributed import placement
 from simgpu._distributed.calls import Call, called_by_autograd
 from simgpu._distributed.communicators import Communicator
@@ -136,8 +137,8 @@ def _check_peer(group: Communicator, call: Call) -> None:
     if not 0 <= call.peer < group.size:
         role = "rank" if call.kind in ("send", "recv") else "root rank"
         raise ValueError(
-            f"{call.shown}: invalid {role}: {call.peer}, the {group.size} ranks of group "
-            f"{group.name!r} are 0 to {group.size - 1}"
+            f"{call.shown}: invalid {role}: {call.peer}, group {group.name!r} has "
+            f"{plural(group.size, 'rank')}, from 0 on"
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from simgpu._counting import plural
 from simgpu._distributed.calls import Call, described
 from simgpu._distributed.communicators import Communicator, find
 from simgpu._distributed.issue import issue
@@ -142,8 +143,8 @@ def alltoall_(
     host_outs, host_ins = host_aliases(outs, group), host_aliases(ins, group)
     if len(host_outs) != group.size or len(host_ins) != group.size:
         raise ValueError(
-            f"all_to_all needs {group.size} tensors for input and output, one for each rank, got "
-            f"{len(host_ins)} and {len(host_outs)}"
+            f"all_to_all needs {plural(group.size, 'tensor')} for input and output, one for each "
+            f"rank, got {len(host_ins)} and {len(host_outs)}"
         )
     says = f"all_to_all {_dtype(host_ins[0])}" + layout([*outs, *ins])
     call = Call("all_to_all", says, host_ins, host_outs)

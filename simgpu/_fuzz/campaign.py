@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simgpu._counting import plural
 from simgpu._fuzz import report
 from simgpu._fuzz.interrupts import one_interrupt
 from simgpu._fuzz.progress import Progress
@@ -171,11 +172,11 @@ def _end(session: subprocess.Popen[bytes]) -> None:
 
 
 def _print_summary(tally: Tally, details: dict[str, Any], path: Path) -> None:
-    words = [f"{report.plural(tally.examples.total(), 'example')} in {details['seconds']:.0f} s"]
+    words = [f"{plural(tally.examples.total(), 'example')} in {details['seconds']:.0f} s"]
     if tally.combinations:
-        combinations = report.plural(len(tally.combinations), "combination")
+        combinations = plural(len(tally.combinations), "combination")
         words.append(f"{combinations} of batch and devices")
-    words.append(report.plural(len(tally.failures), "failure"))
+    words.append(plural(len(tally.failures), "failure"))
     print(f"\n{', '.join(words)}; report: {path}")
     for failure in report.as_json(tally, details)["failures"]:
         print(f"\n{failure['property']}: {failure['error']} at {failure['location']}")

@@ -7,7 +7,7 @@ import sys
 
 from tqdm import tqdm
 
-from simgpu._fuzz.report import plural
+from simgpu._counting import plural
 from simgpu._fuzz.tally import Tally
 
 EVERY = 10.0  # seconds between two lines where no terminal is

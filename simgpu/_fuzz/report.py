@@ -14,13 +14,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from simgpu._counting import plural
 from simgpu._fuzz.heat_map import WIDEST, heat_map, never_tried
 from simgpu._fuzz.tally import Failure, Tally
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """ "1 failure", "2 failures"."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
 
 
 def replay_command(failure: Failure, run: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simgpu._counting import check_one_for_each_device
+
 Names = str | Sequence[str] | None  # of the model of all devices, or one for each
 
 
@@ -134,9 +136,5 @@ def models_of(count: int, names: Names) -> list[Model]:
         return [find(names)] * count
     if isinstance(names, (bytes, bytearray)) or not isinstance(names, Sequence):
         raise TypeError(f"model must be the name of a GPU or one name per device, got {names!r}")
-    if len(names) != count:
-        raise ValueError(
-            f"model={list(names)!r} has {len(names)} entries for {count} devices: say one for all "
-            "of them, or as many as there are devices"
-        )
+    check_one_for_each_device("model", names, count)
     return [find(name) for name in names]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from simgpu._counting import plural
 from simgpu._pytest import pools
 from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker, group_of
 from simgpu._pytest.options import DeviceOptions, read_options
-from simgpu._pytest.pools import CudaPool, Pool, plural
+from simgpu._pytest.pools import CudaPool, Pool
 from simgpu._pytest.simulated_pool import SimulatedPool
 from simgpu._pytest.threads import use_one_thread
 from simgpu._startup import variables

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from simgpu._counting import plural
 from simgpu._pytest import skips
 from simgpu._pytest.choose import simulated_pool
 from simgpu._pytest.marker import call_of, is_ours, tell_wrong
 from simgpu._pytest.options import read_options
-from simgpu._pytest.pools import plural
 
 DESCRIPTION = (
     "ranks(count): the fixture `ranks` runs a function on `count` ranks of torch.distributed, "

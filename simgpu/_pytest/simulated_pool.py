@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from simgpu._counting import plural
 from simgpu._models.gpus import models_of
-from simgpu._pytest.pools import SCOPES, Scope, fixture_name, plural
+from simgpu._pytest.pools import SCOPES, Scope, fixture_name
 from simgpu._runtime.rngs import RNGS
 
 if TYPE_CHECKING:

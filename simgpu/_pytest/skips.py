@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from simgpu._pytest.pools import plural
+from simgpu._counting import plural
 
 _PROPERTY = "devices wanted"
 

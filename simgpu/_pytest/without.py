@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from simgpu._counting import plural
 from simgpu._pytest.marker import is_ours, tell_wrong
 from simgpu._pytest.options import DeviceOptions, read_options
-from simgpu._pytest.pools import plural
 
 # By option, what `DeviceOptions` has where it is not given.
 _NOT_GIVEN: dict[str, dict[str, Any]] = {

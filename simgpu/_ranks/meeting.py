@@ -61,11 +61,12 @@ class Meetings:
         call, (_, name, ranks) = pending.call, group
         here = sorted(ranks[member] for member in callers)
         others = sorted({ranks[member] for member in wanted} - {*here}) or here
+        have = "has" if len(others) == 1 else "have"
         missing = {"send": "its recv", "recv": "its send"}.get(call.kind, "it")
         raise CollectiveMismatchError(
             f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
-            f"ranks {here} alone: ranks {others} have ended without {missing}, and nobody has "
-            "waited for it"
+            f"{agreement.named(here)} alone: {agreement.named(others)} {have} ended without "
+            f"{missing}, and nobody has waited for it"
         )
 
 

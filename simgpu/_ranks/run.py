@@ -13,6 +13,7 @@ from torch import distributed
 
 from simgpu import _naming
 from simgpu._backend.devices import Memory
+from simgpu._counting import plural
 from simgpu._cuda import as_cuda
 from simgpu._distributed import communicators
 from simgpu._distributed.communicators import threads
@@ -112,8 +113,8 @@ def ranks(
             _check_devices(backend, memory=memory, model=model, rng=rng)
         if world.device_count() < count:
             raise ValueError(
-                f"{count} ranks need {count} devices, one each, and there are "
-                f"{world.device_count()}: make more, or ask for fewer ranks"
+                f"{count} ranks need {count} devices, one each, and the block around them has "
+                f"{plural(world.device_count(), 'device')}: make more, or ask for fewer ranks"
             )
         patches = Patches()
         ends.callback(patches.undo)

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
+from simgpu._counting import plural
 from simgpu._patches import Patch, Row
 from simgpu._ranks import thread_groups
 from simgpu._ranks.turns import Turns
@@ -84,7 +85,9 @@ class TCPStore(_PrefixStore):  # type: ignore[misc]
             return sum(often >= times for often in came) >= wanted
 
         place.turns.wait(
-            place.rank, ready, f"{wanted} ranks at the store tcp://{self.host}:{self.port}"
+            place.rank,
+            ready,
+            f"{plural(wanted, 'rank')} at the store tcp://{self.host}:{self.port}",
         )
 
 

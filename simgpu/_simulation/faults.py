@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from simgpu._counting import plural
 from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import clock, instruments, world
 from simgpu._runtime.instruments import Instrument, Launch, Record, hooks
@@ -215,8 +216,9 @@ def _index(name: str, device: DeviceLike) -> int:
     index = world.resolve(device)
     if not 0 <= index < world.device_count():
         raise ValueError(
-            f"{name} names device {device!r}, and there are {world.device_count()} simulated "
-            "devices: enter simgpu.devices before simgpu.faults"
+            f"{name} names device {device!r}, out of "
+            f"{plural(world.device_count(), 'simulated device')}: enter simgpu.devices before "
+            "simgpu.faults"
         )
     return index
 

@@ -7,7 +7,7 @@ import os
 from simgpu._backend import install
 from simgpu._models.gpus import models_of
 from simgpu._runtime import world
-from simgpu._runtime.capacities import capacities
+from simgpu._runtime.capacities import process_capacities
 from simgpu._startup import variables
 
 
@@ -26,7 +26,7 @@ def start_process_devices() -> None:
         return
     memory = variables.device_memory()
     with variables.told_by(variables.MEMORY):
-        sizes = None if memory is None else capacities(count, memory)
+        sizes = None if memory is None else process_capacities(count, memory)
     model = variables.device_model()
     with variables.told_by(variables.MODEL):
         models = None if model is None else models_of(count, model)

@@ -11,6 +11,7 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
+from simgpu._distributed import agreement
 from simgpu._simulation.schedules import baton
 from simgpu.errors import CollectiveMismatchError, RankLostError
 from tests.support.worlds import few, schedules
@@ -111,7 +112,9 @@ def test_a_call_that_others_leave_out_is_told_if_nobody_waits(count, data, seed)
     with pytest.raises(CollectiveMismatchError) as caught:
         simgpu.ranks(count, go, schedule=seed)
     text = str(caught.value)
-    assert f"was called by ranks {sorted(callers)} alone: ranks {missing} have ended" in text
+    have = "has" if len(missing) == 1 else "have"
+    who, others = agreement.named(sorted(callers)), agreement.named(missing)
+    assert f"was called by {who} alone: {others} {have} ended" in text
     assert f"all_reduce float32 (3,) SUM at {__file__}:" in text
 
 
@@ -147,7 +150,7 @@ def test_a_message_without_its_other_side_is_told_if_nobody_waits(count, data, s
         for (source, target), ahead in left
     ]
     endings = [
-        f"was called by ranks {[pair[ahead < 0]]} alone: ranks {[pair[ahead > 0]]} have ended "
+        f"was called by rank {pair[ahead < 0]} alone: rank {pair[ahead > 0]} has ended "
         f"without its {'recv' if ahead > 0 else 'send'}, and nobody has waited for it"
         for pair, ahead in left
     ]

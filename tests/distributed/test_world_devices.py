@@ -80,7 +80,7 @@ def test_devices_that_a_world_cannot_have_are_told(block, named, error, text):
     ("call", "text"),
     [
         (lambda x: dist.broadcast(x, src=5), "broadcast float32 (1,) from 5: invalid root rank: 5"),
-        (lambda x: dist.reduce(x, dst=2), "invalid root rank: 2, the 2 ranks of group '0' are 0"),
+        (lambda x: dist.reduce(x, dst=2), "invalid root rank: 2, group '0' has 2 ranks, from 0"),
         (lambda x: dist.scatter(x, src=2), "invalid root rank: 2"),
         (lambda x: dist.send(x, dst=2), "invalid rank: 2"),
     ],

@@ -233,6 +233,27 @@ RUNTIME = [
         raises=ValueError,
     ),
     fault(
+        "a process may have devices without memory",
+        "simgpu._runtime.capacities:process_capacities",
+        "if not all(sizes):",
+        "if not any(sizes):",
+        statistics.test_a_process_has_no_device_without_memory,
+    ),
+    fault(
+        "memory below 0 is memory",
+        "simgpu._runtime.capacities:_bytes",
+        "if match[1]:",
+        "if False:",
+        partial(statistics.test_memory_below_0_is_refused, memory="-1GiB"),
+    ),
+    fault(
+        "a message counts one as several",
+        "simgpu._counting:plural",
+        "if count == 1",
+        "if False",
+        statistics.test_a_list_of_another_length_is_refused_in_right_words,
+    ),
+    fault(
         "the garbage collector may run while frames are asked for",
         "simgpu._runtime.frames:current_frames",
         "gc.disable()",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._runtime import world
-from simgpu._runtime.capacities import capacities
+from simgpu._runtime.capacities import capacities, process_capacities
 
 CAPACITY = 8 * 512
 
@@ -186,10 +186,38 @@ def test_memory_is_what_its_text_says(halves, unit, blank):
     assert capacities(2, [text, "1KiB"]) == [halves * UNITS[unit] // 2, 1024]
 
 
-@pytest.mark.parametrize("memory", ["", "much", "GiB", "1e3", "-1", "1 gib", "1KiB2", -1, -512])
+@pytest.mark.parametrize("memory", ["", "much", "GiB", "1e3", "1 gib", "1KiB2"])
 def test_memory_that_is_no_amount_is_refused(memory):
-    with pytest.raises(ValueError, match=r"memory=.* must (be a number of bytes|not be negative)"):
+    with pytest.raises(ValueError, match=r"memory=.* must be a number of bytes .* such as '16GiB'"):
         capacities(2, [memory, 0])
+
+
+@pytest.mark.parametrize("memory", ["-1", "-1GiB", " -2.5 KiB", -1, -512])
+def test_memory_below_0_is_refused(memory):
+    text = rf"memory={memory!r} must not be negative: .* such as '16GiB'"
+    with pytest.raises(ValueError, match=text):
+        capacities(2, [memory, 0])
+
+
+@given(st.lists(st.sampled_from(["1KiB", "0", "0B", "0.0GiB", "0.5B"]), min_size=1, max_size=3))
+def test_a_process_has_no_device_without_memory(sizes):
+    empty = [size for size in sizes if size != "1KiB"]  # half a byte is none
+    if not empty:
+        assert process_capacities(len(sizes), sizes) == [1024] * len(sizes)
+        return
+    with pytest.raises(ValueError, match=r"can put nothing: say what each has, such as '16GiB'"):
+        process_capacities(len(sizes), sizes)
+
+
+@given(st.lists(st.just("1KiB"), min_size=0, max_size=3), st.integers(1, 3))
+def test_a_list_of_another_length_is_refused_in_right_words(sizes, count):
+    if len(sizes) == count:
+        assert capacities(count, sizes) == [1024] * count
+        return
+    entries = "1 entry" if len(sizes) == 1 else f"{len(sizes)} entries"
+    devices = "1 device:" if count == 1 else f"{count} devices:"
+    with pytest.raises(ValueError, match=f"has {entries} for {devices}"):
+        capacities(count, sizes)
 
 
 def test_a_storage_asks_for_room_before_the_host_is_asked_for_memory(simulated):

@@ -73,7 +73,7 @@ def test_a_model_that_is_no_name_is_refused(model):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_list_of_another_length_is_refused(count):
-    with pytest.raises(ValueError, match=f"has 2 entries for {count} devices"):
+    with pytest.raises(ValueError, match=f"has 2 entries for {count} device{'s' * (count > 1)}:"):
         simgpu.enable(count, model=["A100", "T4"])
 
 

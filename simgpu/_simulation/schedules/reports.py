@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from simgpu._counting import plural
 from simgpu._runtime.frames import current_frames
 from simgpu._simulation.schedules.tasks import Task
 
@@ -38,8 +39,8 @@ def of_deadlock(tasks: Sequence[Task]) -> str:
     others = _outsiders(tasks)
     if others:
         head += (
-            f" ({len(others)} threads of the process are from before the schedule or from "
-            "elsewhere; none of them moves, and what they would do is not controlled)"
+            f" (of the process, {plural(len(others), 'thread')} from before the schedule or from "
+            "elsewhere: none moves, and what such a thread would do is not controlled)"
         )
     return "\n".join([head, *map(line_of, tasks)])
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from simgpu._counting import plural
 from simgpu._models.gpus import Model
 from simgpu._simulation.timing.topology import HOST, NETWORK, Link, Topology
 
@@ -66,8 +67,8 @@ def _machines(
     """Machines of `size` GPUs: NVLinks where they have them, and a PCIe switch for two each."""
     if len(models) > count * size:
         raise ValueError(
-            f"topology={name!r} has {count * size} devices, and there are {len(models)} simulated "
-            "ones: make fewer, or take a larger topology"
+            f"topology={name!r} has {plural(count * size, 'device')}, and there are {len(models)} "
+            "simulated ones: make fewer, or take a larger topology"
         )
     links: list[Link] = []
     for machine in range(count):

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from simgpu._counting import plural
 from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._simulation.timing.critical_path import Step
 from simgpu._simulation.timing.timelines import Span, Timelines
@@ -88,17 +89,13 @@ def _path_lines(path: Sequence[Step], seconds: float) -> list[str]:
         what = {"launch": "launching, ", "kernel": "", "copy": "", "collective": ""}[kind]
         most = longest[kind, place][1]
         ops = f", most in {most}" if most else ""
-        times = "" if kind == "launch" else f" ({count} {_plural(kind, count)}{ops})"
+        many = {"copy": "copies"}.get(kind, "")
+        times = "" if kind == "launch" else f" ({plural(count, kind, many)}{ops})"
         where = place
         if kind == "kernel":
             where = visible_text(place.replace("device ", f"{DEVICE_TYPE}:"))
         lines.append(f"  {duration(total) + _percent(total, seconds):>18}  {what}{where}{times}")
     return lines
-
-
-def _plural(kind: str, count: int) -> str:
-    several = {"copy": "copies"}.get(kind, f"{kind}s")
-    return kind if count == 1 else several
 
 
 def _percent(part: float, whole: float) -> str:

@@ -103,7 +103,7 @@ def test_an_estimate_is_called_one_and_counts_steps(simulated):
     ("arguments", "words"),
     [
         ({"model": "A1000"}, "there are K80, P100, V100"),
-        ({"model": ["A100"]}, "has 1 entries for 8 devices"),
+        ({"model": ["A100"]}, "has 1 entry for 8 devices"),
         ({}, "name one of K80"),
         ({"model": "A100", "topology": "ring"}, "there are pcie, nvlink"),
         ({"model": "A100", "host_cost": -1.0}, "from 0 on"),
