@@ -32,9 +32,8 @@ def start_process_devices() -> None:
         models = None if model is None else models_of(count, model)
     rng = variables.device_rng()
     install.install()
-    world.enter(
-        count, sizes, models, rng
-    ).more = f"; {variables.COUNT}, or --devices of `simgpu run`, says how many"
+    entered = world.enter(count, sizes, models, rng)
+    entered.more = f"; {variables.COUNT}, or --devices of `simgpu run`, says how many"
     if os.environ.get(variables.AS_CUDA):
         from simgpu._cuda import as_cuda
 

@@ -13,7 +13,8 @@ import re
 import pytest
 import torch
 
-from simgpu._runtime import clock
+from simgpu._runtime import clock, instruments
+from simgpu._runtime.instruments import hooks
 from simgpu._simulation.lost_devices import find_devices
 from tests import dataparallel
 from tests.planted_faults.faults import FAULTS
@@ -74,6 +75,7 @@ def run_on(test, arguments, examples=None, seen=None):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_property_catches_it(arguments_of, fault, record_property):
     seen, time, environment = [], clock._clock, dict(os.environ)
+    executor = hooks.executor
     record_property("planted fault", fault.name)
     try:
         arguments = arguments_of(fault.caught_by)
@@ -84,6 +86,8 @@ def test_the_property_catches_it(arguments_of, fault, record_property):
         # What a fault may have left behind, which is no business of the next test's.
         torch._C._set_multithreading_enabled(True)
         clock._clock = time
+        while hooks.executor not in (executor, None):
+            instruments.remove(hooks.executor)
         os.environ.clear()
         os.environ.update(environment)
         find_devices()

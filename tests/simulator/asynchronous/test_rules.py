@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import instruments
 from simgpu.errors import DeviceLostError
 
 NAN = "[nan, nan, nan]"
@@ -248,12 +247,11 @@ def test_blocks_nest_with_counts_of_their_own(simulated, seeds, launches):
 def test_blocks_may_end_in_any_order(simulated, seeds, ends):
     """As those of threads do, or of ranks that take turns; the one begun last counts and draws."""
     with contextlib.ExitStack() as every:
-        queued = []
-        # Where a block that has ended stays in force, it is not in force for the next test.
-        every.callback(lambda: [instruments.remove(each) for each in queued])
         blocks = [every.enter_context(contextlib.ExitStack()) for _ in seeds]
-        for block, seed in zip(blocks, seeds, strict=True):
-            queued.append(block.enter_context(simgpu.asynchronous(seed)))
+        queued = [
+            block.enter_context(simgpu.asynchronous(seed))
+            for block, seed in zip(blocks, seeds, strict=True)
+        ]
         x, still_open = torch.ones(2, device="simgpu:0"), [0, 1, 2]
         for number in ends:
             counts = [each.deferred for each in queued]
