@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._runtime import instruments
-from simgpu.errors import CaptureError
+from simgpu.errors import CaptureError, DeviceMismatchError
 from tests.support.plant import Edit, run
 
 
@@ -83,8 +83,11 @@ def test_only_external_events_measure_within_a_graph(cuda, external):
         x.mul_(2)
         end.record()
     if not external:
-        with pytest.raises(CaptureError, match="event last recorded in a capturing stream"):
-            begin.elapsed_time(end)
+        outside = torch.cuda.Event(enable_timing=True)
+        outside.record()
+        for pair in ((begin, end), (begin, outside), (outside, end)):
+            with pytest.raises(CaptureError, match="event last recorded in a capturing stream"):
+                pair[0].elapsed_time(pair[1])
         return
     with pytest.raises(CaptureError, match="invalid resource handle"):
         begin.elapsed_time(end)
@@ -161,6 +164,20 @@ def test_a_stream_of_a_device_whose_current_one_is_not_captured_records_no_node(
     assert logged([event], graph.replay) == ["mul_.Scalar"]
 
 
+@given(index=st.integers(1, 3))
+def test_a_replay_records_on_the_device_that_the_capture_recorded_on(cuda, index):
+    x, joined = torch.ones(3, device="cuda:0"), torch.cuda.Stream(f"cuda:{index}")
+    event, graph = torch.cuda.Event(external=True), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.mul_(1)
+        joined.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(joined):
+            event.record()
+        torch.cuda.current_stream().wait_stream(joined)
+    assert logged([event], graph.replay) == ["mul_.Scalar", ("records", 0)]
+    assert event.device.index == index
+
+
 # What would be wrong, and the property that notices.
 FAULTS = {
     "an external event is recorded in the capture, and never again": (
@@ -185,6 +202,14 @@ FAULTS = {
         ),
         test_each_replay_does_what_the_program_would,
     ),
+    "a replay records on the current device": (
+        Edit(
+            "simgpu._memory.graphs:Graph.replay",
+            "current_stream(work.device_index)",
+            "current_stream()",
+        ),
+        test_a_replay_records_on_the_device_that_the_capture_recorded_on,
+    ),
     "a stream that is not captured records a node": (
         Edit("simgpu._runtime.events:Event._is_node", "if not is_captured(on):", "if False:"),
         test_what_a_wait_does_in_a_capture_depends_on_the_current_stream,
@@ -200,8 +225,11 @@ FAULTS = {
 }
 
 
+NOTICED = AssertionError, CaptureError, DeviceMismatchError, pytest.fail.Exception
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(cuda, name):
     edit, test = FAULTS[name]
-    with edit.planted(), pytest.raises((AssertionError, CaptureError, pytest.fail.Exception)):
+    with edit.planted(), pytest.raises(NOTICED):
         run(test, cuda=cuda)

@@ -103,3 +103,4 @@ def test_a_hash_is_of_all_the_memory_under_a_tensor(count, data):
     first = data.draw(st.integers(0, count - 1))
     part = whole[first : data.draw(st.integers(first + 1, count))]
     assert hashes.of_tensors([part]) == hashes.of_tensors([whole])
+    assert hashes.of_tensors([whole[first:first]]) == 0  # as in PyTorch: it has no elements

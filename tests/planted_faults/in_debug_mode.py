@@ -37,6 +37,13 @@ DEBUG_MODE = [
         with_devices(debug.test_a_hash_is_of_the_bytes_whatever_the_device),
     ),
     fault(
+        "a tensor without elements has the hash of the memory under it",
+        HASHES,
+        "tensor.numel() and",
+        "",
+        with_devices(debug.test_a_hash_is_of_all_the_memory_under_a_tensor),
+    ),
+    fault(
         "the hash is of the part of the memory that the tensor is",
         HASHES,
         "held.cpu()",

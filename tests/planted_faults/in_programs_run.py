@@ -106,6 +106,20 @@ PROGRAMS_RUN = [
         codings,
     ),
     fault(
+        "a program that was read is not there for other numbers of devices",
+        "simgpu._cli.run:_clock",
+        "report, again, program.source)",
+        "report, again)",
+        words,
+    ),
+    fault(
+        "a script is run as code with other numbers of devices",
+        "simgpu._cli.run:_clock",
+        '.get(program.kind, "--")',
+        '.get(program.kind, "-c")',
+        words,
+    ),
+    fault(
         "argparse looks for options among the words of a program",
         "simgpu._cli.program_words:cut",
         "return own, rest",

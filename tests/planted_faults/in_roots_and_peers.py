@@ -40,6 +40,13 @@ ROOTS_AND_PEERS = [
         tags.test_ranks_that_are_processes_pair_messages_by_tag,
     ),
     fault(
+        "the clock pairs messages of all tags",
+        "simgpu._simulation.timing.groups:_key",
+        "about.tag, ",
+        "",
+        tags.test_the_clock_pairs_messages_by_tag,
+    ),
+    fault(
         "what a rank sends to itself has no tag",
         "simgpu._distributed.letters:Letters._with",
         "setdefault(tag,",

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from tests.cuda import test_external_events as external
 from tests.cuda import test_graph_captures as captures
 from tests.cuda import test_scripting as scripting
 from tests.devices.computing import test_mixing_devices as rules
@@ -27,6 +28,14 @@ SIMULATOR = [
         "if self._captured:",
         "if False:",
         captures.test_nobody_waits_for_a_mark_in_a_graph,
+    ),
+    fault(
+        "the time to an event in a graph is a number",
+        "simgpu._runtime.events:Event.elapsed_time",
+        "end_event._refuse_captured()",
+        "pass",
+        partial(external.test_only_external_events_measure_within_a_graph, external=False),
+        raises=BaseException,
     ),
     fault(
         "an event that was once in a graph stays there",

@@ -94,6 +94,25 @@ WORLDS_OF_RANKS = [
         raises=BaseException,
     ),
     fault(
+        "of messages that nobody takes the last one is named",
+        "simgpu._ranks.meeting:Meetings.check_end",
+        "waiting[0].call.number, waiting[0],",
+        "waiting[-1].call.number, waiting[-1],",
+        ends.test_a_message_without_its_other_side_is_told_if_nobody_waits,
+    ),
+    fault(
+        "a message of a group that was aborted is told of",
+        "simgpu._ranks.meeting:Meetings.check_end",
+        "if waiting and group not in self.aborted:",
+        "if waiting:",
+        partial(
+            ends.test_a_call_of_a_group_that_was_aborted_waits_for_nobody,
+            backend="nccl",
+            name="isend",
+        ),
+        raises=BaseException,
+    ),
+    fault(
         "a message that nobody takes is told of nowhere",
         "simgpu._ranks.meeting:Meetings.check_end",
         "if waiting and",

@@ -80,12 +80,12 @@ def test_a_program_prints_what_it_prints_under_python(python, programs, way):
     assert "late 3" in done.stdout
 
 
-def test_a_folder_is_where_its_modules_are_also_where_no_path_is_safe(python, programs):
-    words = ["folder", {"cwd": programs, "PYTHONSAFEPATH": "1"}]
-    plain = python(words[0], **words[1])
-    done = python("-m", "simgpu", "run", words[0], **words[1])
-    assert done.returncode == plain.returncode == 0, done.stderr
-    assert done.stdout == plain.stdout
+@pytest.mark.parametrize("way", ["folder", "p.py"])
+def test_with_a_safe_path_no_more_is_found_than_under_python(python, programs, way):
+    """What is in the folder that is run, and not what is beside the script."""
+    given = {"cwd": programs, "PYTHONSAFEPATH": "1"}
+    plain, done = python(way, **given), python("-m", "simgpu", "run", way, **given)
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout), done.stderr
 
 
 @pytest.fixture
