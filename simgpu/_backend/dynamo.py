@@ -57,7 +57,7 @@ def skip_own_frames() -> None:
         return
     for name in _GRAPH_BREAKS:  # the mark that `torch.compiler.disable` leaves
         getattr(device_module, name)._torchdynamo_disable = True
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if _is_ours(name) and name not in _marked_modules:
             _marked_modules.add(name)
             calls_none = name.startswith(_WATCHING) and not name.startswith(_CALLING)

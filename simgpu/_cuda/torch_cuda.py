@@ -71,7 +71,8 @@ def _replace_copies(patches: Patches) -> None:
         for owner, stock, value in patches.replaced
         if isinstance(owner, ModuleType) and _is_torch_cuda(owner.__name__)
     }
-    for path, module in list(sys.modules.items()):
+    # A copy is made at once: a list of its items may take a collection of garbage, and an import.
+    for path, module in sys.modules.copy().items():
         if _is_torch_cuda(path):
             for name, value in list(vars(module).items()):
                 if callable(value) and id(value) in replaced and replaced[id(value)] is not value:

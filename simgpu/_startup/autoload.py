@@ -31,7 +31,8 @@ def _start() -> None:
     `import simgpu.errors` imports torch first, and so gets here. Such a module is imported as a
     second one, which then is the only one: an import returns what stands in `sys.modules`.
     """
-    unfinished = {name: module for name, module in sys.modules.items() if _is_unfinished(module)}
+    modules = sys.modules.copy()  # other threads import, too
+    unfinished = {name: module for name, module in modules.items() if _is_unfinished(module)}
     for name in unfinished:
         del sys.modules[name]
     try:

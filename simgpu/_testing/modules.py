@@ -29,7 +29,7 @@ def load_module(beside: str, path: str) -> ModuleType:
 
 def _load(root: Path, path: Path) -> ModuleType:
     file = root / path
-    for module in list(sys.modules.values()):
+    for module in sys.modules.copy().values():
         known = getattr(module, "__file__", None)
         if isinstance(known, str) and known.endswith(path.name) and Path(known).resolve() == file:
             return module
