@@ -12,8 +12,6 @@ import simgpu
 from simgpu._distributed import gloo
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending
-from simgpu._runtime.instruments import Collective
-from simgpu._simulation.timing import groups
 from simgpu.errors import SimGPUError
 from tests.support.threads import together
 from tests.support.worlds import few, schedules
@@ -94,22 +92,6 @@ def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
 
     expected = [[float(number)] * 2 for number in paired(sent, asked)]
     assert together(2, run) == ([expected, []] if itself else [[], expected])
-
-
-places = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1), st.integers(1, 2))
-
-
-@given(one=places, other=places, sends=st.tuples(st.booleans(), st.booleans()))
-def test_the_clock_pairs_messages_by_tag(one, other, sends):
-    """Each is source, target, tag and number; either side of it may come first."""
-
-    def about(message, sends):
-        source, target, tag, number = message
-        rank, peer = (source, target) if sends else (target, source)
-        return Collective("0", number, (0, 1), "", "", rank, peer, tag, sends)
-
-    first, second = map(about, (one, other), sends)
-    assert (groups._key(first) == groups._key(second)) == (one == other)
 
 
 def test_a_tag_below_0_is_refused_where_tags_are_looked_at():

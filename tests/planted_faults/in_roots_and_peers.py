@@ -15,6 +15,7 @@ from tests.distributed import test_sharded as sharded
 from tests.distributed import test_tags as tags
 from tests.distributed import test_transport as transport
 from tests.distributed import test_works as works
+from tests.simulator.timing import test_collectives as timed
 from tests.support.plant import fault
 
 ROOTS_AND_PEERS = [
@@ -44,7 +45,7 @@ ROOTS_AND_PEERS = [
         "simgpu._simulation.timing.groups:_key",
         "about.tag, ",
         "",
-        tags.test_the_clock_pairs_messages_by_tag,
+        timed.test_the_clock_pairs_messages_by_tag,
     ),
     fault(
         "what a rank sends to itself has no tag",

@@ -10,6 +10,7 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import simgpu
+from simgpu._simulation.timing import groups
 from simgpu._simulation.timing.collectives import ring, tree
 
 HOP, BANDWIDTH, GAP = 3.4e-6, 300e9, 2e-6
@@ -184,3 +185,19 @@ def test_sums_of_gradients_hold_up_no_kernel_of_the_backward_pass(
     )
     assert len(one) > 4 * layers
     assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+places = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1), st.integers(1, 2))
+
+
+@given(one=places, other=places, sends=st.tuples(st.booleans(), st.booleans()))
+def test_the_clock_pairs_messages_by_tag(one, other, sends):
+    """Each is source, target, tag and number; either side of it may come first."""
+
+    def about(message, sends):
+        source, target, tag, number = message
+        rank, peer = (source, target) if sends else (target, source)
+        return groups.Collective("0", number, (0, 1), "", "", rank, peer, tag, sends)
+
+    first, second = map(about, (one, other), sends)
+    assert (groups._key(first) == groups._key(second)) == (one == other)
