@@ -14,6 +14,7 @@ from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_models as gpus
 from tests.simulator import test_raw_operators as raw
 from tests.simulator import test_reducer_timers as timers
+from tests.simulator import test_script_executors as executors
 from tests.simulator import test_stream_blocks as stream_blocks
 from tests.simulator import test_virtual_tables as tables
 from tests.simulator import test_without_block as without_block
@@ -29,6 +30,13 @@ HISTORY = statistics.test_the_statistics_are_those_of_the_history
 RANDOM = current.test_random_states_are_those_of_the_device_that_is_told
 
 BACKEND = [
+    fault(
+        "TorchScript says that it had its default executor",
+        "simgpu._backend.torch_patches.script_executors:set_profiling_executor",
+        "return before",
+        "return True",
+        executors.test_the_executor_before_is_told,
+    ),
     fault(
         "a release that lacks a function of the guard is not known",
         "simgpu._native.guard_answers:_places",

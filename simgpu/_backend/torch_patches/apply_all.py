@@ -14,6 +14,7 @@ from simgpu._backend.torch_patches import (
     generators,
     pickling,
     process_groups,
+    script_executors,
     serialization,
     storage_methods,
     stream_types,
@@ -28,6 +29,7 @@ from simgpu._patches import Patches
 FILES: tuple[ModuleType, ...] = (
     autocast,
     autograd,
+    script_executors,
     tensor_data,
     accelerator,
     collectives,
