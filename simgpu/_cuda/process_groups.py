@@ -145,11 +145,6 @@ def _has_nccl() -> bool:
 _GROUP = "torch._C._distributed_c10d.ProcessGroup"
 _REDUCER = "torch._C._distributed_c10d.Reducer"
 _MODULES = ("torch.distributed.distributed_c10d", "torch.distributed")
-# Other backends of NCCL that newer releases have, and what makes them, also in a CPU build.
-_NEWER = {
-    "ProcessGroupNCCL2": "_create_nccl2_process_group",
-    "ProcessGroupNCCLLazy": "_create_nccl_lazy_process_group",
-}
 _WHY_DEVICE = "a program says cuda, C++ knows the backend of simgpu"
 _WHY_BUCKETS = "it sends buckets of low precision that it has not filled"
 _WHY_NCCL = "a CPU build has no NCCL, and one with it would look for GPUs"
@@ -183,7 +178,7 @@ PATCHES: tuple[Row, ...] = (
             why=_WHY_NCCL,
         )
         for module in (*_MODULES, "torch._C._distributed_c10d")
-        for name, maker in _NEWER.items()
+        for name, maker in nccl.NEWER.items()
     ),
     Patch(
         "torch.distributed.distributed_c10d",

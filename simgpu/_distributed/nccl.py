@@ -17,6 +17,11 @@ from torch.distributed import distributed_c10d
 from simgpu._distributed import nan_check
 
 VERSION = (2, 27, 5)  # of NCCL, where a program asks
+# Other classes for NCCL that newer releases have, and what makes them, also in a CPU build.
+NEWER = {
+    "ProcessGroupNCCL2": "_create_nccl2_process_group",
+    "ProcessGroupNCCLLazy": "_create_nccl_lazy_process_group",
+}
 
 
 class NCCLConfig:
@@ -56,7 +61,7 @@ def binds_to_one_device() -> bool:
     It is device LOCAL_RANK, or else that of the rank's number, whatever device is the current one.
     """
     made_by = getattr(distributed_c10d.Backend._plugins.get("NCCL"), "creator_fn", None)
-    binding = getattr(distributed_c10d, "_create_nccl2_process_group", None)
+    binding = getattr(distributed_c10d, NEWER["ProcessGroupNCCL2"], None)
     return made_by is not None and made_by is binding
 
 

@@ -41,11 +41,11 @@ def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
         rank, size = list(ranks).index(self.rank()), len(ranks)
         store = c10d.PrefixStore(f"{point}/", self.get_group_store())
         part = c10d.ProcessGroup(store, rank, size)
-        kind = _TYPES.NCCL if communicators.find(self).kind == "nccl" else _TYPES.CUSTOM
+        kind = _TYPES.NCCL if communicators.find(self).kind == "nccl" else _TYPES.GLOO
         wanted = {device.type for device in device_types or self._device_types}
         for device in self._device_types:
             if device.type in wanted:
-                of_device = _TYPES.CUSTOM if device.type == "cpu" else kind
+                of_device = _TYPES.GLOO if device.type == "cpu" else kind
                 backend = _FakeProcessGroup._create_internal(rank, size)
                 part._register_backend(device, of_device, backend)
         part._set_default_backend(kind)

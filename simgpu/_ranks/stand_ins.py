@@ -78,10 +78,7 @@ _FAKE = "torch._C._distributed_c10d.FakeProcessGroup"
 PATCHES: tuple[Row, ...] = (
     *(
         Patch(module, name, wrap=_stand_in, needs=name, why=_WHY_STAND_IN)
-        for name in (
-            *("ProcessGroupGloo", "ProcessGroupNCCL"),
-            *("ProcessGroupNCCL2", "ProcessGroupNCCLLazy"),  # of newer releases
-        )
+        for name in ("ProcessGroupGloo", "ProcessGroupNCCL", *nccl.NEWER)
         for module in (_C10D, "torch.distributed")
     ),
     Patch(

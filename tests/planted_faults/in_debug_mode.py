@@ -4,18 +4,9 @@ from functools import partial
 
 from tests.distributed import test_debug_mode as debug
 from tests.support.plant import fault
+from tests.support.worlds import with_devices
 
 HASHES = "simgpu._distributed.hashes:of_tensors"
-
-
-def with_devices(test):
-    """The test, with devices around it."""
-
-    def run():
-        with debug.simgpu.as_cuda(4):
-            test()
-
-    return run
 
 
 DEBUG_MODE = [

@@ -2,17 +2,7 @@
 
 from tests.distributed import test_splits_of_groups as splits
 from tests.support.plant import fault
-
-
-def with_devices(test):
-    """The test, with devices around it."""
-
-    def run():
-        with splits.simgpu.as_cuda(4):
-            test()
-
-    return run
-
+from tests.support.worlds import with_devices
 
 SPLIT = "simgpu._ranks.splits:_split_group"
 PARTS = with_devices(splits.test_each_part_of_a_group_adds_its_own)
