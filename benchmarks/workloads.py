@@ -4,7 +4,7 @@ Each workload has up to two goals: ours / theirs (torch.nn.DataParallel on the s
 ours / floor. The floor is what every implementation has to compute: the same chunks one after the
 other on one device, joined by one torch.cat, and one backward pass. On one device it is the plain
 module. On simulated devices, which compute one after the other anyway, what is above the floor is
-all that data parallelism adds.
+all that data parallelism adds; `by_hand` says how much of that the least implementation adds too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from by_hand import ByHand
 from timing import Step
 from torch import nn
 
@@ -104,7 +105,7 @@ def step_of(model: Step, batch: torch.Tensor, grad: bool) -> Step:
 
 
 def steps_of(work: Workload, devices: Sequence[torch.device]) -> dict[str, Step]:
-    """The step of both implementations and of none."""
+    """The step of both implementations, of none, and of one that is written for just this step."""
     torch.manual_seed(0)
     used = list(devices[: work.devices])
     net = work.make().to(used[0])
@@ -119,4 +120,6 @@ def steps_of(work: Workload, devices: Sequence[torch.device]) -> dict[str, Step]
         "theirs": nn.DataParallel(net, used),
         "floor": net if len(used) == 1 else chunk_by_chunk,
     }
+    if work.grad and len(used) > 1:
+        models["by hand"] = ByHand(net, used)
     return {name: step_of(model, batch, work.grad) for name, model in models.items()}
