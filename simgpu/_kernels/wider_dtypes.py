@@ -23,12 +23,10 @@ _sum = torch.ops.aten.sum.dim_IntList._handle.redispatch_boxed
 
 _HALF = {torch.float16: torch.float32}
 _HALVES = {**_HALF, torch.bfloat16: torch.float32}
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 # Integers of as many bits, for what is only moved.
 _BITS = {
-    **dict.fromkeys(
-        (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
-        torch.uint8,
-    ),
+    **dict.fromkeys(_FLOAT8, torch.uint8),
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,
@@ -107,8 +105,10 @@ _REFUSED: dict[str, _Refused] = {
         _COMPLEX_HALVES,
     ),
 }
-# What only moves numbers. CUDA refuses these dtypes for a number that is scattered.
+# What only moves numbers.
 _MOVED = ("flip", "gather", "gather.out", "scatter.src", "scatter.src_out")
+# The same with one number, which CUDA takes for float8 only, and since a release.
+_FILLED = ("scatter.value", "scatter.value_out") if torch.__version__ >= "2.15" else ()
 
 
 def host_code(op: torch._ops.OpOverload) -> HostCode | None:
@@ -132,8 +132,11 @@ def widened(op: torch._ops.OpOverload, stock: HostCode) -> HostCode | None:
         return partial(_compute, stock, _WIDER[name], written)
     if name in _REFUSED:
         return _asking_first(stock, partial(_in_wider, stock, _REFUSED[name], written))
-    if f"{name}.{op._schema.overload_name}".removesuffix(".") in _MOVED:
+    overload = f"{name}.{op._schema.overload_name}".removesuffix(".")
+    if overload in _MOVED:
         return _asking_first(stock, partial(_in_bits, stock))
+    if overload in _FILLED:
+        return _asking_first(stock, partial(_number_in_bits, stock))
     return None
 
 
@@ -225,6 +228,21 @@ def _in_bits(
         host_args, host_kwargs = tree_map_only(Tensor, as_bits, (args, kwargs))
         result = stock(keys, *host_args, **host_kwargs)
         return result.view(narrow)
+
+
+def _number_in_bits(
+    stock: HostCode,
+    keys: torch._C.DispatchKeySet,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """`scatter` of one number: `stock` with its bits, if the tensor is of float8."""
+    *others, number = args
+    if others[0].dtype not in _FLOAT8:
+        return stock(keys, *args, **kwargs)  # which refuses
+    with torch._C.DisableTorchFunction():
+        bits = torch.tensor(number, device="cpu").to(others[0].dtype).view(torch.uint8).item()
+    return _in_bits(stock, keys, (*others, bits), kwargs)
 
 
 def _sum_of_numbers(

@@ -57,6 +57,36 @@ def test_numbers_are_moved_as_they_are(simulated, name, dtype, slots, count, dat
     assert torch.equal(got.cpu().flatten().view(torch.uint8), expected.flatten())
 
 
+FILLED = {
+    "scatter": lambda x, index, number: x.scatter(0, index, number),
+    "scatter_": lambda x, index, number: x.clone().scatter_(0, index, number),
+    "scatter, out=": lambda x, index, number: torch.scatter(
+        x, 0, index, number, out=torch.empty_like(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+@given(
+    dtype=st.sampled_from(NARROW[:4]),
+    index=st.lists(st.integers(0, 4), max_size=4),
+    number=st.floats(-500, 500) | st.integers(-500, 500) | st.booleans(),
+)
+def test_float8_takes_a_number_since_a_release(simulated, name, dtype, index, number):
+    """As on CUDA: rounded as every number is that becomes float8, or refused."""
+    place = simulated[1]
+    x, where = torch.arange(5.0), torch.tensor(index, dtype=torch.int64)
+    expected = x.scatter(0, where, float(number)).to(dtype).view(torch.uint8)
+    narrow = x.to(dtype).to(place)
+    if torch.__version__ < "2.15" and index:
+        with pytest.raises(NotImplementedError, match="not implemented for 'Float8"):
+            FILLED[name](narrow, where.to(place), number)
+        return
+    got = FILLED[name](narrow, where.to(place), number)
+    assert (got.device, got.dtype) == (place, dtype)
+    assert torch.equal(got.cpu().view(torch.uint8), expected)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @given(dtype=HALVES, seed=st.integers(0, 99), size=st.integers(1, 4))
 def test_halves_are_multiplied_where_a_sparse_tensor_has_numbers(simulated, dtype, seed, size):
