@@ -72,7 +72,8 @@ def _profiler_of_host(stock: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == _CUDA:
             warnings.warn(
-                "simulated devices have no clock: the profiler shows the host's times alone",
+                "the profiler shows the host's times alone: those of simulated devices are in "
+                "simgpu.trace()",
                 stacklevel=2,
             )
             kwargs |= {"use_device": None, "use_cpu": True}
