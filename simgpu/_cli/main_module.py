@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import linecache
 import os
 import sys
 import types
@@ -73,6 +74,9 @@ def run_module(name: str) -> None:
 
 def run_text(text: str) -> None:
     """Run Python of which there is no file."""
+    if sys.version_info >= (3, 13):  # whose tracebacks show its lines
+        lines = [f"{line}\n" for line in text.splitlines()]
+        linecache.cache["<string>"] = (len(text), None, lines, "<string>")
     _run(_compiled(text, "<string>"))
 
 

@@ -74,8 +74,8 @@ BLOCKS = {
     "precision": (precision, ["high", "medium", "highest"]),
     "anomaly": (lambda value: torch.autograd.set_detect_anomaly(*value), [(True,), (True, False)]),
     "cudnn": (
-        lambda value: torch.backends.cudnn.flags(*value),
-        [(False, False), (True, True), (True, False, True)],
+        lambda value: torch.backends.cudnn.flags(value[0], value[1], deterministic=value[2]),
+        [(False, False, False), (True, True, False), (True, False, True)],
     ),
     "mkldnn": (lambda value: torch.backends.mkldnn.flags(enabled=value), [True, False]),
     "attention": (sdpa_kernel, [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION]),
@@ -98,6 +98,7 @@ BLOCKS = {
     seed=schedules,
 )
 @example(name="order of sums", count=2, steps=[(0, 0, 1), (1, 0, 2)], seed=None)
+@example(name="cudnn", count=3, steps=[(0, 0, 1), (1, 0, 2), (2, 1, 2)], seed=None)
 def test_a_block_of_one_rank_changes_nothing_for_others(name, count, steps, seed):
     """Nor after it, nor for who comes after the world."""
     before = seen()
