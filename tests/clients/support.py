@@ -11,6 +11,8 @@ import pytest
 # torchvision's default build needs CUDA's libraries: beside PyTorch's build for the CPU it installs
 # but does not import. (Its own build for the CPU does.)
 TRIED = ("torchvision",)
+# What a library imports where it is installed, and does without where it is not.
+IMPORTS_IF_INSTALLED = {"transformers": "torchvision", "sentence_transformers": "torchvision"}
 
 
 @cache
@@ -23,6 +25,9 @@ def why_not(library: str) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         if done.returncode:
             return f"{library} does not import: {done.stderr.strip().splitlines()[-1]}"
+    other = IMPORTS_IF_INSTALLED.get(library)
+    if other is not None and importlib.util.find_spec(other) is not None:
+        return why_not(other)
     return None
 
 
