@@ -97,9 +97,7 @@ class ThreadState:
                 stack.enter_context(enter())
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for device_type, dtype in self.autocasts:
-                stack.enter_context(
-                    torch.autocast(device_type, dtype, cache_enabled=self.cache_enabled)
-                )
+                stack.enter_context(torch.autocast(device_type, dtype))
             stack.enter_context(temporarily_restore_interpreter_stack(self.levels))
             for mode in self.dispatch_modes:
                 _push_dispatch_mode(mode)

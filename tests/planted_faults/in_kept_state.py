@@ -94,8 +94,8 @@ KEPT = [
     fault(
         "the switch of autocast's cache is lost",
         f"{STATE}:ThreadState.run",
-        "cache_enabled=self.cache_enabled",
-        "cache_enabled=True",
+        "torch.autocast(device_type, dtype)",
+        "torch.autocast(device_type, dtype, cache_enabled=True)",
         partial(THREAD_STATE, name="autocast cache"),
     ),
     fault(
