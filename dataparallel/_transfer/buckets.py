@@ -170,9 +170,7 @@ def flatten(tensors: Sequence[torch.Tensor], bucket: Bucket) -> torch.Tensor:
     if len(bucket) == 1:
         return _flat(tensors[bucket[0].number], bucket[0])
     if bucket.plain:
-        parts = [tensors[slot.number] for slot in bucket]
-        if not any(map(torch.Tensor.is_neg, parts)):
-            return torch.cat([part.flatten() for part in parts])
+        return torch.cat([tensors[slot.number].flatten() for slot in bucket])
     return torch.cat([_flat(tensors[slot.number], slot) for slot in bucket])
 
 
@@ -182,8 +180,6 @@ def _flat(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
     # A flag that says "read me conjugated" would be lost with the strides.
     if tensor.is_conj():
         tensor = tensor.resolve_conj()
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
     if slot.paired:
         tensor = torch.view_as_real(tensor)
     return tensor if tensor.dim() == 1 and tensor.is_contiguous() else tensor.reshape(-1)
