@@ -83,12 +83,16 @@ def test_copies_and_sums_of_any_layouts(devices, data):
     data=st.data(),
     shape=st.sampled_from(((2,), (2, 3), (), (0, 3), (2, 0))),
     dtype=st.sampled_from(DTYPES),
+    turned=st.booleans(),
 )
-def test_each_of_many_alike_is_itself(devices, data, shape, dtype):
+def test_each_of_many_alike_is_itself(devices, data, shape, dtype, turned):
     """Enough tensors of one shape that they are cut out of the bucket together."""
     targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=3))
     count = data.draw(st.integers(2, 9))
-    tensors = [values(shape, dtype, seed, span=9).to(targets[0]) for seed in range(count)]
+    if turned:  # they lie in another order than their sizes say
+        tensors = [values((2, 3), dtype, seed, span=9).to(targets[0]).t() for seed in range(count)]
+    else:
+        tensors = [values(shape, dtype, seed, span=9).to(targets[0]) for seed in range(count)]
     copies = comm.broadcast_coalesced(tensors, targets)[-1]
     expected = [plain(tensor) for tensor in tensors]
     assert [plain(copy) for copy in copies] == expected
@@ -111,7 +115,7 @@ def test_buckets_are_as_large_as_those_of_torch(rest):
     assert len(buckets.lay_out(tensors).buckets) == (2 if rest == 1 else 1)
 
 
-shapes = st.lists(st.integers(0, 4), max_size=4)
+shapes = st.lists(st.integers(0, 4), max_size=4) | st.permutations((1, 2, 3, 4))
 
 
 @given(shape=shapes, gap=st.integers(2, 3))

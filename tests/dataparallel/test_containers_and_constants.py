@@ -152,12 +152,13 @@ ATTRIBUTES = {
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
-@given(data=st.data(), rows=st.integers(1, 9))
-def test_an_attribute_that_is_a_child_goes_along_with_it(devices, name, data, rows):
+@given(data=st.data(), rows=st.integers(1, 9), boxed=st.booleans())
+def test_an_attribute_that_is_a_child_goes_along_with_it(devices, name, data, rows, boxed):
     """It was the whole batch in what each replica got, and the first replica's rows in outputs."""
     targets = data.draw(strategies.device_lists(devices))
     make, both = ATTRIBUTES[name]
-    whole = make(values((rows,), "float32").to(targets[0]), "constant")
+    x = values((rows,), "float32").to(targets[0])
+    whole = make([x] if boxed else x, "constant")
     pieces = dataparallel.scatter(whole, targets)
     back = dataparallel.gather(pieces, targets[0])
     for container in (*pieces, back):
@@ -167,7 +168,8 @@ def test_an_attribute_that_is_a_child_goes_along_with_it(devices, name, data, ro
         pieces[0].z = 3
         assert pieces[0]["z"] == 3
         assert "z" not in whole
-    assert plain(both(back)[1]) == plain(both(whole)[1]) == plain(values((rows,), "float32"))
+    found = [both(container)[1] for container in (back, whole)]
+    assert [plain(each[0] if boxed else each) for each in found] == [plain(x)] * 2
 
 
 def with_its_items(x, y):
@@ -371,12 +373,32 @@ class Making(tuple):
         raise AssertionError("never asked")
 
 
-@given(data=st.data(), constant=st.sampled_from((Record, Named, Maker())))
-def test_what_only_looks_like_a_container_is_a_constant(devices, data, constant):
-    """A class is none of its instances."""
+class Fields(tuple):
+    """A tuple with names, that cannot make others."""
+
+    _fields = ("x", "y")
+
+
+@dataclasses.dataclass(eq=False)
+class Scale(nn.Module):
+    """A module whose constructor is written for it."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+@given(
+    data=st.data(),
+    constant=st.sampled_from((Record, Named, Maker(), Scale(2.0))),
+    kind=st.sampled_from((Making, Fields)),
+)
+def test_what_only_looks_like_a_container_is_a_constant(devices, data, constant, kind):
+    """A class is none of its instances, and a module is itself."""
     targets = data.draw(strategies.device_lists(devices))
     x = values((2 * len(targets), 3), "float32")
-    chunks = dataparallel.scatter({"x": x, "it": constant, "pair": Making((x, 1))}, targets)
+    chunks = dataparallel.scatter({"x": x, "it": constant, "pair": kind((x, 1))}, targets)
     assert all(chunk["it"] is constant for chunk in chunks)
-    assert {type(chunk["pair"]) for chunk in chunks} == {Making}
+    assert {type(chunk["pair"]) for chunk in chunks} == {kind}
     assert [plain(chunk["pair"][0]) for chunk in chunks] == [plain(chunk["x"]) for chunk in chunks]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
+from dataparallel import comm
 from dataparallel._structure import scalar_warning
 from tests.support import strategies
 from tests.support.observe import chosen, input_of, observe, place, plain, slot_of, values
@@ -196,3 +197,15 @@ def test_large_outputs(devices, data, last, dim, to_cpu):
     assert whole.device == wanted
     assert whole.is_contiguous(memory_format=layout)
     assert torch.equal(whole.cpu(), torch.cat([output.cpu() for output in outputs], dim))
+
+
+@given(data=st.data(), dims=st.integers(1, 3), over=st.integers(0, 2), below=st.booleans())
+def test_a_dimension_that_is_not_there_is_refused(devices, data, dims, over, below):
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    parts = [torch.ones([2] * dims, device=target) for target in targets]
+    dim = -dims - 1 - over if below else dims + over
+    words = f"got dim={dim} for tensors of {dims} dimensions"
+    with pytest.raises(IndexError, match=words):
+        dataparallel.gather(parts, targets[0], dim)
+    with pytest.raises(IndexError, match=words):
+        comm.gather(parts, dim, targets[0])

@@ -133,3 +133,17 @@ def test_gradients_accumulate_over_steps(devices, case):
     parallel(x).sum().backward()
     for name, parameter in net.named_parameters():
         assert plain(parameter.grad) == plain(once[name] * 2)
+
+
+@pytest.mark.devices(4, distinct=True)
+@given(count=st.integers(2, 4), rows=st.integers(1, 9))
+def test_a_sum_takes_its_result_and_one_copy(devices, count, rows):
+    """However many devices there are."""
+    module = torch.get_device_module(devices[0].type)
+    parts = [torch.ones(rows << 16, device=device) for device in devices[:count]]
+    module.reset_peak_memory_stats(devices[0])
+    before = module.memory_allocated(devices[0])
+    total = comm.reduce_add(parts, devices[0])
+    assert float(total[-1]) == count
+    taken = module.max_memory_allocated(devices[0]) - before
+    assert taken <= 2 * parts[0].nbytes + 2**20 * (devices[0].type == "cuda")

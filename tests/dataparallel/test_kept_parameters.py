@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
+from dataparallel._devices import CPU
+from dataparallel._replication.parameter_cache import refreshed
+from dataparallel._transfer.buckets import lay_out
 from tests.support import strategies
 from tests.support.observe import plain, values
 from tests.support.training import few
@@ -270,14 +273,28 @@ def test_copies_without_grad_mode_ask_for_no_gradient(devices, mode, cached, dat
                 assert copy.is_inference() == (mode == "inference" and not cached)
 
 
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("cached", [None, False, True])
 @given(data=st.data())
 def test_copies_are_kept_only_without_grad_mode(devices, cached, data):
     """With it they would be of another graph; and never where nobody asked for it."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     net = nn.Linear(2, 2).to(targets[0])
-    parallel = dataparallel.DataParallel(net, targets, cache_parameters=cached)
+    options = {} if cached is None else {"cache_parameters": cached}
+    parallel = dataparallel.DataParallel(net, targets, **options)
     for grad in (False, True):
         with torch.no_grad() if not grad else contextlib.nullcontext():
             pair = [parallel.replicate(net, targets)[-1].weight for _ in range(2)]
-        assert (pair[0] is pair[1]) == (cached and not grad)
+        assert (pair[0] is pair[1]) == (cached is True and not grad)
+
+
+@given(count=st.integers(1, 5), data=st.data())
+def test_asking_what_has_changed_changes_nothing(count, data):
+    """Threads share what is kept: what one call finds, another may be about to send."""
+    some = st.sets(st.integers(0, count - 1))
+    unsettled, written = data.draw(some), data.draw(some)
+    tensors = [torch.zeros(2) for _ in range(count)]
+    cache = refreshed(None, tensors, lay_out(tensors), [CPU], [(True, sorted(unsettled))])
+    for index in written:
+        tensors[index].add_(1)
+    assert cache.changed(tensors, 1) == unsettled | written
+    assert cache.unsettled == unsettled

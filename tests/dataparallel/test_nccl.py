@@ -151,8 +151,23 @@ def test_quantized_numbers_are_copied():
     """Their scale would stay behind."""
     with pytest.MonkeyPatch.context() as patch:
         library(patch)
-        assert nccl.usable([torch.ones(1), torch.ones(1, device="meta")])
-        assert not nccl.usable([QUANTIZED, torch.ones(1, device="meta")])
+        there = [torch.device("cpu"), torch.device("cpu:0")]
+        assert nccl.can_broadcast(torch.ones(1), there)
+        assert not nccl.can_broadcast(QUANTIZED, there)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@few
+@given(data=st.data(), layout=st.sampled_from((torch.sparse_coo, torch.sparse_csr)))
+def test_dense_and_sparse_numbers_are_added_by_others(devices, data, layout):
+    """Of some layouts NCCL cannot even be asked."""
+    targets = data.draw(strategies.device_lists(devices, min_size=2, max_size=4))
+    x = values((2, 3), "float64", span=9)
+    parts = [x.to(targets[0]), *(x.to(each).to_sparse(layout=layout) for each in targets[1:])]
+    with pytest.MonkeyPatch.context() as patch:
+        asked = library(patch).asked
+        total = comm.reduce_add(parts, targets[0])
+    assert (asked, dense(total)) == ([], plain(x * len(targets)))
 
 
 @few

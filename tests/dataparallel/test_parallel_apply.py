@@ -238,6 +238,29 @@ def test_the_first_failure_is_raised_again(devices, data):
         assert "in broken" in text
 
 
+class CodedError(Exception):
+    """Made of more than a message."""
+
+    def __init__(self, code, text):
+        super().__init__(text)
+        self.code = code
+
+
+@given(
+    data=st.data(),
+    failure=st.sampled_from((CodedError(3, "why"), UnicodeDecodeError("a", b"?", 0, 1, "why"))),
+)
+def test_a_failure_that_takes_no_message_is_the_cause_of_another(devices, data, failure):
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+
+    def broken(x):
+        raise failure
+
+    with pytest.raises(RuntimeError, match=f"Caught {type(failure).__name__} in replica 0") as told:
+        applied(broken, targets)
+    assert told.value.__cause__ is failure
+
+
 @given(data=st.data())
 def test_no_failure_is_lost_among_results(devices, data):
     """One failing replica is enough, whatever the others return."""

@@ -43,14 +43,24 @@ pytree.register_pytree_node(
 KINDS = {"in its own order": Output, "sorted": Sorted}
 
 
+class Boxed(dict):
+    """Its children are others than its values: each in a tuple."""
+
+
+pytree.register_pytree_node(
+    Boxed,
+    lambda node: ([(value,) for value in node.values()], list(node)),
+    lambda children, keys: Boxed(zip(keys, (value for (value,) in children), strict=True)),
+)
+
+
 def rows(count, seed=0):
     return values((count, 2), "float32", seed)
 
 
-@pytest.mark.parametrize("name", sorted(KINDS))
+@pytest.mark.parametrize("kind", [*KINDS.values(), Boxed])
 @given(data=st.data(), names=st.permutations(["a", "b", "c"]))
-def test_it_goes_out_and_comes_back(devices, name, data, names):
-    kind = KINDS[name]
+def test_it_goes_out_and_comes_back(devices, kind, data, names):
     targets = data.draw(strategies.device_lists(devices))
     whole = kind(**{key: rows(9, seed) for seed, key in enumerate(names)})
     chunks = dataparallel.scatter(whole, targets)

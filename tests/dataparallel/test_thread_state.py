@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
 import dataparallel
 from dataparallel._threads.caller_state import thread_is_fresh
@@ -104,3 +104,26 @@ def test_modes_leave_a_thread_with_the_call(devices, kind, data):
     for _ in range(2):
         dataparallel.parallel_apply(modules, inputs, devices=devices[:count])
     assert kind.count == seen
+
+
+class Exchanges(Meets):
+    """Leave another mode than there was: leaving the state fails, and the other mode is there."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        _pop_mode()
+        torch._C._push_on_torch_function_stack(Functions())
+        return out
+
+
+@given(data=st.data())
+@pytest.mark.devices(3, at_least=True)
+def test_a_thread_is_used_no_more_if_its_state_cannot_be_left(devices, data):
+    count = data.draw(st.integers(2, len(devices)))
+    inputs = [torch.ones(2, device=device) for device in devices[:count]]
+    meeting = threading.Barrier(count)
+    with Calls(), pytest.raises(Exception, match="in replica 0"):
+        dataparallel.parallel_apply([Exchanges(meeting)] * count, inputs, devices=devices[:count])
+    Functions.count = 0
+    dataparallel.parallel_apply([Meets(meeting)] * count, inputs, devices=devices[:count])
+    assert Functions.count == 0

@@ -122,6 +122,13 @@ KEPT_PARAMETERS = [
         partial(kept.test_what_a_replica_writes_into_its_copy_is_undone, name="weight"),
     ),
     fault(
+        "what one call finds to have changed is written into what all share",
+        f"{CACHE}:ParameterCache.changed",
+        "found = set(self.unsettled)",
+        "found = self.unsettled",
+        kept.test_asking_what_has_changed_changes_nothing,
+    ),
+    fault(
         "kept copies are kept for one kind of call only",
         "dataparallel.data_parallel:DataParallel.replicate",
         "plan.replicas(devices, False, self.cache_parameters)",

@@ -9,6 +9,7 @@ from tests.dataparallel import test_parallel_apply as apply
 from tests.dataparallel import test_reference_cycles as garbage
 from tests.dataparallel import test_replicate as replicate
 from tests.dataparallel import test_resized_buffers as resized
+from tests.dataparallel import test_thread_state as threads
 from tests.support.plant import fault
 
 MOVE = "dataparallel._transfer.copies"
@@ -229,7 +230,29 @@ CALLS = [
         f"{CALL}:_raise_failures",
         "raise _error_of_same_type(failed[0][2], texts[0], texts[1:])",
         "error = _error_of_same_type(failed[0][2], texts[0], texts[1:])\n        raise error",
-        garbage.test_nothing_to_collect_after_a_failed_step,
+        partial(garbage.test_nothing_to_collect_after_a_failed_step, kind=KeyError),
+    ),
+    fault(
+        "an interrupt holds the frame that raises it",
+        f"{CALL}:_raise_failures",
+        "failed.clear()",
+        "pass",
+        partial(garbage.test_nothing_to_collect_after_a_failed_step, kind=KeyboardInterrupt),
+    ),
+    fault(
+        "every failure takes a message",
+        f"{CALL}:_error_of_same_type",
+        "except Exception:",
+        "except ():",
+        apply.test_a_failure_that_takes_no_message_is_the_cause_of_another,
+        raises=TypeError,
+    ),
+    fault(
+        "a thread whose state could not be left is used again",
+        f"{CALL}:_job",
+        "            return False",
+        "            return True",
+        threads.test_a_thread_is_used_no_more_if_its_state_cannot_be_left,
     ),
     fault(
         "a step that a subclass replaces is left out",

@@ -3,6 +3,7 @@
 from functools import partial
 
 from tests.dataparallel import test_comm_errors as comm
+from tests.dataparallel import test_containers_and_constants as containers
 from tests.dataparallel import test_data_parallel as end_to_end
 from tests.dataparallel import test_gather as gather
 from tests.dataparallel import test_registered_dicts as registered
@@ -148,7 +149,7 @@ STRUCTURES = [
         f"{TREES}:_rebuild_registered",
         "node.unflatten_fn(values, context)",
         "node.unflatten_fn(values[:1] * len(values), context)",
-        partial(registered.test_it_goes_out_and_comes_back, name="sorted"),
+        partial(registered.test_it_goes_out_and_comes_back, kind=registered.Sorted),
     ),
     fault(
         "dataclasses are leaves",
@@ -265,5 +266,43 @@ STRUCTURES = [
         "            return [], None\n            raise ValueError(\n"
         '                f"device_ids={device_ids!r} names',
         partial(end_to_end.test_naming_none_of_the_devices_is_refused, device_ids=[]),
+    ),
+    fault(
+        "the first dimension follows the last one",
+        "dataparallel.comm.scatter_and_gather:check_gatherable",
+        "<= dim < first.dim()",
+        "<= dim <= first.dim()",
+        gather.test_a_dimension_that_is_not_there_is_refused,
+    ),
+    fault(
+        "modules are what else they are made as",
+        f"{TREES}:children_of",
+        "isinstance(obj, (torch.Tensor, torch.nn.Module))",
+        "isinstance(obj, torch.Tensor)",
+        containers.test_what_only_looks_like_a_container_is_a_constant,
+    ),
+    fault(
+        "every tuple with fields is a namedtuple",
+        f"{TREES}:is_namedtuple",
+        ' and hasattr(obj, "_make")',
+        "",
+        containers.test_what_only_looks_like_a_container_is_a_constant,
+        raises=AttributeError,
+    ),
+    fault(
+        "an attribute that is a container stays what it was",
+        f"{TREES}:_with_children",
+        " or children_of(child)",
+        "",
+        partial(containers.test_an_attribute_that_is_a_child_goes_along_with_it, name="tuple"),
+    ),
+    fault(
+        "what is flattened to other objects has no keys",
+        f"{TREES}:_keys_of_registered",
+        "except (KeyError, IndexError):  # flattening gives other objects than the dict holds\n"
+        "        return range(len(values))",
+        "except (KeyError, IndexError):\n        return None",
+        partial(registered.test_it_goes_out_and_comes_back, kind=registered.Boxed),
+        raises=TypeError,
     ),
 ]

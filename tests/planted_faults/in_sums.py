@@ -2,7 +2,9 @@
 
 from functools import partial
 
+from tests.dataparallel import test_bucket_layouts as layouts
 from tests.dataparallel import test_buckets as buckets
+from tests.dataparallel import test_coalesced_details as details
 from tests.dataparallel import test_gradient_sum as gradient_sum
 from tests.dataparallel import test_transforms as transforms
 from tests.dataparallel.against_torch import test_unusual_sums_and_joins as unusual
@@ -42,6 +44,14 @@ SUMS = [
         "add = torch.add if within else torch.Tensor.add_",
         "add = torch.Tensor.add_",
         transforms.test_sums_of_what_is_batched_and_what_is_not,
+        raises=RuntimeError,
+    ),
+    fault(
+        "a batch of gradients is summed in buckets, unless all are of it",
+        f"{COMM}:reduce_add_coalesced",
+        "if any(map(transforms.active, columns)):",
+        "if all(map(transforms.active, columns)):",
+        details.test_one_devices_tensors_may_be_a_batch_of_gradients,
         raises=RuntimeError,
     ),
     fault(
@@ -135,5 +145,27 @@ SUMS = [
         "slot._replace(offset=used)",
         "slot",
         buckets.test_no_bucket_exceeds_its_size,
+    ),
+    fault(
+        "tensors that lie in another order are cut out of a run",
+        f"{BUCKETS}:_common_sizes",
+        "slot.order is not None or ",
+        "",
+        layouts.test_each_of_many_alike_is_itself,
+        raises=Exception,
+    ),
+    fault(
+        "strides follow from the size of the dimension before",
+        f"{BUCKETS}:_contiguous_stride",
+        "max(size[d + 1], 1)",
+        "max(size[d - 1], 1)",
+        layouts.test_a_tensor_with_gaps_has_the_strides_of_a_contiguous_one,
+    ),
+    fault(
+        "each part of a sum is a copy of its own",
+        "dataparallel._transfer.sums:sum_to",
+        "and not first.is_nested",
+        "and first.is_nested",
+        gradient_sum.test_a_sum_takes_its_result_and_one_copy,
     ),
 ]

@@ -27,6 +27,21 @@ TRANSFER = [
         ),
     ),
     fault(
+        "NCCL copies quantized numbers without their scale",
+        f"{NCCL}:_is_plain",
+        "tensor.is_quantized or ",
+        "",
+        nccl.test_quantized_numbers_are_copied,
+    ),
+    fault(
+        "NCCL is asked for a sum with a sparse part",
+        f"{NCCL}:_nccl_accepts",
+        "all(tensor.layout is torch.strided for tensor in tensors)",
+        "any(tensor.layout is torch.strided for tensor in tensors)",
+        nccl.test_dense_and_sparse_numbers_are_added_by_others,
+        raises=Exception,
+    ),
+    fault(
         "NCCL sums two tensors of one device",
         f"{NCCL}:usable",
         "len({tensor.device for tensor in tensors}) < len(tensors)",
