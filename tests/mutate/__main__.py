@@ -111,7 +111,7 @@ class Campaign:
                 folders = self.package.folders
                 return server.ask("measure", tests=names, folders=folders)  # type: ignore[no-any-return]
 
-        return covering.measured_file(name, tests, self.package.name, measure)
+        return covering.measured_file(name, tests, self.package.folders, measure)
 
     def run(self, mutant: Mutant) -> Result | None:
         """Let the tests that cover a mutant judge it; None if there is no time left."""

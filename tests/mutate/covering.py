@@ -111,10 +111,13 @@ Measure = Callable[[list[str]], dict[str, Any]]
 """What a server answers when it is asked to measure these tests."""
 
 
-def measured_file(name: str, tests: list[str], package: str, measure: Measure) -> dict[str, Any]:
-    """What the tests of one file cost and run: kept from before, or measured now."""
-    key = hashlib.sha256(json.dumps([name, tests]).encode()).hexdigest()[:16]
-    stamp = f"{key}-{digest(package)}-{digest(*SHARED)}-{digest(name)}"
+def measured_file(
+    name: str, tests: list[str], folders: Sequence[str], measure: Measure
+) -> dict[str, Any]:
+    """What the tests of one file cost and run in the folders: kept from before, or measured now."""
+    key = hashlib.sha256(json.dumps([name, tests, folders]).encode()).hexdigest()[:16]
+    packages = sorted({folder.partition("/")[0] for folder in folders})
+    stamp = f"{key}-{digest(*packages)}-{digest(*SHARED)}-{digest(name)}"
     kept = KEPT / "map" / f"{stamp}.json.gz"
     if kept.exists():
         return json.loads(gzip.decompress(kept.read_bytes()))  # type: ignore[no-any-return]
@@ -124,7 +127,7 @@ def measured_file(name: str, tests: list[str], package: str, measure: Measure) -
         if len(rest) == len(tests):
             raise RuntimeError(f"the tests of {name} could not be measured: {found['words']}")
         print(f"left out, since it ends its process ({found['words']}): {found['test']}")
-        found = measured_file(name, rest, package, measure) if rest else {"tests": {}, "failed": []}
+        found = measured_file(name, rest, folders, measure) if rest else {"tests": {}, "failed": []}
     for stale in kept.parent.glob(f"{key}-*"):
         stale.unlink()
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -37,4 +37,9 @@ PACKAGES = {
             "tests/hardware/test_published.py",
         ),
     ),
+    "distributed": Package(
+        "distributed",
+        ("simgpu/_distributed", "simgpu/_ranks"),
+        ("tests/distributed",),
+    ),
 }
