@@ -52,10 +52,18 @@ class ShortOption:
             config.stash.setdefault(_TAKEN_EARLY, set()).add(self)
         return told
 
-    def add_where_free(self, config: pytest.Config, parser: pytest.Parser) -> None:
+    def add_where_free(
+        self, config: pytest.Config, parser: pytest.Parser, args: Sequence[str]
+    ) -> None:
         """Add the option, unless the suite has one of that name."""
-        _, unknown = parser.parse_known_and_unknown_args([f"{self.name}={self.value}"])
-        if unknown:
+        tried = f"{self.name}={self.value}"
+        try:  # with all that was said, for the suite may have options that must be
+            _, unknown = parser.parse_known_and_unknown_args([tried, *args])
+        except pytest.UsageError as error:
+            if self.name not in str(error):
+                return  # of another option, which pytest is going to refuse in its own words
+            unknown = []
+        if tried in unknown:
             parser.getgroup("simgpu").addoption(
                 self.name,
                 dest=f"simgpu_device_{self.field}",
@@ -86,9 +94,9 @@ SHORT = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(
-    early_config: pytest.Config, parser: pytest.Parser
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
     done = yield
     for short in SHORT:
-        short.add_where_free(early_config, parser)
+        short.add_where_free(early_config, parser, args)
     return done

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.clients import test_support as clients
+import pytest
+
 from tests.support.plant import fault
 from tests.tools import test_command_line as command_line
 from tests.tools import test_fuzz_report as fuzz_report
@@ -134,6 +136,22 @@ TOOLS = [
         "variables.by_device(self.model) or variables.device_model()",
         "variables.device_model() or variables.by_device(self.model)",
         named.test_an_option_goes_before_the_environment,
+    ),
+    fault(
+        "a suite may have no option that must be",
+        "simgpu._pytest.short_option:ShortOption.add_where_free",
+        "[tried, *args]",
+        "[tried]",
+        named.test_whatever_option_a_suite_has_it_stays_theirs,
+        raises=pytest.UsageError,
+    ),
+    fault(
+        "an option that a suite has ends its session where it does not know A100",
+        "simgpu._pytest.short_option:ShortOption.add_where_free",
+        "except pytest.UsageError as error:",
+        "except ZeroDivisionError as error:",
+        named.test_whatever_option_a_suite_has_it_stays_theirs,
+        raises=pytest.UsageError,
     ),
     fault(
         "slots on one GPU count as distinct",

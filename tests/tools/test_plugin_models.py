@@ -1,5 +1,6 @@
 """pytest --model and --rng: devices that are a GPU by name, what draws; suites with their own."""
 
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from simgpu._pytest.choose import simulated_pool
 from simgpu._pytest.options import DeviceOptions
+from simgpu._pytest.short_option import SHORT
 
 SUITE = """
 import pytest
@@ -87,6 +89,36 @@ def test_a_suite_keeps_its_own_option(pytester):
     pytester.runpytest_inprocess(*NO_CACHE, *own).assert_outcomes(passed=1)
     result = pytester.runpytest_subprocess(*NO_CACHE, *own, "--as-cuda")
     result.stderr.fnmatch_lines(["*--rng is an option of this suite: say --device-rng*"])
+
+
+THEIRS = {
+    "text": {},
+    "choices": {"choices": ["bert", "gpt"]},
+    "number": {"type": int},
+    "flag": {"action": "store_true"},
+    "needed": {"required": True},
+}
+SAID = {"choices": "=gpt", "number": "=3", "flag": ""}
+
+
+@given(
+    theirs=st.dictionaries(
+        st.sampled_from(["--model", "--rng", "--model-size", "--other"]),
+        st.sampled_from(sorted(THEIRS)),
+    )
+)
+def test_whatever_option_a_suite_has_it_stays_theirs(theirs):
+    """And ours is there where a suite has none of that name, whatever else it has."""
+    parser = pytest.Parser(_ispytest=True)
+    for name, kind in theirs.items():
+        parser.addoption(name, dest=f"their_{name[2:]}", **THEIRS[kind])
+    said = [f"{name}{SAID.get(kind, '=x')}" for name, kind in theirs.items()]
+    for short in SHORT:
+        short.add_where_free(SimpleNamespace(stash={}), parser, said)
+    ours = [f"{short.name}={short.value}" for short in SHORT if short.name not in theirs]
+    told = vars(parser.parse([*said, *ours]))
+    found = {name for name in told if name.startswith("simgpu_device_")}
+    assert found == {f"simgpu_device_{short.field}" for short in SHORT if short.name not in theirs}
 
 
 @pytest.mark.parametrize(
