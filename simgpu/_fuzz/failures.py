@@ -13,6 +13,7 @@ import pytest
 
 from simgpu._fuzz.reproducers import Home, NotReproducible, regression_test
 from simgpu._fuzz.tally import Failure
+from simgpu._testing.error_text import text_of
 
 # The most characters that are kept of each.
 MESSAGE = 20_000
@@ -75,7 +76,7 @@ def of_example(
     failure = Failure(
         property=item.nodeid,
         error=type(error).__name__,
-        message=str(error)[:MESSAGE],
+        message=text_of(error)[:MESSAGE],
         location=where,
         combination=combination,
         example=", ".join(f"{name}={value!r}" for name, value in drawn.items())[:EXAMPLE],
@@ -91,7 +92,7 @@ def of_property(name: str, error: BaseException) -> Failure:
     return Failure(
         property=name,
         error=type(error).__name__,
-        message=str(error)[:MESSAGE],
+        message=text_of(error)[:MESSAGE],
         location=location(error),
         combination=None,
         example="(no example: the property as a whole)",

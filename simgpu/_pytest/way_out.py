@@ -6,6 +6,7 @@ import pytest
 
 from simgpu._pytest.marker import FIXTURES
 from simgpu._pytest.options import read_options
+from simgpu._testing.error_text import text_of
 
 # What torch says of "cuda" where there is none: a build for the CPU, and one with CUDA.
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver")
@@ -19,7 +20,7 @@ def add_way_out(item: pytest.Item, error: BaseException, report: pytest.TestRepo
     if options.kind == "cuda" or options.oversubscribe or options.as_cuda:
         return
     simulated = FIXTURES & set(getattr(item, "fixturenames", ()))
-    told = str(error)
+    told = text_of(error)
     if simulated and any(text in told for text in _NO_CUDA):
         report.sections.append(
             (

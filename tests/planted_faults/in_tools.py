@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.plant import fault
 from tests.tools import test_command_line as command_line
+from tests.tools import test_failures as failing
 from tests.tools import test_fuzz_report as fuzz_report
 from tests.tools import test_patches as patches
 from tests.tools import test_plugin_models as named
@@ -180,6 +181,14 @@ TOOLS = [
         "for text in sorted(set(reasons)):",
         "for text in sorted(set(reasons))[:1]:",
         pools.test_skips_are_counted_by_their_reason,
+    ),
+    fault(
+        "an error that has no text is told in place of the example's",
+        "simgpu._testing.error_text:text_of",
+        "except Exception:",
+        "except ZeroDivisionError:",
+        failing.test_a_failure_has_the_text_of_its_error,
+        raises=RuntimeError,
     ),
     fault(
         "the longest example of the workers is kept",

@@ -31,6 +31,11 @@ FILES = {
         def broken(): raise RuntimeError("broken")
 
         def test_error(broken): pass
+
+        class Unprintable(Exception):
+            def __str__(self): raise RuntimeError("no text")
+
+        def test_unprintable(): raise Unprintable
     """,
     "test_subtests": """
         def test_some(subtests):

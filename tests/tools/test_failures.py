@@ -1,0 +1,56 @@
+"""What is kept of a failing example, whatever it raises."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._fuzz.recorder import ExampleRecorder
+from simgpu._fuzz.session_settings import SessionSettings
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def item_of(test):
+    """A property as pytest collects it, of a module that can be imported."""
+    return SimpleNamespace(
+        nodeid=f"test_it.py::{test.__name__}",
+        instance=None,
+        cls=None,
+        funcargs={},
+        get_closest_marker=lambda name: None,
+        config=SimpleNamespace(getoption=lambda name: "prepend"),
+    )
+
+
+def kept_of(folder, error, **arguments):
+    """The one failure that is kept of an example that raises `error`; the error goes on."""
+
+    def test_it(**drawn):
+        raise error
+
+    recorder, item = ExampleRecorder(SessionSettings(str(folder), (1, 8), "")), item_of(test_it)
+    recorder.begin(item.nodeid, None)
+    with pytest.raises(type(error)) as raised:
+        recorder.counted(item, test_it)(**arguments)
+    assert raised.value is error
+    recorder.finish(error)
+    (failure,) = recorder.tally.failures.values()
+    assert (failure.property, failure.error) == (item.nodeid, type(error).__name__)
+    return failure
+
+
+errors = st.builds(ValueError, st.text()) | st.builds(Unprintable)
+
+
+@given(error=errors)
+def test_a_failure_has_the_text_of_its_error(tmp_path, error):
+    kept = kept_of(tmp_path, error)
+    with contextlib.suppress(RuntimeError):
+        assert kept.message == str(error)
+    assert f"{__name__.rpartition('.')[2]}.py:" in kept.location
