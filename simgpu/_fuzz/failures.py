@@ -21,8 +21,13 @@ EXAMPLE = 4_000
 
 
 def location(error: BaseException) -> str:
-    """Return file:line in the project where an error arose, not in an installed package."""
+    """Return file:line in the project where an error arose, not in an installed package.
+
+    Nothing for an error that was made and not raised, as those in an exception group may be.
+    """
     frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
     ours = os.path.dirname(__file__)
     own = [
         frame
@@ -34,12 +39,11 @@ def location(error: BaseException) -> str:
 
 
 def inner_errors(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group, or the error itself."""
+    """Yield an error, and those in it if it is an exception group, hypothesis's or the test's."""
+    yield error
     if isinstance(getattr(error, "exceptions", None), tuple):
         for inner in error.exceptions:  # type: ignore[attr-defined]  # of an exception group
             yield from inner_errors(inner)
-    else:
-        yield error
 
 
 def reproduction_code(error: BaseException) -> str | None:

@@ -191,6 +191,21 @@ TOOLS = [
         raises=RuntimeError,
     ),
     fault(
+        "an error in a group has to have been raised",
+        "simgpu._fuzz.failures:location",
+        "if not frames:",
+        "if False:",
+        failing.test_a_failure_has_the_text_of_its_error,
+        raises=IndexError,
+    ),
+    fault(
+        "a group that a test has raised has no code",
+        "simgpu._fuzz.failures:inner_errors",
+        "    yield error\n    if",
+        "    if not hasattr(error, \"exceptions\"):\n        yield error\n    if",
+        failing.test_a_failure_has_the_code_of_its_example,
+    ),
+    fault(
         "the longest example of the workers is kept",
         f"{TALLY}.add",
         "len(failure.example) < len(known.example)",
