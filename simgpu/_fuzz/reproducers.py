@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from textwrap import indent
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis.strategies import DataObject
 
 from simgpu._testing.network import Network
 
-PLAIN = (int, float, complex, str, bytes, bool, type(None))
+PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 class NotReproducible(Exception):
@@ -61,8 +62,10 @@ class Writer:
         if isinstance(value, torch.dtype):
             self.imports.add("import torch")
             return repr(value)
-        if isinstance(value, float) and (value != value or value in (float("inf"), -float("inf"))):
+        if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
+        if type(value) is complex:  # whose repr loses signs of zeros, and has nan without quotes
+            return f"complex({self._row([value.real, value.imag])})"
         if type(value) in PLAIN:
             return repr(value)
         if type(value) is dict:
@@ -81,7 +84,7 @@ class Writer:
 
     def _instance(self, value: Any) -> str:
         kind = type(value)
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(kind):
             names = [field.name for field in dataclasses.fields(value) if field.init]
         elif isinstance(value, tuple) and hasattr(kind, "_fields"):
             names = list(kind._fields)

@@ -206,6 +206,22 @@ TOOLS = [
         failing.test_a_failure_has_the_code_of_its_example,
     ),
     fault(
+        "a class is written as an instance of it",
+        "simgpu._fuzz.reproducers:Writer._instance",
+        "dataclasses.is_dataclass(kind)",
+        "dataclasses.is_dataclass(value)",
+        partial(fuzz_report.test_what_has_no_source_is_said_to_have_none, value=fuzz_report.Local),
+        raises=AttributeError,
+    ),
+    fault(
+        "a complex number is written as Python prints it",
+        "simgpu._fuzz.reproducers:Writer.write",
+        "complex({self._row([value.real, value.imag])})",
+        "{value!r}",
+        fuzz_report.test_source_makes_the_number_again_to_the_bit,
+        raises=NameError,
+    ),
+    fault(
         "the longest example of the workers is kept",
         f"{TALLY}.add",
         "len(failure.example) < len(known.example)",

@@ -54,6 +54,14 @@ def test_source_makes_the_value_again(value):
     assert type(again) is type(value)
 
 
+@given(value=st.complex_numbers() | st.floats())
+def test_source_makes_the_number_again_to_the_bit(value):
+    writer = Writer()
+    again = made(writer, writer.write(value))
+    assert repr(again) == repr(value)  # in which a NaN equals itself, and -0.0 no 0.0
+    assert type(again) is type(value)
+
+
 def test_devices_are_written_by_their_index(devices):
     writer = Writer(devices)
     source = writer.write(Pair(devices[::-1], 3))
@@ -68,7 +76,7 @@ def test_a_network_is_written_by_its_arguments(net):
     assert repr(made(writer, writer.write(net))) == repr(net)
 
 
-@pytest.mark.parametrize("value", [object(), lambda: 0, torch.ones(2)])
+@pytest.mark.parametrize("value", [object(), lambda: 0, torch.ones(2), Local, Pair])
 def test_what_has_no_source_is_said_to_have_none(value):
     with pytest.raises(NotReproducible, match="no source is known"):
         Writer().write([value])
