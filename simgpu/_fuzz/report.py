@@ -105,6 +105,7 @@ def as_html(tally: Tally, run: dict[str, Any]) -> str:
 
 def write(tally: Tally, run: dict[str, Any], path: Path) -> None:
     """Write the report to `path` and its twin beside it, with the ending .json."""
-    path.write_text(as_html(tally, run), encoding="utf-8")
-    twin = json.dumps(as_json(tally, run), indent=1, ensure_ascii=False)
-    path.with_suffix(".json").write_text(twin + "\n", encoding="utf-8")
+    twin = json.dumps(as_json(tally, run), indent=1, ensure_ascii=False) + "\n"
+    for file, text in ((path, as_html(tally, run)), (path.with_suffix(".json"), twin)):
+        # A message may have half of a pair of surrogates: "\udcff", as JSON reads it again.
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")

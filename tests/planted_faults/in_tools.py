@@ -222,6 +222,14 @@ TOOLS = [
         raises=NameError,
     ),
     fault(
+        "a message that is no UTF-8 is lost with the report",
+        "simgpu._fuzz.report:write",
+        ', errors="backslashreplace"',
+        "",
+        fuzz_report.test_any_message_is_written,
+        raises=UnicodeEncodeError,
+    ),
+    fault(
         "the longest example of the workers is kept",
         f"{TALLY}.add",
         "len(failure.example) < len(known.example)",

@@ -270,6 +270,16 @@ def test_what_a_page_shows_is_text_and_never_markup():
         assert text in page.words
 
 
+@given(message=st.text("<\n\u00e9\udcff"))
+def test_any_message_is_written(tmp_path, message):
+    tally = Tally()
+    tally.failures["key"] = dataclasses.replace(FAILURE, message=message)
+    fuzz_report.write(tally, RUN, tmp_path / "page.html")
+    (failure,) = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))["failures"]
+    assert failure["message"] == message
+    assert FAILURE.property[:10] in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
