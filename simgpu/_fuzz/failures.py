@@ -14,7 +14,10 @@ import pytest
 from simgpu._fuzz.reproducers import Home, NotReproducible, regression_test
 from simgpu._fuzz.tally import Failure
 from simgpu._testing.error_text import text_of
+from simgpu._testing.node_ids import node_id
 
+# The folder of the campaign, whichever one a test goes to.
+_START = os.getcwd()
 # The most characters that are kept of each.
 MESSAGE = 20_000
 EXAMPLE = 4_000
@@ -35,7 +38,12 @@ def location(error: BaseException) -> str:
         if "site-packages" not in frame.filename and os.path.dirname(frame.filename) != ours
     ]
     frame = (own or list(frames))[-1]
-    return f"{os.path.relpath(frame.filename)}:{frame.lineno}"
+    return f"{os.path.relpath(frame.filename, _START)}:{frame.lineno}"
+
+
+def name_of(item: pytest.Function) -> str:
+    """Return the node id of a property for the folder of the campaign, where it is replayed."""
+    return node_id(item, _START)
 
 
 def inner_errors(error: BaseException) -> Iterator[BaseException]:
@@ -78,7 +86,7 @@ def of_example(
     fixtures = [name for name in seen if name in item.funcargs and name not in cases]
     drawn = {name: value for name, value in seen.items() if name not in fixtures}
     failure = Failure(
-        property=item.nodeid,
+        property=name_of(item),
         error=type(error).__name__,
         message=text_of(error)[:MESSAGE],
         location=where,

@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from simgpu._fuzz import failures
 from simgpu._fuzz.database import database_of
 from simgpu._fuzz.recorder import ExampleRecorder
 from simgpu._fuzz.session_settings import SessionSettings
@@ -111,7 +112,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         return
     handle = item.obj.hypothesis
     original_test = handle.inner_test
-    recorder.begin(item.nodeid, _deadline(item.config))
+    recorder.begin(failures.name_of(item), _deadline(item.config))
     handle.inner_test = recorder.counted(item, original_test)
     example_log.set_listener(recorder.on_example, recorder.on_schedule)
     error: BaseException | None = None

@@ -31,7 +31,7 @@ class Failure:
     """One failing example of a property."""
 
     property: str
-    """The node id of the test."""
+    """The node id of the test, from the folder of the campaign."""
     error: str
     """The class of the error."""
     message: str

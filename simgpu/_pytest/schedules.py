@@ -20,6 +20,7 @@ import pytest
 
 from simgpu._pytest.marker import tell_wrong
 from simgpu._pytest.wrapping import wrap_test
+from simgpu._testing.node_ids import node_id
 
 DESCRIPTION = (
     "schedules(n=20): the test runs under n schedules of its threads (simgpu.schedule), up to the "
@@ -178,12 +179,10 @@ def _tell(failed: Any, item: pytest.Item | None) -> None:
 def _remember(token: str, item: pytest.Item) -> None:
     """Keep which test a token is of, for `simgpu replay TOKEN`; nothing where that cannot be.
 
-    Both in the folder that pytest was started in: the test may have gone to another one, and its
-    name is relative to that of the suite.
+    Both in the folder that pytest was started in: the test may have gone to another one.
     """
     start = item.config.invocation_params.dir
-    _, *parts = item.nodeid.split("::")
-    name = "::".join([os.path.relpath(item.path, start), *parts])
+    name = node_id(item, start)
     folder = start / FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)

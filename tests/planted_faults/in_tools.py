@@ -202,7 +202,7 @@ TOOLS = [
         "a group that a test has raised has no code",
         "simgpu._fuzz.failures:inner_errors",
         "    yield error\n    if",
-        "    if not hasattr(error, \"exceptions\"):\n        yield error\n    if",
+        '    if not hasattr(error, "exceptions"):\n        yield error\n    if',
         failing.test_a_failure_has_the_code_of_its_example,
     ),
     fault(
@@ -228,6 +228,22 @@ TOOLS = [
         "",
         fuzz_report.test_any_message_is_written,
         raises=UnicodeEncodeError,
+    ),
+    fault(
+        "the place of an error is told from the folder that the test went to",
+        "simgpu._fuzz.failures:location",
+        "frame.filename, _START",
+        "frame.filename",
+        failing.test_a_failure_is_found_from_the_folder_of_the_campaign,
+        raises=FileNotFoundError,
+    ),
+    fault(
+        "a failure is replayed from the folder of the settings alone",
+        "simgpu._testing.node_ids:node_id",
+        'os.path.relpath(item.path, start).replace(os.sep, "/")',
+        'item.nodeid.partition("::")[0]',
+        failing.test_a_failure_is_found_from_the_folder_of_the_campaign,
+        raises=FileNotFoundError,
     ),
     fault(
         "the longest example of the workers is kept",

@@ -1,14 +1,19 @@
 """What is kept of a failing example, whatever it raises."""
 
 import contextlib
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simgpu._fuzz.failures import name_of
 from simgpu._fuzz.recorder import ExampleRecorder
 from simgpu._fuzz.session_settings import SessionSettings
+
+START = Path.cwd()
 
 
 class Unprintable(Exception):
@@ -19,7 +24,8 @@ class Unprintable(Exception):
 def item_of(test):
     """A property as pytest collects it, of a module that can be imported."""
     return SimpleNamespace(
-        nodeid=f"test_it.py::{test.__name__}",
+        nodeid=f"{Path(__file__).name}::{test.__name__}",  # as its folder has the settings
+        path=Path(__file__),
         instance=None,
         cls=None,
         funcargs={},
@@ -35,13 +41,13 @@ def kept_of(folder, error, **arguments):
         raise error
 
     recorder, item = ExampleRecorder(SessionSettings(str(folder), (1, 8), "")), item_of(test_it)
-    recorder.begin(item.nodeid, None)
+    recorder.begin(name_of(item), None)
     with pytest.raises(type(error)) as raised:
         recorder.counted(item, test_it)(**arguments)
     assert raised.value is error
     recorder.finish(error)
     (failure,) = recorder.tally.failures.values()
-    assert (failure.property, failure.error) == (item.nodeid, type(error).__name__)
+    assert (failure.property, failure.error) == (name_of(item), type(error).__name__)
     return failure
 
 
@@ -73,3 +79,18 @@ def test_a_failure_has_the_code_of_its_example(tmp_path, error):
     """Hypothesis tells it in a note of the error, also of a group that the test has raised."""
     error.__notes__ = ["Temporarily add @reproduce_failure('6.1', b'AEEA') as a decorator"]
     assert kept_of(tmp_path, error).blob == "AEEA"
+
+
+@given(error=errors, parts=st.lists(st.sampled_from(["a", "b"]), max_size=3))
+def test_a_failure_is_found_from_the_folder_of_the_campaign(tmp_path, error, parts):
+    """Where it is replayed; whichever folder the test goes to."""
+    here = os.getcwd()
+    folder = tmp_path.joinpath(*parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+    try:
+        kept = kept_of(tmp_path, error)
+    finally:
+        os.chdir(here)
+    for told in (kept.property.partition("::")[0], kept.location.rpartition(":")[0]):
+        assert (START / told).samefile(__file__)

@@ -173,7 +173,8 @@ def test_what_fuzzing_reports_names_the_schedule(simulated, monkeypatch):
     recorder = ExampleRecorder(SimpleNamespace(folder="."))
     monkeypatch.setattr(ExampleRecorder, "_save", lambda self: None)
     item = SimpleNamespace(
-        nodeid="test_it.py::of_two", instance=None, cls=None, funcargs={"simulated": simulated},
+        nodeid="test_it.py::of_two", path="test_it.py", instance=None, cls=None,
+        funcargs={"simulated": simulated},
         config=SimpleNamespace(getoption=lambda name: "prepend"),
         get_closest_marker=lambda name: None,
     )  # fmt: skip
