@@ -10,6 +10,7 @@ import pytest
 from tests.support.plant import fault
 from tests.tools import test_command_line as command_line
 from tests.tools import test_failures as failing
+from tests.tools import test_fuzz as fuzzing
 from tests.tools import test_fuzz_report as fuzz_report
 from tests.tools import test_patches as patches
 from tests.tools import test_plugin_models as named
@@ -244,6 +245,13 @@ TOOLS = [
         'item.nodeid.partition("::")[0]',
         failing.test_a_failure_is_found_from_the_folder_of_the_campaign,
         raises=FileNotFoundError,
+    ),
+    fault(
+        "a session that a signal has ended is as good as any",
+        "simgpu._fuzz.campaign:run_campaign",
+        "if status not in (0, 1):",
+        "if status > 5:",
+        fuzzing.test_a_campaign_is_as_good_as_its_sessions,
     ),
     fault(
         "the longest example of the workers is kept",

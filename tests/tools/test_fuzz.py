@@ -1,5 +1,7 @@
 """`python -m simgpu fuzz`: what it finds, keeps, reports, and how a failure is run again."""
 
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -8,8 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from hypothesis.database import ExampleDatabase
 
 from simgpu.__main__ import main
@@ -17,6 +22,9 @@ from simgpu._cli.argument_types import device_range
 from simgpu._fuzz import campaign
 from simgpu._fuzz.database import database_of
 from simgpu._fuzz.interrupts import one_interrupt
+from simgpu._fuzz.tally import Failure, Tally
+
+FAILURE = Failure("test_it", "ValueError", "", "x.py:1", None, "n=2", None, "6.1")
 
 # A suite as users have them: its profile repeats the same few examples and keeps none.
 CONFTEST = """
@@ -260,6 +268,31 @@ def test_an_interrupt_before_the_first_example_is_no_error_of_the_suite(
     assert "no example was counted" in out
     assert "Traceback" not in out
     assert page.exists()
+
+
+@given(status=st.integers(-64, 255), examples=st.integers(0, 2), fails=st.booleans())
+def test_a_campaign_is_as_good_as_its_sessions(tmp_path, status, examples, fails):
+    """Whatever they end with: a crash of Python, or a program that ends the process."""
+    kept = Tally()
+    kept.examples.update({"test_it": examples} if examples else {})
+    kept.failures.update({"key": FAILURE} if examples and fails else {})
+
+    def run(self):
+        self.log.write_text("what pytest said last")
+        kept.save(self.folder / "1.tally.json")
+        return status
+
+    options = campaign.CampaignOptions(("tests",), (1, 8), "", tmp_path / "report.html", 1)
+    with (
+        mock.patch.object(campaign.Campaign, "run", run),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+    ):
+        ended = campaign.run_campaign(options)
+    good = status == 0 and examples > 0 and not fails
+    assert (ended == 0) == good
+    assert 0 <= ended < 256
+    told = "what pytest said last" in out.getvalue()
+    assert told == (not good and not (status in (0, 1) and kept.failures))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
