@@ -1,5 +1,6 @@
 """Faults planted in the tools: pytest plugin, fuzzing, strategies, timeline, table, patches."""
 
+import signal
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -252,6 +253,18 @@ TOOLS = [
         "if status not in (0, 1):",
         "if status > 5:",
         fuzzing.test_a_campaign_is_as_good_as_its_sessions,
+    ),
+    fault(
+        "what nohup has ignored ends a campaign",
+        "simgpu._fuzz.interrupts:one_interrupt",
+        "hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN",
+        "hangup is not None",
+        partial(
+            fuzzing.test_the_first_interrupt_counts_and_no_other,
+            number=signal.SIGHUP,
+            before=signal.SIG_IGN,
+        ),
+        raises=KeyboardInterrupt,
     ),
     fault(
         "the longest example of the workers is kept",
