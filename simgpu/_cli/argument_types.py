@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from pathlib import Path
@@ -40,14 +41,14 @@ def device_range(text: str) -> tuple[int, int]:
 
 
 def at_least(kind: Any, least: float) -> Any:
-    """Return a reader of numbers of this kind that refuses those below `least`."""
+    """Return a reader of numbers of this kind that refuses those below `least`, and infinity."""
 
     def read(text: str) -> Any:
         try:
             number = kind(text)
         except ValueError:
             number = None
-        if number is None or not number >= least:
+        if number is None or not least <= number < math.inf:
             raise argparse.ArgumentTypeError(f"{text!r} must be a number from {least} on")
         return number
 

@@ -32,6 +32,7 @@ class Progress:
             bar_format="{percentage:3.0f}% |{bar:24}| {elapsed}<{remaining}{postfix}",
             dynamic_ncols=True,
             leave=False,
+            disable=False,  # whatever TQDM_DISABLE says of other bars
         )
 
     def show(self, tally: Tally, seconds: float) -> None:

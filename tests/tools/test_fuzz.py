@@ -319,6 +319,7 @@ def test_the_first_interrupt_counts_and_no_other(number, before):
         (["--devices", "1..65"], "'1..65' is no range"),
         (["--minutes", "-1"], "'-1' must be a number"),
         (["--minutes", "nan"], "'nan' must be a number"),
+        (["--minutes", "inf"], "'inf' must be a number"),
         (["--jobs", "0"], "'0' must be a number from 1 on"),
         (["--examples", "1", "--minutes", "1"], "not allowed with"),
         (["no/such/tests"], "no such tests: no/such/tests"),

@@ -318,3 +318,11 @@ def test_the_progress_line_says_that_tests_are_collected(monkeypatch):
     progress.close()
     assert "collecting tests" in sys.stderr.getvalue()
     assert "examples" not in sys.stderr.getvalue()
+
+
+def test_the_progress_line_is_there_whatever_the_environment_says_of_bars(python):
+    program = (
+        "from simgpu._fuzz.progress import Progress; from simgpu._fuzz.tally import Tally;"
+        "Progress(1.0, None).show(Tally(), 15.0)"
+    )
+    assert " 25% |" in python("-c", program, TQDM_DISABLE="1").stderr
