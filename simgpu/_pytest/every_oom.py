@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from simgpu._pytest.marker import tell_wrong
+from simgpu._pytest.marker import closest_of_ours, tell_wrong
 from simgpu._pytest.wrapping import wrap_test
 
 DESCRIPTION = (
@@ -26,7 +26,7 @@ def repeat_if_wanted(item: pytest.Item, everywhere: bool) -> None:
     """Let a test function run with every failure, if its marker or the session asks for it."""
     if not isinstance(item, pytest.Function):
         return
-    marker = item.get_closest_marker("every_oom")
+    marker = closest_of_ours(item, DESCRIPTION)
     if marker is not None and (marker.args or marker.kwargs):
         tell_wrong(item, marker, "write @pytest.mark.every_oom, which takes no arguments")
     if not everywhere and marker is None:

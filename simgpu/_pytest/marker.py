@@ -96,6 +96,17 @@ def _is_marked(item: pytest.Item) -> bool:
 
 def is_ours(item: pytest.Item, description: str) -> bool:
     """Whether the marker that `description` declares is not one that the suite declares, too."""
-    name = description.partition("(")[0]
-    declared = [line for line in item.config.getini("markers") if line.startswith(name)]
+    name = _name_in(description)
+    declared = [line for line in item.config.getini("markers") if _name_in(line) == name]
     return declared == [description]
+
+
+def closest_of_ours(item: pytest.Item, description: str) -> pytest.Mark | None:
+    """Return the nearest marker of a test that `description` declares, unless the suite does."""
+    marker = item.get_closest_marker(_name_in(description))
+    return marker if marker is not None and is_ours(item, description) else None
+
+
+def _name_in(description: str) -> str:
+    """The marker's name in a line that declares it, as pytest finds it there."""
+    return description.partition(":")[0].partition("(")[0].strip()

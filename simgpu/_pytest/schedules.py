@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from simgpu._pytest.marker import tell_wrong
+from simgpu._pytest.marker import closest_of_ours, tell_wrong
 from simgpu._pytest.wrapping import wrap_test
 from simgpu._testing.node_ids import node_id
 
@@ -36,7 +36,7 @@ def repeat_if_wanted(item: pytest.Item, everywhere: int | None, token: str | Non
     """Let a test function run under schedules, if its marker or the session asks for it."""
     if not isinstance(item, pytest.Function):
         return
-    marker = item.get_closest_marker("schedules")
+    marker = closest_of_ours(item, DESCRIPTION)
     told = None if marker is None else _count(item, marker)
     n = everywhere or told
     if n is None and token is None:

@@ -13,6 +13,7 @@ from tests.tools import test_command_line as command_line
 from tests.tools import test_failures as failing
 from tests.tools import test_fuzz as fuzzing
 from tests.tools import test_fuzz_report as fuzz_report
+from tests.tools import test_markers as marked
 from tests.tools import test_patches as patches
 from tests.tools import test_plugin_models as named
 from tests.tools import test_pools as pools
@@ -155,6 +156,13 @@ TOOLS = [
         "except ZeroDivisionError as error:",
         named.test_whatever_option_a_suite_has_it_stays_theirs,
         raises=pytest.UsageError,
+    ),
+    fault(
+        "a marker of a suite takes ours whose name its own begins with",
+        "simgpu._pytest.marker:is_ours",
+        "if _name_in(line) == name]",
+        "if line.startswith(name)]",
+        marked.test_a_marker_of_ranks_that_runs_none_is_an_error,
     ),
     fault(
         "slots on one GPU count as distinct",

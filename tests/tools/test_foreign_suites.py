@@ -25,6 +25,10 @@ FILES = {
         @pytest.mark.devices("north", "south")
         def test_a_marker_of_the_same_name(): pass
 
+        @pytest.mark.schedules("daily")
+        @pytest.mark.every_oom(limit=3)
+        def test_two_more(): pass
+
         def test_fails(): assert 1 == 2
 
         @pytest.fixture
@@ -94,6 +98,8 @@ from simgpu._pytest import options
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "devices(*names): where the test is allowed to run")
+    config.addinivalue_line("markers", "schedules(name): when the test runs")
+    config.addinivalue_line("markers", "every_oom: a group of tests")
 """
 
 KEEP_ON = "--continue-on-collection-errors"

@@ -125,10 +125,10 @@ def takes_a_fixture_that_takes_ranks(world): ...
 def takes_request(request): ...
 
 
-def item_of(test, count, marked="test", theirs=False, fixtures=()):
+def item_of(test, count, marked="test", theirs=None, fixtures=()):
     """A test as pytest collects it; `fixtures` are modules, and what a fixture in them takes."""
     names = {takes_ranks: ["ranks"], takes_a_fixture_that_takes_ranks: ["world", "ranks"]}
-    declared = ["ranks: those of an army"] if theirs else []
+    declared = [f"{theirs}: those of an army"] if theirs else []
     definitions = {
         f"fixture_{i}": [SimpleNamespace(argnames=takes, func=SimpleNamespace(__module__=module))]
         for i, (module, takes) in enumerate(fixtures)
@@ -162,11 +162,12 @@ def check_told(item, test, count, is_wrong):
     ),
     count=st.integers(1, 9),
     marked=st.sampled_from(["test", "module", "no"]),
-    theirs=st.booleans(),
+    theirs=st.sampled_from([None, "ranks", "ranks(*names)", "ranks_of_an_army", "rank"]),
 )
 def test_a_marker_of_ranks_that_runs_none_is_an_error(test, count, marked, theirs):
     """A module's marker is for those of its tests that take it; a suite may have its own."""
-    is_wrong = marked == "test" and test is takes_nothing and not theirs
+    is_theirs = theirs in ("ranks", "ranks(*names)")
+    is_wrong = marked == "test" and test is takes_nothing and not is_theirs
     check_told(item_of(test, count, marked, theirs), test, count, is_wrong)
 
 
