@@ -31,7 +31,7 @@ def repeat_if_wanted(item: pytest.Item, everywhere: bool) -> None:
         tell_wrong(item, marker, "write @pytest.mark.every_oom, which takes no arguments")
     if not everywhere and marker is None:
         return
-    wrap_test(item, _with_every_failure)
+    wrap_test(item, "--faults" if everywhere else "@pytest.mark.every_oom", _with_every_failure)
 
 
 def _with_every_failure(test: Callable[..., Any]) -> Callable[..., Any]:

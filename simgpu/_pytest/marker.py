@@ -47,17 +47,22 @@ def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
     return wanted
 
 
-# What is wrong with a marker of a test, which is told as an error of that test.
+# What is wrong with what is asked of a test, which is told as an error of that test.
 _WRONG = pytest.StashKey[str]()
 
 
 def tell_wrong(item: pytest.Item, marker: pytest.Mark, way_out: str) -> None:
     """Let a test fail for one of its markers, before anything of it runs."""
-    item.stash[_WRONG] = f"{item.nodeid}: {call_of(marker)}: {way_out}"
+    tell_of(item, f"{call_of(marker)}: {way_out}")
+
+
+def tell_of(item: pytest.Item, what: str) -> None:
+    """Let a test fail for what its markers and the session's options ask of it."""
+    item.stash[_WRONG] = f"{item.nodeid}: {what}"
 
 
 def fail_if_wrong(item: pytest.Item) -> None:
-    """Raise what `tell_wrong` was told of this test."""
+    """Raise what `tell_wrong` or `tell_of` was told of this test."""
     if _WRONG in item.stash:
         pytest.fail(item.stash[_WRONG], pytrace=False)
 

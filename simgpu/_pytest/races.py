@@ -14,7 +14,7 @@ from simgpu._pytest.wrapping import wrap_test
 def watch_if_wanted(item: pytest.Item, wanted: bool) -> None:
     """Let a test function fail for the races that it has; one of hypothesis, in each example."""
     if wanted and isinstance(item, pytest.Function):
-        wrap_test(item, _watched)
+        wrap_test(item, "--races", _watched)
 
 
 def _watched(test: Callable[..., Any]) -> Callable[..., Any]:

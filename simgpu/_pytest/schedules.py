@@ -43,6 +43,7 @@ def repeat_if_wanted(item: pytest.Item, everywhere: int | None, token: str | Non
         return
     wrap_test(
         item,
+        "--schedules" if everywhere or token else "@pytest.mark.schedules",
         lambda test: _under_schedules(test, n or 1, token, item),
         lambda test: _under_drawn_schedules(test, n or 1, token, item),
     )

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from simgpu._pytest.marker import tell_of
+
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 _OF_PROPERTY = pytest.StashKey[list[Wrapper]]()
 
 
-def wrap_test(item: pytest.Function, wrapper: Wrapper, of_property: Wrapper | None = None) -> None:
-    """Let `item` call its test through `wrapper`; what hypothesis calls, through `of_property`."""
+def wrap_test(
+    item: pytest.Function, what: str, wrapper: Wrapper, of_property: Wrapper | None = None
+) -> None:
+    """Let `item` call its test through `wrapper`; what hypothesis calls, through `of_property`.
+
+    An `async def` fails, for the option or the marker `what`: its call only makes a coroutine.
+    """
+    test = getattr(getattr(item.obj, "hypothesis", None), "inner_test", item.obj)
+    if inspect.iscoroutinefunction(test) or inspect.isasyncgenfunction(test):
+        leave_out = f'with @pytest.mark.without("{what}", reason="...")' if what[0] == "-" else ""
+        tell_of(
+            item,
+            f"{what} cannot run or watch an `async def`: write `def` with asyncio.run(...) in it, "
+            f"or leave {what} out {leave_out}".rstrip(),
+        )
+        return
     if getattr(item.obj, "hypothesis", None) is None:
         item.obj = wrapper(item.obj)
     else:

@@ -23,6 +23,7 @@ from tests.tools import test_summary as summary
 from tests.tools import test_tallies as tallies
 from tests.tools import test_timeline as timeline
 from tests.tools import test_variables as told
+from tests.tools import test_wrapping as wrapping
 
 TALLY = "simgpu._fuzz.tally:Tally"
 
@@ -163,6 +164,20 @@ TOOLS = [
         "if _name_in(line) == name]",
         "if line.startswith(name)]",
         marked.test_a_marker_of_ranks_that_runs_none_is_an_error,
+    ),
+    fault(
+        "a property that is async passes, and nothing of it ran",
+        "simgpu._pytest.wrapping:wrap_test",
+        'getattr(getattr(item.obj, "hypothesis", None), "inner_test", item.obj)',
+        "item.obj",
+        wrapping.test_an_async_test_is_refused_and_any_other_runs_in_it,
+    ),
+    fault(
+        "a marker is left out by another one",
+        "simgpu._pytest.wrapping:wrap_test",
+        ' if what[0] == "-" else ""',
+        "",
+        wrapping.test_an_async_test_is_refused_and_any_other_runs_in_it,
     ),
     fault(
         "slots on one GPU count as distinct",

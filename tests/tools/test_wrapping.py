@@ -1,0 +1,53 @@
+"""What a test is wrapped in: a test that would not run in it says so, and does not pass."""
+
+import functools
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simgpu._pytest.marker import fail_if_wrong
+from simgpu._pytest.wrapping import wrap_test, wrapped
+
+
+def plain(): ...
+async def coroutine(): ...
+async def generator(): yield  # fmt: skip
+
+
+TESTS = {"plain": plain, "coroutine": coroutine, "generator": generator}
+
+
+@given(
+    name=st.sampled_from(sorted(TESTS)),
+    is_property=st.booleans(),
+    what=st.sampled_from(["--races", "--faults", "--schedules", "@pytest.mark.every_oom"]),
+)
+def test_an_async_test_is_refused_and_any_other_runs_in_it(name, is_property, what):
+    """The call of an `async def` ends at once: in the wrapper it would pass, and nothing ran."""
+    calls = []
+
+    def wrapper(test):
+        @functools.wraps(test)
+        def run():
+            calls.append(name)
+            return test()
+
+        return run
+
+    test = TESTS[name]
+    if is_property:
+        test = SimpleNamespace(hypothesis=SimpleNamespace(inner_test=test))
+    item = SimpleNamespace(obj=test, stash=pytest.Stash(), nodeid="test_it.py::test_it")
+    wrap_test(item, what, wrapper)
+    if name != "plain":
+        way_out = "without" if what[0] == "-" else "leave @pytest.mark.every_oom out$"
+        with pytest.raises(pytest.fail.Exception, match=f"{what} cannot run .*{way_out}"):
+            fail_if_wrong(item)
+        return
+    fail_if_wrong(item)
+    with mock.patch.object(pytest, "Function", SimpleNamespace), wrapped(item):
+        (test.hypothesis.inner_test if is_property else item.obj)()
+    assert calls == [name]
