@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from simgpu._profiling import launched_ranks
 _ROWS = 1000  # how far apart the numbers of two ranks' rows are
 
 
-def write(path: str, timeline: dict[str, Any]) -> None:
-    """Write a timeline to `path`, together with those of the other ranks where there are any."""
-    rank, count = launched_ranks.rank_and_count()
+def write(path: str, timeline: dict[str, Any], environment: Mapping[str, str]) -> None:
+    """Write a timeline to `path`, together with those of the other ranks where there are any.
+
+    Which rank this is, `environment` tells: that in which the process has begun.
+    """
+    rank, count = launched_ranks.rank_and_count(environment)
     if count == 1:
         _dump(Path(path), timeline)
         return
-    parts = [Path(f"{path}.{_this_run()}rank{each}") for each in range(count)]
+    parts = [Path(f"{path}.{_this_run(environment)}rank{each}") for each in range(count)]
     _dump(parts[rank], timeline)
     if all(part.exists() for part in parts):
         try:
@@ -35,9 +39,9 @@ def write(path: str, timeline: dict[str, Any]) -> None:
             part.unlink(missing_ok=True)
 
 
-def _this_run() -> str:
+def _this_run(environment: Mapping[str, str]) -> str:
     """Tells the parts of this start of the ranks from those that an earlier one has left."""
-    told = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
+    told = [environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
     return "".join(f"{''.join(filter(str.isalnum, each))}." for each in told if each)
 
 

@@ -8,6 +8,7 @@ those of its estimate.
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TextIO
 
 from simgpu._naming import DEVICE_TYPE, visible_text
@@ -26,7 +27,8 @@ class watch(contextlib.AbstractContextManager[None]):
     """
 
     def __init__(self, path: str | None, table: TextIO | None) -> None:
-        self._path, self._table = path, table
+        self._path, self._table = path and os.path.abspath(path), table
+        self._environment = dict(os.environ)  # and not what a program puts there for its children
         self._timeline, self._totals, self._inputs = Timeline(), Totals(), Inputs()
         self._ends = contextlib.ExitStack()
 
@@ -45,8 +47,8 @@ class watch(contextlib.AbstractContextManager[None]):
 
     def _write(self) -> None:
         if self._path is not None:
-            timelines.write(self._path, self._timeline.as_json(self._names))
+            timelines.write(self._path, self._timeline.as_json(self._names), self._environment)
         if self._table is not None:
             text = self._totals.as_text(self._names, self._inputs)
-            text = launched_ranks.heading() + text
+            text = launched_ranks.heading(self._environment) + text
             self._table.write(text)  # at once: other ranks write there, too

@@ -180,6 +180,20 @@ TOOLS = [
         wrapping.test_an_async_test_is_refused_and_any_other_runs_in_it,
     ),
     fault(
+        "a timeline is written to the folder that the program went to",
+        "simgpu._profiling.watch:watch.__init__",
+        "path and os.path.abspath(path), table",
+        "path, table",
+        timeline.test_a_program_may_go_to_another_folder_and_start_ranks,
+    ),
+    fault(
+        "a program that starts ranks is taken for one of them",
+        "simgpu._profiling.watch:watch.__init__",
+        "dict(os.environ)",
+        "os.environ",
+        timeline.test_a_program_may_go_to_another_folder_and_start_ranks,
+    ),
+    fault(
         "slots on one GPU count as distinct",
         "simgpu.pytest_plugin:_lend",
         "if wanted.distinct and not pool.distinct:",

@@ -1,11 +1,15 @@
 """The file of `simgpu run --trace`: whose memory its counters show, and which rows it has."""
 
+import os
+import tempfile
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._profiling.chrome_trace import Timeline
+from simgpu._profiling.watch import watch
 from simgpu._runtime import instruments
 from tests.support.observe import place
 
@@ -47,3 +51,27 @@ def test_a_counter_shows_the_memory_of_its_device(simulated, steps):
     rows = {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
     assert {(pid, number) for pid, _, number in expected} <= rows
     assert rows == {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+
+
+@given(
+    environment=st.dictionaries(
+        st.sampled_from(["RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"]),
+        st.sampled_from(["0", "1", "2", "a run"]),
+    ),
+    moves=st.booleans(),
+)
+def test_a_program_may_go_to_another_folder_and_start_ranks(simulated, environment, moves):
+    """The file is that of the process as it began, in the folder where it began."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as other,
+        pytest.MonkeyPatch.context() as patches,
+    ):
+        patches.chdir(folder)
+        with watch("trace.json", None):
+            for name, value in environment.items():
+                patches.setenv(name, value)
+            patches.chdir(other if moves else folder)
+        patches.undo()
+        assert os.listdir(folder) == ["trace.json"]
+        assert os.listdir(other) == []

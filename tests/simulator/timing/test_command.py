@@ -104,6 +104,10 @@ ALONE = st.sampled_from(
         {"WORLD_SIZE": ""},
         {"WORLD_SIZE": "0"},
         {"RANK": "0"},
+        {"RANK": "first", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "many"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
     ]
 )
 ONE_OF_SEVERAL = st.integers(2, 9).flatmap(
@@ -113,8 +117,11 @@ ONE_OF_SEVERAL = st.integers(2, 9).flatmap(
 )
 
 
-@given(environment=ALONE | ONE_OF_SEVERAL)
-def test_only_a_process_that_is_alone_is_run_again(environment):
+@given(
+    told=st.tuples(ALONE, st.just(True)) | st.tuples(ONE_OF_SEVERAL, st.just(False)),
+)
+def test_only_a_process_that_is_alone_is_run_again(told):
+    environment, alone = told
     said, commands = io.StringIO(), []
 
     def run(command, **_):
@@ -129,7 +136,6 @@ def test_only_a_process_that_is_alone_is_run_again(environment):
         assert clock.start() is None
         atexit.unregister(clock._end)
         clock._end()
-    alone = int(environment.get("WORLD_SIZE") or 1) <= 1
     assert len(commands) == (3 if alone else 0)
     whose = "" if alone else f"rank {environment['RANK']} of {environment['WORLD_SIZE']}\n"
     assert said.getvalue().startswith(f"{whose}estimate for 2 x A100")
@@ -159,8 +165,8 @@ def test_ctrl_c_ends_the_further_runs_and_keeps_the_table(until):
 
 @given(environment=ALONE)
 def test_a_process_that_is_alone_writes_its_own_timeline(environment):
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, environment):
-        timelines.write(os.path.join(folder, "trace.json"), {"traceEvents": []})
+    with tempfile.TemporaryDirectory() as folder:
+        timelines.write(os.path.join(folder, "trace.json"), {"traceEvents": []}, environment)
         assert os.listdir(folder) == ["trace.json"]
 
 
