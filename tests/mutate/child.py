@@ -107,8 +107,27 @@ def _is_still(leader: int) -> bool:
 
 
 def listen(process: int, heard: int, wall_factor: float = 4.0) -> Verdict:
-    """Wait for the child's verdict; one that is silent for too long is ended, with its children."""
-    ran, test, status = 0, "", None
+    """Wait for the child's verdict; one that is silent for too long is ended, with its children.
+
+    So is one that nobody waits for any more, after Ctrl-C: its session is its own.
+    """
+    try:
+        verdict, ran, test = _told(process, heard, wall_factor)
+    finally:
+        status = _end(process, heard)
+    if verdict is None:
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        name = (
+            signal.Signals(number).name if number else f"exit {os.waitstatus_to_exitcode(status)}"
+        )
+        slow = number in (signal.SIGXCPU, signal.SIGALRM)
+        verdict = {"status": "timeout" if slow else "crashed", "test": test, "words": name}
+    return Verdict(verdict["status"], ran, verdict.get("test", test), verdict.get("words", ""))
+
+
+def _told(process: int, heard: int, wall_factor: float) -> tuple[dict[str, Any] | None, int, str]:
+    """The verdict, how many tests the child has begun, and the last of them."""
+    ran, test = 0, ""
     buffer = b""
     deadline = time.monotonic() + 120
     still_since = math.inf
@@ -133,18 +152,16 @@ def listen(process: int, heard: int, wall_factor: float = 4.0) -> Verdict:
                 break
             ran, test = ran + 1, told["test"]
             deadline = time.monotonic() + wall_factor * told["allowed"]
+    return verdict, ran, test
+
+
+def _end(process: int, heard: int) -> int:
+    """End a child and all of its session; returns what `os.waitpid` says of it."""
     os.close(heard)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)
-    _, status = os.waitpid(process, 0)
-    if verdict is None:
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        name = (
-            signal.Signals(number).name if number else f"exit {os.waitstatus_to_exitcode(status)}"
-        )
-        slow = number in (signal.SIGXCPU, signal.SIGALRM)
-        verdict = {"status": "timeout" if slow else "crashed", "test": test, "words": name}
-    return Verdict(verdict["status"], ran, verdict.get("test", test), verdict.get("words", ""))
+    for end in (os.killpg, os.kill):  # it may not have begun its session yet
+        with contextlib.suppress(ProcessLookupError):
+            end(process, signal.SIGKILL)
+    return os.waitpid(process, 0)[1]
 
 
 def run_items(items: Sequence[pytest.Item]) -> None:

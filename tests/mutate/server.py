@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,12 @@ class Profile:
 class Server:
     """Answers requests; `items` are there in a warm server only."""
 
-    def __init__(self, channel: socket.socket, package: str) -> None:
+    def __init__(self, channel: socket.socket, package: str, folder: str) -> None:
         self.lines = channel.makefile("rw")
         self.package = package
         self.items: dict[str, pytest.Item] = {}
         self.functions: dict[str, list[Any]] = {}
-        self.folder = tempfile.mkdtemp(prefix="mutants-")
+        self.folder = folder  # where children keep what is gone with them
 
     def serve(self) -> None:
         for line in self.lines:
@@ -196,8 +196,12 @@ class _Warm:
 
 def main(kind: str, descriptor: str, package: str, *folders: str) -> None:
     channel = socket.socket(fileno=int(descriptor))
-    server = Server(channel, package)
     os.chdir(ROOT)
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        _serve(kind, Server(channel, package, folder), folders)
+
+
+def _serve(kind: str, server: Server, folders: Sequence[str]) -> None:
     sys.dont_write_bytecode = kind == "fresh"
     if kind == "warm":
         pytest.main([*OPTIONS, *folders], plugins=[Profile(), _Warm(server)])

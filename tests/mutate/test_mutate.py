@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import os
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -153,6 +155,29 @@ def test_threads_that_wait_for_each_other_are_told_from_those_that_work(tmp_path
 
     found = [child.listen(*child.in_child(work, str(tmp_path))).status for work in (stuck, busy)]
     assert found == ["timeout", "survived"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_child_ends_with_ctrl_c(tmp_path, monkeypatch, begun):
+    """It would wait for its tests alone: the terminal's signals do not reach its session."""
+
+    def stuck(channel):
+        child.Reporter(channel, {}).tell(test="the first", allowed=9.0)
+        threading.Event().wait()
+
+    process, heard = child.in_child(stuck, str(tmp_path))
+    if begun:
+        child.select.select([heard], [], [])
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches:
+        patches.setattr(child, "select", SimpleNamespace(select=interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            child.listen(process, heard)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(process, os.WNOHANG)
 
 
 def test_every_row_of_the_table_of_equivalents_fits_a_mutant():
