@@ -79,19 +79,11 @@ def row_of_recording(name, recording, devices):
         gpu=origin.get("gpu") or "several",
         torch=origin.get("torch") or "not named",
         cases=len(cases),
-        numbers=sum(_numbers(entry["seen"]) for entry in cases),
+        numbers=sum(published.numbers(entry["seen"]) for entry in cases),
         agreed=len(cases) - len({repr(one[0]) for one in found}),
         reasons=Counter(one[4] for one in found if one[4] is not None),
         wrong=[one for one in found if one[4] is None],
     )
-
-
-def _numbers(seen):
-    if isinstance(seen, dict):
-        return sum(map(_numbers, seen.values()))
-    if isinstance(seen, list):
-        return sum(map(_numbers, seen))
-    return int(isinstance(seen, int | float) and not isinstance(seen, bool))
 
 
 def row_of_published(name, recording, outcomes):

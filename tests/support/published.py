@@ -141,6 +141,8 @@ def load(path):
 
 def numbers(seen):
     """How many numbers were printed."""
+    if isinstance(seen, dict):
+        seen = list(seen.values())
     if isinstance(seen, list):
         return sum(map(numbers, seen))
     return int(isinstance(seen, int | float) and not isinstance(seen, bool))
