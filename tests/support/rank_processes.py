@@ -92,7 +92,8 @@ def _rank(function, rank, count, arguments, backend, timeout, named, debug, fold
                 result = function(rank, *arguments)
             except Exception as error:
                 result = error
-                error.add_note(traceback.format_exc())
+                if hasattr(error, "add_note"):  # from Python 3.11 on
+                    error.add_note(traceback.format_exc())
             distributed.destroy_process_group()
         pickle.dumps(result)
     except Exception as error:

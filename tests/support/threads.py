@@ -10,22 +10,22 @@ def in_thread(function, *args):
 
 
 def together(count, function):
-    """What `function(rank)` returns in as many threads."""
-    results = [None] * count
+    """What `function(rank)` returns in as many threads; it must not be None."""
+    results, errors = [None] * count, []
 
     def run(rank):
         try:
             results[rank] = function(rank)
-        except AssertionError as error:
+        except Exception as error:
             results[rank] = error
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert None not in results, "a rank has not come back"
-    for result in results:
-        if isinstance(result, AssertionError):
-            raise result
+    if errors:  # of which others may not have come back
+        raise errors[0]
+    assert all(result is not None for result in results), "a rank has not come back"
     return results
