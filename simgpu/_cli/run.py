@@ -278,7 +278,7 @@ def _program(options: argparse.Namespace) -> Program:
     if program.kind == "module":
         first = program.text.partition(".")[0]
         here = importlib.machinery.PathFinder.find_spec(first, [os.getcwd()])
-        if not first or not (here or importlib.util.find_spec(first)):
+        if first in ("", "__main__") or not (here or _is_module(first)):
             error(f"no such module: {program.text}")
     elif program.kind == "script":
         path = program.text
@@ -295,6 +295,11 @@ def _meant_by(name: str) -> str:
         return "; leave that word out, for what comes after `run` is what Python would be told"
     if name in _MODULES:
         return f"; the module runs by -m {_MODULES[name]}"
-    if name.isidentifier() and importlib.util.find_spec(name):
+    if name.isidentifier() and _is_module(name):
         return f"; the module runs by -m {name}"
     return ""
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python would import it; `__main__` is this process's own, and has no spec."""
+    return name != "__main__" and importlib.util.find_spec(name) is not None

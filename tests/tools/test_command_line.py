@@ -99,6 +99,8 @@ MISTAKES = {
     "no code": (["run", "--devices", "2", "-c"], "-c needs a CODE"),
     "another module": (["run", "-m", "no.such"], NO_MODULE),
     "a relative module": (["run", "-m", ".such"], "no such module: .such"),
+    "the main module": (["run", "-m", "__main__"], "no such module: __main__"),
+    "a script called as it": (["run", "__main__"], "no such script: __main__"),
     "an empty folder": (["run", "{folder}"], "has no __main__.py"),
     "a trace nowhere": (["run", "--trace", "no/such/x.json", "-c", "1"], "no folder no/such"),
     "a trace in a folder's place": (["run", "--trace", "{folder}", "-c", "1"], "is a folder"),
