@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -192,8 +193,10 @@ def read_options(config: pytest.Config) -> DeviceOptions:
     worker_input = getattr(config, "workerinput", None)
     worker = None
     if worker_input:
-        index = int(worker_input["workerid"].lstrip("gw"))
-        worker = Worker(index, worker_input["workercount"])
+        # "gw3"; or what the user calls it (`--tx popen//id=NAME`), perhaps without a number.
+        number = re.search(r"\d+$", worker_input["workerid"])
+        count = worker_input["workercount"]
+        worker = Worker(int(number[0]) % count if number else 0, count)
     return options_in(config.option, worker)
 
 

@@ -16,6 +16,7 @@ from tests.tools import test_fuzz_report as fuzz_report
 from tests.tools import test_markers as marked
 from tests.tools import test_patches as patches
 from tests.tools import test_plugin_models as named
+from tests.tools import test_plugin_workers as workers
 from tests.tools import test_pools as pools
 from tests.tools import test_strategies as drawn
 from tests.tools import test_streams_options as streams
@@ -192,6 +193,14 @@ TOOLS = [
         "dict(os.environ)",
         "os.environ",
         timeline.test_a_program_may_go_to_another_folder_and_start_ranks,
+    ),
+    fault(
+        "the letters before a worker's number are those of pytest-xdist",
+        "simgpu._pytest.options:read_options",
+        'number = re.search(r"\\d+$", worker_input["workerid"])',
+        'number = [worker_input["workerid"].lstrip("gw")]',
+        workers.test_a_worker_may_have_any_name,
+        raises=ValueError,
     ),
     fault(
         "slots on one GPU count as distinct",

@@ -3,6 +3,8 @@
 No GPU is needed: the queries that would count and set them are replaced by fakes.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from simgpu._pytest import pools
 from simgpu._pytest.choose import choose_pool
 from simgpu._pytest.gpu_groups import Worker, describe, group_of
-from simgpu._pytest.options import DeviceOptions
+from simgpu._pytest.options import DeviceOptions, add_options, read_options
 from simgpu._pytest.pools import CudaPool
 
 
@@ -29,6 +31,17 @@ def test_groups_are_fair(size, spare, workers):
     used = {one: ordinals.count(one) for one in ordinals}
     assert max(used.values()) - min(used.values()) <= 1
     assert len(used) == min(workers, gpus // size)
+
+
+@given(name=st.text("gw-a") | st.just("gw"), number=st.none() | st.integers(0, 19), data=st.data())
+def test_a_worker_may_have_any_name(name, number, data):
+    """`--tx popen//id=NAME` gives it one; pytest-xdist itself calls them gw0, gw1 and so on."""
+    count = data.draw(st.integers(1 if number is None else number + 1, 20))
+    parser = pytest.Parser(_ispytest=True)
+    add_options(parser)
+    told = {"workerid": name if number is None else f"{name}{number}", "workercount": count}
+    config = SimpleNamespace(option=parser.parse([]), workerinput=told)
+    assert read_options(config).worker == Worker(number or 0, count)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
