@@ -216,7 +216,9 @@ def chunkings(batch: int, devices: int, min_size: int = 0) -> SearchStrategy[lis
 
 @functools.lru_cache(maxsize=64)
 def dims(ndim: int) -> SearchStrategy[int]:
-    """Dimensions of a tensor of `ndim` dimensions, counted from either end."""
+    """Dimensions of a tensor of `ndim` dimensions (0: ValueError), counted from either end."""
+    if ndim < 1:
+        raise ValueError(f"a tensor of {plural(ndim, 'dimension')} has none to draw from")
     return st.integers(0, ndim - 1) | st.integers(-ndim, -1)
 
 

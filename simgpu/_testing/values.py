@@ -19,7 +19,7 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
 def exact_values(
     shape: Sequence[int], dtype: str | torch.dtype, seed: int = 0, span: int = 251
 ) -> torch.Tensor:
-    """Return a CPU tensor of integers, the same on every machine, that no dtype has to round.
+    """Return a CPU tensor of integers, the same on every machine, that no dtype of `DTYPES` rounds.
 
     At most `span` of them (251 fits in a signed byte and in bfloat16), around zero if the dtype
     has a sign, and no two neighbouring rows alike. Their sums are exact in any order as long as

@@ -306,6 +306,7 @@ def test_a_fuzzing_run_may_narrow_the_numbers_of_ranks():
         lambda: strategies.batches(0),
         lambda: strategies.batches(2, 3, 4),
         lambda: strategies.chunkings(3, 2, 2),
+        lambda: strategies.dims(0),
         lambda: strategies.laid_out(torch.ones(2), "diagonal"),
         lambda: strategies.exact_values((2,), "float31"),
         lambda: strategies.Network((2,)),
