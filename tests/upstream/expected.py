@@ -73,6 +73,8 @@ def read(path: Path = FILE) -> list[Entry]:
         entry = Entry(**{**table, **lists})
         if entry.data_parallel not in ("both", "ours", "pytorch"):
             raise ValueError(f"{path}: data_parallel must be both, ours or pytorch: {entry}")
+        if entry.but_not and not entry.run:
+            raise ValueError(f"{path}: tests that are left out are told without but_not: {entry}")
         entries.append(entry)
     return entries
 

@@ -95,6 +95,8 @@ def run(
             begun = _read(written, result.outcomes)
             tail = log.read_text(encoding="utf-8", errors="replace")[-6000:]
             if status == 0:
+                if not (result.outcomes or patterns or left_out):
+                    result.broken = "there is no test in it"
                 return result
             if status is None:
                 result.broken = f"stopped after {limit:.0f} s, in {begun}"

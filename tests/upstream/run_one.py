@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> None:
         from tests.upstream.ours import use_ours
 
         use_ours()
-    left_out = set(Path(done).read_text(encoding="utf-8").split())
+    left_out = set(Path(done).read_text(encoding="utf-8").splitlines())
     suite = unittest.TestSuite(
         test
         for test in _loaded(load(Path(path)))

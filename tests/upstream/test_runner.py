@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.upstream import expected
+from tests.upstream import expected, processes
+from tests.upstream.files import TestFile
 from tests.upstream.processes import Outcome
 
 # As a file of PyTorch, for CUDA: its name says so.
@@ -146,6 +147,15 @@ def test_a_wrong_call_says_what_is_wrong(run, arguments, says):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("chosen", [{}, {"patterns": ["T.t"]}, {"left_out": ["T.*"]}])
+def test_a_file_without_a_test_is_broken(tmp_path, monkeypatch, chosen):
+    """It would be as expected whatever it is about; unless all of it was left out on purpose."""
+    monkeypatch.setattr(processes, "_wait", lambda *_: 0)
+    result = processes.run(TestFile("test_it.py", tmp_path / "test_it.py"), 1, **chosen)
+    assert result.outcomes == {}
+    assert bool(result.broken) == (not chosen)
+
+
 def test_a_pass_that_was_expected_to_fail_is_not_as_expected():
     entries = [expected.Entry("test_cuda.py", "because", ("Test.test_[a-c]",))]
     outcomes = {
@@ -168,6 +178,7 @@ def test_a_pass_that_was_expected_to_fail_is_not_as_expected():
         'file = "a.py"\nreason = "r"\ntests = []',
         'file = "a.py"\nreason = "r"\ntests = ["T.t"]\nwhy = "w"',
         'file = "a.py"\nreason = "r"\ntests = ["T.t"]\ndata_parallel = "mine"',
+        'file = "a.py"\nreason = "r"\ntests = ["T.*"]\nbut_not = ["T.t"]\nrun = false',
     ],
 )
 def test_an_entry_that_says_too_little_or_too_much_is_refused(tmp_path, table):
