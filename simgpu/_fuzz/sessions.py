@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from simgpu._fuzz.session_settings import (
@@ -26,11 +26,21 @@ def pytest_command(settings: SessionSettings, arguments: Sequence[str]) -> list[
     return [*words, *arguments]
 
 
+def _status_of(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a session, whose exit status is returned; Ctrl-C, which it gets too, is its own."""
+    with subprocess.Popen(words, env=environment) as session:
+        while True:
+            try:
+                return session.wait()
+            except KeyboardInterrupt:  # pytest says where it was, and ends
+                continue
+
+
 def replay_schedule(name: str, token: str, devices: tuple[int, int]) -> int:
     """Run the test `name` under the schedule of `token`; returns pytest's exit status."""
     words = [sys.executable, "-m", "pytest", "--devices", "simgpu", "-p", "no:cacheprovider"]
     words += ["--device-count", str(devices[1]), "--schedule", token, name]
-    return subprocess.run(words, env=without_process_devices(), check=False).returncode
+    return _status_of(words, without_process_devices())
 
 
 def replay(
@@ -61,7 +71,7 @@ def replay(
             ranks=ranks,
         )
         command = pytest_command(settings, [name, *(["--schedules", "1"] if schedules else [])])
-        status = subprocess.run(command, env=settings.environment(), check=False).returncode
+        status = _status_of(command, settings.environment())
         if status == 0 and not sum_tallies(Path(folder)).examples:
             print(
                 f"no example was run: {settings.database} keeps none of {name}. Copy the whole "

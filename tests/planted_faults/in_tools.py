@@ -313,6 +313,14 @@ TOOLS = [
         raises=KeyboardInterrupt,
     ),
     fault(
+        "Ctrl-C ends a replay before pytest has said where it was",
+        "simgpu._fuzz.sessions:_status_of",
+        "continue",
+        "raise",
+        fuzzing.test_ctrl_c_during_a_replay_is_for_pytest,
+        raises=KeyboardInterrupt,
+    ),
+    fault(
         "the longest example of the workers is kept",
         f"{TALLY}.add",
         "len(failure.example) < len(known.example)",

@@ -19,7 +19,7 @@ from hypothesis.database import ExampleDatabase
 
 from simgpu.__main__ import main
 from simgpu._cli.argument_types import device_range
-from simgpu._fuzz import campaign
+from simgpu._fuzz import campaign, sessions
 from simgpu._fuzz.database import database_of
 from simgpu._fuzz.interrupts import one_interrupt
 from simgpu._fuzz.tally import Failure, Tally
@@ -364,6 +364,31 @@ def test_a_redis_database_is_asked_at_the_start(monkeypatch):
     monkeypatch.delitem(sys.modules, "hypothesis.extra.redis")
     with pytest.raises(pytest.UsageError, match="pip install redis"):
         database_of("redis://here:6379/0")
+
+
+class Interrupted:
+    """A session of pytest during which Ctrl-C is pressed so often."""
+
+    def __init__(self, times, status):
+        self.times, self.status = times, status
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_): ...
+
+    def wait(self):
+        self.times -= 1
+        if self.times >= 0:
+            raise KeyboardInterrupt
+        return self.status
+
+
+@given(times=st.integers(0, 3), status=st.integers(0, 5))
+def test_ctrl_c_during_a_replay_is_for_pytest(times, status):
+    session = Interrupted(times, status)
+    with mock.patch.object(subprocess, "Popen", return_value=session):
+        assert sessions.replay_schedule("test_it.py::test_it", "S1fAQA", (1, 8)) == status
 
 
 def test_ranges_of_devices():
