@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -82,11 +83,7 @@ class DeviceOptions:
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("simgpu", "devices of the `devices` fixture")
 
-    def add(name: str, **arguments: Any) -> None:
-        names.add(name)
-        # The suite's own options are in the same namespace, perhaps as "devices" or "as_cuda".
-        group.addoption(name, dest=f"simgpu_{name[2:].replace('-', '_')}", **arguments)
-
+    add = functools.partial(_add, group)
     add(
         "--devices",
         type=_kind,
@@ -135,6 +132,19 @@ def add_options(parser: pytest.Parser) -> None:
         help="let simulated devices go by the name of CUDA, for suites written for CUDA",
     )
     _add_exploring(add)
+
+
+def _add(group: pytest.OptionGroup, name: str, **arguments: Any) -> None:
+    names.add(name)
+    # The suite's own options are in the same namespace, perhaps as "devices" or "as_cuda".
+    dest = f"simgpu_{name[2:].replace('-', '_')}"
+    try:
+        group.addoption(name, dest=dest, **arguments)
+    except argparse.ArgumentError:
+        raise pytest.UsageError(
+            f"another plugin adds the option {name}, which is simgpu's: leave one of them out "
+            "(-p no:simgpu, also as addopts)"
+        ) from None
 
 
 def _kind(text: str) -> str:

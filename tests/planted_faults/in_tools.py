@@ -1,5 +1,6 @@
 """Faults planted in the tools: pytest plugin, fuzzing, strategies, timeline, table, patches."""
 
+import argparse
 import signal
 import tempfile
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 from tests.support.plant import fault
 from tests.tools import test_command_line as command_line
 from tests.tools import test_failures as failing
+from tests.tools import test_foreign_suites as foreign
 from tests.tools import test_fuzz as fuzzing
 from tests.tools import test_fuzz_report as fuzz_report
 from tests.tools import test_markers as marked
@@ -201,6 +203,14 @@ TOOLS = [
         'number = [worker_input["workerid"].lstrip("gw")]',
         workers.test_a_worker_may_have_any_name,
         raises=ValueError,
+    ),
+    fault(
+        "a plugin with an option of ours gets a traceback",
+        "simgpu._pytest.options:_add",
+        "except argparse.ArgumentError:",
+        "except ZeroDivisionError:",
+        partial(foreign.test_another_plugin_with_an_option_of_ours_gets_one_line, name="--devices"),
+        raises=argparse.ArgumentError,
     ),
     fault(
         "slots on one GPU count as distinct",

@@ -178,3 +178,12 @@ def test_a_conftest_with_an_option_of_ours_gets_one_line(pytester, name):
     (line,) = [line for line in seen.errlines if line]
     assert name in line
     assert "-p no:simgpu" in line
+
+
+@pytest.mark.parametrize("name", sorted(options.names))
+def test_another_plugin_with_an_option_of_ours_gets_one_line(name):
+    """One that is loaded before, as by -p."""
+    parser = pytest.Parser(_ispytest=True)
+    parser.addoption(name, dest="theirs")
+    with pytest.raises(pytest.UsageError, match=f"adds the option {name}, .*-p no:simgpu"):
+        options.add_options(parser)
