@@ -6,9 +6,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from tests.clients import test_support as clients
 import pytest
 
+from tests.clients import test_support as clients
 from tests.support.plant import fault
 from tests.tools import test_command_line as command_line
 from tests.tools import test_failures as failing
