@@ -21,9 +21,16 @@ _NO_TESTS = 5  # what pytest ends with where nothing was left to run; it need no
 
 def pytest_command(settings: SessionSettings, arguments: Sequence[str]) -> list[str]:
     """Return the command of a pytest session with the plugin; `settings` has its environment."""
-    words = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--devices", "simgpu"]
-    words += ["--device-count", str(settings.devices[1]), "-p", "no:cacheprovider"]
-    return [*words, *arguments]
+    return [*_pytest(settings.folder, settings.devices), "-p", PLUGIN, *arguments]
+
+
+def _pytest(folder: str, devices: tuple[int, int]) -> list[str]:
+    """pytest on simulated devices, with a cache of its own.
+
+    It may not go without one: a suite's `addopts` may have an option of the cache, such as --ff.
+    """
+    words = [sys.executable, "-m", "pytest", "--devices", "simgpu"]
+    return [*words, "--device-count", str(devices[1]), "-o", f"cache_dir={Path(folder) / 'cache'}"]
 
 
 def _status_of(words: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -38,9 +45,9 @@ def _status_of(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def replay_schedule(name: str, token: str, devices: tuple[int, int]) -> int:
     """Run the test `name` under the schedule of `token`; returns pytest's exit status."""
-    words = [sys.executable, "-m", "pytest", "--devices", "simgpu", "-p", "no:cacheprovider"]
-    words += ["--device-count", str(devices[1]), "--schedule", token, name]
-    return _status_of(words, without_process_devices())
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*_pytest(folder, devices), "--schedule", token, name]
+        return _status_of(words, without_process_devices())
 
 
 def replay(
