@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class ExampleRecorder:
         self._saved = 0.0
         self._property = ""
         self._failing = False
+        self._failed: Counter[tuple[int, int]] = Counter()  # combinations of the property
         self._deadline: float | None = None
         # What the running example said of itself through `strategies.tried`.
         self._combinations: list[tuple[int, int]] = []
@@ -43,6 +45,7 @@ class ExampleRecorder:
     def begin(self, name: str, deadline: float | None) -> None:
         """Begin a property; past the deadline (of time.monotonic) it is not gone on with."""
         self._property, self._failing, self._deadline = name, False, deadline
+        self._failed.clear()
 
     def on_example(self, batch: int | None, devices: int | None, error: float | None) -> None:
         """Take what an example says of itself (`strategies.tried`)."""
@@ -72,8 +75,9 @@ class ExampleRecorder:
                 test(*instance, **seen)
             except (HypothesisException, pytest.skip.Exception):
                 raise
-            except (Exception, pytest.fail.Exception) as error:
+            except (Exception, SystemExit, pytest.fail.Exception) as error:
                 self._failing = True
+                self._failed.update(set(self._combinations))
                 self.tally.failed.update(set(self._combinations))
                 last = self._combinations[-1] if self._combinations else None
                 # Hypothesis goes on to smaller examples: the last one it runs is the smallest.
@@ -116,6 +120,14 @@ class ExampleRecorder:
             self.tally.failures[self._property] = of_property
         if not isinstance(error, KeyboardInterrupt):
             self.tally.finished.add(self._property)
+        self._save()
+
+    def expected_to_fail(self) -> None:
+        """Take back the failures of the property that has ended: it is marked as one that fails."""
+        failures = self.tally.failures
+        for key in [key for key, one in failures.items() if one.property == self._property]:
+            del failures[key]
+        self.tally.failed -= self._failed
         self._save()
 
     def _save(self) -> None:

@@ -8,7 +8,7 @@ plugins: `hypothesis.inner_test` and settings profiles.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -125,3 +125,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         example_log.set_listener(None)
         handle.inner_test = original_test
         recorder.finish(error)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own, which says of xfail
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call" and hasattr(report, "wasxfail"):
+        item.config.stash[_RECORDER].expected_to_fail()
+    return report

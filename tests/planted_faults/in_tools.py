@@ -330,6 +330,28 @@ TOOLS = [
         raises=KeyboardInterrupt,
     ),
     fault(
+        "a property that ends its process has not failed",
+        "simgpu._fuzz.recorder:ExampleRecorder.counted",
+        "except (Exception, SystemExit, pytest.fail.Exception) as error:",
+        "except (Exception, pytest.fail.Exception) as error:",
+        failing.test_a_failure_has_the_text_of_its_error,
+        raises=ValueError,
+    ),
+    fault(
+        "a property that is marked as failing takes the failures of all away",
+        "simgpu._fuzz.recorder:ExampleRecorder.expected_to_fail",
+        " if one.property == self._property]",
+        "]",
+        failing.test_what_is_marked_as_failing_is_no_failure,
+    ),
+    fault(
+        "the batches of a property that is marked as failing have failed",
+        "simgpu._fuzz.recorder:ExampleRecorder.expected_to_fail",
+        "self.tally.failed -= self._failed",
+        "pass",
+        failing.test_what_is_marked_as_failing_is_no_failure,
+    ),
+    fault(
         "the longest example of the workers is kept",
         f"{TALLY}.add",
         "len(failure.example) < len(known.example)",

@@ -60,7 +60,7 @@ class Several(Exception):
 
 
 errors = st.recursive(
-    st.builds(ValueError, st.text()) | st.builds(Unprintable),
+    st.builds(ValueError, st.text()) | st.builds(Unprintable) | st.builds(SystemExit),
     lambda inner: st.builds(Several, st.lists(inner, min_size=1, max_size=3)),
     max_leaves=4,
 )
@@ -94,3 +94,30 @@ def test_a_failure_is_found_from_the_folder_of_the_campaign(tmp_path, error, par
         os.chdir(here)
     for told in (kept.property.partition("::")[0], kept.location.rpartition(":")[0]):
         assert (START / told).samefile(__file__)
+
+
+@given(
+    marked=st.lists(st.booleans(), min_size=1, max_size=4),
+    combination=st.tuples(st.integers(0, 3), st.integers(1, 2)),
+)
+def test_what_is_marked_as_failing_is_no_failure(tmp_path, marked, combination):
+    """And takes no other property's failure away."""
+
+    def fails(turn):
+        recorder.on_example(*combination, None)
+        raise ValueError(turn)
+
+    recorder = ExampleRecorder(SessionSettings(str(tmp_path), (1, 8), ""))
+    for turn, is_marked in enumerate(marked):
+        item = item_of(fails)
+        item.nodeid += f"_{turn}"
+        recorder.begin(name_of(item), None)
+        with pytest.raises(ValueError, match=str(turn)) as raised:
+            recorder.counted(item, fails)(turn=turn)
+        recorder.finish(raised.value)
+        if is_marked:
+            recorder.expected_to_fail()
+    kept = {failure.property[-1] for failure in recorder.tally.failures.values()}
+    assert kept == {str(turn) for turn, is_marked in enumerate(marked) if not is_marked}
+    assert recorder.tally.failed[combination] == marked.count(False)
+    assert recorder.tally.examples.total() == len(marked)
