@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
 from simgpu._cli.describe import description
@@ -18,6 +20,9 @@ def add_arguments(commands: Any) -> None:
 
 
 def start(options: argparse.Namespace) -> int:
-    for line in description():
-        print(line)
+    try:
+        for line in description():
+            print(line, flush=True)
+    except BrokenPipeError:  # `simgpu info | head -3`: who reads has what was wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would tell
     return 0

@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from simgpu.__main__ import main, parser
 from simgpu._cli import compare, fuzz
 
+ROOT = Path(__file__).parents[2]
 SAYS = """
 import sys, torch
 print(sys.argv[1:], __name__, torch.cuda.device_count())
@@ -298,3 +300,14 @@ def test_info_says_what_a_bug_report_needs(python):
     tricks = [value.strip() for name, value in lines.items() if name.startswith("  ")]
     assert len(tricks) > 3
     assert all(says == "active" or says.startswith("NOT ACTIVE: ") for says in tricks)
+
+
+def test_info_may_be_read_in_part():
+    """As by `simgpu info | head -1`."""
+    words = [sys.executable, "-m", "simgpu", "info"]
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as told:
+        assert told.stdout.readline().startswith("simgpu: ")
+        told.stdout.close()
+        assert (told.wait(), told.stderr.read()) == (0, "")
