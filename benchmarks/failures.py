@@ -34,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--kinds", nargs="+", default=["oom", "copy", "launch", "lose"])
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--wrappers", nargs="+", default=list(WRAPPERS), choices=list(WRAPPERS))
     asked = parser.parse_args()
     print(f"{'':11} devices  failures" + "".join(f"{name:>12}" for name in COLUMNS))
