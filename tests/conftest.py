@@ -72,8 +72,10 @@ def python():
     """Run a fresh interpreter, in the root folder or in `cwd`: `python("-m", "simgpu", ...)`."""
 
     def run(*args, cwd=ROOT, stdin=None, **variables):
-        environment = {**os.environ, "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
-        environment.pop("SIMGPU_DEVICE_COUNT", None)
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("SIMGPU_")
+        }
+        environment |= {"PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
         return subprocess.run(
             [sys.executable, *map(str, args)],
             cwd=cwd,
