@@ -129,6 +129,18 @@ def test_no_time_passes_while_other_ranks_run(count, seconds, early, seed):
     assert simgpu.ranks(count, wait, schedule=seed) == [[total] * 2] * count
 
 
+@few
+@given(count=strategies.world_sizes(2, 4), at=st.integers(1, 3), seed=schedules)
+def test_a_part_may_lie_where_that_of_another_rank_comes(count, at, seed):
+    def call(rank):
+        outs = [torch.zeros(2, device="cuda") for _ in range(count)]
+        dist.all_gather(outs, outs[(rank + at) % count].fill_(rank + 1))
+        return [out.tolist() for out in outs]
+
+    wanted = [[rank + 1.0] * 2 for rank in range(count)]
+    assert simgpu.ranks(count, call, schedule=seed) == [wanted] * count
+
+
 def to_itself(backend, kinds, sizes):
     """Sends and receives of the only rank with itself: the calls, and their errors."""
     transport, numbers, found = gloo.Transport(backend, "0", [0]), {"send": 0, "recv": 0}, []
@@ -142,6 +154,8 @@ def to_itself(backend, kinds, sizes):
         pending = Pending(call)
         transport.submit(pending, awaited=False)
         found.append(pending)
+        if kind == "send":  # it is on its way
+            tensor.zero_()
     errors = []
     for pending in found:
         try:

@@ -79,6 +79,20 @@ def test_what_numpy_draws_goes_on_where_it_was(count, draws, kind):
         numpy.random.set_bit_generator(before)
 
 
+@few
+@given(count=strategies.world_sizes(1, 3), legacy=st.booleans())
+def test_a_rank_may_put_back_what_numpy_draws_from(count, legacy):
+    def draw(rank):
+        noted = numpy.random.get_state(legacy=legacy)
+        numbers = [numpy.random.rand()]
+        dist.barrier(device_ids=[rank])
+        numpy.random.set_state(noted)
+        return [*numbers, numpy.random.rand()]
+
+    for first, second in simgpu.ranks(count, draw):
+        assert first == second
+
+
 def test_seeds_give_different_orders():
     def order_of(seed):
         order = []

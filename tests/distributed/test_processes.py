@@ -115,9 +115,10 @@ def test_the_parts_of_a_group_meet_where_no_others_do(splits):
 
 
 def test_groups_that_have_ended_make_no_calls():
-    for aborted, destroyed in results(2, rank_cases.ended):
+    for aborted, destroyed, by_backend in results(2, rank_cases.ended):
         assert "was aborted by this rank" in aborted
         assert "was destroyed by this rank" in destroyed
+        assert "was aborted" in by_backend
 
 
 def test_ranks_that_are_started_again_do_not_read_what_the_last_ones_wrote(monkeypatch):

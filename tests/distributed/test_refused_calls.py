@@ -57,3 +57,39 @@ def test_another_dtype_is_refused_before_another_size(name, count, width, more, 
         call(torch.zeros(count * width, dtype=dtype, device="cuda"), part)
 
     simgpu.ranks(count, ask)
+
+
+# How each is called with a tensor for each rank.
+REDUCTIONS = {
+    "all_reduce": lambda parts, op: dist.all_reduce(parts[0], op),
+    "reduce": lambda parts, op: dist.reduce(parts[0], 0, op),
+    "reduce_scatter": lambda parts, op: dist.reduce_scatter(parts[0].clone(), parts, op),
+    "one tensor": lambda parts, op: dist.reduce_scatter_tensor(parts[0], torch.cat(parts), op),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REDUCTIONS))
+@few
+@given(count=strategies.world_sizes(1, 4), op=st.sampled_from(("BAND", "BOR", "BXOR")))
+def test_no_reduction_of_nccl_is_of_bits(name, count, op):
+    def ask(rank):
+        parts = [torch.ones(2, dtype=torch.int64, device="cuda") for _ in range(count)]
+        with pytest.raises(ValueError, match=f"Cannot use ReduceOp.{op} with NCCL"):
+            REDUCTIONS[name](parts, getattr(dist.ReduceOp, op))
+
+    simgpu.ranks(count, ask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@few
+@given(count=strategies.world_sizes(1, 4), width=st.integers(1, 3), more=st.integers(1, 3))
+def test_a_list_is_scattered_into_what_is_as_large_and_of_its_dtype(dtype, count, width, more):
+    """torch.distributed looks at dtypes itself, and those who ask a group do not pass there."""
+
+    def ask(rank):
+        parts = [torch.zeros(width, device="cuda") for _ in range(count)]
+        out = torch.zeros(width + more * (dtype is torch.float32), dtype=dtype, device="cuda")
+        with pytest.raises(ValueError, match="numbers of elements and dtypes have to be equal"):
+            dist.group.WORLD.reduce_scatter([out], [parts]).wait()
+
+    simgpu.ranks(count, ask)

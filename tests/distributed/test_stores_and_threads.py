@@ -111,6 +111,22 @@ def test_stores_of_other_addresses_have_other_keys(other):
     assert simgpu.ranks(1, run) == [(True, False)]
 
 
+@given(wanted=st.integers(0, 4), master=st.booleans(), waits=st.booleans(), seed=schedules)
+def test_only_a_server_that_says_so_waits_for_others(wanted, master, waits, seed):
+    """For as many as it says, itself among them: here there are two."""
+
+    def run(rank):
+        first = rank == 0
+        dist.TCPStore("localhost", 29503, wanted, first and master, wait_for_workers=waits)
+        return rank
+
+    if master and waits and wanted > 2:
+        with pytest.raises(DeadlockError, match=f"rank 0 waits for {wanted} ranks at the store"):
+            simgpu.ranks(2, run, schedule=seed)
+    else:
+        assert simgpu.ranks(2, run, schedule=seed) == [0, 1]
+
+
 def test_questions_between_which_something_happens_go_on():
     """However many they are."""
 

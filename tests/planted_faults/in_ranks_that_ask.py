@@ -32,6 +32,25 @@ def one_file_of_all_ranks() -> None:
 
 
 RANKS_THAT_ASK = [
+    *(
+        fault(
+            name,
+            "simgpu._ranks.stores:TCPStore.__init__",
+            "if is_master and wait_for_workers and",
+            new,
+            asking.test_only_a_server_that_says_so_waits_for_others,
+            raises=error,
+        )
+        for name, new, error in (
+            (
+                "a store that is no server waits for others",
+                "if wait_for_workers and",
+                DeadlockError,
+            ),
+            ("a server waits for others though told not to", "if is_master and", DeadlockError),
+            ("a server waits for nobody", "if False and", None),
+        )
+    ),
     fault(
         "a table does not say whose it is",
         "simgpu._profiling.launched_ranks:heading",

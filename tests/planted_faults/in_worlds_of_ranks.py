@@ -9,8 +9,10 @@ from tests.distributed import test_ends_of_ranks as ends
 from tests.distributed import test_exchanges as exchanges
 from tests.distributed import test_fake_groups as fake
 from tests.distributed import test_groups_of_ranks as groups
+from tests.distributed import test_orders_of_ranks as orders
 from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
+from tests.distributed import test_reductions as reductions
 from tests.distributed import test_settings_of_ranks as settings
 from tests.distributed import test_works as works
 from tests.support.plant import fault
@@ -84,6 +86,21 @@ WORLDS_OF_RANKS = [
         "value != present and",
         "setting.read is not comm.in_force and value != present and",
         own_settings("order of sums", [(0, 0, 1), (1, 0, 2)]),
+    ),
+    fault(
+        "what a rank notes of NumPy's generator has no numbers",
+        "simgpu._ranks.numpy_random:MT19937.state",
+        "if self.brief:",
+        "if True:",
+        orders.test_a_rank_may_put_back_what_numpy_draws_from,
+        raises=Exception,
+    ),
+    fault(
+        "a part of a sum is added in the order of the first part",
+        "simgpu._ranks.meeting:_reduce_scatter",
+        "_prepared(calls, rank), segment=rank",
+        "_prepared(calls, rank)",
+        reductions.test_a_part_of_a_sum_has_the_bits_that_it_has_in_the_whole,
     ),
     fault(
         "a call that nobody waits for is told of nowhere",

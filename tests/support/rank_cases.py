@@ -345,7 +345,11 @@ def left(rank):
 def ended(rank):
     """A group that was aborted, and one that was destroyed, say so; the default group goes on."""
     found = []
-    for end in (vars(dist.distributed_c10d)["_abort_process_group"], dist.destroy_process_group):
+    for end in (
+        vars(dist.distributed_c10d)["_abort_process_group"],
+        dist.destroy_process_group,
+        lambda group: group._get_backend(device()).abort(),
+    ):
         group = dist.new_group()
         x = torch.ones(2, device=device())
         dist.all_reduce(x, group=group)
