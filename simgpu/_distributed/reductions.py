@@ -43,8 +43,6 @@ _COMBINE: dict[str, Callable[..., Tensor]] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-_OF_TRUTH_VALUES = {"SUM": torch.logical_or, "PRODUCT": torch.logical_and}
-_OF_TRUTH_VALUES |= {"MAX": torch.logical_or, "MIN": torch.logical_and}
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,7 @@ class Reduction:
         dtype = parts[0].dtype
         if dtype in FLOAT8:
             return self.combine([part.float() for part in parts], segment).to(dtype)
-        table = _OF_TRUTH_VALUES if dtype is torch.bool else _COMBINE
-        function = table.get(self.name) or _COMBINE[self.name]
+        function = _COMBINE[self.name]
 
         def into(total: Tensor, part: Tensor) -> None:
             function(total, part, out=total)
