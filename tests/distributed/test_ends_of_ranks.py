@@ -13,7 +13,7 @@ import simgpu
 from simgpu import strategies
 from simgpu._distributed import agreement
 from simgpu._simulation.schedules import baton
-from simgpu.errors import CollectiveMismatchError, RankLostError
+from simgpu.errors import CollectiveMismatchError, DeadlockError, RankLostError
 from tests.support.worlds import few, schedules
 
 
@@ -180,6 +180,32 @@ def test_a_call_of_a_group_that_was_aborted_waits_for_nobody(backend, name):
         return rank
 
     assert simgpu.ranks(2, go, backend=backend) == [0, 1]
+
+
+@few
+@given(count=strategies.world_sizes(2, 4), data=st.data(), seed=schedules)
+def test_an_error_is_noted_with_what_stopped_the_others(count, data, seed):
+    """If anything has; and where nobody can go on, that is the error itself."""
+    failing = data.draw(st.none() | st.integers(0, count - 1), "who raises")
+    waiting = failing is None or data.draw(st.booleans(), "whether others wait")
+
+    def go(rank):
+        if rank == failing:
+            raise KeyError("why")
+        if waiting and rank:
+            dist.recv(torch.ones(1, device="cuda"), rank)
+
+    error = DeadlockError if failing is None else KeyError
+    if waiting and failing is not None and not {*range(1, count)} - {failing}:
+        waiting = False  # there is nobody else to wait
+    with pytest.raises(error) as caught:
+        simgpu.ranks(count, go, schedule=seed)
+    notes = getattr(caught.value, "__notes__", None)
+    if notes is not None:  # from Python 3.11 on
+        assert notes[0].startswith("raised by rank ")
+        stopped = [note for note in notes if note.startswith("no rank can go on: ")]
+        assert len(stopped) == (waiting and failing is not None)
+        assert "None" not in notes
 
 
 async def coroutine(rank):

@@ -95,6 +95,20 @@ WORLDS_OF_RANKS = [
         orders.test_a_rank_may_put_back_what_numpy_draws_from,
         raises=Exception,
     ),
+    *(
+        fault(
+            name,
+            "simgpu._ranks.run:_World._raise",
+            "if stopped is not None and stopped is not error:",
+            new,
+            ends.test_an_error_is_noted_with_what_stopped_the_others,
+        )
+        for name, new in (
+            ("what stopped the others is not told", "if False:"),
+            ("a deadlock is told of twice", "if stopped is not None:"),
+            ("that nothing stopped the others is told", "if stopped is not error:"),
+        )
+    ),
     fault(
         "a part of a sum is added in the order of the first part",
         "simgpu._ranks.meeting:_reduce_scatter",
