@@ -204,6 +204,20 @@ def test_memory_that_a_program_pins_itself(cuda):
     assert library.cudaHostUnregister(x.data_ptr()) == 713
 
 
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4), data=st.data())
+def test_each_of_many_that_a_program_pins_is_pinned(cuda, sizes, data):
+    tensors, library = [torch.ones(size) for size in sizes], torch.cuda.cudart()
+    own = [data.draw(st.booleans()) for _ in sizes]
+    chosen = [tensor for tensor, pins in zip(tensors, own, strict=True) if pins]
+    for tensor in chosen:
+        assert library.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0) == 0
+    try:
+        assert [tensor.is_pinned() for tensor in tensors] == own
+    finally:
+        for tensor in chosen:
+            assert library.cudaHostUnregister(tensor.data_ptr()) == 0
+
+
 def test_memory_without_a_tensor(cuda):
     address = torch.cuda.caching_allocator_alloc(1000, 3)
     assert torch.cuda.memory_allocated(torch.cuda.device(3)) == 1024

@@ -354,6 +354,13 @@ BACKEND = [
         "cuda.start(count, memory, None,",
         gpus.test_devices_without_a_block_are_their_models_too,
     ),
+    fault(
+        "memory that a program pins is pinned if all of it is",
+        "simgpu._memory.pinned:_is_registered",
+        "return any(",
+        "return all(",
+        comm.test_each_of_many_that_a_program_pins_is_pinned,
+    ),
     *(
         fault(name, where, old, "pass", comm.test_what_a_program_leaves_ends_with_its_devices)
         for name, where, old in (

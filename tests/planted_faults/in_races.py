@@ -447,6 +447,13 @@ RACES = [
         parts.test_parts_race_if_they_have_a_number_in_common,
     ),
     fault(
+        "a line of torch is a place of the program",
+        "simgpu._runtime.places:_is_foreign",
+        " or file.startswith(_FOREIGN)",
+        "",
+        places.test_a_place_is_the_line_that_runs,
+    ),
+    fault(
         "all lines of a function are one place",
         "simgpu._runtime.places:place_of_caller",
         "id(frame.f_code), frame.f_lasti",

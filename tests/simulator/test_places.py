@@ -1,20 +1,31 @@
 """The line of a program that asked for something, as reports name it."""
 
+import functools
+
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 from simgpu._runtime.places import place_of_caller
+
+# Each puts into a list where it was asked for: by the program itself, or by a function of torch.
+ASKING = ("found.append(place())", "found += by_torch([1])")
 
 files = st.sampled_from(["one.py", "two.py", "three.py"])
 
 
-@given(programs=st.lists(st.tuples(files, st.lists(st.integers(0, 2), min_size=1)), min_size=2))
+lines = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ASKING)), min_size=1)
+
+
+@given(programs=st.lists(st.tuples(files, lines), min_size=2))
 def test_a_place_is_the_line_that_runs(programs):
     """Also where a program that has ended leaves the address of its code to the next one."""
-    for file, gaps in programs:
+    by_torch = functools.partial(pytree.tree_map, place_of_caller)
+    for file, asking in programs:
         found, wanted, text = [], [], ""
-        for gap in gaps:
-            text += "\n" * gap + "found.append(place())\n"
+        for gap, line in asking:
+            text += "\n" * gap + f"{line}\n"
             wanted.append(f"{file}:{text.count(chr(10))}")
-        exec(compile(text, file, "exec"), {"found": found, "place": place_of_caller})
+        names = {"found": found, "place": place_of_caller, "by_torch": by_torch}
+        exec(compile(text, file, "exec"), names)
         assert found == wanted
