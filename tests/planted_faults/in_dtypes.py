@@ -4,7 +4,6 @@ from functools import partial
 
 from tests.devices.computing import test_determinism as determinism
 from tests.devices.computing import test_dtypes as dtypes
-from tests.devices.computing import test_operators as operators
 from tests.devices.computing import test_sparse_and_nested as composites
 from tests.simulator import test_narrow_dtypes as narrow
 from tests.support.plant import fault
@@ -15,13 +14,6 @@ ORDER = "simgpu._kernels.determinism:"
 PRODUCTS = "simgpu._kernels.products_out_dtype:_Product."
 
 DTYPES = [
-    fault(
-        "a number is kept for all that equal it",
-        "simgpu._kernels.arguments:kept_number",
-        "_kept_number(number, ",
-        "_kept_number(int(number) if number == int(number) else number, ",
-        operators.test_a_number_counts_by_its_type_whichever_equal_one_came_before,
-    ),
     fault(
         "errors that instruments see speak of the CPU",
         "simgpu._runtime.launch:_launch_watched",

@@ -227,25 +227,3 @@ def test_what_is_done_in_place_takes_no_memory(devices, name):
     module.reset_peak_memory_stats(device)
     assert IN_PLACE[name](x, y) is x
     assert module.max_memory_allocated(device) == before
-
-
-NUMBERS = (True, 1, 1.0, 2, 2.0, 3, 3.0)
-
-
-def product_into_its_dtype(x, number):
-    """None where the product is of another kind of numbers, and refused."""
-    try:
-        return plain(torch.mul(x, number, out=torch.empty_like(x)))
-    except RuntimeError:
-        return None
-
-
-@given(
-    numbers=st.lists(st.sampled_from(NUMBERS), min_size=2, max_size=6),
-    dtype=st.sampled_from((torch.bool, torch.int32, torch.float16)),
-)
-def test_a_number_counts_by_its_type_whichever_equal_one_came_before(devices, numbers, dtype):
-    x = torch.ones(2, dtype=dtype)
-    for number in numbers:
-        wanted = product_into_its_dtype(x, number)
-        assert product_into_its_dtype(x.to(devices[0]), number) == wanted
