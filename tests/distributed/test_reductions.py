@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu import comm, strategies
+from simgpu import strategies
 from simgpu._distributed.reductions import Reduction
 from tests.support.worlds import few
 
@@ -39,7 +39,7 @@ def test_a_part_of_a_sum_has_the_bits_that_it_has_in_the_whole(count, model, row
 
     def add(rank):
         whole, part = parts[rank].cuda(), torch.empty(rows, device="cuda")
-        with comm.reduction(model):
+        with simgpu.comm.reduction(model):
             dist.reduce_scatter(part, list(whole.chunk(count)))
             dist.all_reduce(whole)
         return part.tolist(), whole.chunk(count)[rank].tolist()
