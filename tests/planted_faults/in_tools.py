@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients import test_support as clients
 from tests.support.plant import fault
 from tests.tools import test_command_line as command_line
 from tests.tools import test_failures as failing
@@ -450,5 +451,12 @@ TOOLS = [
         "self._undo.pop()()",
         "self._undo.pop(0)()",
         patches.test_all_is_put_back_however_often_an_attribute_was_replaced,
+    ),
+    fault(
+        "a library whose import fails for torchvision's sake is taken for whole",
+        "tests.clients.support:why_not",
+        "return why_not(other)",
+        "return None",
+        clients.test_a_broken_torchvision_is_a_reason_for_all_that_import_it,
     ),
 ]
