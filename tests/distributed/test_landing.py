@@ -142,8 +142,8 @@ def test_a_work_says_how_its_call_ended(count, fails, data, seed):
         works = [dist.all_reduce(x, async_op=True) for x in tensors]
         for which in asked[rank]:
             work = works[which]
-            while not work.is_completed():
-                assert not work.is_success()
+            while not work.is_completed():  # which may be so a moment later
+                assert not work.is_success() or work.is_completed()
             assert work.is_success() == (not fails[which])
             error = work.exception()
             assert type(error) is (CollectiveMismatchError if fails[which] else type(None))
