@@ -182,7 +182,9 @@ def _flat(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
         tensor = tensor.resolve_conj()
     if slot.paired:
         tensor = torch.view_as_real(tensor)
-    return tensor if tensor.dim() == 1 and tensor.is_contiguous() else tensor.reshape(-1)
+    if tensor.dim() == 1 and tensor.is_contiguous():
+        return tensor
+    return tensor.reshape(-1).contiguous()  # a flat view of a tensor with gaps may have them, too
 
 
 def unflatten(flat: torch.Tensor, bucket: Bucket, outputs: list[torch.Tensor]) -> None:

@@ -116,6 +116,14 @@ TRANSFER = [
         raises=Exception,
     ),
     fault(
+        "a tensor with gaps keeps them in a bucket of its own",
+        "dataparallel._transfer.buckets:_flat",
+        ".contiguous()  # a flat",
+        "  # a flat",
+        layouts.test_copies_and_sums_of_any_layouts,
+        raises=Exception,
+    ),
+    fault(
         "a tensor with gaps gets strides for no size under two",
         "dataparallel._transfer.buckets:_contiguous_stride",
         "max(size[d + 1], 1)",
