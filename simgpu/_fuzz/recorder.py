@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import unittest
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ from simgpu._fuzz.session_settings import SessionSettings
 from simgpu._fuzz.tally import SlowExample, Tally
 
 SAVE_EVERY = 0.5  # seconds
+# What hypothesis, and pytest with it, takes for a failure and for none.
+_FAILED = (Exception, SystemExit, GeneratorExit, pytest.fail.Exception)
+_SKIPPED = (pytest.skip.Exception, unittest.SkipTest)
 
 
 class ExampleRecorder:
@@ -73,9 +77,9 @@ class ExampleRecorder:
             self._schedule = None
             try:
                 test(*instance, **seen)
-            except (HypothesisException, pytest.skip.Exception):
+            except (HypothesisException, *_SKIPPED):
                 raise
-            except (Exception, SystemExit, pytest.fail.Exception) as error:
+            except _FAILED as error:
                 self._failing = True
                 self._failed.update(set(self._combinations))
                 self.tally.failed.update(set(self._combinations))
@@ -115,7 +119,8 @@ class ExampleRecorder:
             for failure in self.tally.failures.values():
                 if code and raised == (failure.property, failure.error, failure.location):
                     failure.blob = code
-        if error is not None and isinstance(error, Exception) and not self._failing:
+        as_a_whole = isinstance(error, Exception) and not isinstance(error, _SKIPPED)
+        if error is not None and as_a_whole and not self._failing:
             of_property = failures.of_property(self._property, error)
             self.tally.failures[self._property] = of_property
         if not isinstance(error, KeyboardInterrupt):

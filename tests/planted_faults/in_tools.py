@@ -333,10 +333,24 @@ TOOLS = [
     fault(
         "a property that ends its process has not failed",
         "simgpu._fuzz.recorder:ExampleRecorder.counted",
-        "except (Exception, SystemExit, pytest.fail.Exception) as error:",
+        "except _FAILED as error:",
         "except (Exception, pytest.fail.Exception) as error:",
         failing.test_a_failure_has_the_text_of_its_error,
         raises=ValueError,
+    ),
+    fault(
+        "a property that skips itself has failed",
+        "simgpu._fuzz.recorder:ExampleRecorder.counted",
+        "except (HypothesisException, *_SKIPPED):",
+        "except (HypothesisException, pytest.skip.Exception):",
+        failing.test_what_is_skipped_is_no_failure,
+    ),
+    fault(
+        "a property that skips itself has failed as a whole",
+        "simgpu._fuzz.recorder:ExampleRecorder.finish",
+        " and not isinstance(error, _SKIPPED)",
+        "",
+        failing.test_what_is_skipped_is_no_failure,
     ),
     fault(
         "a property that is marked as failing takes the failures of all away",

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import unittest
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,7 +61,8 @@ class Several(Exception):
 
 
 errors = st.recursive(
-    st.builds(ValueError, st.text()) | st.builds(Unprintable) | st.builds(SystemExit),
+    st.builds(ValueError, st.text())
+    | st.sampled_from((Unprintable, SystemExit, GeneratorExit)).map(lambda kind: kind()),
     lambda inner: st.builds(Several, st.lists(inner, min_size=1, max_size=3)),
     max_leaves=4,
 )
@@ -94,6 +96,22 @@ def test_a_failure_is_found_from_the_folder_of_the_campaign(tmp_path, error, par
         os.chdir(here)
     for told in (kept.property.partition("::")[0], kept.location.rpartition(":")[0]):
         assert (START / told).samefile(__file__)
+
+
+@given(skip=st.sampled_from((unittest.SkipTest, pytest.skip.Exception)), reason=st.text())
+def test_what_is_skipped_is_no_failure(tmp_path, skip, reason):
+    """However it says so: unittest has an error of its own."""
+
+    def test_it():
+        raise skip(reason)
+
+    recorder = ExampleRecorder(SessionSettings(str(tmp_path), (1, 8), ""))
+    recorder.begin("test_it", None)
+    with pytest.raises(skip) as raised:
+        recorder.counted(item_of(test_it), test_it)()
+    recorder.finish(raised.value)
+    assert not recorder.tally.failures
+    assert recorder.tally.examples["test_it"] == 1
 
 
 @given(
