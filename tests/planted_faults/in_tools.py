@@ -176,6 +176,13 @@ TOOLS = [
         wrapping.test_an_async_test_is_refused_and_any_other_runs_in_it,
     ),
     fault(
+        "a decorated test that is async passes, and nothing of it ran",
+        "simgpu._pytest.wrapping:_run_by_its_call",
+        ' or hasattr(result, "__aiter__"):',
+        ":",
+        wrapping.test_an_async_test_is_refused_and_any_other_runs_in_it,
+    ),
+    fault(
         "a marker is left out by another one",
         "simgpu._pytest.wrapping:wrap_test",
         ' if what[0] == "-" else ""',
