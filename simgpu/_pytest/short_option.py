@@ -1,7 +1,8 @@
 """`--model` and `--rng`: `--device-model` and `--device-rng` in a suite without such options.
 
 The plugin is loaded in every session, and suites of models often have a `--model` of their own: so
-they are added when the suite's conftests have had their turn.
+they are added when the suite's conftests have had their turn, and taken away once the command line
+is read: conftests of other folders are found while tests are collected, and may add theirs then.
 """
 
 from __future__ import annotations
@@ -71,11 +72,19 @@ class ShortOption:
                 choices=self.choices,
                 help=self.long,
             )
+            config.stash.setdefault(_ADDED, []).append((self, parser))
         elif self in config.stash.get(_TAKEN_EARLY, ()):
             raise pytest.UsageError(
                 f"{self.name} is an option of this suite: say {self.long} for the devices of "
                 "--as-cuda"
             )
+
+    def take_away(self, parser: pytest.Parser) -> None:
+        """Let others add an option of this name; what the command line has said stays said."""
+        # pytest before 9 has none: there each group of options has names of its own.
+        options = getattr(parser, "optparser", None)
+        if options is not None:
+            options._option_string_actions.pop(self.name)
 
 
 def _find_each(names: str) -> None:
@@ -85,6 +94,8 @@ def _find_each(names: str) -> None:
 
 # Those by which --as-cuda has made devices before it was known that they are ours.
 _TAKEN_EARLY = pytest.StashKey[set[ShortOption]]()
+# Those that are in a parser.
+_ADDED = pytest.StashKey[list[tuple[ShortOption, pytest.Parser]]]()
 
 SHORT = (
     ShortOption("model", "A100", _find_each),
@@ -100,3 +111,9 @@ def pytest_load_initial_conftests(
     for short in SHORT:
         short.add_where_free(early_config, parser, args)
     return done
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    for short, parser in session.config.stash.get(_ADDED, []):
+        short.take_away(parser)

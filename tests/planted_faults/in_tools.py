@@ -154,6 +154,14 @@ TOOLS = [
         raises=pytest.UsageError,
     ),
     fault(
+        "an option that a suite adds while it is collected is a conflict",
+        "simgpu._pytest.short_option:ShortOption.take_away",
+        "if options is not None:",
+        "if False:",
+        named.test_whatever_option_a_suite_has_it_stays_theirs,
+        raises=Exception,
+    ),
+    fault(
         "an option that a suite has ends its session where it does not know A100",
         "simgpu._pytest.short_option:ShortOption.add_where_free",
         "except pytest.UsageError as error:",

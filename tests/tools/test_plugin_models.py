@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simgpu._pytest.choose import simulated_pool
 from simgpu._pytest.options import DeviceOptions
-from simgpu._pytest.short_option import SHORT
+from simgpu._pytest.short_option import SHORT, pytest_sessionstart
 
 SUITE = """
 import pytest
@@ -105,20 +105,45 @@ SAID = {"choices": "=gpt", "number": "=3", "flag": ""}
     theirs=st.dictionaries(
         st.sampled_from(["--model", "--rng", "--model-size", "--other"]),
         st.sampled_from(sorted(THEIRS)),
-    )
+    ),
+    late=st.sets(st.sampled_from(["--model", "--rng"])),
 )
-def test_whatever_option_a_suite_has_it_stays_theirs(theirs):
-    """And ours is there where a suite has none of that name, whatever else it has."""
+def test_whatever_option_a_suite_has_it_stays_theirs(theirs, late):
+    """And ours is there where a suite has none of that name, whatever else it has.
+
+    Until the command line is read: then conftests that are found late may add theirs.
+    """
     parser = pytest.Parser(_ispytest=True)
     for name, kind in theirs.items():
         parser.addoption(name, dest=f"their_{name[2:]}", **THEIRS[kind])
     said = [f"{name}{SAID.get(kind, '=x')}" for name, kind in theirs.items()]
+    config = SimpleNamespace(stash=pytest.Stash())
     for short in SHORT:
-        short.add_where_free(SimpleNamespace(stash={}), parser, said)
+        short.add_where_free(config, parser, said)
     ours = [f"{short.name}={short.value}" for short in SHORT if short.name not in theirs]
     told = vars(parser.parse([*said, *ours]))
     found = {name for name in told if name.startswith("simgpu_device_")}
     assert found == {f"simgpu_device_{short.field}" for short in SHORT if short.name not in theirs}
+    pytest_sessionstart(SimpleNamespace(config=config))
+    for name in late.difference(theirs):
+        parser.addoption(name, dest=f"late_{name[2:]}", default="theirs")
+
+
+def test_a_conftest_that_is_found_late_keeps_its_own_option(pytester):
+    """That of a folder which pytest comes to while it collects: it has the default."""
+    tests = pytester.mkpydir("package") / "tests"
+    tests.mkdir()
+    (tests / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n"
+        "    for name in ('--model', '--rng'): parser.addoption(name, default='theirs')"
+    )
+    (tests / "test_it.py").write_text(
+        "def test_it(request):\n"
+        "    told = [request.config.getoption(name) for name in ('--model', '--rng')]\n"
+        "    assert told == ['theirs', 'theirs']"
+    )
+    for said in ((), ("--model", "A100")):
+        pytester.runpytest_inprocess(*NO_CACHE, *said).assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
