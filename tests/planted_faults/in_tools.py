@@ -212,6 +212,13 @@ TOOLS = [
         timeline.test_a_program_may_go_to_another_folder_and_start_ranks,
     ),
     fault(
+        "a worker whose name has a large number is past the last one",
+        "simgpu._pytest.options:read_options",
+        "int(number[0]) % count if",
+        "int(number[0]) if",
+        workers.test_a_worker_may_have_any_name,
+    ),
+    fault(
         "the letters before a worker's number are those of pytest-xdist",
         "simgpu._pytest.options:read_options",
         'number = re.search(r"\\d+$", worker_input["workerid"])',
