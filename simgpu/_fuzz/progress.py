@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 from tqdm import tqdm
 
 from simgpu._counting import plural
 from simgpu._fuzz.tally import Tally
 
+# What TQDM_DISABLE, TQDM_ASCII and others say of other bars; an argument goes before them.
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("ascii", "colour", "lock_args", "ncols", "nrows", "position")),
+    **dict.fromkeys(("disable", "gui", "write_bytes"), False),
+    **dict.fromkeys(("delay", "initial"), 0),
+}
 EVERY = 10.0  # seconds between two lines where no terminal is
 
 
@@ -32,7 +39,7 @@ class Progress:
             bar_format="{percentage:3.0f}% |{bar:24}| {elapsed}<{remaining}{postfix}",
             dynamic_ncols=True,
             leave=False,
-            disable=False,  # whatever TQDM_DISABLE says of other bars
+            **_DEFAULTS,
         )
 
     def show(self, tally: Tally, seconds: float) -> None:

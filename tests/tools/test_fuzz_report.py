@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import inspect
 import io
 import json
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 from simgpu import strategies
 from simgpu._cli import replay
@@ -320,9 +322,12 @@ def test_the_progress_line_says_that_tests_are_collected(monkeypatch):
     assert "examples" not in sys.stderr.getvalue()
 
 
-def test_the_progress_line_is_there_whatever_the_environment_says_of_bars(python):
+@pytest.mark.parametrize("said", ["1", "7"])
+def test_the_progress_line_is_there_whatever_the_environment_says_of_bars(python, said):
+    names = inspect.signature(tqdm.__init__).parameters
+    variables = {f"TQDM_{name.upper()}": said for name in {*names} - {"self", "kwargs"}}
     program = (
         "from simgpu._fuzz.progress import Progress; from simgpu._fuzz.tally import Tally;"
         "Progress(1.0, None).show(Tally(), 15.0)"
     )
-    assert " 25% |" in python("-c", program, TQDM_DISABLE="1").stderr
+    assert " 25% |" in python("-c", program, **variables).stderr
