@@ -177,6 +177,13 @@ TOOLS = [
         marked.test_a_marker_of_ranks_that_runs_none_is_an_error,
     ),
     fault(
+        "a marker that a suite declares with spaces is ours",
+        "simgpu._pytest.marker:_name_in",
+        ".strip()",
+        "",
+        marked.test_a_suite_may_declare_a_marker_in_any_way,
+    ),
+    fault(
         "a property that is async passes, and nothing of it ran",
         "simgpu._pytest.wrapping:wrap_test",
         'getattr(getattr(item.obj, "hypothesis", None), "inner_test", item.obj)',

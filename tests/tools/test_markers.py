@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._pytest.marker import fail_if_wrong
+from simgpu._pytest.marker import fail_if_wrong, is_ours
 from simgpu._pytest.ranks import DESCRIPTION, tell_if_unused
 
 WRONG = """
@@ -189,3 +189,15 @@ def test_a_fixture_of_the_suite_may_ask_for_ranks_while_it_runs(count, fixtures)
     may_ask = any("request" in takes and THEIRS_OR_NOT[module] for module, takes in fixtures)
     item = item_of(takes_nothing, count, fixtures=fixtures)
     check_told(item, takes_nothing, count, is_wrong=not may_ask)
+
+
+@given(
+    name=st.sampled_from(["ranks", "ranks_slow", "rank"]),
+    told=st.sampled_from(["", ":", ": text", "(n): text (more)"]),
+    spaces=st.sampled_from(["", " "]),
+)
+def test_a_suite_may_declare_a_marker_in_any_way(name, told, spaces):
+    """As pytest reads its lines: a name, perhaps arguments, a colon and a text."""
+    lines = [DESCRIPTION, f"{spaces}{name}{spaces}{told}"]
+    item = SimpleNamespace(config=SimpleNamespace(getini=lambda name: lines))
+    assert is_ours(item, DESCRIPTION) == (name != "ranks")
