@@ -175,8 +175,8 @@ SCHEDULES = [
     fault(
         "a schedule is repeated on the devices of the environment",
         "simgpu._fuzz.sessions:replay_schedule",
-        "env=without_process_devices(), ",
-        "",
+        "without_process_devices()",
+        "None",
         pasted.test_a_schedule_is_repeated_on_devices_of_its_own,
     ),
     fault(

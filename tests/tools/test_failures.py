@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simgpu._fuzz.failures import name_of
@@ -69,6 +69,7 @@ errors = st.recursive(
 
 
 @given(error=errors)
+@example(error=Unprintable())
 def test_a_failure_has_the_text_of_its_error(tmp_path, error):
     kept = kept_of(tmp_path, error)
     with contextlib.suppress(RuntimeError):

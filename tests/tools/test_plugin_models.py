@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simgpu._pytest.choose import simulated_pool
@@ -108,6 +108,8 @@ SAID = {"choices": "=gpt", "number": "=3", "flag": ""}
     ),
     late=st.sets(st.sampled_from(["--model", "--rng"])),
 )
+@example(theirs={"--other": "needed"}, late=set())
+@example(theirs={"--model": "choices"}, late=set())
 def test_whatever_option_a_suite_has_it_stays_theirs(theirs, late):
     """And ours is there where a suite has none of that name, whatever else it has.
 
