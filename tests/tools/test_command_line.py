@@ -64,9 +64,14 @@ def test_a_program_is_run_as_python_runs_it(python, programs, way):
 
 
 FAILS = """
+import inspect
 def inner():
     print(globals().get("__file__"))
     1 / 0
+try:
+    print(inspect.getsource(inner))
+except OSError:
+    print("no source")
 try:
     inner()
 except ZeroDivisionError:
