@@ -111,9 +111,7 @@ def grow(title: str, works: dict[int, Workload], devices: list[torch.device], ro
     """Print how the time grows with a size; return whether it is not along a line."""
     times: dict[int, dict[str, float]] = {}  # CPU seconds
     for size, work in works.items():
-        steps = steps_of(work, devices)
-        steps = {name: steps[name] for name in ("ours", "floor")}
-        found = best(steps, work.number, rounds)
+        found = best(steps_of(work, devices, ("ours", "floor")), work.number, rounds)
         times[size] = {name: each.cpu for name, each in found.items()}
     print(f"{title}, training step, ms (floor): " + ", ".join(
         f"{size}: {each['ours'] * 1e3:.2f} ({each['floor'] * 1e3:.2f})"

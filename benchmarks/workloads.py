@@ -104,8 +104,10 @@ def step_of(model: Step, batch: torch.Tensor, grad: bool) -> Step:
     return train if grad else infer
 
 
-def steps_of(work: Workload, devices: Sequence[torch.device]) -> dict[str, Step]:
-    """The step of both implementations, of none, and of one that is written for just this step."""
+def steps_of(
+    work: Workload, devices: Sequence[torch.device], names: Sequence[str] = ()
+) -> dict[str, Step]:
+    """The steps of these names, or of all: ours, theirs, the floor's, and that written by hand."""
     torch.manual_seed(0)
     used = list(devices[: work.devices])
     net = work.make().to(used[0])
@@ -115,11 +117,11 @@ def steps_of(work: Workload, devices: Sequence[torch.device]) -> dict[str, Step]
     def chunk_by_chunk(whole: torch.Tensor) -> torch.Tensor:
         return torch.cat([net(chunk) for chunk in whole.chunk(len(used))])
 
-    models = {
-        "ours": dataparallel.DataParallel(net, used, **work.options),
-        "theirs": nn.DataParallel(net, used),
-        "floor": net if len(used) == 1 else chunk_by_chunk,
+    models: dict[str, Callable[[], Step]] = {
+        "ours": lambda: dataparallel.DataParallel(net, used, **work.options),
+        "theirs": lambda: nn.DataParallel(net, used),
+        "floor": lambda: net if len(used) == 1 else chunk_by_chunk,
     }
     if work.grad and len(used) > 1:
-        models["by hand"] = ByHand(net, used)
-    return {name: step_of(model, batch, work.grad) for name, model in models.items()}
+        models["by hand"] = lambda: ByHand(net, used)
+    return {name: step_of(models[name](), batch, work.grad) for name in names or models}
