@@ -322,7 +322,6 @@ TOOLS = [
         "frame.filename, _START",
         "frame.filename",
         failing.test_a_failure_is_found_from_the_folder_of_the_campaign,
-        raises=FileNotFoundError,
     ),
     fault(
         "a failure is replayed from the folder of the settings alone",
@@ -330,7 +329,6 @@ TOOLS = [
         'os.path.relpath(item.path, start).replace(os.sep, "/")',
         'item.nodeid.partition("::")[0]',
         failing.test_a_failure_is_found_from_the_folder_of_the_campaign,
-        raises=FileNotFoundError,
     ),
     fault(
         "a session that a signal has ended is as good as any",
