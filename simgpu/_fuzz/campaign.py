@@ -120,7 +120,7 @@ class Campaign:
         settings = replace(self.settings, minutes=None if left is None else left / 60)
         arguments = ["-q", *self.options.paths]
         if settings.jobs > 1:
-            arguments += ["-n", str(settings.jobs), "--dist", "worksteal"]
+            arguments += ["-p", "xdist", "-n", str(settings.jobs), "--dist", "worksteal"]
         if self.options.schedules:
             arguments += ["--schedules", "1"]
         if self.options.keyword:

@@ -28,8 +28,9 @@ def _pytest(folder: str, devices: tuple[int, int]) -> list[str]:
     """pytest on simulated devices, with a cache of its own.
 
     It may not go without one: a suite's `addopts` may have an option of the cache, such as --ff.
+    They may also shut our plugin out (-p no:simgpu), as PYTEST_DISABLE_PLUGIN_AUTOLOAD does.
     """
-    words = [sys.executable, "-m", "pytest", "--devices", "simgpu"]
+    words = [sys.executable, "-m", "pytest", "-p", "simgpu", "--devices", "simgpu"]
     return [*words, "--device-count", str(devices[1]), "-o", f"cache_dir={Path(folder) / 'cache'}"]
 
 

@@ -180,6 +180,13 @@ SCHEDULES = [
         pasted.test_a_schedule_is_repeated_on_devices_of_its_own,
     ),
     fault(
+        "a suite that shuts our plugin out is run without it",
+        "simgpu._fuzz.sessions:_pytest",
+        '"-p", "simgpu", ',
+        "",
+        pasted.test_a_schedule_is_repeated_on_devices_of_its_own,
+    ),
+    fault(
         "a pasted test runs in any order",
         "simgpu._fuzz.reproducers:regression_test",
         "if schedule is not None:",

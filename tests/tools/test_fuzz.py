@@ -81,7 +81,9 @@ class Suite:
     def simgpu(self, *words):
         """`python -m simgpu` with these words: its exit status, what it wrote, and to where."""
         self.capfd.readouterr()
-        return SimpleNamespace(returncode=main(list(words)), stdout=self.capfd.readouterr().out)
+        returncode = main(list(words))
+        out, err = self.capfd.readouterr()
+        return SimpleNamespace(returncode=returncode, stdout=out, stderr=err)
 
     def pytest(self, *words):
         done = self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *words)
@@ -154,6 +156,16 @@ def fuzzing(suite, words, started):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_a_suite_that_loads_no_plugins_is_fuzzed_with_ours(suite, monkeypatch):
+    """Whichever way it says so; also by several workers."""
+    suite(BROKEN.replace("assert batch", "assert devices or batch"))
+    (suite.folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:simgpu -p no:xdist\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    done = suite.simgpu("fuzz", "--examples", "2", "--jobs", "2", "test_it.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 examples" in done.stdout
 
 
 def test_an_interrupt_ends_with_the_report(suite):

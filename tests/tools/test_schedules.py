@@ -105,7 +105,7 @@ def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch)
 def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch):
     """Whatever devices the environment gives a process, and whatever else the suite asks for."""
     monkeypatch.chdir(tmp_path)
-    Path("pytest.ini").write_text("[pytest]\naddopts = --failed-first\n")
+    Path("pytest.ini").write_text("[pytest]\naddopts = --failed-first -p no:simgpu\n")
     Path("test_it.py").write_text("def test_it(devices):\n    assert len(devices) == 3\n")
     for name, value in {"COUNT": "2", "MEMORY": "1GiB"}.items():
         monkeypatch.setenv(f"SIMGPU_DEVICE_{name}", value)
