@@ -72,19 +72,61 @@ def test_dtypes(model, kernel, dtypes):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "dtype", "sizes"),
+    ("model", "kernel", "dtype", "sizes"),
     [
-        (FLASH, HALF, {1: True, 8: True, 250: True, 256: True, 257: False, 264: False}),
-        (CUDNN, HALF, {1: False, 8: True, 12: False, 128: True, 136: False}),
-        (EFFICIENT, HALF, {1: False, 4: False, 8: True, 264: True}),
-        (EFFICIENT, FLOAT, {1: False, 4: True, 6: False, 264: True}),
+        ("A100", FLASH, HALF, {1: True, 8: True, 250: True, 256: True, 257: False, 264: False}),
+        ("A100", CUDNN, HALF, {1: False, 8: True, 12: False, 128: True, 136: False}),
+        ("A100", EFFICIENT, HALF, {1: False, 4: False, 8: True, 264: True}),
+        ("A100", EFFICIENT, FLOAT, {1: False, 4: True, 6: False, 264: True}),
+        ("T4", EFFICIENT, HALF, {1: False, 4: False, 8: True}),
+        ("V100", EFFICIENT, FLOAT, {1: True, 6: True}),
+        ("P100", EFFICIENT, HALF, {1: True, 6: True}),
     ],
 )
-def test_sizes_of_heads(kernel, dtype, sizes):
-    with simgpu.as_cuda(1, model="A100"):
+def test_sizes_of_heads(model, kernel, dtype, sizes):
+    with simgpu.as_cuda(1, model=model):
         for size, taken in sizes.items():
             call = tensors(dtype, 1, 1, 3, size)
             assert says(kernel, *call) == does(kernel, *call) == taken
+
+
+@pytest.mark.parametrize(
+    ("model", "kernel", "key", "value", "taken"),
+    [
+        ("A100", FLASH, 16, 8, False),
+        ("A100", EFFICIENT, 16, 8, True),
+        ("A100", EFFICIENT, 16, 4, False),
+        ("A100", CUDNN, 16, 8, True),
+        ("A100", CUDNN, 192, 128, False),
+        ("H100", CUDNN, 192, 128, True),
+        ("B200", CUDNN, 192, 128, True),
+        ("H100", CUDNN, 128, 192, False),
+        ("H100", CUDNN, 192, 64, False),
+    ],
+)
+def test_heads_of_values_that_are_not_those_of_keys(model, kernel, key, value, taken):
+    with simgpu.as_cuda(1, model=model):
+        query, _, _ = tensors(HALF, 1, 1, 3, key)
+        call = query, query.clone(), torch.randn(1, 1, 3, value, device="cuda").half()
+        assert says(kernel, *call) == does(kernel, *call) == taken
+
+
+@pytest.mark.parametrize(
+    ("dropout", "query", "key", "taken"),
+    [
+        (0.0, 1, 2, True),
+        (0.5, 1, 2, False),
+        (0.5, 2, 2, True),
+        (0.0, 2, 1, False),
+        (0.0625, 2, 2, True),
+        (0.1, 2, 2, False),
+    ],
+)
+def test_lengths_and_dropout_of_cudnn(dropout, query, key, taken):
+    with simgpu.as_cuda(1, model="H100"):
+        (asks, _, _), (keys, values, _) = (tensors(HALF, 1, 1, n, 8) for n in (query, key))
+        assert says(CUDNN, asks, keys, values, dropout=dropout) == taken
+        assert does(CUDNN, asks, keys, values, dropout=dropout) == taken
 
 
 def test_masks_and_causal_calls():
@@ -98,10 +140,17 @@ def test_masks_and_causal_calls():
         assert does(EFFICIENT, query[:, :, :5], key, value, causal=True)
 
 
-@pytest.mark.parametrize(("model", "taken"), [("A100", True), ("A10G", False)])
+@pytest.mark.parametrize(
+    ("model", "taken"),
+    [("A100", True), ("A10G", False), ("L4", False), ("H100", True), ("B200", True)],
+)
 def test_gradients_of_large_heads(model, taken):
     with simgpu.as_cuda(1, model=model):
+        assert says(FLASH, *tensors(HALF, 1, 1, 3, 192, training=True))
         assert says(FLASH, *tensors(HALF, 1, 1, 3, 200))
+        with torch.no_grad():
+            assert says(FLASH, *tensors(HALF, 1, 1, 3, 200, training=True))
+        assert says(FLASH, *tensors(HALF, 1, 1, 3, 224, training=True)) == taken
         assert says(FLASH, *tensors(HALF, 1, 1, 3, 200, training=True)) == taken
         assert says(FLASH, *tensors(HALF, 1, 1, 3, 256, training=True))
         assert says(FLASH, *tensors(HALF, 1, 1, 3, 256, training=True), dropout=0.5) == taken

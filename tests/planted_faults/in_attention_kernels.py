@@ -78,6 +78,7 @@ ATTENTION_KERNELS = [
         "any(not size for size in sizes)",
         partial(
             attention.test_sizes_of_heads,
+            model="A100",
             kernel=attention.EFFICIENT,
             dtype=attention.FLOAT,
             sizes={6: False},
