@@ -70,6 +70,7 @@ def scaled_dot_product_attention(
         or not _may_be_fused()
         or (query.dtype is torch.float64 and is_traceable_wrapper_subclass(query))  # as on CUDA
         or not _consistent(query, key, value, attn_mask)
+        or _is_single_and_apart(query, key, value)
         or _host_choice(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa) != _FUSED
     ):
         result: Tensor = _in_steps(HOST_KEYS, *arguments, scale=scale, enable_gqa=enable_gqa)
@@ -132,6 +133,16 @@ def _is_forced_by_name(query: Tensor) -> bool:
     """
     forced = not (_math_is_enabled() or _flash_is_enabled() or _is_batched())
     return forced and query.dim() == 4 and is_traceable_wrapper_subclass(query)
+
+
+def _is_single_and_apart(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether heads have size 1 and a stride, which is all one to CUDA's flash attention.
+
+    The host has the steps for them, or raises where these are forbidden.
+    """
+    return query.shape[-1:] == (1,) and any(
+        tensor.stride(-1) != 1 for tensor in (query, key, value) if tensor.dim()
+    )
 
 
 def _consistent(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:

@@ -7,12 +7,13 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.backends import cuda as backends
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import simgpu
@@ -23,6 +24,8 @@ FLASH, EFFICIENT, CUDNN = (
     SDPBackend.CUDNN_ATTENTION,
 )
 NAMES = {FLASH: "flash", EFFICIENT: "efficient", CUDNN: "cudnn"}
+# Efficient attention shares heads, and every kernel a single one, whether it is asked to or not.
+SHARES_HEADS = TorchVersion(torch.__version__) >= "2.14"
 HALF, BFLOAT16, FLOAT, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
@@ -30,18 +33,18 @@ def tensors(dtype, *shape, training=False):
     return [torch.randn(shape, device="cuda").to(dtype).requires_grad_(training) for _ in range(3)]
 
 
-def says(kernel, query, key, value, mask=None, dropout=0.0, causal=False, debug=False):
-    params = backends.SDPAParams(query, key, value, mask, dropout, causal, False)
+def says(kernel, query, key, value, mask=None, dropout=0.0, causal=False, gqa=False, debug=False):
+    params = backends.SDPAParams(query, key, value, mask, dropout, causal, gqa)
     with sdpa_kernel(kernel):
         return getattr(backends, f"can_use_{NAMES[kernel]}_attention")(params, debug)
 
 
-def does(kernel, query, key, value, mask=None, dropout=0.0, causal=False):
+def does(kernel, query, key, value, mask=None, dropout=0.0, causal=False, gqa=False):
     """Whether the call is computed where the program allows this kernel alone."""
     with warnings.catch_warnings(record=True) as seen, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         try:
-            scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+            scaled_dot_product_attention(query, key, value, mask, dropout, causal, enable_gqa=gqa)
         except RuntimeError as error:
             refused = str(error)
         else:
@@ -81,6 +84,8 @@ def test_dtypes(model, kernel, dtypes):
         ("T4", EFFICIENT, HALF, {1: False, 4: False, 8: True}),
         ("V100", EFFICIENT, FLOAT, {1: True, 6: True}),
         ("P100", EFFICIENT, HALF, {1: True, 6: True}),
+        ("K80", EFFICIENT, HALF, {8: False}),
+        ("H100", EFFICIENT, HALF, {4: False, 8: True}),
     ],
 )
 def test_sizes_of_heads(model, kernel, dtype, sizes):
@@ -96,6 +101,7 @@ def test_sizes_of_heads(model, kernel, dtype, sizes):
         ("A100", FLASH, 16, 8, False),
         ("A100", EFFICIENT, 16, 8, True),
         ("A100", EFFICIENT, 16, 4, False),
+        ("A100", EFFICIENT, 16, 0, False),
         ("A100", CUDNN, 16, 8, True),
         ("A100", CUDNN, 192, 128, False),
         ("H100", CUDNN, 192, 128, True),
@@ -109,6 +115,100 @@ def test_heads_of_values_that_are_not_those_of_keys(model, kernel, key, value, t
         query, _, _ = tensors(HALF, 1, 1, 3, key)
         call = query, query.clone(), torch.randn(1, 1, 3, value, device="cuda").half()
         assert says(kernel, *call) == does(kernel, *call) == taken
+
+
+@given(
+    kernel=st.sampled_from([FLASH, EFFICIENT, CUDNN]),
+    heads=st.tuples(*[st.integers(1, 6)] * 3) | st.integers(1, 6).map(lambda n: (2 * n, n, n)),
+    batches=st.tuples(*[st.integers(1, 2)] * 3) | st.just((2, 2, 2)),
+    gqa=st.booleans(),
+)
+@example(kernel=CUDNN, heads=(6, 3, 2), batches=(1, 1, 1), gqa=True)
+@example(kernel=FLASH, heads=(6, 3, 2), batches=(1, 1, 1), gqa=True)
+@example(kernel=FLASH, heads=(4, 1, 1), batches=(2, 2, 2), gqa=False)
+def test_numbers_of_heads_and_batches(kernel, heads, batches, gqa):
+    queries, keys, values = heads
+    taken = queries == keys == values or (SHARES_HEADS and keys == values == 1)
+    if gqa and (SHARES_HEADS or kernel is not EFFICIENT):
+        shared = queries % keys == queries % values == 0
+        taken = taken or (shared and (keys == values or kernel is CUDNN))
+    with simgpu.as_cuda(1, model="H100"):
+        call = [
+            torch.ones(b, h, 2, 8, device="cuda").half()
+            for b, h in zip(batches, heads, strict=True)
+        ]
+        told = says(kernel, *call, gqa=gqa)
+        assert told == does(kernel, *call, gqa=gqa) == (taken and len(set(batches)) == 1)
+
+
+@given(
+    kernel=st.sampled_from([FLASH, EFFICIENT, CUDNN]),
+    size=st.sampled_from([1, 8]),
+    apart=st.sampled_from([None, "query", "key", "value", "mask"]),
+)
+@example(kernel=FLASH, size=1, apart="value")
+@example(kernel=EFFICIENT, size=1, apart="value")
+def test_the_last_dimension_lies_together(kernel, size, apart):
+    """Of a mask too. To flash attention and cuDNN it is all one where heads have size 1."""
+
+    def made(name, *shape):
+        gap = 2 if name == apart else 1
+        return torch.ones(*shape[:-1], gap * shape[-1], device="cuda").half()[..., ::gap]
+
+    taken = apart is None or (kernel is FLASH and apart != "mask" and size == 1)
+    with simgpu.as_cuda(1, model="P100" if kernel is EFFICIENT else "H100"):
+        call = {name: made(name, 1, 2, 4, size) for name in ("query", "key", "value")}
+        if kernel is not FLASH:
+            call["mask"] = made("mask", 4, 4)
+        if kernel is CUDNN and size == 1:
+            taken = False
+        elif apart not in call:
+            taken = True
+        assert says(kernel, **call) == does(kernel, **call) == taken
+
+
+@given(kernel=st.sampled_from([FLASH, EFFICIENT, CUDNN]), place=st.integers(0, 16))
+def test_where_memory_begins(kernel, place):
+    """Efficient attention of newer releases takes no tensor that is not aligned."""
+    with simgpu.as_cuda(1, model="A100"):
+        query, key, _ = tensors(HALF, 1, 1, 2, 8)
+        value = torch.ones(32, device="cuda").half()[place:][:16].view(1, 1, 2, 8)
+        taken = place % 8 == 0 or not (SHARES_HEADS and kernel is EFFICIENT)
+        assert says(kernel, query, key, value) == does(kernel, query, key, value) == taken
+
+
+def test_what_is_deterministic():
+    with simgpu.as_cuda(1, model="A100"):
+        call = tensors(HALF, 1, 2, 8, 16)
+        try:
+            torch.use_deterministic_algorithms(True)
+            assert [says(kernel, *call) for kernel in NAMES] == [True, True, False]
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            assert all(says(kernel, *call) for kernel in NAMES)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def test_dtypes_are_of_one_kind():
+    with simgpu.as_cuda(1, model="A100"):
+        call = tensors(HALF, 1, 2, 8, 16)
+        for place in range(3):
+            mixed = [each.bfloat16() if n == place else each for n, each in enumerate(call)]
+            assert not any(says(kernel, *mixed) for kernel in NAMES)
+
+
+@given(
+    shape=st.lists(st.integers(1, 3), min_size=1, max_size=4) | st.just([2, 3, 2, 2]),
+    training=st.booleans(),
+)
+def test_masks_of_cudnn(shape, training):
+    """Of two or four dimensions, each whole or 1, and without a gradient."""
+    whole = (2, 3, 2, 2)
+    fits = all(size in (1, full) for size, full in zip(shape[::-1], whole[::-1], strict=False))
+    with simgpu.as_cuda(1, model="H100"):
+        mask = torch.zeros(shape, device="cuda").half().requires_grad_(training)
+        told = says(CUDNN, *tensors(HALF, *whole[:3], 8), mask)
+    assert told == (fits and len(shape) in (2, 4) and not training)
 
 
 @pytest.mark.parametrize(
