@@ -126,6 +126,7 @@ def test_heads_of_values_that_are_not_those_of_keys(model, kernel, key, value, t
 @example(kernel=CUDNN, heads=(6, 3, 2), batches=(1, 1, 1), gqa=True)
 @example(kernel=FLASH, heads=(6, 3, 2), batches=(1, 1, 1), gqa=True)
 @example(kernel=FLASH, heads=(4, 1, 1), batches=(2, 2, 2), gqa=False)
+@example(kernel=FLASH, heads=(4, 1, 1), batches=(2, 2, 2), gqa=True)
 def test_numbers_of_heads_and_batches(kernel, heads, batches, gqa):
     queries, keys, values = heads
     taken = queries == keys == values or (SHARES_HEADS and keys == values == 1)
@@ -227,6 +228,23 @@ def test_lengths_and_dropout_of_cudnn(dropout, query, key, taken):
         (asks, _, _), (keys, values, _) = (tensors(HALF, 1, 1, n, 8) for n in (query, key))
         assert says(CUDNN, asks, keys, values, dropout=dropout) == taken
         assert does(CUDNN, asks, keys, values, dropout=dropout) == taken
+
+
+@given(
+    kernel=st.sampled_from([FLASH, EFFICIENT, CUDNN]),
+    heads=st.integers(0, 2),
+    lengths=st.tuples(*[st.sampled_from([0, 2])] * 2),
+    dims=st.tuples(*[st.integers(3, 4)] * 3),
+    gqa=st.booleans(),
+)
+@example(kernel=EFFICIENT, heads=0, lengths=(2, 2), dims=(4, 4, 4), gqa=True)
+def test_sequences_of_some_length_in_four_dimensions(kernel, heads, lengths, dims, gqa):
+    with simgpu.as_cuda(1, model="H100"):
+        call = [
+            torch.ones((1, heads, length, 8)[-n:], device="cuda").half()
+            for length, n in zip((*lengths, lengths[1]), dims, strict=True)
+        ]
+        assert says(kernel, *call, gqa=gqa) == (dims == (4, 4, 4) and 0 not in lengths)
 
 
 def test_masks_and_causal_calls():
