@@ -28,6 +28,7 @@ from simgpu._runtime import executors, streams
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch, Node
 from simgpu._runtime.launch import HOST_KEYS, Kernel, is_non_blocking, launch
+from simgpu._runtime.operators import makes_memory_only, written
 from simgpu.errors import CaptureError, UnsupportedError
 
 Tensor = torch.Tensor
@@ -46,8 +47,6 @@ _NOT_PINNED = (
     "pinned. Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
 )
 _MASKS = (torch.bool, torch.uint8)
-# PyTorch's schemas do not say that these are written to.
-_RUNNING = ("running_mean", "running_var")
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -58,20 +57,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _named(launch: Launch) -> Iterator[tuple[Any, Any]]:
-    """The arguments of a call, each with what the operator's schema says of it."""
-    arguments = launch.kernel.op._schema.arguments
-    yield from zip(arguments, launch.args, strict=False)
-    by_name = {argument.name: argument for argument in arguments}
-    for name, value in launch.kwargs.items():
-        if name in by_name:
-            yield by_name[name], value
-
-
 def _written(launch: Launch) -> Iterator[Tensor]:
-    for argument, value in _named(launch):
-        changes = argument.alias_info is not None and argument.alias_info.is_write
-        if changes or argument.name in _RUNNING:
+    changes = written(launch.kernel.op)
+    for key, value in (*enumerate(launch.args), *launch.kwargs.items()):
+        if key in changes:
             yield from _tensors(value)
 
 
@@ -180,10 +169,10 @@ class Graph:
         kernel.writes = outputs
         kernel.node = Node(self._identity, self.nodes, branch, tuple(known))
         self.nodes += 1
-        written = {id(tensor) for tensor in _written(about)}
+        changed = {id(tensor) for tensor in _written(about)}
         reads = about.kind != "copy"
-        args = tuple(memory.own(v, reads and id(v) not in written) for v in about.args)
-        kwargs = {k: memory.own(v, reads and id(v) not in written) for k, v in about.kwargs.items()}
+        args = tuple(memory.own(v, reads and id(v) not in changed) for v in about.args)
+        kwargs = {k: memory.own(v, reads and id(v) not in changed) for k, v in about.kwargs.items()}
         self._work.append((kernel, about.device.index, args, kwargs, route))
 
     def append_aside(self, work: _Move | _EventNode) -> None:
@@ -278,7 +267,7 @@ class Recording(Capture):
             if self._memory.find(tensor) is None:
                 self._memory.add(tensor)
             outputs.append(self._memory.own(tensor))
-        if not launch.op.startswith(("empty", "new_empty")):  # which write nothing
+        if not makes_memory_only(launch.kernel.op):
             stream = launch.device.index, launch.stream
             branch = list(self._clocks).index(stream)
             self._graph.append(launch, self._memory, outputs, branch, self._known(stream))

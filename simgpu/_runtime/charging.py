@@ -21,12 +21,11 @@ from simgpu._random.fill import Source
 from simgpu._runtime.caching_allocator import rounded
 from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
+from simgpu._runtime.operators import written
 from simgpu._runtime.out_of_memory import raise_out_of_memory
 
 _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _META = torch.device("meta")
-# Whose schemas do not say that they update the running statistics.
-_SILENT = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
 # Whose result is like their first argument; older releases have no meta kernel for them.
 _LIKE_FIRST = {"aten::_standard_gamma", "aten::_sample_dirichlet"}
 _AMPLE = 2**20  # bytes that the room exceeds every estimate by, to be sure of it
@@ -34,14 +33,9 @@ _AMPLE = 2**20  # bytes that the room exceeds every estimate by, to be sure of i
 
 def changes_more_than_results(op: torch._ops.OpOverload) -> bool:
     """Whether `op` makes tensors, and also draws random numbers or writes to an argument."""
-    schema = op._schema
-    if not any(returned.alias_info is None for returned in schema.returns):
+    if not any(returned.alias_info is None for returned in op._schema.returns):
         return False
-    return (
-        torch.Tag.nondeterministic_seeded in op.tags
-        or op._name in _SILENT
-        or any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
-    )
+    return torch.Tag.nondeterministic_seeded in op.tags or bool(written(op))
 
 
 class Charge:

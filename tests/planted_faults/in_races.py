@@ -400,6 +400,21 @@ RACES = [
         host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
     ),
     fault(
+        "a batch norm only reads its running statistics",
+        "simgpu._runtime.operators:written",
+        "unmarked and is_statistic",
+        "False",
+        accesses.test_running_statistics_are_written_where_a_batch_norm_trains,
+        keepers=("simgpu._simulation.races.accesses:touched",),
+    ),
+    fault(
+        "a batch norm writes its running statistics whether it trains or not",
+        "simgpu._runtime.operators:trains",
+        "if at is None:",
+        "if True:",
+        accesses.test_running_statistics_are_written_where_a_batch_norm_trains,
+    ),
+    fault(
         "to look at memory otherwise is to read it",
         "simgpu._runtime.operators:is_view",
         "bool(aliases) and",

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.executors import ValueCheck, value_checks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
+from simgpu._runtime.operators import makes_memory_only, trains, written
 from simgpu._simulation.asynchronous.forms import Form, form_of
 from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.trials import is_taken
@@ -32,8 +33,6 @@ _DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEXING = {"index.Tensor", "index.Tensor_out", "_unsafe_index.Tensor"}
 _MASKS = (torch.bool, torch.uint8)
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
-# What these make has no values yet: there is nothing to do.
-_EMPTY = ("empty", "new_empty")
 # Their meta kernels answer for another device's kernel: other shapes, other strides, or results
 # that are not conjugated lazily.
 _OTHERWISE = {
@@ -195,7 +194,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
         raise Unplanned("its kernel refuses what its meta kernel does not")
     _check_unchanged((*args, *kwargs.values()), (*meta_args, *meta_kwargs.values()))
     returns = op._schema.returns
-    changes, check = _changed(op), value_checks.get(op)
+    changes, check = written(op, trains(op, args, kwargs)), value_checks.get(op)
     if not returns:
         return Plan((), False, False, changes, check)
     values = found if len(returns) > 1 else (found,)
@@ -209,20 +208,11 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
         results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=_META))] * 2
     new = [result for result in results if isinstance(result, (Layout, list))]
     outs = [value for name, value in kwargs.items() if name in changes]
-    is_idle = name.startswith(_EMPTY)
+    is_idle = makes_memory_only(op)  # what has no values yet
     if (new and not is_idle and not any(map(_has_elements, new))) or not all(map(_is_filled, outs)):
         # Of which meta kernels may tell other strides, and which take no time.
         raise Unplanned("results without elements")
     return Plan(tuple(results), is_idle, bool(new), changes, check)
-
-
-def _changed(op: torch._ops.OpOverload) -> frozenset[int | str]:
-    """The arguments that an operator writes to, by position and by name."""
-    found: set[int | str] = set()
-    for at, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found |= {at, argument.name}
-    return frozenset(found)
 
 
 def _has_elements(result: Layout | list[Layout]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from simgpu._runtime.launch import dense_parts
-from simgpu._runtime.operators import is_view
+from simgpu._runtime.operators import is_view, written
 from simgpu._simulation.races.order import Queue
 
 Tensor = torch.Tensor
@@ -72,13 +72,17 @@ _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 @functools.cache
-def touched(op: torch._ops.OpOverload) -> Touched:
-    """Which arguments of `op` are tensors whose memory it reads or writes."""
+def touched(op: torch._ops.OpOverload, training: bool = True) -> Touched:
+    """Which arguments of `op` are tensors whose memory it reads or writes.
+
+    `training` is what `simgpu._runtime.operators.trains` says of the call.
+    """
     waits = not _WAITS.isdisjoint(op.tags)
     if op._schema.name.rpartition("::")[2].endswith(_DESCRIPTIVE) or is_view(op):
         return Touched((), (), waits)
+    changes = written(op, training)
     arguments = [
-        (at, argument.name, bool(argument.alias_info and argument.alias_info.is_write))
+        (at, argument.name, at in changes)
         for at, argument in enumerate(op._schema.arguments)
         if "Tensor" in str(argument.type)
     ]

@@ -13,6 +13,7 @@ import torch
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Collective, Instrument, Launch
 from simgpu._runtime.launch import is_non_blocking, other_end
+from simgpu._runtime.operators import trains
 from simgpu._runtime.places import place_of_caller
 from simgpu._simulation.races.accesses import (
     Access,
@@ -68,7 +69,8 @@ class Detector(Instrument):
         if launch.kernel.collective is not None:
             self._collective(launch.kernel.collective, launch.op, queue, result)
             return
-        name, marked = launch.op, touched(launch.kernel.op)
+        name, op = launch.op, launch.kernel.op
+        marked = touched(op, trains(op, launch.args, launch.kwargs))
         other, host, to_host = None, False, False
         if launch.kind == "copy":
             other, to_host = other_end(launch), launch.target.type == "cpu"
@@ -207,7 +209,8 @@ class Detector(Instrument):
         place = place_of_caller()
         with self._lock:
             self._forget_dead()
-            for tensor, writes in tensors_of(touched(op), args, kwargs):
+            marked = touched(op, trains(op, args, kwargs))
+            for tensor, writes in tensors_of(marked, args, kwargs):
                 span = span_of(tensor) if tensor.is_cpu else None
                 region = None if span is None else self._pinned.at(span[0])
                 if region is not None and span is not None:

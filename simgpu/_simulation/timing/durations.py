@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from simgpu._models.gpus import Model, models
+from simgpu._runtime.operators import written
 
 # It would tell every program that Triton's kernels are not counted; there are none.
 _log = logging.getLogger("torch.utils.flop_counter")
@@ -50,11 +51,11 @@ class Durations:
     def of(self, kernel: torch._ops.OpOverload, args: Any, kwargs: Any, result: Any) -> float:
         """Seconds of a kernel, without the gap before it, from its host arguments and results."""
         read = list(_tensors((*args, *kwargs.values())))
-        written = list(_tensors((result,))) or _changed(kernel, args, kwargs)
-        moved = sum(map(nbytes, read)) + sum(map(nbytes, written))
+        made = list(_tensors((result,))) or _changed(kernel, args, kwargs)
+        moved = sum(map(nbytes, read)) + sum(map(nbytes, made))
         seconds = moved / self._bandwidth
         formula = _formula(kernel)
-        if formula is None or not all(map(_is_plain, (*read, *written))):
+        if formula is None or not all(map(_is_plain, (*read, *made))):
             return seconds
         rate = SHARE_OF_PEAK * self.rate(_dtype(read), _takes_tf32(kernel))
         return max(seconds, formula(*args, **_shapely(kwargs), out_val=result) / rate)
@@ -104,11 +105,9 @@ def _changed(
     kernel: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
     """What an operator without results changes, such as those of torch._foreach."""
-    arguments = kernel._schema.arguments
-    changed = [each.alias_info is not None and each.alias_info.is_write for each in arguments]
-    values = (value for value, is_changed in zip(args, changed, strict=False) if is_changed)
-    out = (value for name, value in kwargs.items() if name == "out")
-    return list(_tensors((*values, *out)))
+    changes = written(kernel)
+    named = (*enumerate(args), *kwargs.items())
+    return list(_tensors(value for key, value in named if key in changes))
 
 
 def _dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:

@@ -1,9 +1,11 @@
 """Which bytes an operator touches: spans of tensors, against sets of bytes."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import simgpu
 from simgpu._simulation.races.accesses import share_bytes, span_of, tensors_of, touched
 
 MEMORY = torch.zeros(64, dtype=torch.uint8)
@@ -70,3 +72,16 @@ def test_parts_of_sparse_tensors_are_touched():
         sparse._indices().data_ptr(),
         sparse._values().data_ptr(),
     ]
+
+
+@pytest.mark.without("--races", reason="races on purpose")
+@given(training=st.booleans(), batch=st.integers(2, 9))
+def test_running_statistics_are_written_where_a_batch_norm_trains(simulated, training, batch):
+    norm = torch.nn.BatchNorm1d(3, device=simulated[0]).train(training)
+    x = torch.ones(batch, 3, device=simulated[0])
+    torch.simgpu.synchronize(simulated[0])
+    with simgpu.races() as races, torch.no_grad():
+        for _ in range(2):
+            with torch.simgpu.Stream(simulated[0]):
+                norm(x)
+    assert any(race.second.op == "native_batch_norm" for race in races) == training
