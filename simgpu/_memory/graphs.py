@@ -27,7 +27,7 @@ from simgpu._random.stream import Stream
 from simgpu._runtime import executors, streams
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch, Node
-from simgpu._runtime.launch import HOST_KEYS, Kernel, is_non_blocking, launch
+from simgpu._runtime.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocking, launch
 from simgpu._runtime.operators import makes_memory_only, written
 from simgpu.errors import CaptureError, UnsupportedError
 
@@ -112,9 +112,7 @@ class _Memory:
             return value
         storage = self.find(value)
         if storage is None:
-            # Memory of a device is not resizable here: it stands under an alias.
-            number = fixed and not value.dim() and value.untyped_storage().resizable()
-            return _clone(HOST_KEYS, value) if number else value
+            return _clone(HOST_KEYS, value) if fixed and is_host_number(value) else value
         tensor = host_empty(0, value.dtype)
         offset = (value.data_ptr() - storage.data_ptr()) // value.itemsize
         _set_storage(HOST_KEYS, tensor, storage, offset, value.shape, value.stride())

@@ -244,6 +244,14 @@ def dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return ()  # memory of another library (MKL-DNN)
 
 
+def is_host_number(tensor: torch.Tensor) -> bool:
+    """Whether an argument of a launch is a number of the host, and no alias of a device's memory.
+
+    Both may have no dimensions, and both are CPU tensors; memory under an alias cannot be resized.
+    """
+    return not tensor.dim() and tensor.untyped_storage().resizable()
+
+
 def _shapes(tensor: torch.Tensor) -> list[tuple[int, ...]]:
     """The shape of a tensor; of a nested one, that of each tensor in it."""
     if tensor.is_nested:

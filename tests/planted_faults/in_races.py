@@ -400,6 +400,13 @@ RACES = [
         host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
     ),
     fault(
+        "a tensor without dimensions is a number of the host",
+        "simgpu._runtime.launch:is_host_number",
+        "not tensor.dim() and tensor.untyped_storage().resizable()",
+        "not tensor.dim()",
+        parts.test_parts_race_if_they_have_a_number_in_common,
+    ),
+    fault(
         "a batch norm only reads its running statistics",
         "simgpu._runtime.operators:written",
         "unmarked and is_statistic",

@@ -10,7 +10,7 @@ import torch
 from simgpu._naming import MAX_DEVICES
 from simgpu._runtime.executors import Compute
 from simgpu._runtime.instruments import Launch, hooks
-from simgpu._runtime.launch import HOST_KEYS, Kernel
+from simgpu._runtime.launch import HOST_KEYS, Kernel, is_host_number
 from simgpu._simulation.asynchronous.asserts import lose_by
 from simgpu._simulation.asynchronous.forms import Form
 from simgpu._simulation.asynchronous.launch_state import current
@@ -96,7 +96,7 @@ class Holder:
         """A tensor of the host: pinned memory, what was staged, or a number, read now."""
         if self._from_host:
             return tensor
-        if is_written or tensor.dim() or not tensor.untyped_storage().resizable():
+        if is_written or not is_host_number(tensor):
             raise Unplanned("memory that no device has allocated")
         number: Tensor = _clone(HOST_KEYS, tensor)
         return number

@@ -12,7 +12,7 @@ import torch
 
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Collective, Instrument, Launch
-from simgpu._runtime.launch import is_non_blocking, other_end
+from simgpu._runtime.launch import is_host_number, is_non_blocking, other_end
 from simgpu._runtime.operators import trains
 from simgpu._runtime.places import place_of_caller
 from simgpu._simulation.races.accesses import (
@@ -82,7 +82,7 @@ class Detector(Instrument):
             for tensor, writes in tensors_of(marked, launch.args, launch.kwargs):
                 if host and writes == to_host:
                     continue  # the end of a copy that is not on a device
-                if tensor.dim() or self._memory.at(tensor.data_ptr()):  # else a number of the host
+                if not is_host_number(tensor):
                     self._touch(tensor, queue, number, clock, writes, name, place)
             for tensor in launch.kernel.writes:
                 self._touch(tensor, queue, number, clock, True, name, place)
