@@ -60,11 +60,11 @@ class Node:
 
 @dataclass(slots=True)  # not frozen: as above
 class Launch:
-    """One kernel or copy that is about to run, or work on memory alone.
+    """One kernel or copy that is about to run, or fresh memory that is about to be made.
 
-    `kind` is "memory" where CUDA launches no kernel: fresh memory that nobody fills (`torch.empty`)
-    and views. They are seen like kernels, and counted as none. What only changes what a tensor
-    refers to (`set_`) is no launch.
+    `kind` is "memory" where CUDA launches no kernel: `torch.empty` and its kin make memory that
+    nobody fills. They are seen like kernels, and counted as none. What only changes which memory a
+    tensor refers to is no launch: `set_`, and views of dense tensors, which are PyTorch's own.
 
     `device` and `stream` are where it is queued. `source` and `target` differ only for copies
     between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with
@@ -85,7 +85,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Record:
-    """One kernel or copy that ran, or work on memory alone; `kind` is that of its `Launch`.
+    """One kernel or copy that ran, or fresh memory; `kind` is that of its `Launch`.
 
     `nbytes` are the bytes of the tensors that were written: a kernel's outputs, or what a copy
     moved. They are 0 for the copy of `tensor.item()`, which returns a number. `source` and `target`

@@ -70,8 +70,8 @@ def make_generator(rng: str, index: int) -> Generator | Stream:
     return generator.manual_seed(torch.initial_seed())
 
 
-# Callers' generators (`_generators`) by the address of their C++ part: a kernel is handed that part
-# in a Python object of its own, not the object that the caller passed.
+# Callers' generators (`simgpu._backend.generators`) by the address of their C++ part: a kernel is
+# handed that part in a Python object of its own, not the object that the caller passed.
 user_generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 

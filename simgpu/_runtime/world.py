@@ -225,7 +225,7 @@ class MakeCurrent:
 
 
 def current_device_steps() -> Iterator[int]:
-    """`current_device`, time after time, for C++: no step runs Python code (`_virtual`)."""
+    """`current_device`, time after time, for C++: no step runs Python code (`callbacks`)."""
     rows = map(operator.attrgetter("per_thread.row"), itertools.repeat(thread_state))
     return map(operator.itemgetter(CURRENT_DEVICE), rows)
 
