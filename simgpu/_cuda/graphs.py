@@ -93,7 +93,7 @@ class CUDAGraph:
             raise CaptureError(_NO_GRAPH.format("capture_end"))
         stream = streams.current_stream()
         graph = recording.end()
-        if recording.origin != (stream.device_index, stream.stream_id):
+        if recording.origin != streams.key_of(stream):
             raise CaptureError("Capture must end on the same stream it began on.")
         if not len(graph):
             warnings.warn(

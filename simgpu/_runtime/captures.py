@@ -18,25 +18,21 @@ from simgpu._random.stream import Stream
 from simgpu._runtime import events, streams
 from simgpu._runtime.instruments import Instrument, Launch, add, remove
 from simgpu._runtime.launch import other_end
+from simgpu._runtime.streams import Key, key_of
 from simgpu.errors import CaptureError
 
 NOT_PERMITTED = "operation not permitted when stream is capturing"
 
 _underway: list[Capture] = []
 
-_Key = tuple[int, int]  # the index of a device and the number of a stream
-_Clock = dict[_Key, int]  # how much of the work of each stream comes before a certain point
-
-
-def _key(stream: torch.Stream) -> _Key:
-    return stream.device_index, stream.stream_id
+_Clock = dict[Key, int]  # how much of the work of each stream comes before a certain point
 
 
 def of_current_stream() -> Capture | None:
     """The capture that the current stream takes part in."""
     if not streams.captured:
         return None
-    key = _key(streams.current_stream())
+    key = key_of(streams.current_stream())
     return next((capture for capture in _underway if capture.holds(*key)), None)
 
 
@@ -44,11 +40,11 @@ class Capture(Instrument):
     """A capture that began on `stream`, and the streams that have joined it."""
 
     def __init__(self, stream: torch.Stream) -> None:
-        self.origin = _key(stream)
+        self.origin = key_of(stream)
         if self.origin in streams.captured:
             raise CaptureError(f"{DEVICE_TYPE} error: {NOT_PERMITTED}: another graph captures it")
         self._spoilt = False
-        self._clocks: dict[_Key, _Clock] = {self.origin: {self.origin: 0}}
+        self._clocks: dict[Key, _Clock] = {self.origin: {self.origin: 0}}
         # Events that mark captured work; by identity, and kept so that it stays theirs.
         self._marks: dict[int, tuple[torch.Event, _Clock]] = {}
         # Where streams of random numbers were at first; by identity, and kept so that it is theirs.
@@ -115,16 +111,16 @@ class Capture(Instrument):
             self._wait(other, self._clocks.get(key))
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
-        clock = self._clocks.get(_key(stream))
+        clock = self._clocks.get(key_of(stream))
         if clock is None:
             self._marks.pop(id(event), None)
         else:
             self._marks[id(event)] = event, dict(clock)
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
-        self._wait(_key(stream), self._clock_of(awaited))
+        self._wait(key_of(stream), self._clock_of(awaited))
 
-    def _wait(self, waiting: _Key, clock: _Clock | None) -> None:
+    def _wait(self, waiting: Key, clock: _Clock | None) -> None:
         """Later work of a stream waits for the captured work of `clock`; None: for other work."""
         if clock is None:
             if waiting in self._clocks:
@@ -144,7 +140,7 @@ class Capture(Instrument):
     def _clock_of(self, awaited: torch.Stream | torch.Event) -> _Clock | None:
         """How much captured work comes before the end of a stream or before an event."""
         if isinstance(awaited, torch.Stream):
-            return self._clocks.get(_key(awaited))
+            return self._clocks.get(key_of(awaited))
         return self._marks.get(id(awaited), (None, None))[1]
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:

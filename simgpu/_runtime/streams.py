@@ -20,8 +20,10 @@ from simgpu._runtime import clock, executors, thread_state, world
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.thread_state import CURRENT_DEVICE, STREAMS
 
-# The streams that are being captured into graphs: the index of a device, and a stream's number.
-captured: set[tuple[int, int]] = set()
+Key = tuple[int, int]  # of a stream: the index of its device, and its number
+
+# The streams that are being captured into graphs.
+captured: set[Key] = set()
 
 _stream_numbers = itertools.count(1)
 
@@ -160,9 +162,14 @@ def stay_busy(stream: torch.Stream, moment: float) -> None:
         until[stream.stream_id] = max(moment, until.get(stream.stream_id, 0.0))
 
 
+def key_of(stream: torch.Stream) -> Key:
+    """What a stream is known by, whichever object stands for it."""
+    return stream.device_index, stream.stream_id
+
+
 def is_captured(stream: torch.Stream) -> bool:
     """Whether the work of `stream` is recorded in a graph."""
-    return (stream.device_index, stream.stream_id) in captured
+    return key_of(stream) in captured
 
 
 def current_stream_id(index: int) -> int:

@@ -199,7 +199,7 @@ RACES = [
     fault(
         "record_stream is not followed",
         f"{DETECTOR}.memory_used_on_stream",
-        "region.recorded.add(queue_of(stream))",
+        "region.recorded.add(key_of(stream))",
         "pass",
         frees,
     ),
@@ -432,7 +432,7 @@ RACES = [
     fault(
         "a captured wait is one of the stream",
         f"{DETECTOR}.stream_waits",
-        "elif queue_of(awaited) not in streams.captured:",
+        "elif key_of(awaited) not in streams.captured:",
         "else:",
         partial(
             graphs.test_a_wait_that_is_captured_orders_nothing_else, captured=True, by_event=False
@@ -441,7 +441,7 @@ RACES = [
     fault(
         "a captured event is one of the stream",
         f"{DETECTOR}.event_recorded",
-        "if queue_of(stream) not in streams.captured:",
+        "if key_of(stream) not in streams.captured:",
         "if True:",
         partial(
             graphs.test_a_wait_that_is_captured_orders_nothing_else, captured=True, by_event=True

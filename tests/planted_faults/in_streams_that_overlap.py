@@ -136,7 +136,7 @@ ASYNCHRONOUS = [
     fault(
         "a stream does not wait for another",
         "simgpu._simulation.asynchronous.executor:Asynchronous.stream_waits",
-        "self._queues.wait(_key(stream), self._work_of(awaited))",
+        "self._queues.wait(key_of(stream), self._work_of(awaited))",
         "pass",
         data_parallel.test_chunks_of_the_host_arrive_in_the_laziest_order,
     ),
@@ -324,7 +324,7 @@ ASYNCHRONOUS = [
     fault(
         "memory of gradients is used again while another stream reads it",
         "simgpu._simulation.asynchronous.executor:Asynchronous.memory_used_on_stream",
-        "self._memory.record(address, _key(stream))",
+        "self._memory.record(address, key_of(stream))",
         "pass",
         backward.test_gradients_are_right_whatever_streams_the_forward_used,
     ),

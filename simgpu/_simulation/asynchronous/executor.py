@@ -14,10 +14,11 @@ from simgpu._runtime import clock, streams
 from simgpu._runtime.executors import Compute, Executor, value_checks
 from simgpu._runtime.instruments import Launch
 from simgpu._runtime.launch import other_end
+from simgpu._runtime.streams import Key, key_of
 from simgpu._simulation.asynchronous import copies
 from simgpu._simulation.asynchronous.held_work import Deferred, Holder, ends_of
 from simgpu._simulation.asynchronous.memory import Memory
-from simgpu._simulation.asynchronous.queues import Key, Queues, Work
+from simgpu._simulation.asynchronous.queues import Queues, Work
 from simgpu._simulation.asynchronous.shapes import Plans, Unplanned
 from simgpu._simulation.lost_devices import (
     check,
@@ -29,10 +30,6 @@ from simgpu._simulation.lost_devices import (
 Tensor = torch.Tensor
 _transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _plans = Plans()  # the same for the whole process
-
-
-def _key(stream: torch.Stream) -> Key:
-    return stream.device_index, stream.stream_id
 
 
 class Asynchronous(Executor):
@@ -145,19 +142,19 @@ class Asynchronous(Executor):
 
     def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
         with self._lock:
-            self._memory.record(address, _key(stream))
+            self._memory.record(address, key_of(stream))
 
     # Waiting
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
         with self._lock:
             self._memory.collect()
-            self._queues.wait(_key(stream), self._work_of(awaited))
+            self._queues.wait(key_of(stream), self._work_of(awaited))
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
         with self._lock:
             self._memory.collect()
-            key = _key(stream)
+            key = key_of(stream)
             mark = self._queues.last(key)
             timed = getattr(event, "enable_timing", False) and not clock.follows_devices()
             if mark is not None and timed:
@@ -186,7 +183,7 @@ class Asynchronous(Executor):
     def _work_of(self, awaited: torch.Stream | torch.Event) -> Work | None:
         """What has to have run before something is passed."""
         if isinstance(awaited, torch.Stream):
-            return self._queues.last(_key(awaited))
+            return self._queues.last(key_of(awaited))
         work: Work | None = getattr(awaited, "_simgpu_work", None)
         return work
 

@@ -11,11 +11,12 @@ from simgpu._naming import MAX_DEVICES
 from simgpu._runtime.executors import Compute
 from simgpu._runtime.instruments import Launch, hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel, is_host_number
+from simgpu._runtime.streams import Key
 from simgpu._simulation.asynchronous.asserts import lose_by
 from simgpu._simulation.asynchronous.forms import Form
 from simgpu._simulation.asynchronous.launch_state import current
 from simgpu._simulation.asynchronous.memory import Block, Memory
-from simgpu._simulation.asynchronous.queues import Key, Queues
+from simgpu._simulation.asynchronous.queues import Queues
 from simgpu._simulation.asynchronous.shapes import Forms, Layout, Plan, Unplanned
 from simgpu._simulation.lost_devices import is_any_lost
 

@@ -15,9 +15,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from simgpu._runtime.streams import Key
 from simgpu._simulation.asynchronous.launch_state import LaunchState
-
-Key = tuple[int, int]  # the index of a device and the number of a stream
 
 # CUDA's own queue is about as long: a launch waits while it is full.
 LONGEST = 1024

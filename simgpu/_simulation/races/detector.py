@@ -15,6 +15,7 @@ from simgpu._runtime.instruments import Collective, Instrument, Launch
 from simgpu._runtime.launch import is_host_number, is_non_blocking, other_end
 from simgpu._runtime.operators import trains
 from simgpu._runtime.places import place_of_caller
+from simgpu._runtime.streams import key_of
 from simgpu._simulation.races.accesses import (
     Access,
     dense,
@@ -25,7 +26,7 @@ from simgpu._simulation.races.accesses import (
     touched,
 )
 from simgpu._simulation.races.host import HostAccesses
-from simgpu._simulation.races.order import FIRST_GROUP, HOST, Clock, Order, Queue, join, queue_of
+from simgpu._simulation.races.order import FIRST_GROUP, HOST, Clock, Order, Queue, join
 from simgpu._simulation.races.regions import Region, Regions
 from simgpu._simulation.races.report import Race, race_of, race_with_allocation
 
@@ -119,7 +120,7 @@ class Detector(Instrument):
             for about in collectives:
                 clock = self._collectives.get(about)
                 if clock is not None:
-                    join(self._order.clock(queue_of(stream)), clock)
+                    join(self._order.clock(key_of(stream)), clock)
 
     def collectives_finished(self, collectives: Sequence[Collective]) -> None:
         with self._lock:
@@ -226,17 +227,17 @@ class Detector(Instrument):
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
         with self._lock:
-            if queue_of(stream) in streams.captured:
+            if key_of(stream) in streams.captured:
                 return
             if isinstance(awaited, torch.Event):
-                self._order.wait_event(queue_of(stream), awaited)
-            elif queue_of(awaited) not in streams.captured:
-                self._order.wait(queue_of(stream), queue_of(awaited))
+                self._order.wait_event(key_of(stream), awaited)
+            elif key_of(awaited) not in streams.captured:
+                self._order.wait(key_of(stream), key_of(awaited))
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
-        if queue_of(stream) not in streams.captured:
+        if key_of(stream) not in streams.captured:
             with self._lock:
-                self._order.record(event, queue_of(stream))
+                self._order.record(event, key_of(stream))
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         with self._lock:
@@ -294,4 +295,4 @@ class Detector(Instrument):
         with self._lock:
             region = self._memory.at(address)
             if region is not None:
-                region.recorded.add(queue_of(stream))
+                region.recorded.add(key_of(stream))

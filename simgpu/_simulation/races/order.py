@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-# A stream by device and number, that of a process group, or the host.
-Queue = tuple[int, int]
+from simgpu._runtime.streams import Key, key_of
+
+Queue = Key  # that of a stream; of a process group and of the host, numbers that no stream has
 HOST: Queue = (-1, -1)
 FIRST_GROUP = -2  # and down: the number of the stream on which a process group communicates
 Clock = dict[Queue, int]
@@ -24,11 +25,6 @@ def join(clock: Clock, other: Clock) -> None:
     for queue, count in other.items():
         if count > clock.get(queue, 0):
             clock[queue] = count
-
-
-def queue_of(stream: Any) -> Queue:
-    """The queue of a torch.Stream."""
-    return stream.device_index, stream.stream_id
 
 
 class Order:
@@ -83,7 +79,7 @@ class Order:
         elif isinstance(awaited, torch.Event):
             self.host_waits_for(self._events.get(awaited, {}))
         else:
-            self.host_waits_for(self.clock(queue_of(awaited)))
+            self.host_waits_for(self.clock(key_of(awaited)))
 
     def host_acts(self) -> int:
         """The host does something itself: the number of it."""

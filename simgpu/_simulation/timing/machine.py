@@ -109,12 +109,12 @@ class Machine(Instrument, Clock):
         # Stream and Event keep until when a stream is busy only where that is in the future of
         # the calling thread; another thread may be behind it.
         if isinstance(awaited, torch.Stream):
-            if (awaited.device_index, awaited.stream_id) in streams.captured:
+            if streams.is_captured(awaited):
                 return
-            moment = self._free_from([self._stream(awaited.device_index, awaited.stream_id)])
+            moment = self._free_from([streams.key_of(awaited)])
         else:
             moment = getattr(awaited, "_recorded_at", None) or 0.0
-        self.timelines.wait(self._stream(stream.device_index, stream.stream_id), moment)
+        self.timelines.wait(streams.key_of(stream), moment)
 
     def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
         index = stream.device_index
