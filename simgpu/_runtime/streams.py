@@ -1,9 +1,10 @@
 """Streams of simulated devices; events, their marks, are in `events`.
 
-A simulated device does its work while it is being asked for, so a stream has nothing to wait for:
-what remains of it is its identity, the device it belongs to, and which stream is current in a
-thread. One thing takes time on it: sleep (`sleeping`), which programs put there to see who waits.
-Shapes follow `torch.cuda.Stream`.
+By itself a simulated device does its work while it is being asked for, so a stream has nothing to
+wait for but sleep (`sleeping`), which programs put there to see who waits. What remains of it is
+its identity, the device it belongs to, and which stream is current in a thread. An executor
+(`executors`) may queue work and run it later, and a clock (`clock`) may let it take time: whoever
+waits for a stream asks both. Shapes follow `torch.cuda.Stream`.
 """
 
 from __future__ import annotations
