@@ -28,7 +28,7 @@ from simgpu._runtime import executors, streams
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch, Node
 from simgpu._runtime.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocking, launch
-from simgpu._runtime.operators import makes_memory_only, written
+from simgpu._runtime.operators import has_masks, makes_memory_only, waits_for_values, written
 from simgpu.errors import CaptureError, UnsupportedError
 
 Tensor = torch.Tensor
@@ -39,14 +39,10 @@ _detach = _aten.detach.default._handle.redispatch_boxed
 _fill = _aten.fill_.Scalar._handle.redispatch_boxed
 _set_storage = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
-_WAITS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-# The host reads the values of their indices only where these are masks.
-_INDEXING = ("index.Tensor", "index_put", "index_put_", "_index_put_impl_")
 _NOT_PINNED = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
     "pinned. Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
 )
-_MASKS = (torch.bool, torch.uint8)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -293,10 +289,8 @@ class Recording(Capture):
                 f"'{launch.op}' with sparse or nested tensors cannot be captured on a simulated "
                 "device: leave it out of the graph"
             )
-        if launch.op in _INDEXING:
-            if any(tensor.dtype in _MASKS for tensor in _tensors(launch.args[1])):
-                self.refuse()
-        elif any(tag in launch.kernel.op.tags for tag in _WAITS):
+        op = launch.kernel.op
+        if has_masks(op, launch.args) or waits_for_values(op, launch.args):
             self.refuse()
 
     def _check_host_copy(self, launch: Launch) -> None:

@@ -1,7 +1,8 @@
-"""What an operator's schema says of it, and what it leaves out.
+"""What PyTorch says of an operator in its schema and its tags, and what these leave out.
 
-PyTorch's schemas mark what an operator writes to, but for running statistics: those of batch norms
-are written where a call trains, whether they are marked or not.
+A schema marks what an operator writes to, but for running statistics: those of batch norms are
+written where a call trains, whether they are marked or not. Tags say where a GPU makes the host
+wait, but not of indexing: it does so for masks, of which the host has to know how much is true.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ _UNMARKED = (
     *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
     *("batch_norm_update_stats", "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
 )
+# `x[i]` and `x[i] = y`.
+_INDEXING = (
+    *("index", "_unsafe_index", "index_put", "index_put_"),
+    *("_index_put_impl_", "_unsafe_index_put"),
+)
+_MASKS = (torch.bool, torch.uint8)
+_WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 def _name(op: torch._ops.OpOverload) -> str:
@@ -70,3 +78,22 @@ def trains(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
 def _position_of_training(op: torch._ops.OpOverload) -> int | None:
     names = [argument.name for argument in op._schema.arguments]
     return names.index("training") if "training" in names else None
+
+
+def has_masks(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether a call indexes by a mask: `x[x > 0]`, or assigns to that."""
+    return _name(op) in _INDEXING and any(
+        isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in args[1]
+    )
+
+
+def waits_for_values(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Whether a GPU makes the host wait for a kernel: for how many results it has, or for a value.
+
+    A number is assigned to a mask without that (`x[x > 0] = 1`), as by `masked_fill_`. On a device
+    it comes as a tensor without dimensions, as one does that CUDA would wait for.
+    """
+    if _name(op) in _INDEXING:
+        is_number = len(args) > 2 and not args[2].dim()
+        return has_masks(op, args) and not is_number
+    return not _WAITS.isdisjoint(op.tags)

@@ -9,6 +9,7 @@ from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_data_parallel as data_parallel
 from tests.simulator.races import test_graphs as graphs
 from tests.simulator.races import test_host as host
+from tests.simulator.races import test_indexing as indexing
 from tests.simulator.races import test_order as order
 from tests.simulator.races import test_parts as parts
 from tests.simulator.races import test_programs as races
@@ -398,6 +399,30 @@ RACES = [
         "self._pinned.at(span[0])",
         "None",
         host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
+    ),
+    *(
+        fault(
+            what,
+            f"simgpu._runtime.operators:{name}",
+            line,
+            planted,
+            indexing.test_the_host_waits_for_masks_alone,
+        )
+        for what, name, line, planted in (
+            (
+                "the host waits for a kernel that indexes, whatever by",
+                "waits_for_values",
+                "if _name(op) in _INDEXING:",
+                "if False:",
+            ),
+            (
+                "the host waits for a mask that a number is assigned to",
+                "waits_for_values",
+                "and not is_number",
+                "",
+            ),
+            ("a mask is an index like others", "has_masks", "index.dtype in _MASKS", "False"),
+        )
     ),
     fault(
         "a tensor without dimensions is a number of the host",

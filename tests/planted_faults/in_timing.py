@@ -100,8 +100,8 @@ TIMING = [
     ),
     fault(
         "the host goes on while it asks how many elements there are",
-        "simgpu._simulation.timing.durations:waits_for_sizes",
-        "torch.Tag.dynamic_output_shape in kernel.tags",
+        "simgpu._runtime.operators:waits_for_values",
+        "not _WAITS.isdisjoint(op.tags)",
         "False",
         estimate.test_fresh_memory_takes_no_time_and_unknown_sizes_wait,
     ),

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.executors import ValueCheck, value_checks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
-from simgpu._runtime.operators import makes_memory_only, trains, written
+from simgpu._runtime.operators import makes_memory_only, trains, waits_for_values, written
 from simgpu._simulation.asynchronous.forms import Form, form_of
 from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.trials import is_taken
@@ -28,10 +28,6 @@ _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
 _fill = torch.ops.aten.fill_.Scalar._handle.redispatch_boxed
-_DEPENDS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-# Their shapes depend on values only where an index is a mask.
-_INDEXING = {"index.Tensor", "index.Tensor_out", "_unsafe_index.Tensor"}
-_MASKS = (torch.bool, torch.uint8)
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 # Their meta kernels answer for another device's kernel: other shapes, other strides, or results
 # that are not conjugated lazily.
@@ -176,11 +172,8 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     name = kernel.name.partition(".")[0]
     if name in _OTHERWISE or (name in _NORMS and args[0].dtype in _HALF):
         raise Unplanned("its meta kernel answers for another device")
-    if kernel.name in _INDEXING:
-        if any(isinstance(index, Tensor) and index.dtype in _MASKS for index in args[1]):
-            raise Unplanned("a mask")
-    elif any(tag in op.tags for tag in _DEPENDS):
-        raise Unplanned("the shape of its results depends on values")
+    if waits_for_values(op, args):
+        raise Unplanned("the host waits for values")
     try:
         without_modes = nullcontext() if no_modes() else _disable_current_modes()  # slow at first
         with torch._C.DisableTorchFunction(), without_modes, torch.no_grad():

@@ -48,14 +48,10 @@ class Access:
 
 
 class Touched(NamedTuple):
-    """The arguments of an operator that are tensors which it reads (False) or writes (True).
-
-    `waits`: the shapes of its results depend on values, for which the host has to wait on a GPU.
-    """
+    """The arguments of an operator that are tensors which it reads (False) or writes (True)."""
 
     positions: tuple[tuple[int, bool], ...]
     names: tuple[tuple[str, bool], ...]
-    waits: bool
 
 
 # They look at the shapes of their tensors only, or at where their memory is.
@@ -68,7 +64,6 @@ _COPIES = {
     torch.ops.aten._to_copy.default,
     torch.ops.aten._foreach_copy_.default,
 }
-_WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
 @functools.cache
@@ -77,9 +72,8 @@ def touched(op: torch._ops.OpOverload, training: bool = True) -> Touched:
 
     `training` is what `simgpu._runtime.operators.trains` says of the call.
     """
-    waits = not _WAITS.isdisjoint(op.tags)
     if op._schema.name.rpartition("::")[2].endswith(_DESCRIPTIVE) or is_view(op):
-        return Touched((), (), waits)
+        return Touched((), ())
     changes = written(op, training)
     arguments = [
         (at, argument.name, at in changes)
@@ -89,7 +83,6 @@ def touched(op: torch._ops.OpOverload, training: bool = True) -> Touched:
     return Touched(
         tuple((at, writes) for at, _, writes in arguments),
         tuple((name, writes) for _, name, writes in arguments),
-        waits,
     )
 
 

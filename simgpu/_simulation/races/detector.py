@@ -13,7 +13,7 @@ import torch
 from simgpu._runtime import streams
 from simgpu._runtime.instruments import Collective, Instrument, Launch
 from simgpu._runtime.launch import is_host_number, is_non_blocking, other_end
-from simgpu._runtime.operators import trains
+from simgpu._runtime.operators import trains, waits_for_values
 from simgpu._runtime.places import place_of_caller
 from simgpu._runtime.streams import key_of
 from simgpu._simulation.races.accesses import (
@@ -94,7 +94,7 @@ class Detector(Instrument):
                     self._made[begin] = Access(queue, number, begin, end, layout, True, name, place)
             if host:
                 self._copy_of_host(launch, result, queue, number, clock, place)
-            elif marked.waits:
+            elif waits_for_values(op, launch.args):
                 self._order.host_waits_for(clock)
             if other is not None:
                 self._order.wait(other, queue)

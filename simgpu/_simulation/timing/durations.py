@@ -69,12 +69,6 @@ class Durations:
         return float(peak.get(name, peak["fp32"]))
 
 
-@functools.cache
-def waits_for_sizes(kernel: torch._ops.OpOverload) -> bool:
-    """Whether its result has as many elements as the data say, for which the host has to wait."""
-    return torch.Tag.dynamic_output_shape in kernel.tags
-
-
 def nbytes(tensor: torch.Tensor) -> int:
     """The bytes that reading a host tensor once takes; of a sparse or nested one, of its parts."""
     if tensor.is_nested:

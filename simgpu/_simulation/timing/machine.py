@@ -19,12 +19,9 @@ from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import streams, world
 from simgpu._runtime.clock import Clock
 from simgpu._runtime.instruments import Collective, Instrument, Launch
+from simgpu._runtime.operators import waits_for_values
 from simgpu._simulation.faults import slow_factor
-from simgpu._simulation.timing.durations import (
-    Durations,
-    nbytes,
-    waits_for_sizes,
-)
+from simgpu._simulation.timing.durations import Durations, nbytes
 from simgpu._simulation.timing.groups import Groups
 from simgpu._simulation.timing.hosts import Hosts, Line, is_in_backward
 from simgpu._simulation.timing.replays import Replays
@@ -148,7 +145,7 @@ class Machine(Instrument, Clock):
         seconds = self.gap + self.durations[index].of(op, launch.args, launch.kwargs, result)
         end = begin + seconds * slow_factor(index)
         span = self._add(Span(launch.op, "kernel", on, begin, end, line.time, line=line), launch)
-        if waits_for_sizes(op):
+        if waits_for_values(op, launch.args):
             line.wait(end)
         return span
 

@@ -69,6 +69,8 @@ def test_fresh_memory_takes_no_time_and_unknown_sizes_wait(simulated):
         assert estimate.now < estimate.end
         x.nonzero()
         assert estimate.now == estimate.end
+        x[torch.arange(3, device=simulated[0])]
+        assert estimate.now < estimate.end
 
 
 def test_pageable_memory_is_waited_for_and_pinned_memory_is_not(simulated):
