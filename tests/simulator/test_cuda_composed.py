@@ -92,14 +92,7 @@ def test_attention_in_steps(simulated, heads, length, gpu, seed, p):
 def test_log_normal_doubles(simulated, numel, gpu, seed, offset):
     start(simulated[0], gpu, seed, offset)
     drawn = torch.empty(numel, dtype=torch.float64, device=simulated[0]).log_normal_(0.5, 0.25)
-
-    def pair(words):
-        x, y, z, w = words
-        radius = math.sqrt(-2 * math.log(cuda_draws.unit_double(x, y)))
-        angle = ((z ^ w << 21) * 2.0**-52 + 2.0**-53) * math.pi
-        return radius * math.sin(angle), radius * math.cos(angle)
-
-    normals = cuda_draws.grid_stride(numel, 2, gpu, seed, offset, pair)
+    normals = cuda_draws.grid_stride(numel, 2, gpu, seed, offset, cuda_draws.two_normals)
     expected = torch.tensor(normals, dtype=torch.float64).mul(0.25).add(0.5).exp()
     torch.testing.assert_close(drawn.cpu(), expected, rtol=1e-12, atol=0)
 

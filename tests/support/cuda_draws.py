@@ -119,6 +119,14 @@ def four_normals(words):
     return drawn
 
 
+def two_normals(words):
+    """The same in double: four words make one pair."""
+    x, y, z, w = words
+    radius = math.sqrt(-2 * math.log(unit_double(x, y)))
+    angle = ((z ^ w << 21) * 2.0**-52 + 2.0**-53) * math.pi
+    return radius * math.sin(angle), radius * math.cos(angle)
+
+
 def tossed_by_tensor(numel, seed, offset):
     """The uniform number behind every element of `bernoulli` with a tensor of probabilities."""
     elements = []
