@@ -7,12 +7,12 @@ data are computed nevertheless, since programs decide by them. To be called befo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from simgpu._runtime import launch
+from simgpu._runtime.operators import tensors_in
 
 LITTLE = 4096  # bytes that a kernel reads or writes, up to which it is computed
 
@@ -49,7 +49,7 @@ class _Shaped:
         )
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = list(_tensors((*args, *kwargs.values())))
+        tensors = list(tensors_in(*args, *kwargs.values()))
         little = sum(tensor.nbytes for tensor in tensors) <= LITTLE and tensors
         if little or self._is_view:
             return self._run(keys, *args, **kwargs)
@@ -81,7 +81,7 @@ class _Shaped:
         if len(self._same) == 0:
             return []
         results = found if len(self._same) > 1 else (found,)
-        if any(not tensor.is_floating_point() for tensor in _tensors(results)):
+        if any(not tensor.is_floating_point() for tensor in tensors_in(*results)):
             return None  # indices and masks, by which others decide
         return [_layout(each) for each in results]
 
@@ -90,14 +90,6 @@ def _names(value: Any) -> Any:
     """What a schema calls the memory of an argument or a result; None of what is not shared."""
     info = value.alias_info
     return None if info is None or not info.before_set else frozenset(info.before_set)
-
-
-def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 def _signature(value: Any) -> Any:

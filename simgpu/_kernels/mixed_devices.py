@@ -8,7 +8,6 @@ those others refuse, or take tensors of several devices (`torch.linspace` of two
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from simgpu._kernels.native_functions import native_function
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime.launch import HOST_KEYS
+from simgpu._runtime.operators import tensors_in
 from simgpu.errors import DeviceMismatchError
 
 Tensor = torch.Tensor
@@ -84,17 +84,6 @@ def composed_where_mixed(op: torch._ops.OpOverload, kernel: PythonKernel) -> Pyt
     return run
 
 
-def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among arguments, lists of tensors included, in order."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (tuple, list)):
-            found.extend(item for item in value if isinstance(item, Tensor))
-    return found
-
-
 class DeviceRules:
     """Where one operator computes when its tensors lie on several devices, or why it does not."""
 
@@ -116,7 +105,7 @@ class DeviceRules:
         written = [pair for pair in named if pair[0] in self._written]
         read = [pair for pair in named if pair[0] not in self._written]
         pairs = [
-            (name, tensor) for name, value in (*written, *read) for tensor in tensors_in((value,))
+            (name, tensor) for name, value in (*written, *read) for tensor in tensors_in(value)
         ]
         operator = self._operator
         if operator == "convolution":

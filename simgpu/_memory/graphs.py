@@ -28,7 +28,13 @@ from simgpu._runtime import executors, streams
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch, Node
 from simgpu._runtime.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocking, launch
-from simgpu._runtime.operators import has_masks, makes_memory_only, waits_for_values, written
+from simgpu._runtime.operators import (
+    has_masks,
+    makes_memory_only,
+    tensors_in,
+    waits_for_values,
+    written,
+)
 from simgpu.errors import CaptureError, UnsupportedError
 
 Tensor = torch.Tensor
@@ -45,26 +51,18 @@ _NOT_PINNED = (
 )
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-
-
 def _written(launch: Launch) -> Iterator[Tensor]:
     changes = written(launch.kernel.op)
     for key, value in (*enumerate(launch.args), *launch.kwargs.items()):
         if key in changes:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def _fresh(result: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
     """The tensors of a result that stand on none of the arguments' storages."""
     return [
         tensor
-        for tensor in _tensors(result)
+        for tensor in tensors_in(result)
         if tensor.numel() and not any(on_one_storage(tensor, each) for each in arguments)
     ]
 
@@ -193,7 +191,7 @@ def _into(kernel: Kernel, outputs: list[Tensor]) -> Any:
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
         result = kernel.run(keys, *args, **kwargs)
         if outputs:
-            given = list(_tensors((args, tuple(kwargs.values()))))
+            given = list(tensors_in(*args, *kwargs.values()))
             for output, tensor in zip(outputs, _fresh(result, given), strict=True):
                 _copy(HOST_KEYS, output, tensor)
         return result
@@ -254,7 +252,7 @@ class Recording(Capture):
     def computed(self, launch: Launch, result: Any) -> None:
         if not self.holds(launch.device.index, launch.stream):
             return
-        given = list(_tensors((launch.args, tuple(launch.kwargs.values()))))
+        given = list(tensors_in(*launch.args, *launch.kwargs.values()))
         fresh = _fresh(result, given)
         outputs = []
         for tensor in fresh:
@@ -283,7 +281,7 @@ class Recording(Capture):
         if launch.kind == "copy" and "cpu" in (launch.source.type, launch.target.type):
             self._check_host_copy(launch)
             return
-        given = list(_tensors((launch.args, tuple(launch.kwargs.values()))))
+        given = list(tensors_in(*launch.args, *launch.kwargs.values()))
         if any(tensor.layout != torch.strided or tensor.is_nested for tensor in given):
             raise UnsupportedError(
                 f"'{launch.op}' with sparse or nested tensors cannot be captured on a simulated "

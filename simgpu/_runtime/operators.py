@@ -8,7 +8,7 @@ wait, but not of indexing: it does so for masks, of which the host has to know h
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,15 @@ _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 def _name(op: torch._ops.OpOverload) -> str:
     return op._schema.name.removeprefix("aten::")
+
+
+def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among arguments or results, those in lists included, in their order."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_in(*value)
 
 
 def is_view(op: torch._ops.OpOverload) -> bool:

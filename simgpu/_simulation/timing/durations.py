@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from simgpu._models.gpus import Model, models
-from simgpu._runtime.operators import written
+from simgpu._runtime.operators import tensors_in, written
 
 # It would tell every program that Triton's kernels are not counted; there are none.
 _log = logging.getLogger("torch.utils.flop_counter")
@@ -50,8 +50,8 @@ class Durations:
 
     def of(self, kernel: torch._ops.OpOverload, args: Any, kwargs: Any, result: Any) -> float:
         """Seconds of a kernel, without the gap before it, from its host arguments and results."""
-        read = list(_tensors((*args, *kwargs.values())))
-        made = list(_tensors((result,))) or _changed(kernel, args, kwargs)
+        read = list(tensors_in(*args, *kwargs.values()))
+        made = list(tensors_in(result)) or _changed(kernel, args, kwargs)
         moved = sum(map(nbytes, read)) + sum(map(nbytes, made))
         seconds = moved / self._bandwidth
         formula = _formula(kernel)
@@ -87,21 +87,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
 def _changed(
     kernel: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
     """What an operator without results changes, such as those of torch._foreach."""
     changes = written(kernel)
     named = (*enumerate(args), *kwargs.items())
-    return list(_tensors(value for key, value in named if key in changes))
+    return list(tensors_in(*(value for key, value in named if key in changes)))
 
 
 def _dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
