@@ -17,6 +17,7 @@ from simgpu._kernels.overloads import PythonKernel
 from simgpu._kernels.schema import result_picker
 from simgpu._memory.ownership import adopt_all
 from simgpu._native.dlpack_relabel import host_alias
+from simgpu._runtime.host_errors import wants_to_resize
 from simgpu._runtime.launch import Kernel, launch
 
 
@@ -39,7 +40,7 @@ def mutating_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         try:
             result = launch(kernel, index, host_args, host_kwargs)
         except RuntimeError as error:
-            if "not resizable" not in str(error) or not isinstance(args[0], torch.Tensor):
+            if not wants_to_resize(error) or not isinstance(args[0], torch.Tensor):
                 raise
             # Some let their first argument grow (addbmm_): memory under an alias cannot.
             host_args[0] = host_alias(args[0]).clone()

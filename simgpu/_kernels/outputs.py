@@ -19,6 +19,7 @@ from simgpu._memory.ownership import adopt
 from simgpu._memory.resizing import grow
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import executors, streams
+from simgpu._runtime.host_errors import wants_to_resize
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 from simgpu.errors import UnsupportedError
 
@@ -45,7 +46,7 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             if copies is None:
                 hosts = _launched(chosen, index, host_args, host_kwargs, outs)
         except RuntimeError as error:
-            if "not resizable" not in str(error):
+            if not wants_to_resize(error):
                 raise
             copies = reader.read_copies(args, kwargs)
             if copies is None:
@@ -76,7 +77,7 @@ def launch_into(
     try:
         launch(kernel, index, host_args, kwargs)
     except RuntimeError as error:
-        if "not resizable" not in str(error):
+        if not wants_to_resize(error):
             raise
         return False
     host = kwargs["out"]

@@ -18,6 +18,7 @@ from simgpu._memory.composites import is_composite, make_on, to_host
 from simgpu._memory.ownership import to_device
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import world
+from simgpu._runtime.host_errors import wants_to_resize
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
 
 Tensor = torch.Tensor
@@ -120,7 +121,7 @@ def composite_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
         try:
             result = launch(kernel, index, host_args, host_kwargs)
         except RuntimeError as error:
-            if "not resizable" not in str(error):
+            if not wants_to_resize(error):
                 raise
             # What is written to gets another number of elements: memory under an alias cannot.
             read = {True: _resizable_to_host, False: _argument_to_host}

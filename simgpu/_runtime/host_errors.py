@@ -1,7 +1,8 @@
 """Errors of the host's kernels, raised as the device would: its memory is full, its kernel's name.
 
 A kernel of the CPU that has no room, or was not compiled for a dtype, speaks of the CPU. A program
-that runs on a device would look for the mistake in the wrong place.
+that runs on a device would look for the mistake in the wrong place. One error is answered by the
+kernels that get it: `wants_to_resize`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from simgpu.errors import OutOfMemoryError
 # CPU computes, are in `simgpu._kernels.dtype_rules`.
 _OF_CPU = re.compile(r'"(\w*?)(?:_vml)?_cpu(\w*)"(?= not implemented for)')
 _OTHERWISE = {"median": "median_out_impl"}
+
+
+def wants_to_resize(error: RuntimeError) -> bool:
+    """Whether a kernel has failed because an output has no room: memory under an alias cannot grow.
+
+    In PyTorch's words (aten/src/ATen/native/Resize.cpp), which has no type of its own for that.
+    """
+    return "not resizable" in str(error)
 
 
 def _of_cuda(found: re.Match[str]) -> str:
