@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from simgpu._counting import format_bytes, plural
 from simgpu._profiling.chrome_trace import index_of
 from simgpu._profiling.module_inputs import Inputs
 from simgpu._runtime import world
-from simgpu._runtime.device import format_bytes
 from simgpu._runtime.instruments import Instrument, Launch, Record
 
 
@@ -59,7 +59,7 @@ class Totals(Instrument):
             lines.append(f"{'collective':<40}{'calls':>9}{'bytes':>13}  group")
         for (op, group, ranks), (calls, nbytes) in sorted(self._collectives.items()):
             name = op.removeprefix("c10d.").strip("_")
-            where = f"{group} ({ranks} rank{'s' * (ranks > 1)})"
+            where = f"{group} ({plural(ranks, 'rank')})"
             lines.append(f"{name:<40}{calls:>9}{format_bytes(nbytes):>13}  {where}")
         return "\n".join(lines) + "\n"
 

@@ -20,7 +20,7 @@ class Trace(list[Record]):
 
     @property
     def kernels(self) -> list[Record]:
-        """Work within one device, but on memory alone (`torch.empty`), which launches nothing."""
+        """Work within one device, but for fresh memory (`torch.empty`), which launches nothing."""
         return [record for record in self if record.kind == "kernel"]
 
     @property
@@ -69,7 +69,7 @@ class _Recorder(Instrument):
 
 @contextmanager
 def trace() -> Iterator[Trace]:
-    """Record every kernel, every copy and all work on memory alone of all threads in the block.
+    """Record every kernel, every copy and all fresh memory of all threads in the block.
 
     Yields a `Trace`, which stays readable afterwards. Traces may be nested.
     """

@@ -289,11 +289,3 @@ class Device:
         before = 0 if self._placement is None else self._placement.reserved
         placement.reserve_at_least(max(before, self.peak))
         return placement
-
-
-def format_bytes(number: int) -> str:
-    """Bytes as CUDA's messages write them: "20.00 MiB"."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:.2f} {unit}"
-    return f"{number} bytes"

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from simgpu._counting import format_bytes
 from simgpu._naming import visible_text
 from simgpu._runtime import world
-from simgpu._runtime.device import Device, format_bytes
+from simgpu._runtime.device import Device
 from simgpu._runtime.world import DeviceLike
 
 _KINDS = ("current", "peak", "allocated", "freed")
