@@ -15,7 +15,7 @@ records             what a rank tells the others of a call before it begins
 shared_memory       where ranks of one machine write what the others read
 nan_check           NaN in what a rank gives, where the environment says to look for it
 inference           what torch.inference_mode has no part in
-letters             what a rank sends to itself
+loopback            what a rank sends to itself
 fake                the backend "fake", which has one rank
 nccl                the class that goes by the name of ProcessGroupNCCL
 hashes              the number of a tensor that PyTorch logs in its debug mode

@@ -20,7 +20,7 @@ from simgpu._distributed import agreement, records, shared_memory
 from simgpu._distributed.calls import Call, as_bytes
 from simgpu._distributed.inference import plain_tensors
 from simgpu._distributed.lanes import Lane
-from simgpu._distributed.letters import Letters
+from simgpu._distributed.loopback import Loopback
 from simgpu._distributed.shared_memory import SharedMemory
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
@@ -49,7 +49,7 @@ class Transport:
         self._memory: SharedMemory | None = None
         self._asked = 0  # bytes of it
         timeout = backend.options._timeout.total_seconds()
-        self._letters = Letters(group, ranks[backend.rank()], timeout)
+        self._loopback = Loopback(group, ranks[backend.rank()], timeout)
 
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Begin a call, after those before it; within this call where `awaited` allows it."""
@@ -100,7 +100,7 @@ class Transport:
     def _perform(self, call: Call) -> None:
         between_two = call.kind in ("send", "recv")
         if between_two and call.peer == self._backend.rank():
-            self._letters.meet(call)
+            self._loopback.meet(call)
             return
         if between_two:
             self._meet_peer(call)

@@ -49,7 +49,7 @@ ROOTS_AND_PEERS = [
     ),
     fault(
         "what a rank sends to itself has no tag",
-        "simgpu._distributed.letters:Letters._with",
+        "simgpu._distributed.loopback:Loopback._with",
         "setdefault(tag,",
         "setdefault(0,",
         tags.test_ranks_that_are_processes_pair_messages_by_tag,
@@ -257,15 +257,15 @@ ROOTS_AND_PEERS = [
         raises=BaseException,
     ),
     fault(
-        "a rank's letters to itself are what it has by then",
-        "simgpu._distributed.letters:Letters._send",
+        "what a rank sends to itself is what it has by then",
+        "simgpu._distributed.loopback:Loopback._send",
         "as_bytes(call.ins[0]).clone()",
         "as_bytes(call.ins[0]).fill_(1)",
         odd.test_a_rank_of_a_process_sends_to_itself,
     ),
     fault(
         "a rank takes whatever it sends to itself",
-        "simgpu._distributed.letters:Letters._receive",
+        "simgpu._distributed.loopback:Loopback._receive",
         "agreement.check(self._group, call.number, [self._rank] * 2, asked)",
         "data = data[:1].expand(call.outs[0].nbytes)",
         odd.test_what_a_rank_sends_to_itself_is_what_it_receives,

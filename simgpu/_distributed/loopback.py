@@ -1,4 +1,4 @@
-"""`Letters`: what a rank sends to itself, for which gloo has no connection."""
+"""`Loopback`: what a rank sends to itself, for which gloo has no connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simgpu._distributed.calls import Call, as_bytes
 Tensor = torch.Tensor
 
 
-class Letters:
+class Loopback:
     """The sends of one rank of a group to itself, by tag and in order, until they are received.
 
     Args:
