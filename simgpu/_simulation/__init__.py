@@ -1,9 +1,13 @@
-"""Failures on purpose: out of memory, failed kernels and copies, lost devices, flipped bits.
+"""What may go otherwise on a machine: failures, the order of threads and of streams, and time.
 
-`simgpu.faults` makes one of them happen, `simgpu.sweep` each of them in turn. They are instruments
-(`simgpu._runtime.instruments`); nothing of torch is replaced for them. The order of threads is in
-`schedules`, that of streams in `asynchronous`, accesses in no order in `races`, and estimated time
-in `timing`.
+schedules       `simgpu.schedule`: which thread runs when
+asynchronous    `simgpu.asynchronous`: kernels and copies that run when they are waited for
+races           `simgpu.races`: accesses to the same memory in no order
+timing          `simgpu.clock`: estimated time
+
+The files here are failures on purpose: `faults` makes one of them happen, `sweep` each of them in
+turn. All of it watches and steers as instruments do (`simgpu._runtime.instruments`). Nothing of
+torch is replaced for it; `schedules` replaces locks, threads and time of Python.
 
 May import: `_runtime`, `errors`, `_naming`, `torch`, `numpy`.
 """
