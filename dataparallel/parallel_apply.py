@@ -1,4 +1,4 @@
-"""`parallel_apply`: replicas called at the same time, in threads.
+"""`parallel_apply`: replicas called in threads, at the same time where they take long.
 
 How one replica is called, and how the failures of several become one exception. The threads are
 those of `_threads.worker_pool`; what they take over from the caller is in `_threads.caller_state`.
@@ -38,7 +38,7 @@ def parallel_apply(
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
     devices: Sequence[DeviceLike | None] | None = None,
 ) -> list[Any]:
-    """Call each module with its inputs on its device, all at the same time.
+    """Call each module with its inputs on its device, in threads.
 
     A module that is done within 5 ms is let finish before the next one begins: for short calls, and
     no longer, one thread is faster than many. So modules may wait for each other.

@@ -21,8 +21,6 @@ from dataparallel._transfer.buckets import Layout, lay_out, subset, without_buck
 from dataparallel._transfer.copies import broadcast_laid_out, gather_checked, scatter_chunks
 from dataparallel._transfer.sums import densify_mixed_rows, sum_columns, sum_to
 
-__all__ = ["Broadcast", "Gather", "ReduceAddCoalesced", "Scatter", "apply", "scatter_split"]
-
 MaybeTensor = torch.Tensor | None
 
 
