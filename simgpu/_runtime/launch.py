@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import clock, engine_waits, streams, thread_state, world
@@ -54,6 +55,13 @@ class Kernel:
         self.node: Node | None = None
 
 
+def _hint(arguments: object) -> str:
+    """What to do with a tensor that has outlived its device; nothing where no tensor was given."""
+    if not any(isinstance(value, torch.Tensor) for value in tree_leaves(arguments)):
+        return ""
+    return "; a tensor that has outlived its devices can only be copied to the host: say .cpu()"
+
+
 def launch(
     kernel: Kernel,
     index: int,
@@ -66,7 +74,7 @@ def launch(
     A copy has a `route`: see `launch_copy`.
     """
     if index >= len(world.active_devices) and route is None:
-        world.device(index)  # raises: a tensor has outlived its device, and can only be copied
+        world.device(index, _hint((*args, kwargs)))  # raises
     if kernel.changes_more:
         return _launch_charged(kernel, index, tuple(args), kwargs, route)
     if hooks.launches:

@@ -161,14 +161,17 @@ def device_count() -> int:
     return 0 if _world is None else len(_world.devices)
 
 
-def device(index: int) -> Device:
-    """The device with this index, or the error that CUDA calls "invalid device ordinal"."""
+def device(index: int, hint: str = "") -> Device:
+    """The device with this index, or the error that CUDA calls "invalid device ordinal".
+
+    The text of an error ends with the hint.
+    """
     check_fork()
     if _world is None:
         raise NoDevicesError(
             f"{DEVICE_TYPE}:{index} was used, but there are no simulated devices: enter "
             "`with simgpu.devices(n)`, call simgpu.enable(n), set SIMGPU_DEVICE_COUNT, or start "
-            "the script by `python -m simgpu run --devices N`"
+            f"the script by `python -m simgpu run --devices N`{hint}"
         )
     _world.asked = True
     if not 0 <= index < len(_world.devices):
@@ -178,7 +181,7 @@ def device(index: int) -> Device:
             there = f"is one simulated device, {DEVICE_TYPE}:0"
         raise InvalidDeviceError(
             f"{DEVICE_TYPE} error: invalid device ordinal: {DEVICE_TYPE}:{index} was asked for, "
-            f"but there {there}{_world.more}"
+            f"but there {there}{_world.more}{hint}"
         )
     return _world.devices[index]
 

@@ -203,6 +203,13 @@ RUNTIME = [
         partial(OUTLIVES, name="add_"),
     ),
     fault(
+        "who computes with a tensor of devices that are gone is told what a new one needs",
+        f"{LAUNCH}:_hint",
+        "if not any(",
+        "if any(",
+        partial(OUTLIVES, name="add"),
+    ),
+    fault(
         "nothing leaves devices that are gone",
         f"{LAUNCH}:launch",
         "if index >= len(world.active_devices) and route is None:",
