@@ -35,7 +35,7 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
     count = _count(node)
     options = read_options(node.config)
     pool = simulated_pool(options)
-    if options.count is not None and count > pool.count:
+    if (options.count is not None or options.as_cuda) and count > pool.count:
         needs = plural(count, "device")
         skips.skip(request, f"needs {needs}, this session has {pool.count}")
     import simgpu

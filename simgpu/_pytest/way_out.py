@@ -1,4 +1,4 @@
-"""What a test that fails for a device's name is told: errors of torch know nothing of simgpu."""
+"""What a test that fails for a device is told: an error knows nothing of pytest."""
 
 from __future__ import annotations
 
@@ -10,30 +10,43 @@ from simgpu._testing.error_text import text_of
 
 # What torch says of "cuda" where there is none: a build for the CPU, and one with CUDA.
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver")
-# What torch says of "simgpu:0" before a process has made its first devices, which name the type.
+# What is said of "simgpu:0" where there are no devices: by torch before a process has made its
+# first ones, which name the type, and by simgpu later.
 _NO_NAME = "device type at start of device string: simgpu"
+_NO_DEVICES = "was used, but there are no simulated devices: "
+# What simgpu says of an index past the last device.
+_NO_INDEX = "invalid device ordinal: "
 
 
 def add_way_out(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
-    """Add a section to the report of a test, if it used a name that its devices do not go by."""
+    """Add a section to the report of a test, if it used a device that is not there."""
     options = read_options(item.config)
-    if options.kind == "cuda" or options.oversubscribe or options.as_cuda:
+    if options.kind == "cuda" or options.oversubscribe:
         return
-    simulated = FIXTURES & set(getattr(item, "fixturenames", ()))
-    told = text_of(error)
-    if simulated and any(text in told for text in _NO_CUDA):
-        report.sections.append(
-            (
-                "simgpu",
+    simulated = bool(FIXTURES & set(getattr(item, "fixturenames", ())))
+    way_out = _way_out(text_of(error), simulated, options.as_cuda)
+    if way_out:
+        report.sections.append(("simgpu", way_out))
+
+
+def _way_out(told: str, simulated: bool, as_cuda: bool) -> str | None:
+    if _NO_INDEX in told and (simulated or as_cuda):
+        return (
+            "--device-count says how many devices there are, and @pytest.mark.devices(n) how many "
+            "of them a test has."
+        )
+    if as_cuda:
+        return None
+    if simulated:
+        if any(text in told for text in _NO_CUDA):
+            return (
                 "This test has simulated devices by their own name: say devices[0] where it says "
-                '"cuda", or run it with --as-cuda, which gives them the name of CUDA.',
+                '"cuda", or run it with --as-cuda, which gives them the name of CUDA.'
             )
+    elif told.endswith(_NO_NAME) or _NO_DEVICES in told:
+        return (
+            "This test has no simulated devices: let it take the fixture `devices`, or enter "
+            "`with simgpu.devices(n)`. What is built once for several tests, as in setUpClass, can "
+            "have those of --as-cuda."
         )
-    elif not simulated and told.endswith(_NO_NAME):
-        report.sections.append(
-            (
-                "simgpu",
-                "This test has no simulated devices: let it take the fixture `devices`, or enter "
-                "`with simgpu.devices(n)`.",
-            )
-        )
+    return None

@@ -17,6 +17,7 @@ from tests.tools import test_fuzz as fuzzing
 from tests.tools import test_fuzz_report as fuzz_report
 from tests.tools import test_markers as marked
 from tests.tools import test_patches as patches
+from tests.tools import test_plugin as plugin
 from tests.tools import test_plugin_models as named
 from tests.tools import test_plugin_workers as workers
 from tests.tools import test_pools as pools
@@ -66,6 +67,20 @@ TOOLS = [
         "{there}{_world.more}",
         "{there}",
         told.test_an_index_past_the_last_device_is_told_what_says_how_many,
+    ),
+    fault(
+        "a test that has no devices is told of none once others have had some",
+        "simgpu._pytest.way_out:_way_out",
+        "or _NO_DEVICES in told",
+        "",
+        plugin.test_nobody_is_told_to_take_what_he_has,
+    ),
+    fault(
+        "a test with devices by the name of CUDA is told of them",
+        "simgpu._pytest.way_out:_way_out",
+        "if as_cuda:",
+        "if not as_cuda:",
+        plugin.test_nobody_is_told_to_take_what_he_has,
     ),
     fault(
         "a wrong option is told as a variable that nobody has set",

@@ -119,6 +119,25 @@ def test_ranks_have_the_devices_of_the_options(pytester):
     seen.stdout.fnmatch_lines("*needs 5 devices, this session has 4*")
 
 
+def test_more_ranks_than_devices_by_the_name_of_cuda_are_skipped(pytester):
+    """As those of a test that takes `devices`, also where nothing says how many there are."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.ranks(9)
+        def test_more(ranks): pass
+
+        @pytest.mark.ranks(8)
+        def test_all(ranks):
+            assert ranks(lambda rank: rank) == [*range(8)]
+        """
+    )
+    seen = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--as-cuda")
+    seen.assert_outcomes(passed=1, skipped=1)
+    seen.stdout.fnmatch_lines("1 test skipped: it needs 9 devices, this session has 8")
+
+
 def takes_nothing(): ...
 def takes_ranks(ranks): ...
 def takes_a_fixture_that_takes_ranks(world): ...

@@ -1,16 +1,22 @@
 """The pytest plugin: what its options give, what they refuse, and what a test starts with."""
 
+import contextlib
 import os
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import simgpu
 from simgpu._pytest.choose import choose_pool, session_pool
 from simgpu._pytest.marker import Wanted
 from simgpu._pytest.options import DEFAULT_COUNT, DeviceOptions
 from simgpu._pytest.pools import CudaPool
 from simgpu._pytest.simulated_pool import SimulatedPool
 from simgpu._pytest.threads import use_one_thread
+from simgpu._pytest.way_out import _way_out
+from simgpu.errors import InvalidDeviceError
 
 
 @pytest.mark.parametrize(
@@ -203,22 +209,42 @@ def test_another_error(devices):
 
 def test_no_devices_of_ours():
     torch.ones(2).cuda()
+
+def test_no_fixture_after_others():
+    torch.ones(2, device="simgpu:0")
+
+@pytest.mark.devices(2)
+def test_an_index(devices):
+    torch.ones(2, device="simgpu:2")
 """
 
 
-def test_a_name_that_devices_do_not_go_by_is_told_with_the_way_out(pytester):
+def test_a_device_that_is_not_there_is_told_with_the_way_out(pytester):
     pytester.makepyfile(NAMES)
     result = pytester.runpytest_subprocess("--devices", "simgpu", "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=5)
-    result.stdout.fnmatch_lines(
-        [
-            "*- simgpu -*",
-            "*let it take the fixture `devices`, or*",
-            *["*- simgpu -*", '*say devices[[]0] where it says "cuda", or run it with --as-cuda*']
-            * 2,
-        ]
-    )
-    assert result.stdout.str().count("- simgpu -") == 3
+    result.assert_outcomes(failed=7)
+    none = ["*- simgpu -*", "*let it take the fixture `devices`, or*"]
+    cuda = ["*- simgpu -*", '*say devices[[]0] where it says "cuda", or run it with --as-cuda*']
+    index = ["*- simgpu -*", "*--device-count*@pytest.mark.devices(n)*"]
+    result.stdout.fnmatch_lines([*none, *cuda, *cuda, *none, *index])
+    assert result.stdout.str().count("- simgpu -") == 5
+
+
+def text_of_error(index, count):
+    """What a process says of `index` that has made devices, and has `count` of them now."""
+    with simgpu.devices(1), pytest.raises(InvalidDeviceError):
+        torch.ones(1, device="simgpu:9")
+    there = simgpu.devices(count) if count else contextlib.nullcontext()
+    with there, pytest.raises(RuntimeError) as raised:
+        torch.ones(1, device=f"simgpu:{index}")
+    return str(raised.value)
+
+
+@given(index=st.integers(8, 9), count=st.integers(0, 8), has=st.booleans(), as_cuda=st.booleans())
+def test_nobody_is_told_to_take_what_he_has(index, count, has, as_cuda):
+    told = _way_out(text_of_error(index, count), has, as_cuda) or ""
+    assert ("--device-count" in told) == (count > 0 and (has or as_cuda))
+    assert ("let it take the fixture" in told) == (count == 0 and not has and not as_cuda)
 
 
 def test_who_runs_with_the_name_of_cuda_is_not_told_to(pytester):
