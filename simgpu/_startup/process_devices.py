@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from simgpu._backend import install
 from simgpu._models.gpus import models_of
 from simgpu._runtime import world
@@ -31,10 +29,11 @@ def start_process_devices() -> None:
     with variables.told_by(variables.MODEL):
         models = None if model is None else models_of(count, model)
     rng = variables.device_rng()
+    named = variables.as_cuda()
     install.install()
     entered = world.enter(count, sizes, models, rng)
     entered.more = f"; {variables.COUNT}, or --devices of `simgpu run`, says how many"
-    if os.environ.get(variables.AS_CUDA):
+    if named:
         from simgpu._cuda import as_cuda
 
-        as_cuda.start_process(force=os.environ[variables.AS_CUDA] == "force")
+        as_cuda.start_process(force=named == "force")

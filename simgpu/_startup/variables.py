@@ -49,6 +49,20 @@ def device_rng() -> str:
         return check_rng(os.environ.get(RNG) or RNGS[0])
 
 
+def as_cuda() -> str:
+    """Return "1" where the devices go by the name of CUDA, "force" also on real GPUs, "" otherwise.
+
+    Raises ValueError where the variable is neither of these nor "0".
+    """
+    value = os.environ.get(AS_CUDA, "")
+    if value not in ("", "0", "1", "force"):
+        raise ValueError(
+            f"{AS_CUDA}={value!r} must be 1 (by the name of CUDA), force (also where real CUDA is) "
+            "or 0"
+        )
+    return value.replace("0", "")
+
+
 @contextlib.contextmanager
 def told_by(name: str) -> Iterator[None]:
     """Let a ValueError in the block begin with the variable whose value it is about."""

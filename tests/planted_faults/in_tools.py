@@ -62,6 +62,13 @@ TOOLS = [
         told.test_a_wrong_sort_of_device_is_told_by_who_said_it,
     ),
     fault(
+        "whatever is said of the name of CUDA, the devices go by it",
+        "simgpu._startup.variables:as_cuda",
+        'value.replace("0", "")',
+        "value",
+        told.test_devices_go_by_the_name_of_cuda_where_that_is_said,
+    ),
+    fault(
         "an index past the last device of a process is told without a way out",
         "simgpu._runtime.world:device",
         "{there}{_world.more}",

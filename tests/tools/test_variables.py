@@ -88,6 +88,21 @@ def test_an_index_past_the_last_device_is_told_what_says_how_many(count, excess,
             world.leave(world.current_world())
 
 
+ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126))
+
+
+@given(value=st.sampled_from(["", "0", "1", "force", "false", "no"]) | ASCII)
+def test_devices_go_by_the_name_of_cuda_where_that_is_said(value):
+    names = {"": "", "0": "", "1": "1", "force": "force"}
+    with mock.patch.dict(os.environ, {variables.AS_CUDA: value}):
+        if value in names:
+            assert variables.as_cuda() == names[value]
+            return
+        with pytest.raises(ValueError, match=r"must be 1 .* or 0") as raised:
+            variables.as_cuda()
+    assert str(raised.value).startswith(f"{variables.AS_CUDA}={value!r}")
+
+
 def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
     from simgpu._fuzz.session_settings import PROCESS_DEVICES, SessionSettings
 
