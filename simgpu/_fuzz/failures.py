@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,13 +19,15 @@ from simgpu._testing.node_ids import node_id
 
 # The folder of the campaign, whichever one a test goes to.
 _START = os.getcwd()
+# Python's own, such as `unittest`, whose assertions raise there.
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 # The most characters that are kept of each.
 MESSAGE = 20_000
 EXAMPLE = 4_000
 
 
 def location(error: BaseException) -> str:
-    """Return file:line in the project where an error arose, not in an installed package.
+    """Return file:line in the project where an error arose, not in a package or Python's library.
 
     Nothing for an error that was made and not raised, as those in an exception group may be.
     """
@@ -35,7 +38,9 @@ def location(error: BaseException) -> str:
     own = [
         frame
         for frame in frames
-        if "site-packages" not in frame.filename and os.path.dirname(frame.filename) != ours
+        if "site-packages" not in frame.filename
+        and not frame.filename.startswith((_LIBRARY, "<"))
+        and os.path.dirname(frame.filename) != ours
     ]
     frame = (own or list(frames))[-1]
     return f"{os.path.relpath(frame.filename, _START)}:{frame.lineno}"

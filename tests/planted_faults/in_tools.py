@@ -308,6 +308,13 @@ TOOLS = [
         raises=IndexError,
     ),
     fault(
+        "an assertion of unittest fails in Python's library",
+        "simgpu._fuzz.failures:location",
+        'startswith((_LIBRARY, "<"))',
+        'startswith("<")',
+        failing.test_an_assertion_of_unittest_fails_where_the_test_makes_it,
+    ),
+    fault(
         "a group that a test has raised has no code",
         "simgpu._fuzz.failures:inner_errors",
         "    yield error\n    if",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simgpu._fuzz.failures import name_of
+from simgpu._fuzz.failures import location, name_of
 from simgpu._fuzz.recorder import ExampleRecorder
 from simgpu._fuzz.session_settings import SessionSettings
 
@@ -75,6 +75,16 @@ def test_a_failure_has_the_text_of_its_error(tmp_path, error):
     with contextlib.suppress(RuntimeError):
         assert kept.message == str(error)
     assert f"{__name__.rpartition('.')[2]}.py:" in kept.location
+
+
+@given(name=st.sampled_from(["assertFalse", "assertIsInstance", "fail"]), value=st.integers(1, 9))
+def test_an_assertion_of_unittest_fails_where_the_test_makes_it(name, value):
+    """Python's library raises it, for all of them in one line."""
+    check = getattr(unittest.TestCase(), name)
+    with pytest.raises(AssertionError) as raised:
+        check(value, str) if name == "assertIsInstance" else check(value)
+    here = os.path.relpath(__file__, START)
+    assert location(raised.value) == f"{here}:{raised.value.__traceback__.tb_lineno}"
 
 
 @given(error=errors)
