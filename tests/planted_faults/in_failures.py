@@ -88,6 +88,13 @@ FAILURES = [
         charging.test_what_a_failed_launch_asked_for_is_asked_for_again,
     ),
     fault(
+        "who has devices is told to enter some",
+        "simgpu._simulation.faults:_index",
+        "if world.device_count()\n",
+        "if not world.device_count()\n",
+        faults.test_who_has_no_devices_is_told_to_enter_some,
+    ),
+    fault(
         "failed allocations are counted from 1",
         "simgpu._simulation.faults:Faults.before_allocate",
         "if number == self._oom_at:",

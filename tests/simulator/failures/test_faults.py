@@ -228,15 +228,21 @@ def test_a_slow_device_takes_its_factor_of_time(factors):
         ({"copy_at": True}, "copy_at counts from 0, got True"),
         ({"launch_at": 1.5}, "launch_at counts from 0, got 1.5"),
         ({"lose": 3}, "takes a tuple of 2, got 3"),
-        ({"lose": (9, 1)}, "out of 2 simulated devices: enter"),
+        ({"lose": (9, 1)}, "out of 2 simulated devices: name one"),
         ({"flip": (0, 1)}, "takes a tuple of 3"),
         ({"flip": (0, 0, -1)}, "counts from 0, got -1"),
         ({"slow": {0: 0.5}}, "a factor of 1 or more"),
         ({"slow": {0: "4"}}, "a factor of 1 or more"),
         ({"slow": 4.0}, "a factor for each device"),
-        ({"slow": {2: 4.0}}, "out of 2 simulated devices: enter"),
+        ({"slow": {2: 4.0}}, "out of 2 simulated devices: name one"),
     ],
 )
 def test_what_names_nothing_is_refused(wrong, text):
     with simgpu.devices(2), pytest.raises(ValueError, match=text), simgpu.faults(**wrong):
+        pass
+
+
+def test_who_has_no_devices_is_told_to_enter_some():
+    text = "out of 0 simulated devices: enter simgpu.devices before"
+    with pytest.raises(ValueError, match=text), simgpu.faults(lose=(0, 1)):
         pass
