@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import itertools
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -167,7 +167,7 @@ def _raise_failures(calls: Sequence[_Call]) -> None:
         for _, _, failure in failed:
             if isinstance(failure, (KeyboardInterrupt, SystemExit)):
                 raise failure
-        texts = [_failure_text(*each) for each in failed]
+        texts = _failure_texts(failed)
         raise _error_of_same_type(failed[0][2], texts[0], texts[1:]) from failed[0][2]
     finally:
         # The traceback being raised holds this frame: nothing in it may hold the failures.
@@ -175,12 +175,30 @@ def _raise_failures(calls: Sequence[_Call]) -> None:
         del failure
 
 
-def _failure_text(index: int, device: torch.device, failure: BaseException) -> str:
-    trace = "".join(traceback.format_exception(type(failure), failure, failure.__traceback__))
-    where = device if device.index is None else device.index  # the words of torch.nn.parallel
-    return (
-        f"Caught {type(failure).__name__} in replica {index} on device {where}.\nOriginal {trace}"
-    )
+def _failure_texts(failed: Sequence[tuple[int, torch.device, BaseException]]) -> list[str]:
+    """What is said of each replica that failed, where only if no other has failed there too."""
+    told: dict[Hashable, int] = {}
+    texts = []
+    for index, device, failure in failed:
+        where = device if device.index is None else device.index  # the words of torch.nn.parallel
+        caught = f"Caught {type(failure).__name__} in replica {index} on device {where}"
+        same = told.setdefault(_place(failure) or index, index)
+        if same == index:
+            trace = traceback.format_exception(type(failure), failure, failure.__traceback__)
+            text = f"{caught}.\nOriginal {''.join(trace)}"
+        else:
+            words = traceback.format_exception_only(type(failure), failure)
+            text = f"{caught}, where replica {same} failed too.\n{''.join(words)}"
+        texts.append(text)
+    return texts
+
+
+def _place(failure: BaseException) -> Hashable:
+    """The lines of code that raised a failure; None where other failures had a part in it."""
+    if failure.__cause__ or failure.__context__ or hasattr(failure, "exceptions"):
+        return None
+    lines = traceback.extract_tb(failure.__traceback__)
+    return type(failure), *((line.filename, line.lineno) for line in lines)
 
 
 class _Verbatim(str):

@@ -238,6 +238,36 @@ def test_the_first_failure_is_raised_again(devices, data):
         assert "in broken" in text
 
 
+@pytest.mark.devices(2, at_least=True)  # a single module's error is its own
+@given(data=st.data(), chained=st.booleans())
+def test_each_failure_is_told_and_each_place_once(devices, data, chained):
+    targets = data.draw(strategies.device_lists(devices, min_size=2))
+    place = st.sampled_from("ab")
+    places = data.draw(st.lists(place, min_size=len(targets), max_size=len(targets)))
+
+    def broken(x):
+        number = int(x)
+        try:
+            if chained:
+                [][number]
+        finally:
+            if places[number] == "a":
+                raise ReplicaError(f"number {number} of a")
+            raise ReplicaError(f"number {number} of b")
+
+    with pytest.raises(ReplicaError) as caught:
+        applied(broken, targets)
+    notes = getattr(caught.value, "__notes__", [])
+    texts = [*re.split("^(?=Caught )", str(caught.value), flags=re.MULTILINE)[1:], *notes]
+    assert len(texts) == len(targets)
+    for index, text in enumerate(texts):
+        assert f"Caught ReplicaError in replica {index} on device {targets[index].index}" in text
+        assert f"number {index} of {places[index]}" in text
+        before = places.index(places[index])
+        assert ("in broken" in text) == (chained or before == index)
+        assert (f"where replica {before} failed too" in text) != ("in broken" in text)
+
+
 class CodedError(Exception):
     """Made of more than a message."""
 

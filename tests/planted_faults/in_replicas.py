@@ -163,10 +163,24 @@ CALLS = [
     ),
     fault(
         "the text does not say which device failed",
-        f"{CALL}:_failure_text",
+        f"{CALL}:_failure_texts",
         "on device {where}",
         "",
         apply.test_the_first_failure_is_raised_again,
+    ),
+    fault(
+        "failures of one kind are told once, wherever they are from",
+        f"{CALL}:_place",
+        ", *((line.filename, line.lineno) for line in lines)",
+        ",",
+        apply.test_each_failure_is_told_and_each_place_once,
+    ),
+    fault(
+        "a failure that another had a part in is told without that",
+        f"{CALL}:_place",
+        "failure.__context__ or",
+        "",
+        apply.test_each_failure_is_told_and_each_place_once,
     ),
     fault(
         "grad mode is lost",
