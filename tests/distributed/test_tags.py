@@ -63,6 +63,8 @@ def test_ranks_that_are_threads_pair_messages_as_the_backend_does(drawn, backend
 def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
     sent, asked = drawn
     store, patience = dist.HashStore(), timedelta(seconds=10)
+    # Before either begins: one that has ended cannot be connected to.
+    backends = together(2, lambda rank: dist.ProcessGroupGloo(store, rank, 2, patience))
     says, place = "send and recv of float32 (2,)", "train.py:1"
 
     def calls_of(rank):
@@ -76,8 +78,7 @@ def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
                 yield Call("recv", says, [], [x], 0, tag, place=place)
 
     def run(rank):
-        backend = dist.ProcessGroupGloo(store, rank, 2, patience)
-        transport = gloo.Transport(backend, "0", range(2))
+        transport = gloo.Transport(backends[rank], "0", range(2))
         pending = [Pending(call) for call in calls_of(rank)]
         for each in pending:
             transport.submit(each, awaited=False)
