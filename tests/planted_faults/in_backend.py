@@ -12,6 +12,7 @@ from tests.devices.training import test_modules as modules
 from tests.simulator import test_assigned_data as kinds
 from tests.simulator import test_memory_statistics as statistics
 from tests.simulator import test_models as gpus
+from tests.simulator import test_printing as printing
 from tests.simulator import test_raw_operators as raw
 from tests.simulator import test_reducer_timers as timers
 from tests.simulator import test_script_executors as executors
@@ -30,6 +31,14 @@ HISTORY = statistics.test_the_statistics_are_those_of_the_history
 RANDOM = current.test_random_states_are_those_of_the_device_that_is_told
 
 BACKEND = [
+    fault(
+        "a tensor is printed by kernels of a device that is gone",
+        "simgpu._backend.torch_patches.printing:_tensor_str",
+        "device.index >= world.device_count()",
+        "False",
+        printing.test_a_tensor_that_has_outlived_its_device_is_printed,
+        raises=RuntimeError,
+    ),
     fault(
         "TorchScript says that it had its default executor",
         "simgpu._backend.torch_patches.script_executors:set_profiling_executor",

@@ -1,0 +1,35 @@
+"""Printing tensors that have outlived their devices: no kernel can run, but a copy to the host can.
+
+So that a notebook, or the report of a failed assertion, shows what `with simgpu.devices(n)` left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
+from simgpu._runtime import world
+
+_stock: Any = torch._tensor_str._tensor_str
+
+
+def _tensor_str(self: torch.Tensor, indent: int) -> str:
+    """The numbers of a tensor, which PyTorch formats by kernels of its device."""
+    device = self.device
+    if device.type == DEVICE_TYPE and device.index >= world.device_count():
+        self = self.cpu()
+    text: str = _stock(self, indent)
+    return text
+
+
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch._tensor_str",
+        "_tensor_str",
+        value=_tensor_str,
+        why="a tensor whose device is gone can be copied to the host, and so can be printed",
+    ),
+)
