@@ -21,9 +21,9 @@ PACKAGES = {
             "tests/dataparallel",
             "tests/devices/computing/test_autocast_regions.py",
             "tests/simulator/schedules/test_data_parallel.py",
-            "tests/simulator/test_stream_records.py",
-            "tests/simulator/test_trace.py",
-            "tests/simulator/test_who_waits.py",
+            "tests/simulator/launches/test_stream_records.py",
+            "tests/simulator/launches/test_trace.py",
+            "tests/simulator/streams/test_who_waits.py",
         ),
     ),
     "simgpu": Package(

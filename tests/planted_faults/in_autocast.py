@@ -4,7 +4,7 @@ from functools import partial
 
 from tests.devices.computing import test_autocast as autocast
 from tests.devices.computing import test_autocast_regions as regions
-from tests.simulator import test_rnn_layers as rnn
+from tests.simulator.operators import test_rnn_layers as rnn
 from tests.support.plant import fault
 
 CAST = "simgpu._kernels.autocast"

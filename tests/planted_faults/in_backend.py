@@ -9,16 +9,16 @@ from tests.devices.state import test_current as current
 from tests.devices.state import test_generators as generators
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_modules as modules
-from tests.simulator import test_assigned_data as kinds
-from tests.simulator import test_memory_statistics as statistics
-from tests.simulator import test_models as gpus
-from tests.simulator import test_printing as printing
-from tests.simulator import test_raw_operators as raw
-from tests.simulator import test_reducer_timers as timers
-from tests.simulator import test_script_executors as executors
-from tests.simulator import test_stream_blocks as stream_blocks
-from tests.simulator import test_virtual_tables as tables
-from tests.simulator import test_without_block as without_block
+from tests.simulator.compiling import test_script_executors as executors
+from tests.simulator.memory import test_assigned_data as kinds
+from tests.simulator.memory import test_memory_statistics as statistics
+from tests.simulator.native import test_reducer_timers as timers
+from tests.simulator.native import test_virtual_tables as tables
+from tests.simulator.operators import test_raw_operators as raw
+from tests.simulator.setup import test_models as gpus
+from tests.simulator.setup import test_printing as printing
+from tests.simulator.setup import test_without_block as without_block
+from tests.simulator.streams import test_stream_blocks as stream_blocks
 from tests.support.plant import Edit, fault
 from tests.tools import test_rng_option as rng_option
 

@@ -5,13 +5,13 @@ from functools import partial
 import torch
 
 from tests.devices.state import test_random as states
-from tests.simulator import test_attention as attention
-from tests.simulator import test_cuda_composed as composed
-from tests.simulator import test_cuda_corners as corners
-from tests.simulator import test_cuda_random as draws
-from tests.simulator import test_cuda_samplers as samplers
-from tests.simulator import test_cuda_seams as seams
-from tests.simulator import test_dropout as dropout
+from tests.simulator.operators import test_attention as attention
+from tests.simulator.operators import test_dropout as dropout
+from tests.simulator.random_numbers import test_cuda_composed as composed
+from tests.simulator.random_numbers import test_cuda_corners as corners
+from tests.simulator.random_numbers import test_cuda_random as draws
+from tests.simulator.random_numbers import test_cuda_samplers as samplers
+from tests.simulator.random_numbers import test_cuda_seams as seams
 from tests.support.plant import fault
 
 COMPOSED_DRAWS = [

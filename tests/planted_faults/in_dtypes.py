@@ -5,7 +5,7 @@ from functools import partial
 from tests.devices.computing import test_determinism as determinism
 from tests.devices.computing import test_dtypes as dtypes
 from tests.devices.computing import test_sparse_and_nested as composites
-from tests.simulator import test_narrow_dtypes as narrow
+from tests.simulator.operators import test_narrow_dtypes as narrow
 from tests.support.plant import fault
 
 REFUSED = "simgpu._kernels.dtype_rules:"

@@ -3,10 +3,10 @@
 from functools import partial
 
 from simgpu.errors import DeviceLostError, OutOfMemoryError, UnrepeatableStepError
-from tests.simulator import test_trace as trace
 from tests.simulator.failures import test_charging as charging
 from tests.simulator.failures import test_faults as faults
 from tests.simulator.failures import test_sweep as sweep
+from tests.simulator.launches import test_trace as trace
 from tests.support.plant import fault
 from tests.tools import test_every_oom as every_oom
 

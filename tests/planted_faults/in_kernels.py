@@ -6,8 +6,8 @@ from tests.devices.computing import test_foreach as lists
 from tests.devices.computing import test_mixing_devices as rules
 from tests.devices.computing import test_sparse_and_nested as composites
 from tests.devices.training import test_cudnn as cudnn
-from tests.simulator import test_fake_quantization as observers
-from tests.simulator import test_stream_records as records
+from tests.simulator.launches import test_stream_records as records
+from tests.simulator.operators import test_fake_quantization as observers
 from tests.support.plant import fault
 
 recorded = partial(partial, records.test_what_is_recorded_of_a_call)

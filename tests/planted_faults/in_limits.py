@@ -8,7 +8,7 @@ from tests.cuda import test_device_numbers as numbers
 from tests.cuda import test_scripting as scripts
 from tests.cuda import test_sparse_likes as likes
 from tests.devices.computing import test_limits as limits
-from tests.simulator import test_rnn_layers as rnn
+from tests.simulator.operators import test_rnn_layers as rnn
 from tests.support.plant import fault
 
 RULES = "simgpu._kernels.dtype_rules:"

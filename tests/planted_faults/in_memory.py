@@ -8,9 +8,9 @@ from tests.devices.computing import test_mixing_devices as mixing
 from tests.devices.memory import test_overlap as overlap
 from tests.devices.memory import test_pinned as pinned
 from tests.devices.memory import test_statistics as device_memory
-from tests.simulator import test_caching_allocator as caching
-from tests.simulator import test_memory_statistics as statistics
-from tests.simulator import test_worlds as worlds
+from tests.simulator.memory import test_caching_allocator as caching
+from tests.simulator.memory import test_memory_statistics as statistics
+from tests.simulator.setup import test_worlds as worlds
 from tests.support.plant import fault
 
 HISTORY = statistics.test_the_statistics_are_those_of_the_history

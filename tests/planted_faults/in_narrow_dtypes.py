@@ -3,7 +3,7 @@
 from functools import partial
 
 from tests.devices.computing import test_complex_halves as complex_halves
-from tests.simulator import test_narrow_dtypes as narrow
+from tests.simulator.operators import test_narrow_dtypes as narrow
 from tests.support.plant import fault
 
 WIDER = "simgpu._kernels.wider_dtypes:"

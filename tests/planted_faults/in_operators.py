@@ -11,14 +11,14 @@ from tests.devices.memory import test_overlap as overlap
 from tests.devices.messages import test_mismatches as texts
 from tests.devices.state import test_random_threads as random
 from tests.devices.training import test_nn as modules
-from tests.simulator import test_argument_checks as checks
-from tests.simulator import test_attention as attention
-from tests.simulator import test_dropout as dropout
-from tests.simulator import test_expected_shapes as shapes
-from tests.simulator import test_forward_ad as forward
-from tests.simulator import test_index_checks as places
-from tests.simulator import test_instruments as instruments
-from tests.simulator import test_recorded as recorded
+from tests.simulator.arguments import test_argument_checks as checks
+from tests.simulator.arguments import test_expected_shapes as shapes
+from tests.simulator.arguments import test_index_checks as places
+from tests.simulator.compiling import test_recorded as recorded
+from tests.simulator.launches import test_instruments as instruments
+from tests.simulator.operators import test_attention as attention
+from tests.simulator.operators import test_dropout as dropout
+from tests.simulator.operators import test_forward_ad as forward
 from tests.support.mismatches import NAMED
 from tests.support.plant import fault
 

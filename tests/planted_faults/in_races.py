@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from tests.simulator import test_by_address as by_address
-from tests.simulator import test_places as places
+from tests.simulator.launches import test_places as places
+from tests.simulator.memory import test_by_address as by_address
 from tests.simulator.races import test_accesses as accesses
 from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_data_parallel as data_parallel

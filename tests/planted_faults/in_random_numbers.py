@@ -5,11 +5,11 @@ from functools import partial
 import torch
 
 from simgpu.errors import ForkedError
-from tests.simulator import test_caching_allocator as caching
-from tests.simulator import test_cuda_corners as corners
-from tests.simulator import test_cuda_random as draws
-from tests.simulator import test_cuda_samplers as samplers
-from tests.simulator import test_worlds as worlds
+from tests.simulator.memory import test_caching_allocator as caching
+from tests.simulator.random_numbers import test_cuda_corners as corners
+from tests.simulator.random_numbers import test_cuda_random as draws
+from tests.simulator.random_numbers import test_cuda_samplers as samplers
+from tests.simulator.setup import test_worlds as worlds
 from tests.support.plant import fault
 
 FLOATS = partial(draws.test_threads_elements_and_offset, kind="float")

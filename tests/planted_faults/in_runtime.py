@@ -4,12 +4,12 @@ from functools import partial
 
 from tests.devices.memory import test_statistics as memory
 from tests.devices.state import test_backward_streams as backward_streams
-from tests.simulator import test_backward_records as backward_records
-from tests.simulator import test_frames as frames
-from tests.simulator import test_memory_statistics as statistics
-from tests.simulator import test_sleep as sleep
-from tests.simulator import test_stream_records as records
-from tests.simulator import test_worlds as worlds
+from tests.simulator.launches import test_backward_records as backward_records
+from tests.simulator.launches import test_stream_records as records
+from tests.simulator.memory import test_memory_statistics as statistics
+from tests.simulator.processes import test_frames as frames
+from tests.simulator.setup import test_worlds as worlds
+from tests.simulator.streams import test_sleep as sleep
 from tests.support.plant import fault
 from tests.tools import test_timeline as timeline
 

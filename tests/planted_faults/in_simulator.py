@@ -15,10 +15,10 @@ from tests.devices.state import test_random as random
 from tests.devices.state import test_threads as threads
 from tests.devices.training import test_interrupts as interrupts
 from tests.devices.training import test_modules as modules
-from tests.simulator import test_caching_allocator as caching
-from tests.simulator import test_compile as compiling
-from tests.simulator import test_ledger as ledger
-from tests.simulator import test_models as models
+from tests.simulator.compiling import test_compile as compiling
+from tests.simulator.memory import test_caching_allocator as caching
+from tests.simulator.memory import test_ledger as ledger
+from tests.simulator.setup import test_models as models
 from tests.support.plant import fault
 
 SIMULATOR = [

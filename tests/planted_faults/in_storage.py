@@ -7,8 +7,8 @@ from tests.devices.memory import test_pinned as pinning
 from tests.devices.memory import test_storage as storage
 from tests.devices.state import test_default_index as without_index
 from tests.devices.state import test_generators as generators
-from tests.simulator import test_sending as sending
-from tests.simulator import test_storage_safety as safety
+from tests.simulator.memory import test_storage_safety as safety
+from tests.simulator.processes import test_sending as sending
 from tests.support.plant import fault
 
 GROWTH = "simgpu._memory.storages"

@@ -10,8 +10,8 @@ from tests.dataparallel import test_nccl as nccl
 from tests.dataparallel import test_refusals as refusals
 from tests.dataparallel import test_replica_marks as marks
 from tests.dataparallel import test_without_accelerator as without
-from tests.simulator import test_stream_records as records
-from tests.simulator import test_who_waits as waits
+from tests.simulator.launches import test_stream_records as records
+from tests.simulator.streams import test_who_waits as waits
 from tests.support.plant import fault
 
 NCCL = "dataparallel._transfer.nccl"

@@ -226,8 +226,8 @@ MISTAKES = {
     ),
     "a test of all devices under simulator": (
         "fixtures_under_simulator",
-        {"tests/simulator/test_planted.py": "def test_it(devices):\n    pass\n"},
-        "tests/simulator/test_planted.py:1 test_it asks for devices",
+        {"tests/simulator/memory/test_planted.py": "def test_it(devices):\n    pass\n"},
+        "tests/simulator/memory/test_planted.py:1 test_it asks for devices",
     ),
 }
 

@@ -1,1 +1,1 @@
-"""What only simulated devices do or show: memory accounting, traces, checks, processes."""
+"""What only simulated devices do or show; a folder for each subject."""

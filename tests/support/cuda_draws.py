@@ -2,7 +2,8 @@
 
 Written from the description of the kernels alone, without a line of `simgpu._random`: loops where
 that has arrays, one thread after the other as a GPU's program is written. What both give is
-compared in tests/simulator. Kernels are told the number of multiprocessors and of threads on each.
+compared in tests/simulator/random_numbers. Kernels are told the number of multiprocessors and of
+threads on each.
 """
 
 import math

@@ -4,7 +4,7 @@ Values (bit for bit), shapes, dtypes, strides, layout, device, errors, and what 
 arguments. The exceptions are in tests/known_differences.toml. The device is not the first one, and
 not the current one. It draws random numbers from the same point of the same stream as the CPU;
 with CUDA's generator, operators that draw are compared in all but values, which
-tests/simulator/test_cuda_samplers.py is about.
+tests/simulator/random_numbers/test_cuda_samplers.py is about.
 """
 
 import pytest

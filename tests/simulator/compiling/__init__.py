@@ -1,0 +1,1 @@
+"""Programs that `torch.compile` and TorchScript compile, trace or run."""

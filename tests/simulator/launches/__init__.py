@@ -1,0 +1,1 @@
+"""What is told of kernels and copies: instruments, records of launches, traces, places."""

@@ -1,0 +1,1 @@
+"""Memory that a device counts, the caching allocator, storages, pinned memory."""

@@ -1,0 +1,1 @@
+"""Single operators and layers, forward-mode AD, which operators autocast casts."""

@@ -1,0 +1,1 @@
+"""The random numbers of CUDA: every operator that draws, parts of a draw, rare numbers."""

@@ -1,0 +1,1 @@
+"""Which devices there are: models of GPUs, sets of devices one after the other, `enable`."""

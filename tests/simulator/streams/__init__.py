@@ -1,0 +1,1 @@
+"""Streams: blocks that make one current, and who waits for which."""
