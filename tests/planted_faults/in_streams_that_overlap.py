@@ -206,6 +206,13 @@ ASYNCHRONOUS = [
         kept.test_what_came_to_the_host_is_kept_by_the_program_alone,
     ),
     fault(
+        "a call that cannot be foretold is remembered with what its meta kernel raised",
+        "simgpu._simulation.asynchronous.shapes:Plans.of",
+        "plan = Unplanned(*why.args)",
+        "plan = why.with_traceback(None)",
+        kept.test_what_no_meta_kernel_foretells_is_kept_by_nobody,
+    ),
+    fault(
         "numbers of the host are read when a kernel runs",
         "simgpu._simulation.asynchronous.held_work:Holder._hold_host",
         "number: Tensor = _clone(HOST_KEYS, tensor)",

@@ -138,7 +138,8 @@ class Plans:
             try:
                 plan = _plan(kernel, args, kwargs)
             except Unplanned as why:
-                plan = why.with_traceback(None)
+                # Not the one raised, whose context holds the frames, and with them the arguments.
+                plan = Unplanned(*why.args)
             known[key] = plan
         if isinstance(plan, Unplanned):
             raise Unplanned(*plan.args)

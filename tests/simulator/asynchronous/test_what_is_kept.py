@@ -1,5 +1,7 @@
 """What queued work keeps of its launch, and what it leaves to the program."""
 
+import itertools
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,3 +32,22 @@ def test_what_came_to_the_host_is_kept_by_the_program_alone(simulated, count):
             x.to("cpu", non_blocking=True)
         torch.simgpu.synchronize()
         assert not [ref for _, ref in queued._memory._coming.values() if ref() is not None]
+
+
+# What meta kernels foretell is remembered for each shape: a new one is asked for each time.
+lengths = itertools.count(1)
+
+
+@given(batch=st.integers(1, 3), held=st.integers(1, 1000))
+def test_what_no_meta_kernel_foretells_is_kept_by_nobody(simulated, batch, held):
+    """That a call has to run at once is remembered; its tensors and its caller's are not."""
+
+    def call():
+        callers = torch.ones(held, device=simulated[0])
+        torch.geqrf(torch.ones(batch, next(lengths), 1, device=simulated[0]))
+        return callers.shape
+
+    before = torch.simgpu.memory_allocated(0)
+    with simgpu.asynchronous():
+        call()
+        assert torch.simgpu.memory_allocated(0) == before
