@@ -40,10 +40,10 @@ class DataParallel(Module, Generic[T]):
         chunking: "torch" cuts batches as `Tensor.chunk` does; with "balanced" chunk sizes differ
             by at most one and no device is idle while rows last.
         cache_parameters: without grad mode, keep the copies of parameters and buffers on their
-            devices and send again only what has changed. Edits through `.data` and by
-            `torch._foreach_*` outside an optimizer cannot be seen, nor can running statistics that
-            a module without a batch counter collects in calls that go past this object; everything
-            else is. The copies take memory until the next call in grad mode.
+            devices and send again only what has changed. Edits through `.data`, a storage or
+            DLPack, by replays of a CUDA graph and by `torch._foreach_*` outside an optimizer cannot
+            be seen, nor can running statistics that a module without a batch counter collects in
+            calls that go past this object. The copies take memory until the next call in grad mode.
 
     Calling it scatters the arguments, makes one replica of the module for each chunk, calls the
     replicas at the same time and gathers their outputs. Backward sums the replicas' gradients in

@@ -1,11 +1,12 @@
 """`DataParallel(..., cache_parameters=True)`: copies of parameters kept on their devices.
 
 A tensor is sent again when its version counter or its memory has changed, here or at the other end.
-What moves no version counter cannot be seen: edits through `.data`, kernels that write running
-statistics, and on accelerators `torch._foreach_*` and fused kernels, which optimizers use. For
-statistics all buffers of a module count as changed with any one of them (batch norm counts its
-batches), after a call in which the module was training, and after any forward in grad mode. For
-optimizers everything counts as changed after a step of any of them.
+What moves no version counter cannot be seen: edits through `.data`, a storage or DLPack, replays of
+a CUDA graph, kernels that write running statistics, and on accelerators `torch._foreach_*` and
+fused kernels, which optimizers use. For statistics all buffers of a module count as changed with
+any one of them (batch norm counts its batches), after a call in which the module was training, and
+after any forward in grad mode. For optimizers everything counts as changed after a step of any of
+them.
 """
 
 from __future__ import annotations
