@@ -15,6 +15,7 @@ import torch
 
 from simgpu._memory.ownership import with_bits_of
 from simgpu._native.dlpack_relabel import LABELS, host_alias, relabel
+from simgpu._runtime import executors
 from simgpu._runtime.launch import HOST_KEYS
 
 Tensor = torch.Tensor
@@ -60,6 +61,8 @@ class SharedStorageAliases:
     """Makes the host aliases of one operator's tensors, or copies of them that can grow."""
 
     def __init__(self, copy: bool = False) -> None:
+        if copy:
+            executors.finish()
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._aliases: dict[int, Tensor] = {}
         self._copy = copy

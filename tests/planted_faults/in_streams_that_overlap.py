@@ -11,6 +11,7 @@ from tests.simulator.asynchronous import test_laziest_order as laziest
 from tests.simulator.asynchronous import test_marks as marks
 from tests.simulator.asynchronous import test_memory_given_back as given_back
 from tests.simulator.asynchronous import test_other_layouts as other_layouts
+from tests.simulator.asynchronous import test_outputs as outputs
 from tests.simulator.asynchronous import test_present_memory as present
 from tests.simulator.asynchronous import test_programs as programs
 from tests.simulator.asynchronous import test_rules as rules
@@ -341,6 +342,13 @@ ASYNCHRONOUS = [
         "self._given_back.setdefault(block.key, []).append((weakref.ref(block), needs))",
         "self._queues.add(block.key, _Overwrite(block.storage), needs, early=True)",
         rules.test_memory_is_used_again_by_the_next_allocation_of_its_stream,
+    ),
+    fault(
+        "an output that grows is read before what was queued has run",
+        "simgpu._memory.host_aliases:SharedStorageAliases.__init__",
+        "executors.finish()",
+        "pass",
+        partial(outputs.test_what_was_queued_is_there_before_it_is_read, name="cumsum"),
     ),
     fault(
         "queued kernels allocate nothing",
