@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from simgpu._ranks.run import ranks
     from simgpu._runtime.instruments import Record
     from simgpu._simulation.asynchronous.block import asynchronous
-    from simgpu._simulation.faults import faults
+    from simgpu._simulation.failures.faults import faults
+    from simgpu._simulation.failures.sweep import sweep
     from simgpu._simulation.races.block import races
     from simgpu._simulation.schedules.block import schedule
     from simgpu._simulation.schedules.explore import schedules
-    from simgpu._simulation.sweep import sweep
     from simgpu._simulation.timing.block import Estimate, clock
     from simgpu._simulation.timing.topology import Link
     from simgpu._startup.without_block import disable, enable
@@ -99,12 +99,12 @@ _HOME = {
     "devices": "simgpu._backend.devices",
     "disable": "simgpu._startup.without_block",
     "enable": "simgpu._startup.without_block",
-    "faults": "simgpu._simulation.faults",
+    "faults": "simgpu._simulation.failures.faults",
     "races": "simgpu._simulation.races.block",
     "ranks": "simgpu._ranks.run",
     "schedule": "simgpu._simulation.schedules.block",
     "schedules": "simgpu._simulation.schedules.explore",
-    "sweep": "simgpu._simulation.sweep",
+    "sweep": "simgpu._simulation.failures.sweep",
     "trace": "simgpu._profiling.trace",
 }
 

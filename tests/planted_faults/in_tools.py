@@ -126,7 +126,7 @@ TOOLS = [
     ),
     fault(
         "a launch that fails may be one of fresh memory",
-        "simgpu._simulation.faults:Faults.before_launch",
+        "simgpu._simulation.failures.faults:Faults.before_launch",
         'if launch.kind == "memory":',
         "if False:",
         summary.test_all_that_count_kernels_count_those_that_cuda_launches,

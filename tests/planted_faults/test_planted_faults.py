@@ -15,7 +15,7 @@ import torch
 
 from simgpu._runtime import clock, instruments
 from simgpu._runtime.instruments import hooks
-from simgpu._simulation.lost_devices import find_devices
+from simgpu._simulation.failures.lost_devices import find_devices
 from tests import dataparallel
 from tests.planted_faults.faults import FAULTS
 from tests.support.plant import Edit, devices_wanted, run

@@ -8,7 +8,7 @@ told. The text is PyTorch's (c10/cuda/CUDAException.cpp).
 from __future__ import annotations
 
 from simgpu._naming import DEVICE_TYPE
-from simgpu._simulation.lost_devices import mark_lost
+from simgpu._simulation.failures.lost_devices import mark_lost
 
 _ASSERT = (
     f"{DEVICE_TYPE} error: device-side assert triggered\n"

@@ -20,7 +20,7 @@ from simgpu._simulation.asynchronous.held_work import Deferred, Holder, ends_of
 from simgpu._simulation.asynchronous.memory import Memory
 from simgpu._simulation.asynchronous.queues import Queues, Work
 from simgpu._simulation.asynchronous.shapes import Plans, Unplanned
-from simgpu._simulation.lost_devices import (
+from simgpu._simulation.failures.lost_devices import (
     check,
     find_devices,
     untold,

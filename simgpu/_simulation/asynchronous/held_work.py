@@ -18,7 +18,7 @@ from simgpu._simulation.asynchronous.launch_state import current
 from simgpu._simulation.asynchronous.memory import Block, Memory
 from simgpu._simulation.asynchronous.queues import Queues
 from simgpu._simulation.asynchronous.shapes import Forms, Layout, Plan, Unplanned
-from simgpu._simulation.lost_devices import is_any_lost
+from simgpu._simulation.failures.lost_devices import is_any_lost
 
 Tensor = torch.Tensor
 _Arguments = tuple[Sequence[Any], Mapping[str, Any]]

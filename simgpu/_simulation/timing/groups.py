@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from simgpu._distributed.communicators import threads
 from simgpu._runtime.instruments import Collective
-from simgpu._simulation.faults import slow_factor
+from simgpu._simulation.failures.faults import slow_factor
 from simgpu._simulation.timing import collectives
 from simgpu._simulation.timing.timelines import Span, Timelines
 from simgpu._simulation.timing.topology import Route, Topology

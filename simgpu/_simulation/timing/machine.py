@@ -20,7 +20,7 @@ from simgpu._runtime import streams, world
 from simgpu._runtime.clock import Clock
 from simgpu._runtime.instruments import Collective, Instrument, Launch
 from simgpu._runtime.operators import waits_for_values
-from simgpu._simulation.faults import slow_factor
+from simgpu._simulation.failures.faults import slow_factor
 from simgpu._simulation.timing.durations import Durations, nbytes
 from simgpu._simulation.timing.groups import Groups
 from simgpu._simulation.timing.hosts import Hosts, Line, is_in_backward

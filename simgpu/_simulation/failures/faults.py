@@ -15,9 +15,9 @@ from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import clock, instruments, world
 from simgpu._runtime.instruments import Instrument, Launch, Record, hooks
 from simgpu._runtime.world import DeviceLike
-from simgpu._simulation.bits import flip_bit
-from simgpu._simulation.causes import passed_on
-from simgpu._simulation.lost_devices import check, mark_lost, text_of_loss
+from simgpu._simulation.failures.bits import flip_bit
+from simgpu._simulation.failures.causes import passed_on
+from simgpu._simulation.failures.lost_devices import check, mark_lost, text_of_loss
 from simgpu.errors import InjectedFaultError, OutOfMemoryError
 
 # What the error says of a failed launch, by its kind.

@@ -13,9 +13,9 @@ import torch
 
 from simgpu._runtime.world import active_devices
 from simgpu._simulation.collector import no_garbage_collection
-from simgpu._simulation.faults import Faults, faults, injecting
-from simgpu._simulation.lost_devices import find_devices
-from simgpu._simulation.report import Point, Report
+from simgpu._simulation.failures.faults import Faults, faults, injecting
+from simgpu._simulation.failures.lost_devices import find_devices
+from simgpu._simulation.failures.report import Point, Report
 from simgpu._simulation.state import State, find_state, host_copy, same
 from simgpu.errors import (
     DeviceLostError,
