@@ -17,6 +17,7 @@ from simgpu._counting import plural
 from simgpu._pytest import every_oom, races, schedules, skips, without
 from simgpu._pytest.choose import session_pool
 from simgpu._pytest.header import header_line
+from simgpu._pytest.hints import add_hint
 from simgpu._pytest.marker import (
     DESCRIPTION,
     MARKED_DEVICES,
@@ -29,7 +30,6 @@ from simgpu._pytest.options import add_options, check, read_options
 from simgpu._pytest.pools import Scope
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
 from simgpu._pytest.ranks import Run, lend_ranks, tell_if_unused
-from simgpu._pytest.way_out import add_way_out
 from simgpu._pytest.wrapping import wrapped
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.excinfo is not None:
-        add_way_out(item, call.excinfo.value, report)
+        add_hint(item, call.excinfo.value, report)
     return report
 
 

@@ -89,7 +89,7 @@ def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
     config.add_cleanup(leave)  # also where a conftest fails, so that the session never begins
     made = world.current_world()
     assert made is not None
-    made.way_out = (
+    made.hint = (
         "pytest --as-cuda made them for the whole session: take the fixture `devices`, with "
         "@pytest.mark.devices(n) for how many"
     )

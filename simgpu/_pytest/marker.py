@@ -51,9 +51,9 @@ def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
 _WRONG = pytest.StashKey[str]()
 
 
-def tell_wrong(item: pytest.Item, marker: pytest.Mark, way_out: str) -> None:
+def tell_wrong(item: pytest.Item, marker: pytest.Mark, hint: str) -> None:
     """Let a test fail for one of its markers, before anything of it runs."""
-    tell_of(item, f"{call_of(marker)}: {way_out}")
+    tell_of(item, f"{call_of(marker)}: {hint}")
 
 
 def tell_of(item: pytest.Item, what: str) -> None:

@@ -47,7 +47,7 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
             made = world.current_world()
             assert made is not None
             made.maker = f"the fixture `ranks`, for @pytest.mark.ranks({count})"
-            made.way_out = "pytest's fixture `ranks` made them: use these, or do without it"
+            made.hint = "pytest's fixture `ranks` made them: use these, or do without it"
         yield functools.partial(simgpu.ranks, count)
 
 

@@ -101,7 +101,7 @@ class SimulatedPool:
         with simgpu.devices(count, **self.sort(count)) as devices:
             made = world.current_world()
             assert made is not None
-            made.way_out = (
+            made.hint = (
                 f"pytest's fixture {fixture_name(scope)} made them: use its devices, or do without "
                 "the fixture"
             )

@@ -40,7 +40,7 @@ class World:
         ]
         self.asked = False
         self.sync_debug_mode = 0
-        self.way_out = (
+        self.hint = (
             "leave the `with simgpu.devices(...)` block first, call simgpu.disable() if "
             "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
         )
@@ -86,7 +86,7 @@ def enter(
     if _world is not None:
         raise DevicesActiveError(
             f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
-            f"be made: {_world.way_out}"
+            f"be made: {_world.hint}"
         )
     if models is None:
         models = [GENERIC] * count

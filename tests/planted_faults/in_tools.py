@@ -77,14 +77,14 @@ TOOLS = [
     ),
     fault(
         "a test that has no devices is told of none once others have had some",
-        "simgpu._pytest.way_out:_way_out",
+        "simgpu._pytest.hints:hint_for",
         "or _NO_DEVICES in told",
         "",
         plugin.test_nobody_is_told_to_take_what_he_has,
     ),
     fault(
         "a test with devices by the name of CUDA is told of them",
-        "simgpu._pytest.way_out:_way_out",
+        "simgpu._pytest.hints:hint_for",
         "if as_cuda:",
         "if not as_cuda:",
         plugin.test_nobody_is_told_to_take_what_he_has,

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._pytest.choose import choose_pool, session_pool
+from simgpu._pytest.hints import hint_for
 from simgpu._pytest.marker import Wanted
 from simgpu._pytest.options import DEFAULT_COUNT, DeviceOptions
 from simgpu._pytest.pools import CudaPool
 from simgpu._pytest.simulated_pool import SimulatedPool
 from simgpu._pytest.threads import use_one_thread
-from simgpu._pytest.way_out import _way_out
 from simgpu.errors import InvalidDeviceError
 
 
@@ -219,7 +219,7 @@ def test_an_index(devices):
 """
 
 
-def test_a_device_that_is_not_there_is_told_with_the_way_out(pytester):
+def test_a_device_that_is_not_there_gets_a_hint(pytester):
     pytester.makepyfile(NAMES)
     result = pytester.runpytest_subprocess("--devices", "simgpu", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=7)
@@ -242,7 +242,7 @@ def text_of_error(index, count):
 
 @given(index=st.integers(8, 9), count=st.integers(0, 8), has=st.booleans(), as_cuda=st.booleans())
 def test_nobody_is_told_to_take_what_he_has(index, count, has, as_cuda):
-    told = _way_out(text_of_error(index, count), has, as_cuda) or ""
+    told = hint_for(text_of_error(index, count), has, as_cuda) or ""
     assert ("--device-count" in told) == (count > 0 and (has or as_cuda))
     assert ("let it take the fixture" in told) == (count == 0 and not has and not as_cuda)
 

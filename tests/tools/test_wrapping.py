@@ -57,8 +57,8 @@ def test_an_async_test_is_refused_and_any_other_runs_in_it(name, is_decorated, i
     wrap_test(item, what, wrapper)
     told = contextlib.nullcontext()
     if name != "plain":
-        way_out = "without" if what[0] == "-" else "leave @pytest.mark.every_oom out$"
-        told = pytest.raises(pytest.fail.Exception, match=f"{what} cannot run .*{way_out}")
+        hint = "without" if what[0] == "-" else "leave @pytest.mark.every_oom out$"
+        told = pytest.raises(pytest.fail.Exception, match=f"{what} cannot run .*{hint}")
     with told:
         fail_if_wrong(item)
         with mock.patch.object(pytest, "Function", SimpleNamespace), wrapped(item):

@@ -78,8 +78,8 @@ def test_a_replay_of_another_program_says_where_it_diverged(simulated, threads, 
     other = Program([*threads, ["launch"]] if change == "more" else threads[1:], simulated[0])
     if not schedule.trace:
         return
-    way_out = r"(?s)diverged .*choice.* look for a new one by simgpu\.schedules\(fn\)"
-    diverges = pytest.raises(ScheduleDivergedError, match=way_out)
+    hint = r"(?s)diverged .*choice.* look for a new one by simgpu\.schedules\(fn\)"
+    diverges = pytest.raises(ScheduleDivergedError, match=hint)
     with no_thread_fails(), diverges:
         run(other, replay=schedule.token)
 

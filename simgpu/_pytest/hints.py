@@ -1,4 +1,8 @@
-"""What a test that fails for a device is told: an error knows nothing of pytest."""
+"""Add a hint to the report of a test that failed because it used a device that is not there.
+
+The error comes from torch or from simgpu, and neither knows that pytest runs it. So the report gets
+a section below the error, which names the fixture, the marker or the option that the test needs.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,19 @@ _NO_DEVICES = "was used, but there are no simulated devices: "
 _NO_INDEX = "invalid device ordinal: "
 
 
-def add_way_out(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
+def add_hint(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
     """Add a section to the report of a test, if it used a device that is not there."""
     options = read_options(item.config)
     if options.kind == "cuda" or options.oversubscribe:
         return
     simulated = bool(FIXTURES & set(getattr(item, "fixturenames", ())))
-    way_out = _way_out(text_of(error), simulated, options.as_cuda)
-    if way_out:
-        report.sections.append(("simgpu", way_out))
+    hint = hint_for(text_of(error), simulated, options.as_cuda)
+    if hint:
+        report.sections.append(("simgpu", hint))
 
 
-def _way_out(told: str, simulated: bool, as_cuda: bool) -> str | None:
+def hint_for(told: str, simulated: bool, as_cuda: bool) -> str | None:
+    """What to do about an error with the text `told`, if it is of a device that is not there."""
     if _NO_INDEX in told and (simulated or as_cuda):
         return (
             "--device-count says how many devices there are, and @pytest.mark.devices(n) how many "
