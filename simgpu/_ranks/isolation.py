@@ -56,10 +56,11 @@ class State:
         os.environ.update(self._variables)
 
 
-class Surroundings(State):
-    """The same of the thread that starts a world: what it had is there again afterwards.
+class CallerState(State):
+    """The state of the thread that starts a world, which `restore` puts back afterwards.
 
-    So is the hook for errors, which each `init_process_group` wraps, to print the rank.
+    `restore` also puts back `sys.excepthook`, which each `init_process_group` wraps so that it
+    prints the rank.
     """
 
     def __init__(self) -> None:

@@ -120,8 +120,8 @@ def ranks(
         ends.callback(patches.undo)
         for file in FILES:
             patches.apply(file.PATCHES)
-        surroundings = isolation.Surroundings()
-        ends.callback(surroundings.restore)
+        before = isolation.CallerState()
+        ends.callback(before.restore)
         scheduler = ends.enter_context(scheduler_of(schedule))
         return _World(count, function, backend, scheduler).results()
 

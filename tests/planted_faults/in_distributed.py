@@ -491,7 +491,7 @@ DISTRIBUTED = [
     ),
     fault(
         "the caller of ranks keeps the variables of a rank that it had not set",
-        "simgpu._ranks.isolation:Surroundings.restore",
+        "simgpu._ranks.isolation:CallerState.restore",
         "os.environ.pop(name, None)",
         "pass",
         orders.test_nothing_is_left_behind,
