@@ -66,7 +66,7 @@ class Asynchronous(Executor):
             self._memory.collect()
             try:
                 results = self._queue(own, launch, self._prepared(own, launch, compute))
-                self._queues.perhaps()
+                self._queues.run_randomly()
                 return results
             except Unplanned as why:
                 self.at_once += 1
@@ -80,7 +80,7 @@ class Asynchronous(Executor):
             found(launch.args, launch.kwargs)
         results = compute(launch, launch.args, launch.kwargs)
         with self._lock:
-            self._queues.perhaps()
+            self._queues.run_randomly()
         return results
 
     def begins(self, launch: Launch, action: Callable[[], None]) -> None:

@@ -179,8 +179,8 @@ class Queues:
                     break
         return found
 
-    def perhaps(self) -> None:
-        """Run some of what could run, if a seed says so."""
+    def run_randomly(self) -> None:
+        """Run a random number of kernels and copies that wait for nothing, drawn from the seed."""
         while self._random is not None and self._random.random() < self._eagerness:
             ready = self._ready()
             if not ready:
