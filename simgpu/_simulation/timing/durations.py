@@ -18,7 +18,9 @@ import torch
 from simgpu._models.gpus import Model, models
 from simgpu._runtime.operators import tensors_in, written
 
-# It would tell every program that Triton's kernels are not counted; there are none.
+# Where Triton is not installed, this import logs a warning that the FLOPs of Triton's kernels will
+# not be counted. No kernel of a simulated device is Triton's, and every program that asks for its
+# time would be told so. Nothing but the level of that one logger keeps the warning away.
 _log = logging.getLogger("torch.utils.flop_counter")
 _level = _log.level
 _log.setLevel(logging.ERROR)
