@@ -1,5 +1,8 @@
 """The baton that the threads of a schedule hand to each other: one of them runs at a time.
 
+Textbooks call it passing the baton: each task waits for a lock of its own, and the one that runs
+releases the lock of the next.
+
 A task that comes to a point asks the strategy who goes on, gives that task the baton and waits for
 its own. A task that waits has a predicate, so nobody is woken: it can be chosen when the predicate
 is true, or, if it waits with a time-out, at any moment, which then is the moment of the time-out.
