@@ -1,6 +1,8 @@
-"""What of the words after `simgpu run` is for the program: all from the one that names it.
+"""Split the arguments of `simgpu run` into its own options and the program with its arguments.
 
-`argparse` would look for its own options there, drop "--", and take the text of `-cTEXT` for all.
+The program begins at the first argument that is neither an option nor an option's value: a path,
+"-", "--", "-m" or "-c". `argparse` alone cannot split them: it looks for the command's options
+behind the program's name too, and drops "--" and all that follows `-cTEXT`.
 """
 
 from __future__ import annotations

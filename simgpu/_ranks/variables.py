@@ -1,10 +1,14 @@
-"""Variables in which PyTorch keeps something of one process, as it takes each rank to be one.
+"""Variables of a process in which PyTorch keeps the state of one rank: here each rank has its own.
 
-Such as in whose forward it is, or that a block `with loss_parallel()` has begun: the rank that ends
-first would end it for all. Each rank has its own value, which is exchanged where ranks switch, and
-begins outside of all such blocks, also where another rank has imported the module and is in one.
-What belongs to a thread (implicit replication), to an object (communication hooks, their state) or
-to a group (its options) needs nothing.
+PyTorch takes each rank to be a process. In variables of its modules it keeps, for example, which
+module's forward is running, or whether a block `with loss_parallel()` has begun. Ranks that are
+threads of one process share such a variable, so the rank that leaves its block first would end the
+block of all. `isolation.State` therefore saves the values of a rank when another one goes on, and
+writes them back when it goes on itself. A rank begins with the values that PyTorch has outside of
+all such blocks, even if another rank is within one when the module is imported.
+
+State that PyTorch keeps in a thread (implicit replication), in an object (communication hooks) or
+in a group (its options) is apart for each rank already.
 """
 
 from __future__ import annotations

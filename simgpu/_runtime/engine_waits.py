@@ -1,10 +1,11 @@
-"""What autograd's engine orders between streams, told to the instruments.
+"""Tell instruments which streams autograd's engine lets wait for each other in a backward pass.
 
-Where a gradient passes from a stream to another, the engine records an event on the first, lets the
-second wait for it, and tells the allocator that the second uses the memory; all in C++, through the
-device guard. The guard notes it in a log of the calling thread (`simgpu._native.guard_answers`),
-and here it is read: before the next kernel of that thread, and after the backward pass. Nothing is
-noted while no instrument listens.
+Where a gradient passes from one stream to another, the engine records an event on the first, lets
+the second wait for it, and tells the allocator that the second uses the memory. It does so in C++
+and calls our device guard, which writes each of these calls into a log of the calling thread
+(`simgpu._native.guard_answers`). `tell` reads that log and calls the instruments: before the next
+kernel of the thread, and after the backward pass. While no instrument overrides one of these
+methods, there is no log.
 """
 
 from __future__ import annotations
