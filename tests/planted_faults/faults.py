@@ -28,6 +28,7 @@ from tests.planted_faults.in_debug_mode import DEBUG_MODE
 from tests.planted_faults.in_distributed import DISTRIBUTED
 from tests.planted_faults.in_dtypes import DTYPES
 from tests.planted_faults.in_failures import FAILURES
+from tests.planted_faults.in_groups_of_ranks import GROUPS_OF_RANKS
 from tests.planted_faults.in_inference_mode import INFERENCE_MODE
 from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
 from tests.planted_faults.in_kept_state import KEPT
@@ -54,12 +55,14 @@ from tests.planted_faults.in_schedules import SCHEDULES
 from tests.planted_faults.in_shared_memory import IN_SHARED_MEMORY
 from tests.planted_faults.in_simulator import SIMULATOR
 from tests.planted_faults.in_splits_of_groups import SPLITS_OF_GROUPS
+from tests.planted_faults.in_state_of_ranks import STATE_OF_RANKS
 from tests.planted_faults.in_storage import GENERATORS, PINNING, SENDING, STORAGE
 from tests.planted_faults.in_streams_that_overlap import ASYNCHRONOUS
 from tests.planted_faults.in_structures import STRUCTURES
 from tests.planted_faults.in_sums import SUMS
 from tests.planted_faults.in_timing import TIMING
 from tests.planted_faults.in_tools import TOOLS
+from tests.planted_faults.in_training_of_ranks import TRAINING_OF_RANKS
 from tests.planted_faults.in_transfer import TRANSFER
 from tests.planted_faults.in_waits import WAITS
 from tests.planted_faults.in_worlds_of_ranks import WORLDS_OF_RANKS
@@ -108,6 +111,9 @@ ONCE = [
     *TOOLS,
     *PROGRAMS_RUN,
     *DISTRIBUTED,
+    *GROUPS_OF_RANKS,
+    *STATE_OF_RANKS,
+    *TRAINING_OF_RANKS,
     *ROOTS_AND_PEERS,
     *REFUSED_CALLS,
     *NAN_CHECK,
