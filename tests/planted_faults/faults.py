@@ -41,6 +41,8 @@ from tests.planted_faults.in_narrow_dtypes import NARROW_DTYPES
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
 from tests.planted_faults.in_programs_run import PROGRAMS_RUN
+from tests.planted_faults.in_queued_calls import QUEUED_CALLS
+from tests.planted_faults.in_queued_memory import QUEUED_MEMORY
 from tests.planted_faults.in_races import RACES
 from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
 from tests.planted_faults.in_ranks_that_ask import RANKS_THAT_ASK
@@ -105,6 +107,8 @@ ONCE = [
     *WAITS,
     *RACES,
     *ASYNCHRONOUS,
+    *QUEUED_MEMORY,
+    *QUEUED_CALLS,
     *RANDOM_NUMBERS,
     *COMPOSED_DRAWS,
     *TIMING,
