@@ -18,6 +18,7 @@ from tests.dataparallel import test_parallel_apply as parallel_apply
 from tests.dataparallel import test_replicate as replicate
 from tests.dataparallel import test_scatter as scatter
 from tests.devices.computing import test_mixing_devices as rules
+from tests.planted_faults.in_accesses import ACCESSES
 from tests.planted_faults.in_arguments import CONTENTS, DEVICE_NAMES
 from tests.planted_faults.in_attention_kernels import ATTENTION_KERNELS
 from tests.planted_faults.in_autocast import AUTOCAST
@@ -44,6 +45,7 @@ from tests.planted_faults.in_programs_run import PROGRAMS_RUN
 from tests.planted_faults.in_queued_calls import QUEUED_CALLS
 from tests.planted_faults.in_queued_memory import QUEUED_MEMORY
 from tests.planted_faults.in_races import RACES
+from tests.planted_faults.in_races_on_the_host import RACES_ON_THE_HOST
 from tests.planted_faults.in_random_numbers import RANDOM_NUMBERS
 from tests.planted_faults.in_ranks_that_ask import RANKS_THAT_ASK
 from tests.planted_faults.in_refused_calls import REFUSED_CALLS
@@ -106,6 +108,8 @@ ONCE = [
     *TRANSFER,
     *WAITS,
     *RACES,
+    *RACES_ON_THE_HOST,
+    *ACCESSES,
     *ASYNCHRONOUS,
     *QUEUED_MEMORY,
     *QUEUED_CALLS,

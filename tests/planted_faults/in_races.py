@@ -2,92 +2,29 @@
 
 from functools import partial
 
-from tests.simulator.launches import test_places as places
-from tests.simulator.memory import test_by_address as by_address
-from tests.simulator.races import test_accesses as accesses
 from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_data_parallel as data_parallel
 from tests.simulator.races import test_graphs as graphs
-from tests.simulator.races import test_host as host
-from tests.simulator.races import test_indexing as indexing
 from tests.simulator.races import test_order as order
-from tests.simulator.races import test_parts as parts
 from tests.simulator.races import test_programs as races
 from tests.simulator.races import test_reports as reports
 from tests.support.plant import fault
 
 ORDER = "simgpu._simulation.races.order:Order"
 REGION = "simgpu._simulation.races.regions:Region"
-HOST = "simgpu._simulation.races.host:HostAccesses"
 DETECTOR = "simgpu._simulation.races.detector:Detector"
 
 programs = races.test_what_is_missing_is_reported_and_nothing_else
-waiting = collectives.test_an_output_is_used_after_its_collective_if_somebody_waits
 paths = order.test_a_step_is_reported_if_no_path_leads_to_it
 frees = order.test_memory_is_used_again_once_all_its_readers_are_known_to_be
 
 RACES = [
-    fault(
-        "a race names the operator that stands for what reads memory",
-        "simgpu._simulation.races.host:_Readers.__torch_function__",
-        'f"Tensor.{func.__name__}"',
-        '"clone"',
-        reports.test_what_reads_pinned_memory_goes_by_the_name_that_the_program_has_for_it,
-    ),
     fault(
         "a race names operators that no program calls",
         "simgpu._simulation.races.report:_said",
         "_CALLED.get(access.op, access.op)",
         "access.op",
         reports.test_what_reads_a_device_goes_by_the_names_that_a_program_may_have_for_it,
-    ),
-    *(
-        fault(
-            what,
-            f"simgpu._simulation.by_address:ByAddress.{name}",
-            line,
-            planted,
-            by_address.test_memory_is_found_by_any_of_its_addresses,
-            raises=KeyError if planted == "while False:" else None,
-        )
-        for what, name, line, planted in (
-            (
-                "what an interrupt has left hides the memory before it",
-                "at",
-                "del self._begins[place]",
-                "return None",
-            ),
-            (
-                "what an interrupt has left hides the memory that begins before a span",
-                "overlapping",
-                "while place and begins[place - 1] not in pieces:",
-                "while False:",
-            ),
-            (
-                "what an interrupt has left counts as memory",
-                "overlapping",
-                "if piece is not None:",
-                "if True:",
-            ),
-            (
-                "memory is put beside what an interrupt has left in its place",
-                "put",
-                "if place == len(begins) or begins[place] != begin:",
-                "if True:",
-            ),
-            (
-                "memory that begins before a span is not in it",
-                "overlapping",
-                "begin < pieces[begins[place - 1]].end",
-                "False",
-            ),
-            (
-                "memory goes on past its end",
-                "at",
-                "piece if address < piece.end else None",
-                "piece",
-            ),
-        )
     ),
     fault(
         "what the host waited for is not known to streams",
@@ -291,73 +228,6 @@ RACES = [
         data_parallel.test_gradients_that_go_back_to_the_host_are_there,
     ),
     fault(
-        "views of the same rows share their bytes",
-        "simgpu._simulation.races.accesses:share_bytes",
-        "if one[2] is None and other[2] is None:",
-        "if True:",
-        accesses.test_two_views_share_bytes_if_their_sets_do,
-    ),
-    fault(
-        "steps between elements are steps between bytes",
-        "simgpu._simulation.races.accesses:_bytes_within",
-        "step * layout.itemsize",
-        "step",
-        accesses.test_two_views_share_bytes_if_their_sets_do,
-    ),
-    fault(
-        "the host is not watched from the first copy of pinned memory on",
-        f"{DETECTOR}._copy_of_host",
-        "self.host.begin()",
-        "pass",
-        partial(programs, name="pinned_result_read"),
-    ),
-    fault(
-        "the host is watched in the modes of the program alone",
-        f"{HOST}.__enter__",
-        "if self._are_there():",
-        "if False:",
-        host.test_the_host_is_watched_while_devices_use_its_memory,
-        raises=Exception,
-    ),
-    fault(
-        "the end of a backward pass is the end of what the host is watched by",
-        "simgpu._runtime.engine_waits:followed",
-        "for passed in hooks.backward_passed:",
-        "for passed in ():",
-        host.test_a_gradient_that_comes_to_the_host_is_not_read_at_once,
-        raises=Exception,
-    ),
-    fault(
-        "modes that PyTorch took away are left all the same",
-        f"{HOST}._put_back",
-        "stack.push(mode)",
-        "pass",
-        host.test_a_gradient_that_comes_to_the_host_is_not_read_at_once,
-        raises=Exception,
-    ),
-    fault(
-        "a block leaves the mode that is the last one, whose ever it is",
-        f"{HOST}.__exit__",
-        "stack.put_on_top(mode)",
-        "mode in stack.modes() or stack.push(mode)",
-        host.test_a_block_within_a_block_takes_its_modes_along,
-        raises=Exception,
-    ),
-    fault(
-        "operators are not seen after inference_mode",
-        "simgpu._simulation.races.host:_Watched.wake",
-        "_include(key, True)",
-        "pass",
-        host.test_the_host_is_watched_while_devices_use_its_memory,
-    ),
-    fault(
-        "the host is not watched later if it could not be at first",
-        f"{DETECTOR}.launched",
-        "if self._storages:",
-        "if False:",
-        host.test_the_host_is_watched_while_devices_use_its_memory,
-    ),
-    fault(
         "what is captured runs at once",
         f"{DETECTOR}.launched",
         "if queue in streams.captured:",
@@ -370,89 +240,6 @@ RACES = [
         "None if queue in streams.captured else queue",
         "queue",
         graphs.test_a_graph_is_in_the_order_of_its_replays,
-    ),
-    fault(
-        "to ask whether memory is pinned is to read it",
-        "simgpu._simulation.races.accesses:touched",
-        "endswith(_DESCRIPTIVE)",
-        'endswith("_like")',
-        host.test_a_question_about_pinned_memory_is_no_access,
-        keepers=("simgpu._simulation.races.accesses:touched",),
-    ),
-    fault(
-        "the host does what a stream copies",
-        f"{DETECTOR}.host_touches",
-        "or is_copy_of_device(op, args, kwargs)",
-        "",
-        host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
-    ),
-    fault(
-        "copy_ waits whatever it is told",
-        "simgpu._runtime.launch:is_non_blocking",
-        "return bool(launch.args[2])",
-        "return False",
-        host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
-    ),
-    fault(
-        "a copy that blocks has no part in pinned memory",
-        f"{DETECTOR}._copy_of_host",
-        "self._pinned.at(span[0])",
-        "None",
-        host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
-    ),
-    *(
-        fault(
-            what,
-            f"simgpu._runtime.operators:{name}",
-            line,
-            planted,
-            indexing.test_the_host_waits_for_masks_alone,
-        )
-        for what, name, line, planted in (
-            (
-                "the host waits for a kernel that indexes, whatever by",
-                "waits_for_values",
-                "if _name(op) in _INDEXING:",
-                "if False:",
-            ),
-            (
-                "the host waits for a mask that a number is assigned to",
-                "waits_for_values",
-                "and not is_number",
-                "",
-            ),
-            ("a mask is an index like others", "has_masks", "index.dtype in _MASKS", "False"),
-        )
-    ),
-    fault(
-        "a tensor without dimensions is a number of the host",
-        "simgpu._runtime.launch:is_host_number",
-        "not tensor.dim() and tensor.untyped_storage().resizable()",
-        "not tensor.dim()",
-        parts.test_parts_race_if_they_have_a_number_in_common,
-    ),
-    fault(
-        "a batch norm only reads its running statistics",
-        "simgpu._runtime.operators:written",
-        "unmarked and is_statistic",
-        "False",
-        accesses.test_running_statistics_are_written_where_a_batch_norm_trains,
-        keepers=("simgpu._simulation.races.accesses:touched",),
-    ),
-    fault(
-        "a batch norm writes its running statistics whether it trains or not",
-        "simgpu._runtime.operators:trains",
-        "if at is None:",
-        "if True:",
-        accesses.test_running_statistics_are_written_where_a_batch_norm_trains,
-    ),
-    fault(
-        "to look at memory otherwise is to read it",
-        "simgpu._runtime.operators:is_view",
-        "bool(aliases) and",
-        "False and",
-        host.test_a_question_about_pinned_memory_is_no_access,
-        keepers=("simgpu._simulation.races.accesses:touched",),
     ),
     fault(
         "a captured wait is one of the stream",
@@ -478,40 +265,5 @@ RACES = [
         "for tensor in launch.kernel.writes:",
         "for tensor in ():",
         partial(graphs.test_results_of_a_graph_are_there_after_its_replay, waits=False),
-    ),
-    fault(
-        "an access touches all from its first byte to its last",
-        f"{DETECTOR}._touch",
-        "begin, end, layout, writes",
-        "begin, end, None, writes",
-        parts.test_parts_race_if_they_have_a_number_in_common,
-    ),
-    fault(
-        "who used a part of memory is forgotten when more of it is used",
-        "simgpu._simulation.races.regions:Regions.of",
-        "region.accesses += piece.accesses",
-        "pass",
-        parts.test_parts_race_if_they_have_a_number_in_common,
-    ),
-    fault(
-        "a line of torch is a place of the program",
-        "simgpu._runtime.places:_is_foreign",
-        " or file.startswith(_FOREIGN)",
-        "",
-        places.test_a_place_is_the_line_that_runs,
-    ),
-    fault(
-        "all lines of a function are one place",
-        "simgpu._runtime.places:place_of_caller",
-        "id(frame.f_code), frame.f_lasti",
-        "id(frame.f_code), 0",
-        places.test_a_place_is_the_line_that_runs,
-    ),
-    fault(
-        "code that is gone is taken for what lies at its address now",
-        "simgpu._runtime.places:place_of_caller",
-        "frame.f_code, text",
-        "None, text",
-        places.test_a_place_is_the_line_that_runs,
     ),
 ]
