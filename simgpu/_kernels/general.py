@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from simgpu._kernels.arguments import Arguments
-from simgpu._kernels.outputs import write_back_output
+from simgpu._kernels.outputs import tell_of_tensors, write_back_output
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._kernels.schema import result_picker
 from simgpu._memory.ownership import adopt_all
@@ -44,8 +44,9 @@ def mutating_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
                 raise
             # Some let their first argument grow (addbmm_): memory under an alias cannot.
             host_args[0] = host_alias(args[0]).clone()
-            result = launch(kernel, index, host_args, host_kwargs)
+            result = launch(kernel.with_copies(), index, host_args, host_kwargs)
             write_back_output(args[0], host_args[0])
+            tell_of_tensors(kernel, index, reader, args, kwargs)
         return pick(result, args, kwargs, index)
 
     return run

@@ -1,7 +1,8 @@
 """Kernels for operators with `out=` arguments, as in `torch.add(x, y, out=z)`.
 
 An output that does not fit gets another shape and more memory. Memory under a host alias cannot
-grow, so such an output is computed in a fresh host tensor and written back.
+grow, so such an output is computed in a fresh host tensor and written back. Instruments are told of
+the device's own tensors then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from simgpu._memory.resizing import grow
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import executors, streams
 from simgpu._runtime.host_errors import wants_to_resize
-from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
+from simgpu._runtime.instruments import hooks
+from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, tell_written_back
 from simgpu.errors import UnsupportedError
 
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
@@ -41,23 +43,27 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         outs = {name: kwargs[name] for name in schema.outputs}
         # An output without elements is computed elsewhere, and so has to be if it is read, too.
         empty = any(not out.numel() for value in outs.values() for out in _as_list(value))
+        copied = empty
         copies = reader.read_copies(args, kwargs) if empty else None
         try:
             if copies is None:
-                hosts = _launched(chosen, index, host_args, host_kwargs, outs)
+                hosts = _launched(chosen, index, host_args, host_kwargs, outs, empty)
         except RuntimeError as error:
             if not wants_to_resize(error):
                 raise
+            copied = True
             copies = reader.read_copies(args, kwargs)
             if copies is None:
-                hosts = _launched(chosen, index, host_args, host_kwargs, outs, grow=True)
+                hosts = _launched(chosen, index, host_args, host_kwargs, outs, copied, grow=True)
         if copies is not None:
-            host_args, copied = copies
-            hosts = {name: copied[name] for name in outs}
-            launch(chosen, index, host_args, {**host_kwargs, **hosts})
+            host_args, copied_kwargs = copies
+            hosts = {name: copied_kwargs[name] for name in outs}
+            launch(chosen.with_copies(), index, host_args, {**host_kwargs, **hosts})
         for name, value in outs.items():
             for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
                 write_back_output(out, host)
+        if copied:
+            tell_of_tensors(chosen, index, reader, args, kwargs)
         results = tuple(outs.values())
         return results[0] if len(results) == 1 else results
 
@@ -92,12 +98,14 @@ def _launched(
     host_args: list[Any],
     host_kwargs: dict[str, Any],
     outs: dict[str, Any],
+    copied: bool,
     grow: bool = False,
 ) -> dict[str, Any]:
     """Run an `out=` kernel, and return the host tensors that it has written to, by name.
 
     It writes to host aliases. A host tensor of the same shape and strides, whose memory can grow,
-    takes the place of an output without elements, and of all outputs with `grow`.
+    takes the place of an output without elements, and of all outputs with `grow`; `copied` says
+    whether there is such an output.
     """
     hosts = {}
     for name, value in outs.items():
@@ -106,7 +114,7 @@ def _launched(
             alias if out.numel() and not grow else resizable_copy_like(out) for out, alias in pairs
         ]
         hosts[name] = chosen if isinstance(value, (list, tuple)) else chosen[0]
-    launch(kernel, index, host_args, {**host_kwargs, **hosts})
+    launch(kernel.with_copies() if copied else kernel, index, host_args, {**host_kwargs, **hosts})
     return hosts
 
 
@@ -117,6 +125,15 @@ def _as_list(value: Any) -> list[Any]:
 def resizable_copy_like(out: torch.Tensor) -> torch.Tensor:
     """A host tensor with the shape and strides of `out` whose memory can grow."""
     return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype)
+
+
+def tell_of_tensors(
+    kernel: Kernel, index: int, reader: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Tell instruments of a call that was computed on copies, and is in its tensors now."""
+    if hooks.written_back:
+        _, host_args, host_kwargs = reader.read(args, kwargs)
+        tell_written_back(kernel, index, host_args, host_kwargs)
 
 
 def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:

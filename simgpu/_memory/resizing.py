@@ -12,14 +12,14 @@ from simgpu._memory.extents import bytes_needed
 from simgpu._memory.host_aliases import bytes_of, host_empty
 from simgpu._memory.storages import copy_on_device, new_storage, resize_storage
 from simgpu._native.dlpack_relabel import LABELS, relabel
-from simgpu._runtime import executors
 from simgpu._runtime.instruments import hooks
-from simgpu._runtime.launch import HOST_KEYS
+from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _resize = torch.ops.aten.resize_.default._handle.redispatch_boxed
-_copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
+_FILL = Kernel(torch.ops.aten.fill_.Tensor)
+_CPU = torch.device("cpu")
 
 
 def resize_(
@@ -44,18 +44,21 @@ def _fill_behind(tensor: torch.Tensor, nbytes: int) -> None:
     """Give the storage of `tensor` the values of uninitialized memory from `nbytes` on.
 
     PyTorch has a value for each dtype (torch.utils.deterministic.fill_uninitialized_memory), and
-    fills new memory of the host with it; memory of a device has no dtype when it is made.
+    fills new memory of the host with it; memory of a device has no dtype when it is made. On CUDA
+    this is a kernel, too (ATen/native/cuda/Resize.cpp).
     """
     settings: Any = deterministic  # a module whose attributes are made when they are asked for
     if not settings.fill_uninitialized_memory:
         return
     storage, first = tensor.untyped_storage(), nbytes // tensor.itemsize
-    fresh = host_empty(storage.nbytes() // tensor.itemsize - first, tensor.dtype)
-    executors.finish()
-    whole = bytes_of(storage, storage.nbytes(), tensor.get_device())
+    count, index = storage.nbytes() // tensor.itemsize - first, tensor.get_device()
+    if not count:
+        return
+    value = _empty(HOST_KEYS, (), dtype=tensor.dtype, device=_CPU)
+    whole = bytes_of(storage, storage.nbytes(), index)
     behind = host_empty(0, tensor.dtype)
-    _set_storage(HOST_KEYS, behind, whole.untyped_storage(), first, fresh.shape, (1,))
-    _copy(HOST_KEYS, behind, fresh)
+    _set_storage(HOST_KEYS, behind, whole.untyped_storage(), first, (count,), (1,))
+    launch(_FILL, index, (behind, value), {})
 
 
 def grow(tensor: torch.Tensor, nbytes: int) -> None:

@@ -68,7 +68,8 @@ class Launch:
 
     `device` and `stream` are where it is queued. `source` and `target` differ only for copies
     between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with
-    host aliases in place of the device's tensors. `kernel` has the operator itself, and the host
+    host aliases in place of the device's tensors, or with copies of them where the kernel
+    `has_copies` (see `Instrument.written_back`). `kernel` has the operator itself, and the host
     code that computes it (`simgpu._runtime.launch.Kernel`).
     """
 
@@ -132,6 +133,12 @@ class Instrument:
 
     def after_launch(self, launch: Launch, record: Record) -> None:
         """A kernel or copy has run without an error."""
+
+    def written_back(self, launch: Launch) -> None:
+        """What a launch has computed on copies of tensors is in the tensors now.
+
+        `launch` is the same again, with host aliases of the tensors. This is no second kernel.
+        """
 
     def before_allocate(self, device: torch.device, nbytes: int) -> None:
         """`nbytes` are about to be taken. May raise, and then they are not."""
@@ -206,6 +213,7 @@ class Hooks:
     computed: tuple[Callable[[Launch, Any], None], ...]
     launched: tuple[Callable[[Launch, Any], None], ...]
     after_launch: tuple[Callable[[Launch, Record], None], ...]
+    written_back: tuple[Callable[[Launch], None], ...]
     before_allocate: tuple[Callable[[torch.device, int], None], ...]
     after_allocate: tuple[Callable[[torch.device, int], None], ...]
     memory_owned: tuple[Callable[[int, torch.UntypedStorage, object], None], ...]

@@ -2,11 +2,19 @@
 
 All device work passes `launch`, so that instruments (`instruments`) can watch, delay or refuse it.
 The `Record` that `simgpu.trace()` lists is made here. Without an instrument, `launch` only runs the
-kernel.
+kernel. Memory of a device is written past it by these alone:
+
+- `_kernels/outputs.py` puts what a launch has computed on copies in its place, and says so
+  (`tell_written_back`).
+- `_memory/graphs.py` takes back what a capture has computed, and CUDA would not have.
+- `_memory/sharing.py` moves what is sent to another process, where CUDA sends an address.
+- `_distributed/works.py` lets the results of a collective, which is launched, be there later.
+- `_simulation/asynchronous/memory.py` overwrites what was given back.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +41,8 @@ class Kernel:
     """An operator together with the host code that computes it."""
 
     __slots__ = (
-        *("at_once", "changes_more", "collective", "kind", "name", "node", "op", "run", "writes"),
+        *("_with_copies", "at_once", "changes_more", "collective", "has_copies", "kind", "name"),
+        *("node", "op", "run", "writes"),
     )
 
     def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
@@ -53,6 +62,20 @@ class Kernel:
         self.collective: Collective | None = None
         # Of a replayed graph: which of its nodes this is.
         self.node: Node | None = None
+        # Whether tensors among its arguments are copies: see `with_copies`.
+        self.has_copies = False
+        self._with_copies: Kernel | None = None
+
+    def with_copies(self) -> Kernel:
+        """The same to be launched on copies of tensors that it writes to.
+
+        `tell_written_back` is to be called once the tensors themselves have the results.
+        """
+        if self._with_copies is None:
+            found = copy.copy(self)
+            found.has_copies = True
+            self._with_copies = found
+        return self._with_copies
 
 
 def _hint(arguments: object) -> str:
@@ -111,6 +134,20 @@ def launch_copy(
         for waits in hooks.host_synchronizes:
             waits(stream)
     return result
+
+
+def tell_written_back(
+    kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict[str, Any]
+) -> None:
+    """Tell instruments what a launch of `kernel.with_copies()` was for, on device `index`.
+
+    `args` and `kwargs` have aliases of the tensors themselves, which have the results now.
+    """
+    device = _device_or_host(index)
+    stream = streams.current_stream_id(index)
+    about = Launch(kernel.kind, kernel.name, device, stream, device, device, args, kwargs, kernel)
+    for written_back in hooks.written_back:
+        written_back(about)
 
 
 def other_end(launch: Launch) -> tuple[int, int] | None:

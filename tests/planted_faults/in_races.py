@@ -6,6 +6,7 @@ from tests.simulator.races import test_collectives as collectives
 from tests.simulator.races import test_data_parallel as data_parallel
 from tests.simulator.races import test_graphs as graphs
 from tests.simulator.races import test_order as order
+from tests.simulator.races import test_outputs as outputs
 from tests.simulator.races import test_programs as races
 from tests.simulator.races import test_reports as reports
 from tests.support.plant import fault
@@ -144,8 +145,8 @@ RACES = [
     fault(
         "what a copy from the host makes was always there",
         f"{DETECTOR}.launched",
-        "() if to_host else dense(result)",
-        "() if host else dense(result)",
+        "() if to_host or copied else dense(result)",
+        "() if host or copied else dense(result)",
         partial(programs, name="prefetcher"),
     ),
     fault(
@@ -265,5 +266,36 @@ RACES = [
         "for tensor in launch.kernel.writes:",
         "for tensor in ():",
         partial(graphs.test_results_of_a_graph_are_there_after_its_replay, waits=False),
+    ),
+    *(
+        fault(
+            f"what is written back by {name} is not told",
+            "simgpu._kernels.outputs:tell_of_tensors",
+            "if hooks.written_back:",
+            "if False:",
+            partial(outputs.test_an_output_is_there_for_those_who_wait, name=name),
+        )
+        for name in ("sort", "addbmm_")
+    ),
+    fault(
+        "an output is written back where it was",
+        "simgpu._kernels.outputs:tell_of_tensors",
+        "tell_written_back(kernel, index, host_args, host_kwargs)",
+        'tell_written_back(kernel, index, host_args, {**host_kwargs, "out": host_args[0]})',
+        partial(outputs.test_an_output_takes_memory_that_is_read_elsewhere, name="add"),
+    ),
+    fault(
+        "what is read through a copy is not read",
+        f"{DETECTOR}.written_back",
+        "if not is_host_number(tensor):",
+        "if writes:",
+        outputs.test_what_is_read_through_a_copy_is_read,
+    ),
+    fault(
+        "copies are memory of a device",
+        f"{DETECTOR}.launched",
+        "copied = launch.kernel.has_copies",
+        "copied = False",
+        outputs.test_memory_of_copies_is_no_devices,
     ),
 ]

@@ -7,6 +7,7 @@ from tests.devices.memory import test_pinned as pinning
 from tests.devices.memory import test_storage as storage
 from tests.devices.state import test_default_index as without_index
 from tests.devices.state import test_generators as generators
+from tests.simulator.launches import test_instruments as instruments
 from tests.simulator.memory import test_storage_safety as safety
 from tests.simulator.processes import test_sending as sending
 from tests.support.plant import fault
@@ -83,9 +84,16 @@ STORAGE = [
     fault(
         "memory that a tensor grows by is of bytes",
         "simgpu._memory.resizing:_fill_behind",
-        "_copy(HOST_KEYS, behind, fresh)",
+        "launch(_FILL, index, (behind, value), {})",
         "pass",
         partial(storage.test_new_memory_of_a_tensor_is_filled, dtype="int32"),
+    ),
+    fault(
+        "new memory that is filled is filled by nobody",
+        "simgpu._memory.resizing:_fill_behind",
+        "launch(_FILL, index, (behind, value), {})",
+        "_FILL.run(HOST_KEYS, behind, value)",
+        instruments.test_new_memory_that_is_filled_is_filled_by_a_kernel,
     ),
     fault(
         "a lazy clone is the tensor itself",

@@ -76,18 +76,19 @@ class Detector(Instrument):
         if launch.kind == "copy":
             other, to_host = other_end(launch), launch.target.type == "cpu"
             host = to_host or launch.source.type == "cpu"
+        copied = launch.kernel.has_copies  # what it is for is told by `written_back`
         with self._lock:
             clock, number = self._order.begin(queue)
             if other is not None:
                 self._order.wait(queue, other)
-            for tensor, writes in tensors_of(marked, launch.args, launch.kwargs):
+            for tensor, writes in () if copied else tensors_of(marked, launch.args, launch.kwargs):
                 if host and writes == to_host:
                     continue  # the end of a copy that is not on a device
                 if not is_host_number(tensor):
                     self._touch(tensor, queue, number, clock, writes, name, place)
             for tensor in launch.kernel.writes:
                 self._touch(tensor, queue, number, clock, True, name, place)
-            for tensor in () if to_host else dense(result):
+            for tensor in () if to_host or copied else dense(result):
                 span = span_of(tensor)
                 if span is not None and self._memory.at(span[0]) is None:
                     begin, end, layout = span
@@ -98,6 +99,19 @@ class Detector(Instrument):
                 self._order.host_waits_for(clock)
             if other is not None:
                 self._order.wait(other, queue)
+
+    def written_back(self, launch: Launch) -> None:
+        """Compare what a launch on copies has read and written in the end."""
+        queue = launch.device.index, launch.stream
+        if queue in streams.captured:
+            return
+        place, op = place_of_caller(), launch.kernel.op
+        marked = touched(op, trains(op, launch.args, launch.kwargs))
+        with self._lock:
+            clock, number = self._order.begin(queue)
+            for tensor, writes in tensors_of(marked, launch.args, launch.kwargs):
+                if not is_host_number(tensor):
+                    self._touch(tensor, queue, number, clock, writes, launch.op, place)
 
     def _collective(self, about: Collective, op: str, queue: Queue, result: Any) -> None:
         """A collective writes on a stream of its group, after the present work of the current one.
