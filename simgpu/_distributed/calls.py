@@ -59,7 +59,8 @@ class Call:
 
     def __post_init__(self) -> None:
         self.shown = self.shown or self.says
-        self.nbytes = max(_nbytes(self.ins), _nbytes(self.outs))
+        sides = self.ins, self.outs
+        self.nbytes = max(sum(tensor.nbytes for tensor in side) for side in sides)
 
     @property
     def row(self) -> str:
@@ -90,11 +91,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def overlap(tensor: Tensor, out: Tensor) -> bool:
     """Whether two contiguous tensors of the host, unless they are one, have memory in common."""
     first, second = tensor.data_ptr(), out.data_ptr()
-    return (
-        tensor is not out
-        and first < second + out.numel() * out.itemsize
-        and second < first + tensor.numel() * tensor.itemsize
-    )
+    return tensor is not out and first < second + out.nbytes and second < first + tensor.nbytes
 
 
 def in_common(
@@ -108,10 +105,6 @@ def in_common(
         return []
     mine = as_bytes(of_first)[begin - at : end - at]
     return [(mine, as_bytes(of_second)[begin - other : end - other])]
-
-
-def _nbytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
 # How a text begins that says how tensors lie in memory, other than contiguous; and all of it.

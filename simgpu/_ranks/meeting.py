@@ -139,8 +139,8 @@ class Transport:
     def _split_difference(self, calls: list[Call]) -> BaseException | None:
         if calls[0].kind != "all_to_all":
             return None
-        sent = [[_nbytes(part) for part in call.ins] for call in calls]
-        awaited = [[_nbytes(part) for part in call.outs] for call in calls]
+        sent = [[part.nbytes for part in call.ins] for call in calls]
+        awaited = [[part.nbytes for part in call.outs] for call in calls]
         asked = [agreement.Asked.of(call) for call in calls]
         number = calls[0].number
         return _told(agreement.check_splits, self._group, number, self._ranks, sent, awaited, asked)
@@ -192,10 +192,6 @@ def _told(check: Callable[..., None], *arguments: Any) -> BaseException | None:
 def _copied(error: BaseException | None) -> BaseException | None:
     """The error for one rank: an error that several threads raise would have all their frames."""
     return copy.copy(error)
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.itemsize
 
 
 def _carried_out(pending: list[Pending]) -> BaseException | None:

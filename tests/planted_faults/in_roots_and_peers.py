@@ -229,14 +229,14 @@ ROOTS_AND_PEERS = [
     fault(
         "what begins behind an output is apart from it",
         "simgpu._distributed.calls:overlap",
-        "first < second + out.numel() * out.itemsize",
+        "first < second + out.nbytes",
         "first <= second",
         odd.test_what_has_a_byte_in_common_overlaps,
     ),
     fault(
         "what begins before an output is apart from it",
         "simgpu._distributed.calls:overlap",
-        "second < first + tensor.numel() * tensor.itemsize",
+        "second < first + tensor.nbytes",
         "second <= first",
         odd.test_what_has_a_byte_in_common_overlaps,
     ),
