@@ -8,6 +8,7 @@ plain `torch.device("cpu")`: it has no index, no streams and nothing to be made 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,6 +23,17 @@ CPU = torch.device("cpu")
 # can overlap with what the device is already doing.
 _copy_streams: dict[torch.device, Any] = {}
 _copy_streams_lock = threading.Lock()
+
+
+def _forget_streams() -> None:
+    """In a forked child: it has none of its parent's streams, nor the thread that held the lock."""
+    global _copy_streams_lock
+    _copy_streams_lock = threading.Lock()
+    _copy_streams.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_streams)
 
 
 # By device type. No functools.cache: torch.compile warns of what it wraps.

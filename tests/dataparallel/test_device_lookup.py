@@ -1,5 +1,6 @@
 """What stands behind the name of a device: its module, streams, and the contexts of a thread."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -75,3 +76,27 @@ def test_copies_have_a_stream_of_their_own(devices, data):
     with _devices.on_stream(None), _devices.on_stream(stream):
         assert _devices.current_stream(target) == stream
     assert _devices.current_stream(target) != stream
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_waits_for_no_thread_of_its_parent(python):
+    """Were the lock its parent's, it would hang where CUDA says that it may use no device."""
+    done = python(
+        "-c",
+        "import os, signal, torch, simgpu\n"
+        "from dataparallel import _devices\n"
+        "with simgpu.devices(2):\n"
+        "    first, second = (torch.device('simgpu', index) for index in range(2))\n"
+        "    _devices.copy_stream(first)\n"
+        "    with _devices._copy_streams_lock:\n"
+        "        child = os.fork()\n"
+        "    if child == 0:\n"
+        "        signal.alarm(60)\n"
+        "        for device in (first, second):\n"
+        "            try: _devices.copy_stream(device)\n"
+        "            except RuntimeError as error: assert 'forked' in str(error)\n"
+        "            else: os._exit(1)\n"
+        "        os._exit(7)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n",
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
