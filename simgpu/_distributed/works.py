@@ -255,8 +255,13 @@ class Work(distributed.Work):
         return self._outputs or [output for seen in self._seen if (output := seen()) is not None]
 
 
-# References to a Work that `drop_unused` alone has: of the set, its copy, the variable, the call.
-_OF_NOBODY = 4
+def _references(keep: set[Any]) -> list[tuple[Any, int]]:
+    """What is in a set, and how many references each has while it is looked at."""
+    return [(each, sys.getrefcount(each)) for each in list(keep)]
+
+
+# Those to what a set alone has. Which of them there are is a matter of how Python runs the above.
+_OF_NOBODY = _references({object()})[0][1]
 
 
 def drop_unused(keep: set[Work]) -> None:
@@ -264,8 +269,8 @@ def drop_unused(keep: set[Work]) -> None:
 
     By that they would keep memory of the device.
     """
-    for work in list(keep):
-        if work.over() and sys.getrefcount(work) <= _OF_NOBODY and not held_by_cpp(work):
+    for work, references in _references(keep):
+        if work.over() and references <= _OF_NOBODY and not held_by_cpp(work):
             keep.discard(work)
 
 

@@ -214,3 +214,15 @@ def test_what_nobody_has_waited_for_looks_like_no_result(dtype, size):
     else:
         limits = torch.iinfo(dtype)
         assert all(each in {limits.min, limits.max} - {0} for each in tensor.tolist())
+
+
+@given(held=st.lists(st.integers(0, 3), max_size=4))
+def test_references_of_a_program_are_told_from_those_of_a_set(held):
+    keep, elsewhere = set(), {}
+    for count in held:
+        each = object()
+        keep.add(each)
+        elsewhere[id(each)] = [each] * count
+        del each
+    found = {id(each): count - works._OF_NOBODY for each, count in works._references(keep)}
+    assert found == {address: len(references) for address, references in elsewhere.items()}

@@ -243,9 +243,16 @@ WORLDS_OF_RANKS = [
     fault(
         "what the program holds is dropped",
         "simgpu._distributed.works:drop_unused",
-        "sys.getrefcount(work) <= _OF_NOBODY",
+        "references <= _OF_NOBODY",
         "True",
         works.test_a_work_of_several_calls_is_kept_until_it_is_waited_for,
+    ),
+    fault(
+        "who looks has one reference more",
+        "simgpu._distributed.works:_references",
+        "for each in list(keep)",
+        "for each in list(keep) for other in [each]",
+        works.test_references_of_a_program_are_told_from_those_of_a_set,
     ),
     fault(
         "a send keeps all sends before it",
