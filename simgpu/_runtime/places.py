@@ -26,12 +26,9 @@ _texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
 _MOST_TEXTS = 2**16
 
 
-def place_of_caller(foreign: int = 1) -> str:
-    """The innermost line that is neither of torch nor of simgpu, as "file:line".
-
-    That many calls up to here are known to be of simgpu: none of these is looked at.
-    """
-    frame = sys._getframe(foreign)
+def place_of_caller() -> str:
+    """The innermost line that is neither of torch nor of simgpu, as "file:line"."""
+    frame = sys._getframe(1)
     while _is_foreign(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     key = id(frame.f_code), frame.f_lasti

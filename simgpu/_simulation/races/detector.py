@@ -31,8 +31,6 @@ from simgpu._simulation.races.regions import Region, Regions
 from simgpu._simulation.races.report import Race, race_of, race_with_allocation
 
 Tensor = torch.Tensor
-# From a kernel to `launched`: `launch`, `_launch_watched` and itself.
-_CALLS_TO_LAUNCHED = 4
 
 
 class Detector(Instrument):
@@ -66,7 +64,7 @@ class Detector(Instrument):
             return  # nothing runs before the graph is replayed
         if self._storages:
             self.host.begin()
-        place = place_of_caller(_CALLS_TO_LAUNCHED)
+        place = place_of_caller()
         if launch.kernel.collective is not None:
             self._collective(launch.kernel.collective, launch.op, queue, result)
             return
