@@ -7,6 +7,7 @@ that it is there, where its future is asked for, or where the device is synchron
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import weakref
@@ -93,16 +94,19 @@ class Pending:
             NaNSentError: this rank gives NaN, and looks for it.
         """
         coming, self._coming = self._coming, []
-        for earlier, copy, part in coming:
+        for earlier, own, part in coming:
             if earlier.error is None:
-                copy.copy_(part)
+                own.copy_(part)
         if self.call.looks_for_nan:
             nan_check.check(self.call)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Say that the call has run, or failed."""
+        """Say that the call has run, or failed: then nothing lands."""
         self.error = error
         self._coming = []
+        if error is not None:
+            with self._lock:
+                self._landing = []
         self._done.set()
         previous = self.previous
         if previous is not None:  # a send that nobody waits for would keep all before it
@@ -131,8 +135,20 @@ class Pending:
     def await_(self, seconds: float | None) -> None:
         """Wait until the call has run, and raise what it raised; nothing has landed then."""
         self._wait(seconds)
+        self._raise()
+
+    def _raise(self) -> None:
+        """Raise what the call has raised, if it has, and keep a copy for who waits again.
+
+        The one that is raised gets the frames of the program, which have the outputs, and a Work
+        of several outputs lives until these are gone.
+        """
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, copy.copy(self.error)
+            try:
+                raise error
+            finally:
+                del error  # which this frame would keep, and it the frame
 
     def _wait(self, seconds: float | None) -> None:
         if self._waits is None:
@@ -158,8 +174,7 @@ class Pending:
             if pending.done() or pending._waits is not None:  # or a thread is about to submit it
                 pending._wait(seconds)
                 pending._land_alone()
-        if self.error is not None:
-            raise self.error
+        self._raise()
 
     def _and_before(self) -> list[Pending]:
         """This call and those before it, the last one first."""
@@ -173,9 +188,8 @@ class Pending:
     def _land_alone(self) -> None:
         with self._lock:
             landing, self._landing = self._landing, []
-        if self.error is None:
-            for tensor, result in landing:
-                tensor.copy_(result)
+        for tensor, result in landing:
+            tensor.copy_(result)
 
 
 class Work(distributed.Work):

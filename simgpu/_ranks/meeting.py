@@ -6,6 +6,7 @@ A call that does not fit to those of the other ranks is an error at once, in all
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,14 @@ class Meetings:
             if waiting and group not in self.aborted:
                 caller = pair[0] if sends else pair[1]
                 self._raise_for(group, waiting[0].call.number, waiting[0], [caller], [*pair])
+
+    def forget(self) -> None:
+        """End the calls that never were complete: what these were to write is kept by them."""
+        left = [meeting.here.values() for meeting in self.calls.values()]
+        for pending in itertools.chain(*left, *self.mail.values()):
+            if not pending.done():
+                call = pending.call
+                pending.finish(RankLostError(f"{call.shown} at {call.place}: its world has ended"))
 
     @staticmethod
     def _raise_for(

@@ -156,10 +156,15 @@ class _World:
 
     def results(self) -> list[Any]:
         count = self._count
-        self._turns.run(self._rank, [isolation.State(rank, count) for rank in range(count)])
-        self._raise()
-        self._meetings.check_end()
-        return self._results
+        try:
+            self._turns.run(self._rank, [isolation.State(rank, count) for rank in range(count)])
+            self._raise()
+            self._meetings.check_end()
+            return self._results
+        finally:
+            # A Work of several outputs lives until these are gone, and leads to both.
+            self._turns.forget()
+            self._meetings.forget()
 
     def _rank(self, rank: int) -> None:
         threads.rank = rank

@@ -7,6 +7,7 @@ schedule in force, or else one rank after the other.
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -96,6 +97,10 @@ class Turns:
                 self._scheduler.wait_for(self._tasks)
                 return
             self._scheduler.dismiss(self._tasks)
+
+    def forget(self) -> None:
+        """Keep no frames of ranks that have ended: a Work that outlives them leads here."""
+        self.failures, self.stopped = {}, copy.copy(self.stopped)
 
     def pause(self, what: str) -> None:
         """Let others run, if the scheduler says so."""

@@ -35,7 +35,7 @@ LANDING = [
     fault(
         "a call reads what was there before those on their way",
         f"{WORKS}:Pending.begin",
-        "copy.copy_(part)",
+        "own.copy_(part)",
         "pass",
         IN_COMMON,
     ),
@@ -63,9 +63,9 @@ LANDING = [
     ),
     fault(
         "what has failed lands",
-        f"{WORKS}:Pending._land_alone",
-        "if self.error is None:",
-        "if True:",
+        f"{WORKS}:Pending.finish",
+        "self._landing = []",
+        "pass",
         FAILED,
     ),
     fault(
@@ -92,7 +92,7 @@ LANDING = [
     fault(
         "a wait for what has failed raises nothing",
         f"{WORKS}:Pending.land",
-        "raise self.error",
+        "self._raise()",
         "return",
         FAILED,
     ),

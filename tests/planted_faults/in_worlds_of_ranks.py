@@ -14,6 +14,7 @@ from tests.distributed import test_processes as processes
 from tests.distributed import test_ranks as ranks
 from tests.distributed import test_reductions as reductions
 from tests.distributed import test_settings_of_ranks as settings
+from tests.distributed import test_what_worlds_keep as left
 from tests.distributed import test_works as works
 from tests.support.plant import fault
 
@@ -217,6 +218,35 @@ WORLDS_OF_RANKS = [
         "pass",
         groups.test_calls_that_are_over_are_forgotten,
         raises=CollectiveMismatchError,
+    ),
+    *(
+        fault(name, where, old, new, left.test_calls_that_fail_keep_no_memory)
+        for name, where, old, new in (
+            (
+                "the error of a call is kept as it was raised",
+                "simgpu._distributed.works:Pending._raise",
+                "error, self.error = self.error, copy.copy(self.error)",
+                "error = self.error",
+            ),
+            (
+                "what a call that has failed was to write is kept",
+                "simgpu._distributed.works:Pending.finish",
+                "self._landing = []",
+                "pass",
+            ),
+            (
+                "what ranks have raised is kept after their world",
+                "simgpu._ranks.turns:Turns.forget",
+                "self.failures, self.stopped = {}, copy.copy(self.stopped)",
+                "pass",
+            ),
+            (
+                "calls that were never complete are kept after their world",
+                "simgpu._ranks.meeting:Meetings.forget",
+                "if not pending.done():",
+                "if False:",
+            ),
+        )
     ),
     fault(
         "the parts of a coalesced call are kept",

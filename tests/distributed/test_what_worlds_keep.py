@@ -1,0 +1,41 @@
+"""What is left of a world of ranks that ended with an error."""
+
+import gc
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu.errors import CollectiveMismatchError
+from tests.support.worlds import few
+
+
+@few
+@given(
+    count=st.integers(2, 4),
+    size=st.integers(1, 300),
+    failing=st.integers(0, 3),
+    by=st.sampled_from(("an error of its own", "another size")),
+    held=st.booleans(),
+)
+def test_calls_that_fail_keep_no_memory(count, size, failing, by, held):
+    """A Work of several outputs lives until these are gone; no error of its ranks keeps them."""
+
+    def step(rank):
+        mine = torch.ones(size + (rank == failing % count), device="cuda")
+        if rank == failing % count and by == "an error of its own":
+            raise KeyError(rank)
+        outputs = [torch.empty_like(mine) for _ in range(count)]
+        work = dist.all_gather(outputs, mine, async_op=True)
+        if not held:
+            del outputs
+        work.wait()
+
+    with simgpu.as_cuda(count):
+        with pytest.raises((KeyError, CollectiveMismatchError)):
+            simgpu.ranks(count, step)
+        gc.collect()
+        assert [torch.cuda.memory_allocated(index) for index in range(count)] == [0] * count
