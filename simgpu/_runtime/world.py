@@ -16,6 +16,7 @@ from types import TracebackType
 import torch
 
 from simgpu import _naming
+from simgpu._counting import plural
 from simgpu._models.gpus import GENERIC, Model
 from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
 from simgpu._runtime import clock, thread_state
@@ -84,9 +85,10 @@ def enter(
         raise ValueError(f"device count must be from 1 to {MAX_DEVICES}, got {count}")
     check_rng(rng)
     if _world is not None:
+        there = len(_world.devices)
         raise DevicesActiveError(
-            f"{len(_world.devices)} simulated devices are active already, so {count} more cannot "
-            f"be made: {_world.hint}"
+            f"{plural(there, 'simulated device is', 'simulated devices are')} active already, so "
+            f"{count} more cannot be made: {_world.hint}"
         )
     if models is None:
         models = [GENERIC] * count

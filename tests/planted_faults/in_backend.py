@@ -338,6 +338,13 @@ BACKEND = [
         ),
     ),
     fault(
+        "one device that is there already is counted as several",
+        "simgpu._runtime.world:enter",
+        "'simulated device is'",
+        "'simulated devices are'",
+        without_block.test_devices_that_are_there_are_counted,
+    ),
+    fault(
         "a count that is a text is told as a number",
         "simgpu._backend.devices:describe_arguments",
         "repr(count)",

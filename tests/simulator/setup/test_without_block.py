@@ -90,6 +90,13 @@ def test_enable_and_disable_say_what_to_do_where_they_do_not_fit():
         torch.ones(2, device="simgpu:1")
 
 
+@given(there=st.integers(1, 4), more=st.integers(1, 4))
+def test_devices_that_are_there_are_counted(there, more):
+    told = f"^{there} simulated device{' is' if there == 1 else 's are'} active already, so {more}"
+    with simgpu.devices(there), pytest.raises(DevicesActiveError, match=told):
+        simgpu.enable(more)
+
+
 def test_wrong_arguments_enable_nothing():
     for wrong in ({"count": 0}, {"count": 2, "memory": "1 GB"}, {"count": 2, "force": True}):
         with pytest.raises(ValueError, match=r"."):
