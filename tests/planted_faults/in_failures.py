@@ -89,7 +89,7 @@ FAILURES = [
     ),
     fault(
         "who has devices is told to enter some",
-        "simgpu._simulation.faults:_index",
+        "simgpu._simulation.failures.faults:_index",
         "if world.device_count()\n",
         "if not world.device_count()\n",
         faults.test_who_has_no_devices_is_told_to_enter_some,
