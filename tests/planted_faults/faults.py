@@ -29,6 +29,7 @@ from tests.planted_faults.in_debug_mode import DEBUG_MODE
 from tests.planted_faults.in_distributed import DISTRIBUTED
 from tests.planted_faults.in_dtypes import DTYPES
 from tests.planted_faults.in_failures import FAILURES
+from tests.planted_faults.in_fuzzing import FUZZING
 from tests.planted_faults.in_groups_of_ranks import GROUPS_OF_RANKS
 from tests.planted_faults.in_inference_mode import INFERENCE_MODE
 from tests.planted_faults.in_kept_parameters import KEPT_PARAMETERS
@@ -41,6 +42,7 @@ from tests.planted_faults.in_nan_check import NAN_CHECK
 from tests.planted_faults.in_narrow_dtypes import NARROW_DTYPES
 from tests.planted_faults.in_operators import OPERATORS
 from tests.planted_faults.in_plans import PLANS
+from tests.planted_faults.in_plugin import PLUGIN
 from tests.planted_faults.in_programs_run import PROGRAMS_RUN
 from tests.planted_faults.in_queued_calls import QUEUED_CALLS
 from tests.planted_faults.in_queued_memory import QUEUED_MEMORY
@@ -117,6 +119,8 @@ ONCE = [
     *COMPOSED_DRAWS,
     *TIMING,
     *TOOLS,
+    *PLUGIN,
+    *FUZZING,
     *PROGRAMS_RUN,
     *DISTRIBUTED,
     *GROUPS_OF_RANKS,
