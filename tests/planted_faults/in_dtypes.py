@@ -4,6 +4,7 @@ from functools import partial
 
 from tests.devices.computing import test_determinism as determinism
 from tests.devices.computing import test_dtypes as dtypes
+from tests.devices.computing import test_products as products
 from tests.devices.computing import test_sparse_and_nested as composites
 from tests.simulator.operators import test_narrow_dtypes as narrow
 from tests.support.plant import fault
@@ -43,42 +44,42 @@ DTYPES = [
         f"{PRODUCTS}check",
         "(torch.float16, torch.bfloat16)",
         "(torch.float16,)",
-        dtypes.test_a_product_of_halves_is_returned_as_floats,
+        products.test_a_product_of_halves_is_returned_as_floats,
         raises=RuntimeError,
     ),
     *(
         fault(text, f"{PRODUCTS}{function}", right, wrong, prop)
         for prop, function, text, right, wrong in (
             (
-                dtypes.test_a_product_of_halves_is_returned_as_floats,
+                products.test_a_product_of_halves_is_returned_as_floats,
                 "run",
                 "a product is rounded to a half first",
                 "self.function(*(each.to(out_dtype) for each in tensors), out=out, **scales)",
                 "self.function(*tensors, **scales).to(out_dtype)",
             ),
             (
-                dtypes.test_a_product_of_halves_is_returned_as_floats,
+                products.test_a_product_of_halves_is_returned_as_floats,
                 "run",
                 "a wide product is not scaled",
                 ", out=out, **scales)",
                 ", out=out)",
             ),
             (
-                dtypes.test_a_product_has_no_other_out_dtype,
+                products.test_a_product_has_no_other_out_dtype,
                 "check",
                 "what differs in dtype is multiplied",
                 "first.dtype != second.dtype",
                 "False",
             ),
             (
-                dtypes.test_a_product_has_no_other_out_dtype,
+                products.test_a_product_has_no_other_out_dtype,
                 "check",
                 "any dtype is wide enough for a product",
                 "out_dtype == torch.float32 and",
                 "out_dtype != torch.float16 and",
             ),
             (
-                dtypes.test_a_product_has_no_other_out_dtype,
+                products.test_a_product_has_no_other_out_dtype,
                 "check",
                 "integers are multiplied, too",
                 "first.dtype not in _COMPUTED",
@@ -146,14 +147,14 @@ DTYPES = [
         f"{REFUSED}_computes",
         "if any(",
         "if True or any(",
-        partial(dtypes.test_integers_have_no_products, name="@"),
+        partial(products.test_integers_have_no_products, name="@"),
     ),
     fault(
         "empty products are refused",
         f"{REFUSED}_computes",
         "tensor.numel() == 0",
         "False",
-        dtypes.test_an_empty_product_of_integers_is_none,
+        products.test_an_empty_product_of_integers_is_none,
         raises=NotImplementedError,
     ),
     fault(
@@ -161,21 +162,21 @@ DTYPES = [
         f"{REFUSED}_computes",
         'return "not implemented for" in str(error)',
         "return True",
-        dtypes.test_wrong_shapes_of_integers_are_told_first,
+        products.test_wrong_shapes_of_integers_are_told_first,
     ),
     fault(
         "a dtype is refused before the devices are looked at",
         f"{REFUSED}_computes",
         "if len({tensor.device for tensor in tensors}) > 1:",
         "if False:",
-        partial(dtypes.test_wrong_devices_of_integers_are_told_first, name="mm"),
+        partial(products.test_wrong_devices_of_integers_are_told_first, name="mm"),
     ),
     fault(
         "of two dtypes the missing one is told",
         f"{REFUSED}_computes",
         "if one_dtype and",
         "if False and",
-        dtypes.test_two_dtypes_are_told_before_one_that_is_missing,
+        products.test_two_dtypes_are_told_before_one_that_is_missing,
     ),
     fault(
         "a sum of complex numbers is no output",

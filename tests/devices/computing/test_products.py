@@ -1,0 +1,188 @@
+"""Products of dtypes that kernels of CUDA have or lack, whatever the kernels of the CPU have."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.dtypes import INTEGERS, maker, refused
+
+SIZES = st.integers(1, 4)
+
+# From a maker of tensors and three sizes to a product; the kernel of CUDA that its error names.
+PRODUCTS = {
+    "mm": (lambda make, n, k, m: torch.mm(make(n, k), make(k, m)), "addmm_cuda"),
+    "mm, out=": (
+        lambda make, n, k, m: torch.mm(make(n, k), make(k, m), out=make(n, m)),
+        "addmm_cuda",
+    ),
+    "@": (lambda make, n, k, m: make(n, k) @ make(k, m), "addmm_cuda"),
+    "addmm": (
+        lambda make, n, k, m: torch.addmm(make(n, m), make(n, k), make(k, m)),
+        "addmm_cuda",
+    ),
+    "_addmm_activation": (
+        lambda make, n, k, m: torch._addmm_activation(make(m), make(n, k), make(k, m)),
+        "addmm_cuda",
+    ),
+    "addmm_": (lambda make, n, k, m: make(n, m).addmm_(make(n, k), make(k, m)), "addmm_cuda"),
+    "addbmm": (
+        lambda make, n, k, m: torch.addbmm(make(n, m), make(2, n, k), make(2, k, m)),
+        "addmm_cuda",
+    ),
+    "linear": (lambda make, n, k, m: F.linear(make(n, k), make(m, k), make(m)), "addmm_cuda"),
+    "mv": (lambda make, n, k, m: make(n, k) @ make(k), "addmv_impl_cuda"),
+    "addmv": (lambda make, n, k, m: torch.addmv(make(n), make(n, k), make(k)), "addmv_impl_cuda"),
+    "bmm": (lambda make, n, k, m: make(2, n, k) @ make(2, k, m), "baddbmm_cuda"),
+    "baddbmm": (
+        lambda make, n, k, m: torch.baddbmm(make(2, n, m), make(2, n, k), make(2, k, m)),
+        "baddbmm_cuda",
+    ),
+    "dot": (lambda make, n, k, m: torch.dot(make(k), make(k)), "dot"),
+    "vdot": (lambda make, n, k, m: torch.vdot(make(k), make(k)), "dot"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@given(data=st.data(), dtype=st.sampled_from(list(INTEGERS)), sizes=st.tuples(SIZES, SIZES, SIZES))
+def test_integers_have_no_products(devices, name, data, dtype, sizes):
+    """The best-known call that works on the CPU, and ends a program on a GPU."""
+    call, kernel = PRODUCTS[name]
+    make = maker(data.draw(st.sampled_from(devices)), dtype)
+    refused(kernel, dtype, lambda: call(make, *sizes))
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@given(dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float64, torch.complex64]))
+def test_other_numbers_have(devices, name, dtype):
+    call, _ = PRODUCTS[name]
+    if name == "_addmm_activation" and dtype.is_complex:
+        return  # a ReLU of which there is none
+    assert call(maker(devices[0], dtype), 2, 3, 2).flatten()[0] in (3, 4, 6, 7)
+
+
+@given(dtype=st.sampled_from([torch.int64, torch.uint8]), inner=SIZES, outer=SIZES)
+def test_wrong_shapes_of_integers_are_told_first(devices, dtype, inner, outer):
+    make = maker(devices[0], dtype)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        make(2, inner) @ make(inner + outer, 2)
+
+
+@pytest.mark.devices(2, distinct=True)
+@pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "mv"])
+@given(data=st.data(), dtype=st.sampled_from([torch.int64, torch.bool]))
+def test_wrong_devices_of_integers_are_told_first(devices, name, data, dtype):
+    call, _ = PRODUCTS[name]
+    places = data.draw(st.permutations([*devices, torch.device("cpu")]))
+    with pytest.raises(RuntimeError, match="same device"):
+        call(lambda *sizes: torch.ones(sizes, dtype=dtype, device=places.pop()), 2, 2, 2)
+
+
+@given(dtype=st.sampled_from([torch.int64, torch.uint8]), swap=st.booleans())
+def test_two_dtypes_are_told_before_one_that_is_missing(devices, dtype, swap):
+    pair = (maker(devices[0], dtype)(2, 2), maker(devices[0], torch.float32)(2, 2))
+    with pytest.raises(RuntimeError, match="to have the same dtype"):
+        torch.mm(*pair[:: -1 if swap else 1])
+
+
+@given(dtype=st.sampled_from([torch.int64, torch.uint8]), n=SIZES, m=SIZES)
+def test_an_empty_product_of_integers_is_none(devices, dtype, n, m):
+    make = maker(devices[0], dtype)
+    assert (make(n, 0) @ make(0, m)).tolist() == [[0] * m] * n
+    assert (make(0, n) @ make(n, m)).shape == (0, m)
+    assert (make(2, n, 0) @ make(2, 0, m)).tolist() == [[[0] * m] * n] * 2
+
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+@given(pair=st.tuples(st.sampled_from(FLOAT8), st.sampled_from(FLOAT8)), out=st.booleans())
+def test_of_eight_bits_those_of_amd_and_two_coarse_ones_are_not_multiplied(devices, pair, out):
+    device = devices[0]
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("needs a GPU that multiplies float8")
+    one = torch.ones((), device=device)
+    a, b = (torch.ones(16, 16, device=device).to(dtype) for dtype in pair)
+    options = {"out_dtype": torch.bfloat16}
+    if out:
+        options["out"] = torch.empty(16, 16, device=device, dtype=torch.bfloat16)
+    strange = [dtype for dtype in pair if dtype in FLOAT8[2:]]
+    if strange:
+        name = str(strange[0]).removeprefix("torch.").capitalize()
+        words = f"Cannot convert ScalarType {name} to cudaDataType"
+    elif pair == (torch.float8_e5m2,) * 2:
+        words = "Multiplication of two Float8_e5m2 matrices is not supported"
+    else:
+        assert torch._scaled_mm(a, b.t(), one, one, **options).tolist() == [[16.0] * 16] * 16
+        return
+    with pytest.raises(RuntimeError, match=words):
+        torch._scaled_mm(a, b.t(), one, one, **options)
+
+
+# From a maker of tensors, what may be added, and a dtype of the result, to a product with it.
+WITH_OUT_DTYPE = {
+    "mm": lambda a, b, _, dtype: torch.mm(a, b, out_dtype=dtype),
+    "mm, out=": lambda a, b, _, dtype: torch.mm(
+        a, b, out_dtype=dtype, out=torch.empty(0, dtype=dtype, device=a.device)
+    ),
+    "bmm": lambda a, b, _, dtype: torch.bmm(a[None], b[None], out_dtype=dtype)[0],
+    "addmm": lambda a, b, c, dtype: torch.addmm(c, a, b, out_dtype=dtype, beta=2, alpha=3),
+    "baddbmm": lambda a, b, c, dtype: torch.baddbmm(
+        c[None], a[None], b[None], out_dtype=dtype, beta=2, alpha=3
+    )[0],
+}
+
+
+@given(
+    name=st.sampled_from(sorted(WITH_OUT_DTYPE)),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16]),
+    wide=st.booleans(),
+    sizes=st.tuples(SIZES, SIZES, SIZES),
+    seed=st.integers(0, 99),
+)
+def test_a_product_of_halves_is_returned_as_floats(devices, name, dtype, wide, sizes, seed):
+    """Small integers are exact in any order; products of 11 bits are not exact in a half."""
+    random = torch.Generator().manual_seed(seed)
+    n, k, m = sizes
+    a, b, c = (
+        torch.randint(-2047, 2048, size, generator=random).float()
+        for size in ((n, k), (k, m), (n, m))
+    )
+    a, b = (x.bfloat16().float() for x in (a, b)) if dtype == torch.bfloat16 else (a, b)
+    out_dtype = torch.float32 if wide else dtype
+    scales = (2, 3) if "add" in name else (0, 1)
+    c = c.to(dtype).float()
+    exact = scales[0] * c.double() + scales[1] * (a.double() @ b.double())
+    there = [x.to(devices[0], dtype) for x in (a, b, c)]
+    got = WITH_OUT_DTYPE[name](*there, out_dtype)
+    assert (got.device, got.dtype) == (devices[0], out_dtype)
+    # Each sum is below 2^26, of which a float has 24 bits; a half is rounded, or infinite.
+    bound = 1e-6 if wide else torch.finfo(dtype).eps
+    expected = exact.to(out_dtype).double()
+    finite = expected.isfinite()
+    close = (got.double().cpu() - expected).abs() <= bound * (
+        scales[0] * c.double().abs() + scales[1] * (a.double().abs() @ b.double().abs())
+    )
+    assert close[finite].all()
+
+
+@given(
+    name=st.sampled_from(sorted(WITH_OUT_DTYPE)),
+    dtype=st.sampled_from([torch.float16, torch.float32, torch.int64]),
+    other=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.int64]),
+    out_dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float64, torch.int64]),
+)
+def test_a_product_has_no_other_out_dtype(devices, name, dtype, other, out_dtype):
+    a, b, c = (torch.ones(2, 2, device=devices[0]).to(each) for each in (dtype, other, dtype))
+    if dtype != other:
+        words = "dtypes? must be the same|must have the same dtype"
+    elif out_dtype != dtype:
+        words = "out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs"
+    elif dtype == torch.int64:
+        words = "(b?addb?mm|addmm)_cuda\" not implemented for 'Long'"
+    else:
+        assert WITH_OUT_DTYPE[name](a, b, c, out_dtype).dtype == out_dtype
+        return
+    with pytest.raises(RuntimeError, match=words):
+        WITH_OUT_DTYPE[name](a, b, c, out_dtype)
