@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d
 
 from simgpu._cuda.renaming import CUDA, to_cuda
 from simgpu._distributed import (
+    backends,
     communicators,
     factors,
     handles,
@@ -50,7 +51,7 @@ def _register_backend(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def register(self: Any, device: Any, kind: Any, backend: Any = None) -> None:
         if backend is not None:
-            communicators.keep_backend(self, kind, backend)
+            backends.keep_backend(self, kind, backend)
         stock(self, _simulated(device), kind, backend)
 
     return register
@@ -95,7 +96,7 @@ def _coalescing(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable
 
 def _backends(group: Any) -> list[Any]:
     """Those of all sorts of devices."""
-    return [communicators.backend_of(group, _simulated(device)) for device in group._device_types]
+    return [backends.backend_of(group, _simulated(device)) for device in group._device_types]
 
 
 def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +120,7 @@ def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
         part = stock(self, ranks, timeout, options, point, group_desc, **named)
         if part is not None:
             splitting.rename(part, point, group_name)
-            communicators.take_kind(part, self)
+            backends.take_kind(part, self)
             for backend in _backends(part):
                 nccl.meet(backend)
         return part
@@ -183,7 +184,7 @@ PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.distributed.distributed_c10d",
         "_create_process_group_wrapper",
-        wrap=communicators.keeping_wrapped,
+        wrap=backends.keeping_wrapped,
         needs="_create_process_group_wrapper",
         why="C++ holds half of what it wraps, from which a group cannot be split",
     ),

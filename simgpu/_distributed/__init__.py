@@ -8,6 +8,7 @@ works               what a caller waits for; its output is poisoned until it has
 factors             what the dispatcher loses of ReduceOp.PREMUL_SUM
 low_precision       buckets of DistributedDataParallel's mixed precision
 communicators       the state of one process group on this rank
+backends            the backends of a process group, and what C++ drops of them
 issue               calls on their way to the group, through `launch`
 placement           on which device a call runs
 lanes, gloo         ranks that are processes: calls in order, carried by ProcessGroupGloo

@@ -17,14 +17,13 @@ from torch import distributed
 from torch.distributed import distributed_c10d as c10d
 
 from simgpu._distributed import fake, gloo, nan_check, splitting
+from simgpu._distributed.backends import backend_of, kind_of
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending, Work, drop_unused
 from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import instruments
 from simgpu._runtime.instruments import Instrument
 from simgpu.errors import RankLostError, UnsupportedError
-
-_get_backend: Callable[..., Any] = distributed.ProcessGroup._get_backend
 
 
 class Transport(Protocol):
@@ -56,7 +55,7 @@ class Communicator:
 
     def __init__(self, group: Any) -> None:
         backend = backend_of(group)
-        self.kind = _kinds.get(group) or _kind_of(backend)
+        self.kind = kind_of(group)
         """The rules that hold: "nccl" or "gloo"."""
         self.takes_host = torch.device("cpu") in group._device_types
         """Whether it has a backend for tensors of the CPU, too; that is gloo."""
@@ -152,18 +151,6 @@ def _name_of(index: int) -> str:
     return visible_text(f"{DEVICE_TYPE}:{index}")
 
 
-def _kind_of(backend: Any) -> str:
-    return "nccl" if backend.name() == "nccl" else "gloo"
-
-
-def backend_of(group: Any, device: torch.device | str = DEVICE_TYPE) -> Any:
-    """The backend that a group has for a sort of devices, out of the wrapper of its debug mode."""
-    backend = _get_backend(group, torch.device(device))
-    while hasattr(backend, "wrapped_pg"):
-        backend = backend.wrapped_pg
-    return backend
-
-
 _communicators: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -219,44 +206,6 @@ def ending(how: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             return stock(self)
 
         return end
-
-    return wrap
-
-
-_kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-def take_kind(part: Any, whole: Any) -> None:
-    """Let the rules of a group hold in a part of it, whose backend C++ has made."""
-    _kinds[part] = find(whole).kind
-
-
-# What stands in the place of NCCL's backends, where ranks are threads.
-nccl_stand_ins: weakref.WeakSet[Any] = weakref.WeakSet()
-
-# The backends of each group: C++ holds the C++ half of them only.
-_backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-
-
-def keep_backend(group: Any, kind: Any, backend: Any) -> None:
-    """Keep the Python half of a backend for as long as its group lives, and the rules of NCCL."""
-    _backends.setdefault(group, []).append(backend)
-    if kind == distributed.ProcessGroup.BackendType.NCCL or backend in nccl_stand_ins:
-        _kinds[group] = "nccl"  # newer releases have CUSTOM ones, too
-
-
-# What each wrapper of the debug mode wraps: C++ holds the C++ half of it only.
-_wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def keeping_wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """What wraps a backend for the debug mode; the Python half of the backend lives as long."""
-
-    @functools.wraps(stock)
-    def wrap(wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = stock(wrapped_pg, *args, **kwargs)
-        _wrapped[wrapper] = wrapped_pg
-        return wrapper
 
     return wrap
 

@@ -16,8 +16,9 @@ import torch
 from torch import distributed
 
 from simgpu._distributed import moving, placement, reducing, sparse
+from simgpu._distributed.backends import backend_of
 from simgpu._distributed.calls import Call, described
-from simgpu._distributed.communicators import Communicator, backend_of, find, threads
+from simgpu._distributed.communicators import Communicator, find, threads
 from simgpu._distributed.inference import plainly
 from simgpu._distributed.issue import in_one_work, issue
 from simgpu._distributed.rules import host_aliases, layout

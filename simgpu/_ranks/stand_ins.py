@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from simgpu._distributed import communicators, kernels, nccl
+from simgpu._distributed import backends, kernels, nccl
 from simgpu._patches import Action, Patch, Patches, Row
 
 _FakeProcessGroup: Any = c10d.FakeProcessGroup
@@ -35,7 +35,7 @@ def _stand_in(stock: Any) -> type:
         def __new__(cls, store: Any, rank: int, size: int, *_: Any, **__: Any) -> Any:
             backend = _FakeProcessGroup._create_internal(rank, size)
             if issubclass(stock, nccl.ProcessGroupNCCL):
-                communicators.nccl_stand_ins.add(backend)
+                backends.nccl_stand_ins.add(backend)
             return backend
 
     return ProcessGroup
