@@ -7,8 +7,7 @@ lowest address; what is left over is cut off, and joins its free neighbours agai
 freed (c10/cuda/CUDACachingAllocator.cpp; constants of c10/core/AllocatorConfig.h). As far as it
 goes: one stream, no settings of PYTORCH_CUDA_ALLOC_CONF, no private pools.
 
-A device writes down what happened, which costs next to nothing (`Device.placement`); this follows
-it when somebody asks.
+A device writes down what happened (`event_log`); this follows it when somebody asks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ The memory itself is that of CPU tensors; `simgpu._memory` says which belong to 
 from __future__ import annotations
 
 import functools
-import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -17,12 +16,10 @@ from simgpu._models.gpus import GENERIC, Model
 from simgpu._naming import DEVICE_TYPE
 from simgpu._random.geometry import resident_threads
 from simgpu._runtime.caching_allocator import CachingAllocator
+from simgpu._runtime.event_log import EventLog
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.random import make_generator
 from simgpu._runtime.tracked_objects import newest_first
-
-# Events of a device that are kept for `placement`: 10 MB where nobody ever asks.
-LOG_LENGTH = 2**17
 
 
 class Allocation(functools.partial[None]):
@@ -69,13 +66,9 @@ class Device:
 
     __slots__ = (
         "_count_later",
-        "_followed",
         "_give_back",
-        "_log",
         "_note",
         "_pending_frees",
-        "_placement",
-        "_placing",
         "background_stream",
         "busy_until",
         "cache_releases",
@@ -85,6 +78,7 @@ class Device:
         "generator",
         "index",
         "limit",
+        "log",
         "model",
         "out_of_memory_count",
         "peak",
@@ -106,16 +100,9 @@ class Device:
         self.taken_count = self.freed_count = 0
         self.out_of_memory_count = 0
         self.cache_releases = 0  # calls of `empty_cache`
-        # What was taken (its bytes, a number object of its own) and given back (the same object
-        # again), in this order, since `placement` last followed it; and how many events there
-        # had been by then.
-        # In it, a tuple of a block's number object says that it was given back. An allocation that
-        # an interrupt ends before it is noted has this event alone.
-        self._log: deque[int | tuple[int]] = deque(maxlen=LOG_LENGTH)
-        self._note = self._log.append
-        self._followed = 0
-        self._placement: CachingAllocator | None = None
-        self._placing = threading.Lock()
+        # What was taken and given back, in this order.
+        self.log = EventLog()
+        self._note = self.log.note
         # Sizes of allocations that have died and are not counted as given back yet.
         self._pending_frees: deque[int] = deque()
         self._count_later = self._pending_frees.append
@@ -243,49 +230,6 @@ class Device:
         return self.taken_count - self.freed_count
 
     def placement(self) -> CachingAllocator:
-        """The segments and blocks that CUDA's caching allocator would have by now.
-
-        It follows what happened when it is asked, exactly for as long as the log is: after
-        LOG_LENGTH events without a question, it places what lives anew, and reserves what was
-        once needed.
-        """
+        """The segments and blocks that CUDA's caching allocator would have by now."""
         self.collect_frees()
-        with self._placing:
-            try:
-                return self._follow()
-            except BaseException:
-                self._placement, self._followed = None, -1  # half of an event is in it
-                raise
-
-    def _follow(self) -> CachingAllocator:
-        log, limit = self._log, self.limit
-        count = self.taken_count + self.freed_count
-        full = len(log) == log.maxlen and count - self._followed > len(log)
-        if full or self._followed < 0:
-            self._placement = self._placed_anew()
-        elif self._placement is None:
-            self._placement = self._empty_placement()
-        placement = self._placement
-        while log:
-            placement.follow(log.popleft(), limit)
-        self._followed = count
-        return placement
-
-    def _empty_placement(self) -> CachingAllocator:
-        return CachingAllocator((self.index + 1) << 40)
-
-    def _placed_anew(self) -> CachingAllocator:
-        """What lived when the log begins, in some order.
-
-        Those are the ones that live or that it tells to be given back, but not to be allocated.
-        """
-        log = list(self._log)
-        allocated = {id(event) for event in log if not isinstance(event, tuple)}
-        freed = [event[0] for event in log if isinstance(event, tuple)]
-        placement = self._empty_placement()
-        for token in (*freed, *self.live()):
-            if id(token) not in allocated:
-                placement.follow(token, self.limit)
-        before = 0 if self._placement is None else self._placement.reserved
-        placement.reserve_at_least(max(before, self.peak))
-        return placement
+        return self.log.placement(self)

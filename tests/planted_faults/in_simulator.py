@@ -89,7 +89,7 @@ SIMULATOR = [
     ),
     fault(
         "what died is placed once more",
-        "simgpu._runtime.device:Device._placed_anew",
+        "simgpu._runtime.event_log:EventLog._placed_anew",
         "if id(token) not in allocated:",
         "if True:",
         caching.test_a_past_that_is_too_long_is_placed_anew,

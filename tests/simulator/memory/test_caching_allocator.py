@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import device as device_file
-from simgpu._runtime import world
+from simgpu._runtime import event_log, world
 from simgpu._runtime.caching_allocator import CachingAllocator
 
 KIB, MIB = 2**10, 2**20
@@ -182,7 +181,7 @@ def test_asking_in_between_changes_nothing(events, asks):
 @given(steps=st.integers(1, 60), length=st.integers(4, 20))
 def test_a_past_that_is_too_long_is_placed_anew(steps, length):
     """What lives is placed, and as much is reserved as was once needed."""
-    kept, device_file.LOG_LENGTH = device_file.LOG_LENGTH, length
+    kept, event_log.LOG_LENGTH = event_log.LOG_LENGTH, length
     try:
         with simgpu.devices(1, memory="1GiB"):
             most = torch.empty(30 * MIB, dtype=torch.uint8, device="simgpu:0")
@@ -191,7 +190,7 @@ def test_a_past_that_is_too_long_is_placed_anew(steps, length):
             for _ in range(steps):
                 held.append(torch.empty(5, device="simgpu:0"))
                 held[-1] + 1
-            assert len(world.device(0)._log) <= length
+            assert len(world.device(0).log) <= length
             assert torch.simgpu.memory_allocated(0) == 3 * MIB + 512 * steps
             assert torch.simgpu.memory_reserved(0) >= 30 * MIB
             del held[0]
@@ -200,7 +199,7 @@ def test_a_past_that_is_too_long_is_placed_anew(steps, length):
             torch.simgpu.empty_cache()
             assert torch.simgpu.memory_reserved(0) == 0
     finally:
-        device_file.LOG_LENGTH = kept
+        event_log.LOG_LENGTH = kept
 
 
 def test_a_long_past_is_followed_though_nobody_has_asked():
