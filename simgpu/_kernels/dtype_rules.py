@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._naming import DEVICE_TYPE, visible_text
+from simgpu._runtime.error_words import refused_dtype
 
 Tensor = torch.Tensor
 _META = torch.device("meta")
@@ -235,7 +236,7 @@ def _computes(
     except NotImplementedError:
         return True  # no meta kernel: nothing to ask
     except (RuntimeError, IndexError, ValueError) as error:
-        return "not implemented for" in str(error)  # otherwise the host's kernel tells
+        return refused_dtype(error)  # otherwise the host's kernel tells
     return True
 
 

@@ -17,7 +17,7 @@ from simgpu._kernels.overloads import PythonKernel
 from simgpu._kernels.schema import result_picker
 from simgpu._memory.ownership import adopt_all
 from simgpu._native.dlpack_relabel import host_alias
-from simgpu._runtime.host_errors import wants_to_resize
+from simgpu._runtime.error_words import wants_to_resize
 from simgpu._runtime.launch import Kernel, launch
 
 

@@ -20,7 +20,7 @@ from simgpu._memory.ownership import adopt
 from simgpu._memory.resizing import grow
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import executors, streams
-from simgpu._runtime.host_errors import wants_to_resize
+from simgpu._runtime.error_words import wants_to_resize
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, tell_written_back
 from simgpu.errors import UnsupportedError

@@ -54,6 +54,7 @@ from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
 from simgpu._kernels.recorded import composed_while_traced
 from simgpu._memory import extents, resizing
 from simgpu._native.dispatch_tables import use_cpu_kernels
+from simgpu._runtime.error_words import found_no_kernel
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import UnsupportedError
 
@@ -242,7 +243,7 @@ def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     try:
         return kernel(*args, **kwargs)
     except NotImplementedError as error:
-        if f"Could not run '{op._name.partition('.')[0]}" not in str(error):
+        if not found_no_kernel(error, op):
             raise
         raise UnsupportedError(
             f"'{op._name}' cannot run on a simulated device, which computes with the CPU's "

@@ -18,7 +18,7 @@ from simgpu._memory.composites import is_composite, make_on, to_host
 from simgpu._memory.ownership import to_device
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import world
-from simgpu._runtime.host_errors import wants_to_resize
+from simgpu._runtime.error_words import wants_to_resize
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
 
 Tensor = torch.Tensor

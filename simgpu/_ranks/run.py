@@ -32,6 +32,7 @@ from simgpu._ranks import (
 from simgpu._ranks.meeting import Meetings, Transport
 from simgpu._ranks.turns import Turns, scheduler_of
 from simgpu._runtime import world
+from simgpu._runtime.error_words import began_twice
 from simgpu._runtime.rngs import RNGS
 from simgpu._simulation.schedules.scheduler import Scheduler
 from simgpu._simulation.schedules.tasks import Ended
@@ -41,8 +42,6 @@ T = TypeVar("T")
 # What is replaced for as long as a world lasts, in this order.
 FILES = (thread_groups, stand_ins, isolation, meshes, splits, stores, started_threads)
 _one_at_a_time = threading.Lock()
-# What PyTorch says to a function that was written for a process of its own.
-_GROUP_TWICE = "initialize the default process group twice"
 _KINDS_OF_NO_CALL = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
@@ -210,7 +209,7 @@ class _World:
         error = failures[first]
         stopped = self._turns.stopped
         notes = [f"raised by rank {first} of {self._count}"]
-        if _GROUP_TWICE in str(error):
+        if began_twice(error):  # a function that was written for a process of its own
             notes.append(
                 "simgpu.ranks has made the default group of this rank: leave init_process_group "
                 "out, or call torch.distributed.destroy_process_group() before it"

@@ -1,8 +1,7 @@
 """Errors of the host's kernels, raised as the device would: its memory is full, its kernel's name.
 
 A kernel of the CPU that has no room, or was not compiled for a dtype, speaks of the CPU. A program
-that runs on a device would look for the mistake in the wrong place. One error is answered by the
-kernels that get it: `wants_to_resize`.
+that runs on a device would look for the mistake in the wrong place.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import re
 
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import world
+from simgpu._runtime.error_words import found_no_room
 from simgpu._runtime.out_of_memory import raise_out_of_memory
 from simgpu.errors import OutOfMemoryError
 
@@ -18,14 +18,6 @@ from simgpu.errors import OutOfMemoryError
 # CPU computes, are in `simgpu._kernels.dtype_rules`.
 _OF_CPU = re.compile(r'"(\w*?)(?:_vml)?_cpu(\w*)"(?= not implemented for)')
 _OTHERWISE = {"median": "median_out_impl"}
-
-
-def wants_to_resize(error: RuntimeError) -> bool:
-    """Whether a kernel has failed because an output has no room: memory under an alias cannot grow.
-
-    In PyTorch's words (aten/src/ATen/native/Resize.cpp), which has no type of its own for that.
-    """
-    return "not resizable" in str(error)
 
 
 def _of_cuda(found: re.Match[str]) -> str:
@@ -42,9 +34,9 @@ def raise_as_device(
 
     `route` is that of a copy (`simgpu._runtime.launch.launch_copy`).
     """
-    text = str(error)
-    if "DefaultCPUAllocator" in text:
+    if found_no_room(error):
         _raise_out_of_memory(error, index, route)
+    text = str(error)
     if isinstance(error, NotImplementedError):
         worded = _OF_CPU.sub(_of_cuda, text)
         if worded != text:

@@ -10,12 +10,23 @@ from tests.devices.memory import test_pinned as pinned
 from tests.devices.memory import test_statistics as device_memory
 from tests.simulator.memory import test_caching_allocator as caching
 from tests.simulator.memory import test_memory_statistics as statistics
+from tests.simulator.operators import test_error_words as words
 from tests.simulator.setup import test_worlds as worlds
 from tests.support.plant import fault
 
 HISTORY = statistics.test_the_statistics_are_those_of_the_history
 
 MEMORY = [
+    *(
+        fault(
+            f"PyTorch has other words for {name}",
+            f"simgpu._runtime.error_words:{name}",
+            "str(error)",
+            "str(error).upper()",
+            partial(words.test_an_error_is_known_by_its_words, name=name),
+        )
+        for name in words.RAISING
+    ),
     fault(
         "what the host has no room for is never the device's own want",
         "simgpu._runtime.host_errors:_raise_out_of_memory",

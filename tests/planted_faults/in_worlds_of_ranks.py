@@ -60,7 +60,7 @@ WORLDS_OF_RANKS = [
     fault(
         "a second default group is told in PyTorch's words alone",
         "simgpu._ranks.run:_World._raise",
-        "if _GROUP_TWICE in str(error):",
+        "if began_twice(error):",
         "if False:",
         own_groups,
     ),

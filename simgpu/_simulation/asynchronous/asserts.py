@@ -8,6 +8,7 @@ told. The text is PyTorch's (c10/cuda/CUDAException.cpp).
 from __future__ import annotations
 
 from simgpu._naming import DEVICE_TYPE
+from simgpu._runtime.error_words import found_no_room
 from simgpu._simulation.failures.lost_devices import mark_lost
 
 _ASSERT = (
@@ -25,7 +26,7 @@ _ASSERT = (
 def lose_by(error: Exception, index: int, stream: int, name: str) -> None:
     """Lose device `index`, whose kernel `name` has raised `error`; nothing is raised here."""
     where = f"{name} on stream {stream} of {DEVICE_TYPE}:{index}"
-    if "DefaultCPUAllocator" in str(error):
+    if found_no_room(error):
         text = f"{DEVICE_TYPE} out of memory. This machine, which simulates it, has no room for "
         mark_lost(index, f"{text}{where}: {error}")
     else:
