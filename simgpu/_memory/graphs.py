@@ -25,6 +25,7 @@ from simgpu._memory.ownership import with_bits_of
 from simgpu._random.fill import Source
 from simgpu._random.stream import Stream
 from simgpu._runtime import executors, streams
+from simgpu._runtime.by_address import ByAddress
 from simgpu._runtime.captures import Capture
 from simgpu._runtime.instruments import Launch, Node
 from simgpu._runtime.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocking, launch
@@ -67,32 +68,32 @@ def _fresh(result: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+class _Result:
+    """The storage that a new tensor stands on, and all of it as a row of the tensor's dtype."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.storage = storage = tensor.untyped_storage()
+        self.begin = storage.data_ptr()
+        self.end = self.begin + storage.nbytes()
+        self.whole = host_empty(0, tensor.dtype)
+        size = (storage.nbytes() // tensor.itemsize,)
+        _set_storage(HOST_KEYS, self.whole, storage, 0, size, (1,))
+
+
 class _Memory:
     """The storages that a graph's results stand on, by address."""
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._storages: list[torch.UntypedStorage] = []
-        self._whole: list[Tensor] = []  # each storage, as a row of the dtype that it was made for
+        self._results: ByAddress[_Result] = ByAddress()
 
     def add(self, tensor: Tensor) -> None:
         """Keep the memory of a new tensor."""
-        storage = tensor.untyped_storage()
-        whole = host_empty(0, tensor.dtype)
-        _set_storage(HOST_KEYS, whole, storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))
-        self._whole.append(whole)
-        place = bisect.bisect(self._starts, storage.data_ptr())
-        self._starts.insert(place, storage.data_ptr())
-        self._storages.insert(place, storage)
+        self._results.put(_Result(tensor))
 
     def find(self, tensor: Tensor) -> torch.UntypedStorage | None:
         """The storage that `tensor` lies in, or None."""
-        address = tensor.data_ptr()
-        place = bisect.bisect(self._starts, address) - 1
-        if place < 0 or not tensor.numel():
-            return None
-        storage = self._storages[place]
-        return storage if address < storage.data_ptr() + storage.nbytes() else None
+        result = self._results.at(tensor.data_ptr()) if tensor.numel() else None
+        return None if result is None else result.storage
 
     def own(self, value: Any, fixed: bool = False) -> Any:
         """`value`, with tensors of the graph's memory made anew: they keep no tensor alive.
@@ -114,7 +115,8 @@ class _Memory:
 
     def spoil(self) -> None:
         """Fill all of it with what nobody takes for a result."""
-        for whole in self._whole:
+        for result in self._results:
+            whole = result.whole
             if whole.dtype != torch.bool:
                 floats = whole.is_floating_point() or whole.is_complex()
                 _fill(HOST_KEYS, whole, math.nan if floats else torch.iinfo(whole.dtype).max)

@@ -12,7 +12,7 @@ ACCESSES = [
     *(
         fault(
             what,
-            f"simgpu._simulation.by_address:ByAddress.{name}",
+            f"simgpu._runtime.by_address:ByAddress.{name}",
             line,
             planted,
             by_address.test_memory_is_found_by_any_of_its_addresses,

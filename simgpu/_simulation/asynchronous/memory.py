@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from simgpu._memory.ownership import with_bits
+from simgpu._runtime.by_address import ByAddress
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu._runtime.streams import Key
 from simgpu._runtime.tracked_objects import newest_first
@@ -25,7 +26,6 @@ from simgpu._runtime.world import active_devices
 from simgpu._simulation.asynchronous.forms import Form
 from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.queues import Queues, Work
-from simgpu._simulation.by_address import ByAddress
 
 Tensor = torch.Tensor
 _empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed

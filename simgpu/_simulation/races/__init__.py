@@ -6,5 +6,5 @@ host, a copy between devices. `order` follows this by vector clocks, `accesses` 
 operator reads and writes, `regions` remembers who touched which bytes last, and `detector` puts the
 three together for every launch. `host` does so for what the CPU's operators do to pinned memory.
 
-May import: `_simulation`, `_runtime`, `_naming`, `torch`.
+May import: `_runtime`, `_naming`, `torch`.
 """

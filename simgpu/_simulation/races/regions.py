@@ -6,7 +6,7 @@ allocation is known: it is a region from its first access on, which grows with l
 
 from __future__ import annotations
 
-from simgpu._simulation.by_address import ByAddress
+from simgpu._runtime.by_address import ByAddress
 from simgpu._simulation.races.accesses import Access
 from simgpu._simulation.races.order import Clock, Queue
 

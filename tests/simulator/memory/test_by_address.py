@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._simulation.by_address import ByAddress
+from simgpu._runtime.by_address import ByAddress
 from tests.support.interrupts import Interrupt, Interrupter
 
 LAST = 24
@@ -59,6 +59,7 @@ def test_memory_is_found_by_any_of_its_addresses(steps, length):
         for check in (check_spans, check_addresses):
             check(copy.deepcopy(table), there, length)  # which takes out what an interrupt left
         assert bool(table) == bool(there)
+        assert set(table) == there
     table.clear()
     assert not table
     assert table.overlapping(0, LAST) == []

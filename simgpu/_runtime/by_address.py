@@ -7,6 +7,7 @@ address: whoever meets such an address takes it out.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -29,6 +30,9 @@ class ByAddress(Generic[Piece]):
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self._pieces.values())
 
     def begins_at(self, address: int) -> Piece | None:
         """The piece that begins at `address`."""
