@@ -99,13 +99,6 @@ def _memory_order(size: torch.Size, stride: tuple[int, ...]) -> tuple[int, ...] 
     return tuple(order)
 
 
-def _contiguous_stride(size: torch.Size) -> tuple[int, ...]:
-    stride = [1] * len(size)
-    for d in range(len(size) - 2, -1, -1):
-        stride[d] = stride[d + 1] * max(size[d + 1], 1)
-    return tuple(stride)
-
-
 def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -> Layout:
     """Distribute tensors over buckets of at most `bucket_bytes` each (one tensor may be larger)."""
     buckets: list[list[Slot]] = []
@@ -129,7 +122,7 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
         if not tensor.is_contiguous():
             order = _memory_order(size, stride)
             if order is None:
-                stride = _contiguous_stride(size)
+                stride = torch.empty(size, device="meta").stride()
         paired, dtype, itemsize = tensor.is_complex(), tensor.dtype, tensor.element_size()
         if paired:
             dtype, itemsize = dtype.to_real(), itemsize // 2

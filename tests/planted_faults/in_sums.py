@@ -155,10 +155,10 @@ SUMS = [
         raises=Exception,
     ),
     fault(
-        "strides follow from the size of the dimension before",
-        f"{BUCKETS}:_contiguous_stride",
-        "max(size[d + 1], 1)",
-        "max(size[d - 1], 1)",
+        "a tensor with gaps gets strides of its sizes turned round",
+        f"{BUCKETS}:lay_out",
+        "torch.empty(size,",
+        "torch.empty(size[::-1],",
         layouts.test_a_tensor_with_gaps_has_the_strides_of_a_contiguous_one,
     ),
     fault(
