@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import DeadlockError
-from tests.distributed import test_orders_of_ranks as orders
 from tests.distributed import test_processes as processes
 from tests.distributed import test_stores_and_threads as asking
 from tests.distributed import test_timelines as timelines
@@ -174,13 +173,6 @@ RANKS_THAT_ASK = [
         "wait=False",
         "wait=True",
         processes.test_a_group_that_dies_waits_for_nobody,
-    ),
-    fault(
-        "what ends a group leads to its calls",
-        "simgpu._ranks.meeting:Transport.closing",
-        "return lambda: None",
-        "return self.abort",
-        orders.test_what_ranks_had_in_their_variables_goes_with_the_world,
     ),
     fault(
         "stores of two ports have the same keys",

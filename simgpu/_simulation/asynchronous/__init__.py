@@ -7,5 +7,5 @@ knows the memory of devices, apart from the tensors that the program holds; `cop
 copies block; `launch_state` is what a kernel needs of the thread that launched it; `asserts` are
 errors of kernels, which surface later; `block` is the public context manager.
 
-May import: `_simulation/failures`, `_simulation`, `_memory`, `_runtime`, `_naming`, `torch`.
+May import: `_simulation/failures`, `_memory`, `_runtime`, `_naming`, `torch`.
 """

@@ -4,7 +4,7 @@ import contextlib
 import copy
 from typing import NamedTuple
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simgpu._runtime.by_address import ByAddress
@@ -41,6 +41,8 @@ def check_addresses(table, there, length):
     steps=st.lists(st.tuples(BEGINS, st.integers(1, 6), MOMENTS), max_size=12),
     length=st.integers(1, 8),
 )
+@example(steps=[(8, 1, 4), (5, 6, 0)], length=1)  # found behind what is left over
+@example(steps=[(8, 1, 3), (8, 1, 0)], length=2)  # put in its place
 def test_memory_is_found_by_any_of_its_addresses(steps, length):
     """Each step adds a piece, or takes out those in its place."""
     table, there = ByAddress(), set()
