@@ -125,6 +125,12 @@ RACES_ON_THE_HOST = [
                 "",
             ),
             ("a mask is an index like others", "has_masks", "index.dtype in _MASKS", "False"),
+            (
+                "a mask of bytes is an index like others",
+                "has_masks",
+                "index.dtype in _MASKS",
+                "index.dtype is torch.bool",
+            ),
         )
     ),
     fault(

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::torch.jit.TracerWarning",
     "ignore:every replica returned a 0-dimensional tensor",
     "ignore:Was asked to gather along dimension 0",
+    "ignore:indexing with dtype torch.uint8 is now deprecated",
     "ignore:.*(is|will be) deprecated:FutureWarning",
     "ignore:torch.chain_matmul is deprecated",
     "ignore:Using -1 to represent CPU tensor:FutureWarning",
