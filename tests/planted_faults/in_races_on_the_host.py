@@ -103,6 +103,13 @@ RACES_ON_THE_HOST = [
         "None",
         host.test_copies_through_pinned_memory_are_in_the_order_of_their_streams,
     ),
+    fault(
+        "the host writes running statistics whether it trains or not",
+        f"{DETECTOR}.host_touches",
+        "touched(op, trains(op, args, kwargs))",
+        "touched(op)",
+        host.test_the_host_writes_running_statistics_where_it_trains,
+    ),
     *(
         fault(
             what,

@@ -169,6 +169,21 @@ def test_copies_through_pinned_memory_are_in_the_order_of_their_streams(
     assert not any("the host" in str(race) for race in found)
 
 
+@pytest.mark.without("--races", reason="races on purpose")
+@given(training=st.booleans(), reads=st.booleans())
+def test_the_host_writes_running_statistics_where_it_trains(simulated, training, reads):
+    """Those in pinned memory, which a device copies from at that time, or to."""
+    mean, variance = (torch.ones(3).pin_memory() for _ in range(2))
+    on_device = torch.ones(3, device=simulated[0])
+    torch.simgpu.synchronize(simulated[0])
+    with simgpu.races() as races, torch.no_grad():
+        with torch.simgpu.Stream(simulated[0]):
+            source, target = (mean, on_device) if reads else (on_device, mean)
+            target.copy_(source, non_blocking=True)
+        torch.nn.functional.batch_norm(torch.ones(4, 3), mean, variance, training=training)
+    assert bool(races) == (training or not reads)
+
+
 @pytest.mark.without("--races", reason="looks at the modes that a search for races enters")
 @given(before=steps, within=steps, after=steps)
 def test_a_block_within_a_block_takes_its_modes_along(simulated, before, within, after):
