@@ -42,8 +42,7 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             host_kwargs["generator"] = source
         outs = {name: kwargs[name] for name in schema.outputs}
         # An output without elements is computed elsewhere, and so has to be if it is read, too.
-        empty = any(not out.numel() for value in outs.values() for out in _as_list(value))
-        copied = empty
+        copied = empty = _are_some_empty(outs)
         copies = reader.read_copies(args, kwargs) if empty else None
         try:
             if copies is None:
@@ -116,6 +115,10 @@ def _launched(
         hosts[name] = chosen if isinstance(value, (list, tuple)) else chosen[0]
     launch(kernel.with_copies() if copied else kernel, index, host_args, {**host_kwargs, **hosts})
     return hosts
+
+
+def _are_some_empty(outs: dict[str, Any]) -> bool:
+    return any(not out.numel() for value in outs.values() for out in _as_list(value))
 
 
 def _as_list(value: Any) -> list[Any]:

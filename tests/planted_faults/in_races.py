@@ -278,6 +278,13 @@ RACES = [
         for name in ("sort", "addbmm_")
     ),
     fault(
+        "one output that has elements is all that is told",
+        "simgpu._kernels.outputs:_are_some_empty",
+        "any(",
+        "all(",
+        partial(outputs.test_an_output_is_there_for_those_who_wait, name="aminmax"),
+    ),
+    fault(
         "an output is written back where it was",
         "simgpu._kernels.outputs:tell_of_tensors",
         "tell_written_back(kernel, index, host_args, host_kwargs)",

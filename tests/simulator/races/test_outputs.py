@@ -21,6 +21,8 @@ CALLS = {
     "add": lambda x, out: torch.add(x, 1, out=out),
     "cumsum": lambda x, out: torch.cumsum(x, 0, out=out),
     "sort": lambda x, out: torch.sort(x, out=(out, out.new_empty(0, dtype=torch.long))),
+    # Of two outputs, the second one.
+    "aminmax": lambda x, out: torch.aminmax(x[None], dim=0, out=(torch.empty_like(x), out)),
     "addbmm_": lambda x, out: out.set_(
         out.new_zeros(()).addbmm_(x.view(1, 2, -1), x.view(1, -1, 2))
     ),
