@@ -239,21 +239,27 @@ def test_the_first_failure_is_raised_again(devices, data):
 
 
 @pytest.mark.devices(2, at_least=True)  # a single module's error is its own
-@given(data=st.data(), chained=st.booleans())
-def test_each_failure_is_told_and_each_place_once(devices, data, chained):
+@given(data=st.data(), part=st.sampled_from([None, "context", "cause", "exceptions"]))
+def test_each_failure_is_told_and_each_place_once(devices, data, part):
+    """All of it is told where other failures had a part in one: as context, cause or in a group."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     place = st.sampled_from("ab")
     places = data.draw(st.lists(place, min_size=len(targets), max_size=len(targets)))
 
     def broken(x):
         number = int(x)
+        error = ReplicaError(f"number {number} of {places[number]}")
+        if part == "cause":
+            error.__cause__ = KeyError(number)
+        elif part == "exceptions":
+            error.exceptions = (KeyError(number),)  # as those of an ExceptionGroup
         try:
-            if chained:
+            if part == "context":
                 [][number]
         finally:
             if places[number] == "a":
-                raise ReplicaError(f"number {number} of a")
-            raise ReplicaError(f"number {number} of b")
+                raise error
+            raise error
 
     with pytest.raises(ReplicaError) as caught:
         applied(broken, targets)
@@ -264,7 +270,7 @@ def test_each_failure_is_told_and_each_place_once(devices, data, chained):
         assert f"Caught ReplicaError in replica {index} on device {targets[index].index}" in text
         assert f"number {index} of {places[index]}" in text
         before = places.index(places[index])
-        assert ("in broken" in text) == (chained or before == index)
+        assert ("in broken" in text) == (part is not None or before == index)
         assert (f"where replica {before} failed too" in text) != ("in broken" in text)
 
 

@@ -175,12 +175,19 @@ CALLS = [
         ",",
         apply.test_each_failure_is_told_and_each_place_once,
     ),
-    fault(
-        "a failure that another had a part in is told without that",
-        f"{CALL}:_place",
-        "failure.__context__ or",
-        "",
-        apply.test_each_failure_is_told_and_each_place_once,
+    *(
+        fault(
+            f"a failure that another had a part in, as its {part}, is told without that",
+            f"{CALL}:_place",
+            line,
+            "",
+            apply.test_each_failure_is_told_and_each_place_once,
+        )
+        for part, line in (
+            ("context", "failure.__context__ or"),
+            ("cause", "failure.__cause__ or"),
+            ("group", ' or hasattr(failure, "exceptions")'),
+        )
     ),
     fault(
         "grad mode is lost",
