@@ -48,7 +48,14 @@ FUZZING = [
         "simgpu._fuzz.failures:location",
         'startswith((_LIBRARY, "<"))',
         'startswith("<")',
-        failing.test_an_assertion_of_unittest_fails_where_the_test_makes_it,
+        failing.test_an_assertion_fails_where_the_test_makes_it,
+    ),
+    fault(
+        "an assertion fails in code that has no file",
+        "simgpu._fuzz.failures:location",
+        'startswith((_LIBRARY, "<"))',
+        "startswith(_LIBRARY)",
+        failing.test_an_assertion_fails_where_the_test_makes_it,
     ),
     fault(
         "a group that a test has raised has no code",

@@ -77,12 +77,19 @@ def test_a_failure_has_the_text_of_its_error(tmp_path, error):
     assert f"{__name__.rpartition('.')[2]}.py:" in kept.location
 
 
-@given(name=st.sampled_from(["assertFalse", "assertIsInstance", "fail"]), value=st.integers(1, 9))
-def test_an_assertion_of_unittest_fails_where_the_test_makes_it(name, value):
-    """Python's library raises it, for all of them in one line."""
-    check = getattr(unittest.TestCase(), name)
+@given(
+    name=st.sampled_from(["assertFalse", "assertIsInstance", "fail", "exec"]),
+    value=st.integers(1, 9),
+)
+def test_an_assertion_fails_where_the_test_makes_it(name, value):
+    """Python's library raises it, for all of unittest's in one line, or code without a file."""
+    if name == "exec":
+        check, values = exec, (f"assert {value} == 0",)
+    else:
+        check = getattr(unittest.TestCase(), name)
+        values = (value, str) if name == "assertIsInstance" else (value,)
     with pytest.raises(AssertionError) as raised:
-        check(value, str) if name == "assertIsInstance" else check(value)
+        check(*values)
     here = os.path.relpath(__file__, START)
     assert location(raised.value) == f"{here}:{raised.value.__traceback__.tb_lineno}"
 
