@@ -4,12 +4,12 @@ import gc
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu.errors import CollectiveMismatchError
+from simgpu.errors import CollectiveMismatchError, RankLostError
 from tests.support.worlds import few
 
 
@@ -39,3 +39,30 @@ def test_calls_that_fail_keep_no_memory(count, size, failing, by, held):
             simgpu.ranks(count, step)
         gc.collect()
         assert [torch.cuda.memory_allocated(index) for index in range(count)] == [0] * count
+
+
+CALLS = {
+    "all_reduce": lambda x: dist.all_reduce(x, async_op=True),
+    "isend": lambda x: dist.isend(x, 1),
+    "irecv": lambda x: dist.irecv(x, 1),
+}
+
+
+@few
+@given(name=st.sampled_from(sorted(CALLS)), asks=st.booleans())
+@example(name="irecv", asks=False)
+def test_who_waits_for_a_call_after_its_world_is_told_that_it_has_ended(name, asks):
+    kept = []
+
+    def step(rank):
+        if rank == 1:
+            raise KeyError(rank)
+        kept.append(CALLS[name](torch.ones(3, device="cuda")))
+
+    with simgpu.as_cuda(2):
+        with pytest.raises(KeyError):
+            simgpu.ranks(2, step)
+        (work,) = kept
+        assert not asks or work.is_completed()
+        with pytest.raises(RankLostError, match="its world has ended"):
+            work.wait()

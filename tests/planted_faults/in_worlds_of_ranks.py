@@ -249,6 +249,14 @@ WORLDS_OF_RANKS = [
         )
     ),
     fault(
+        "what was sent to nobody goes on after its world",
+        "simgpu._ranks.meeting:Meetings.forget",
+        ", *self.mail.values()",
+        "",
+        left.test_who_waits_for_a_call_after_its_world_is_told_that_it_has_ended,
+        raises=RuntimeError,
+    ),
+    fault(
         "the parts of a coalesced call are kept",
         "simgpu._distributed.works:Work._let_go",
         "waited.issuperset(work._pending)",
