@@ -210,6 +210,13 @@ RUNTIME = [
         partial(OUTLIVES, name="add"),
     ),
     fault(
+        "who computes with a list of tensors of devices that are gone is not told what to do",
+        f"{LAUNCH}:_hint",
+        "tree_leaves(arguments)",
+        "arguments",
+        partial(OUTLIVES, name="cat"),
+    ),
+    fault(
         "nothing leaves devices that are gone",
         f"{LAUNCH}:launch",
         "if index >= len(world.active_devices) and route is None:",

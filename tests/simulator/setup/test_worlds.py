@@ -44,6 +44,7 @@ def test_the_current_device_and_streams_end_with_their_devices(first, then, data
 CHANGES = {
     "add": lambda x: x + 1,
     "add_": lambda x: x.add_(1),
+    "cat": lambda x: torch.cat([x, x]),
     "copy_": lambda x: x.copy_(x),
     "fill_": lambda x: x.fill_(3),
 }
