@@ -94,7 +94,7 @@ def test_what_is_read_through_a_copy_is_read(simulated, waits, shares):
     assert bool(races) == (not waits)
 
 
-@given(count=st.integers(20, 30), name=st.sampled_from(["add", "cumsum", "sort"]))
+@given(count=st.integers(50, 60), name=st.sampled_from(["add", "cumsum", "sort"]))
 def test_memory_of_copies_is_no_devices(simulated, count, name):
     """Copies of several streams may come to lie at one address."""
     with simgpu.races() as races:
