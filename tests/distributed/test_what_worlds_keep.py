@@ -20,15 +20,22 @@ from tests.support.worlds import few
     failing=st.integers(0, 3),
     by=st.sampled_from(("an error of its own", "another size")),
     held=st.booleans(),
+    receives=st.booleans(),
 )
-def test_calls_that_fail_keep_no_memory(count, size, failing, by, held):
-    """A Work of several outputs lives until these are gone; no error of its ranks keeps them."""
+@example(count=2, size=1, failing=1, by="an error of its own", held=True, receives=True)
+def test_calls_that_fail_keep_no_memory(count, size, failing, by, held, receives):
+    """A Work of several outputs lives until these are gone; no error of its ranks keeps them.
+
+    Nor does a call that nobody has waited for, which receives into one of them.
+    """
 
     def step(rank):
         mine = torch.ones(size + (rank == failing % count), device="cuda")
         if rank == failing % count and by == "an error of its own":
             raise KeyError(rank)
         outputs = [torch.empty_like(mine) for _ in range(count)]
+        if receives:
+            dist.irecv(outputs[failing % count], failing % count)
         work = dist.all_gather(outputs, mine, async_op=True)
         if not held:
             del outputs

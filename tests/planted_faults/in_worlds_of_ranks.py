@@ -317,9 +317,16 @@ WORLDS_OF_RANKS = [
     fault(
         "who waits for a call keeps what was dropped before",
         "simgpu._distributed.works:Work._land",
-        "drop_unused(self._keep)",
+        "drop_unused(keep)",
         "pass",
         works.test_who_has_waited_keeps_nothing_of_what_was_dropped,
+    ),
+    fault(
+        "a call leads to those that nobody has waited for",
+        "simgpu._distributed.works:Work._let_go",
+        "keep, self._keep = self._keep, set()",
+        "keep = self._keep",
+        left.test_calls_that_fail_keep_no_memory,
     ),
     fault(
         "who waits for one call of several has waited for all",
