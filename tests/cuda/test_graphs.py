@@ -335,6 +335,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.without("--races", reason="one of the faults races")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(cuda, name):
     edit, test = FAULTS[name]
