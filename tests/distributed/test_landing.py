@@ -91,6 +91,7 @@ def test_so_they_are_in_a_process(steps, data):
 WAYS = ("synchronize", "last", "each")
 
 
+@pytest.mark.without("--races", reason="reads what nobody has waited for")
 @few
 @given(
     count=strategies.world_sizes(2, 3),
