@@ -47,7 +47,10 @@ def is_taken(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 def _like(value: Any, filler: int) -> Any:
     if isinstance(value, Tensor):
         host = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_CPU)
-        return with_bits(host.fill_(filler), value.is_conj(), value.is_neg())
+        # By its memory: an expanded tensor may have more elements than anybody can count.
+        memory = host.untyped_storage().nbytes() // host.itemsize
+        host.as_strided((memory,), (1,)).fill_(filler)
+        return with_bits(host, value.is_conj(), value.is_neg())
     if isinstance(value, (list, tuple)):
         return [_like(item, filler) for item in value]
     return value

@@ -46,6 +46,15 @@ def test_dtypes_that_a_kernel_refuses_are_told_at_once(name, dtypes):
             assert attempt(name, dtypes) == expected
 
 
+@given(count=st.integers(2**46, 2**52))
+def test_more_elements_than_anybody_can_count_are_told_at_once(count):
+    """Of an expanded tensor, which takes no memory: counting them would not end."""
+    with simgpu.devices(1), simgpu.asynchronous():
+        x = torch.ones(2, device="simgpu:0")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.outer(x, x[:1].expand(count))
+
+
 OVERLAPPING = {
     "add_": lambda a, b: a.add_(b),
     "copy_": lambda a, b: a.copy_(b),
