@@ -290,7 +290,8 @@ class Recording(Capture):
                 "device: leave it out of the graph"
             )
         op = launch.kernel.op
-        if has_masks(op, launch.args) or waits_for_values(op, launch.args):
+        args, kwargs = launch.args, launch.kwargs
+        if has_masks(op, args) or waits_for_values(op, args, kwargs):
             self.refuse()
 
     def _check_host_copy(self, launch: Launch) -> None:

@@ -2,7 +2,8 @@
 
 A schema marks what an operator writes to, but for running statistics: those of batch norms are
 written where a call trains, whether they are marked or not. Tags say where a GPU makes the host
-wait, but not of indexing: it does so for masks, of which the host has to know how much is true.
+wait, but not of indexing, which does so for masks, of which the host has to know how much is true,
+and not of checks.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _INDEXING = (
     *("_index_put_impl_", "_unsafe_index_put"),
 )
 _MASKS = (torch.bool, torch.uint8)
+# Looks at values and says what is wrong with them (`torch.linalg.inv` of a singular matrix).
+_CHECKS = ("_linalg_check_errors",)
 _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
@@ -96,7 +99,9 @@ def has_masks(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     )
 
 
-def waits_for_values(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+def waits_for_values(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
     """Whether a GPU makes the host wait for a kernel: for how many results it has, or for a value.
 
     A number is assigned to a mask without that (`x[x > 0] = 1`), as by `masked_fill_`. On a device
@@ -105,4 +110,5 @@ def waits_for_values(op: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
     if _name(op) in _INDEXING:
         is_number = len(args) > 2 and not args[2].dim()
         return has_masks(op, args) and not is_number
-    return not _WAITS.isdisjoint(op.tags)
+    checks = _name(op) in _CHECKS or bool(kwargs.get("check_errors"))
+    return checks or not _WAITS.isdisjoint(op.tags)

@@ -21,6 +21,20 @@ QUEUED_CALLS = [
         wrong_calls.test_dtypes_that_a_kernel_refuses_are_told_at_once,
         keepers=("simgpu._simulation.asynchronous.executor:_plans",),
     ),
+    *(
+        fault(
+            f"{what} is told when the device is waited for",
+            "simgpu._runtime.operators:waits_for_values",
+            line,
+            "False",
+            wrong_calls.test_the_host_waits_for_whether_a_matrix_was_singular,
+            keepers=("simgpu._simulation.asynchronous.executor:_plans",),
+        )
+        for what, line in (
+            ("a singular matrix", "_name(op) in _CHECKS"),
+            ("what a call is to look for", 'bool(kwargs.get("check_errors"))'),
+        )
+    ),
     fault(
         "a kernel that takes no zeros is not queued",
         "simgpu._simulation.asynchronous.trials:is_taken",

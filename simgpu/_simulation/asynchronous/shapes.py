@@ -173,7 +173,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     name = kernel.name.partition(".")[0]
     if name in _OTHERWISE or (name in _NORMS and args[0].dtype in _HALF):
         raise Unplanned("its meta kernel answers for another device")
-    if waits_for_values(op, args):
+    if waits_for_values(op, args, kwargs):
         raise Unplanned("the host waits for values")
     try:
         without_modes = nullcontext() if no_modes() else _disable_current_modes()  # slow at first

@@ -93,7 +93,7 @@ class Detector(Instrument):
                     self._made[begin] = Access(queue, number, begin, end, layout, True, name, place)
             if host:
                 self._copy_of_host(launch, result, queue, number, clock, place)
-            elif waits_for_values(op, launch.args):
+            elif waits_for_values(op, launch.args, launch.kwargs):
                 self._order.host_waits_for(clock)
             if other is not None:
                 self._order.wait(other, queue)

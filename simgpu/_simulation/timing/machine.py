@@ -145,7 +145,7 @@ class Machine(Instrument, Clock):
         seconds = self.gap + self.durations[index].of(op, launch.args, launch.kwargs, result)
         end = begin + seconds * slow_factor(index)
         span = self._add(Span(launch.op, "kernel", on, begin, end, line.time, line=line), launch)
-        if waits_for_values(op, launch.args):
+        if waits_for_values(op, launch.args, launch.kwargs):
             line.wait(end)
         return span
 

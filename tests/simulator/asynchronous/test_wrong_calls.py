@@ -46,6 +46,26 @@ def test_dtypes_that_a_kernel_refuses_are_told_at_once(name, dtypes):
             assert attempt(name, dtypes) == expected
 
 
+SINGULAR = {
+    "inv": torch.linalg.inv,
+    "solve": lambda a: torch.linalg.solve(a, a),
+    "cholesky": torch.linalg.cholesky,
+    "lu_factor": lambda a: torch.linalg.lu_factor(a, pivot=False),
+    "lu_factor_ex": lambda a: torch.linalg.lu_factor_ex(a, pivot=False, check_errors=True),
+    "inv_ex": lambda a: torch.linalg.inv_ex(a, check_errors=True),
+}
+
+
+@given(name=st.sampled_from(sorted(SINGULAR)), batch=st.lists(st.integers(1, 2), max_size=2))
+def test_the_host_waits_for_whether_a_matrix_was_singular(name, batch):
+    """As on a GPU: the call itself says so, and the device is not lost."""
+    with simgpu.devices(1), simgpu.asynchronous():
+        matrices = torch.zeros(*batch, 2, 2, device="simgpu:0")
+        with pytest.raises(RuntimeError, match=r"singular|positive-definite|is zero"):
+            SINGULAR[name](matrices)
+        assert (matrices + 1).sum().item() == matrices.numel()
+
+
 @given(count=st.integers(2**46, 2**52))
 def test_more_elements_than_anybody_can_count_are_told_at_once(count):
     """Of an expanded tensor, which takes no memory: counting them would not end."""
