@@ -57,6 +57,9 @@ SINGULAR = {
 
 
 @given(name=st.sampled_from(sorted(SINGULAR)), batch=st.lists(st.integers(1, 2), max_size=2))
+@example(name="inv", batch=[])
+@example(name="inv_ex", batch=[])
+@example(name="lu_factor_ex", batch=[])
 def test_the_host_waits_for_whether_a_matrix_was_singular(name, batch):
     """As on a GPU: the call itself says so, and the device is not lost."""
     with simgpu.devices(1), simgpu.asynchronous():
