@@ -125,7 +125,11 @@ class ExampleRecorder:
             self.tally.failures[self._property] = of_property
         if not isinstance(error, KeyboardInterrupt):
             self.tally.finished.add(self._property)
-        self._save()
+        try:
+            self._save()
+        except KeyboardInterrupt:  # one more than the one that has ended the property
+            self._save()
+            raise
 
     def expected_to_fail(self) -> None:
         """Take back the failures of the property that has ended: it is marked as one that fails."""

@@ -28,6 +28,13 @@ def drawn_afresh(check, **arguments):
 
 FUZZING = [
     fault(
+        "an interrupt while counts are written loses them",
+        "simgpu._fuzz.recorder:ExampleRecorder.finish",
+        "except KeyboardInterrupt:",
+        "except ZeroDivisionError:",
+        failing.test_an_interrupt_while_counts_are_written_loses_none,
+    ),
+    fault(
         "an error that has no text is told in place of the example's",
         "simgpu._testing.error_text:text_of",
         "except Exception:",

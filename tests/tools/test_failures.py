@@ -5,6 +5,7 @@ import os
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from simgpu._fuzz.failures import location, name_of
 from simgpu._fuzz.recorder import ExampleRecorder
 from simgpu._fuzz.session_settings import SessionSettings
+from simgpu._fuzz.tally import sum_tallies
 
 START = Path.cwd()
 
@@ -114,6 +116,20 @@ def test_a_failure_is_found_from_the_folder_of_the_campaign(tmp_path, error, par
         os.chdir(here)
     told = {kept.property.partition("::")[0], kept.location.rpartition(":")[0]}
     assert told == {Path(os.path.relpath(__file__, START)).as_posix()}
+
+
+@given(count=st.integers(1, 3))
+def test_an_interrupt_while_counts_are_written_loses_none(tmp_path, count):
+    recorder = ExampleRecorder(SessionSettings(str(tmp_path), (1, 8), ""))
+    recorder.begin("test_it", None)
+    for _ in range(count):
+        recorder.counted(item_of(lambda: None), lambda: None)()
+    with (
+        mock.patch("os.replace", side_effect=[KeyboardInterrupt, mock.DEFAULT], wraps=os.replace),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        recorder.finish(KeyboardInterrupt())
+    assert sum_tallies(tmp_path).examples["test_it"] == count
 
 
 @given(skip=st.sampled_from((unittest.SkipTest, pytest.skip.Exception)), reason=st.text())
