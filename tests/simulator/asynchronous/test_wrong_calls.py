@@ -56,14 +56,18 @@ SINGULAR = {
 }
 
 
-@given(name=st.sampled_from(sorted(SINGULAR)), batch=st.lists(st.integers(1, 2), max_size=2))
-@example(name="inv", batch=[])
-@example(name="inv_ex", batch=[])
-@example(name="lu_factor_ex", batch=[])
-def test_the_host_waits_for_whether_a_matrix_was_singular(name, batch):
+@given(
+    name=st.sampled_from(sorted(SINGULAR)),
+    batch=st.lists(st.integers(1, 2), max_size=2),
+    size=st.integers(1, 3),
+)
+@example(name="inv", batch=[], size=2)
+@example(name="inv_ex", batch=[], size=1)  # of ones, a matrix is regular in this size alone
+@example(name="lu_factor_ex", batch=[], size=1)
+def test_the_host_waits_for_whether_a_matrix_was_singular(name, batch, size):
     """As on a GPU: the call itself says so, and the device is not lost."""
     with simgpu.devices(1), simgpu.asynchronous():
-        matrices = torch.zeros(*batch, 2, 2, device="simgpu:0")
+        matrices = torch.zeros(*batch, size, size, device="simgpu:0")
         with pytest.raises(RuntimeError, match=r"singular|positive-definite|is zero"):
             SINGULAR[name](matrices)
         assert (matrices + 1).sum().item() == matrices.numel()
