@@ -43,6 +43,7 @@ pytest_plugins = [
     "simgpu._pytest.option_names",
     "simgpu._pytest.as_cuda",
     "simgpu._pytest.asynchronous",
+    "simgpu._pytest.tracebacks",
 ]
 
 

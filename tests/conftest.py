@@ -4,7 +4,9 @@ The fixture `devices` comes from the plugin (`simgpu.pytest_plugin`).
 """
 
 import gc
+import importlib
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -47,6 +49,25 @@ def gpus(monkeypatch):
         monkeypatch.setattr(pools, "gpu_count", lambda: count)
 
     return there_are
+
+
+@pytest.fixture(scope="session")
+def everything_imported():
+    """A session in this process forgets what it imported first, and must not import it twice."""
+    import simgpu
+
+    for module in pkgutil.walk_packages(simgpu.__path__, "simgpu."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    importlib.import_module("torch._dynamo")  # by PyTorch itself, where a function needs it
+    with simgpu.as_cuda(1):
+        pass
+
+
+@pytest.fixture
+def pytester(everything_imported, pytester):
+    """Sessions inside this session: in this process wherever a process is not the subject."""
+    return pytester
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """The parts of the pytest plugin: its options, pools of devices, groups of GPUs, `--as-cuda`,
-`--faults`, `--schedules`.
+`--faults`, `--schedules`, tracebacks.
 
 torch is imported when a test first needs it, not before.
 

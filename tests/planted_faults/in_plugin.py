@@ -13,9 +13,24 @@ from tests.tools import test_plugin_models as named
 from tests.tools import test_plugin_workers as workers
 from tests.tools import test_pools as pools
 from tests.tools import test_streams_options as streams
+from tests.tools import test_tracebacks as tracebacks
 from tests.tools import test_wrapping as wrapping
 
 PLUGIN = [
+    fault(
+        "only errors of simgpu's own types are shown at the line of the test",
+        "simgpu._pytest.tracebacks:_is_refusal",
+        "isinstance(error.value, _REFUSALS)",
+        'type(error.value).__module__ == "simgpu.errors"',
+        tracebacks.test_what_is_refused_is_shown_at_a_line_of_the_test,
+    ),
+    fault(
+        "mistakes of simgpu are shown at the line of the test too",
+        "simgpu._pytest.tracebacks:_is_refusal",
+        "isinstance(error.value, _REFUSALS)",
+        "True",
+        tracebacks.test_mistakes_of_simgpu_keep_their_frames,
+    ),
     fault(
         "a test that has no devices is told of none once others have had some",
         "simgpu._pytest.hints:hint_for",

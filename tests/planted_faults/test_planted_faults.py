@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 # What else than devices a test that has a fault may ask for.
-FIXTURES = ("cuda", "interruptible", "monkeypatch", "record_property", "tmp_path")
+FIXTURES = ("cuda", "interruptible", "monkeypatch", "pytester", "record_property", "tmp_path")
 
 PROPERTIES = list({str(fault.caught_by): fault.caught_by for fault in FAULTS}.values())
 

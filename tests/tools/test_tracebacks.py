@@ -1,0 +1,72 @@
+"""Tracebacks of tests: where a test broke a rule, they end at a line of the test."""
+
+REFUSED = {
+    "mixed": "torch.ones(3, device='simgpu:0') + torch.ones(3, device='simgpu:1')",
+    "past the last": "torch.ones(3).to('simgpu:9')",
+    "no room": "torch.empty(2**50, device='simgpu:0')",
+    "shapes": "torch.ones(3, 2, device='simgpu:0') @ torch.ones(3, 2, device='simgpu:0')",
+    "peer": "torch.ones(3, device='simgpu:0').copy_(torch.ones(2, device='simgpu:1'))",
+    "stream": "torch.simgpu.Stream(device=9)",
+    "of its caller": "simgpu.ranks(2, int)",
+    "in a module": "torch.nn.Linear(3, 3).to('simgpu:1')(torch.ones(2, 3))",
+}
+FORMS = {
+    "function": "def test_it(devices):\n    {}",
+    "unittest": "@pytest.mark.usefixtures('devices')\nclass Test(unittest.TestCase):\n"
+    "    def test_it(self):\n        {}",
+    "property": "@pytest.mark.devices(2)\n@settings(suppress_health_check=HealthCheck)\n"
+    "@given(st.just(1))\ndef test_it(devices, one):\n    {}",
+    "fixture": "@pytest.fixture\ndef made(devices):\n    {}\n\ndef test_it(made):\n    pass",
+}
+IMPORTS = """
+import unittest
+import pytest, torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+import simgpu
+"""
+BROKEN = """
+import pytest
+from simgpu._kernels.mixed_devices import DeviceRules
+
+@pytest.fixture(autouse=True)
+def broken(monkeypatch):
+    monkeypatch.delattr(DeviceRules, "device_of_mixed_tensors")
+"""
+
+
+def failures(pytester, *options):
+    done = pytester.inline_run("-p", "no:cacheprovider", "--devices", "simgpu", *options)
+    reports = [report for report in done.getreports("pytest_runtest_logreport") if report.failed]
+    return [str(report.longrepr) for report in reports]
+
+
+def make_suite(pytester):
+    pytester.makepyfile(
+        **{
+            f"test_{form}_{at}": IMPORTS + text.format(line)
+            for form, text in FORMS.items()
+            for at, line in enumerate(REFUSED.values())
+        }
+    )
+
+
+def test_what_is_refused_is_shown_at_a_line_of_the_test(pytester):
+    """Whatever is refused, and whoever runs the test; the frames of torch's modules are shown."""
+    make_suite(pytester)
+    texts = failures(pytester)
+    assert len(texts) == len(FORMS) * len(REFUSED)
+    for text in texts:
+        assert "simgpu/_" not in text
+        assert "test_" in text.splitlines()[-1] or "torch/nn" in text.splitlines()[-1]
+
+
+def test_all_frames_are_shown_where_they_are_asked_for(pytester):
+    make_suite(pytester)
+    assert all("simgpu/_" in text for text in failures(pytester, "--full-trace"))
+
+
+def test_mistakes_of_simgpu_keep_their_frames(pytester):
+    pytester.makeconftest(BROKEN)
+    pytester.makepyfile(IMPORTS + FORMS["function"].format(REFUSED["mixed"]))
+    (text,) = failures(pytester)
+    assert "simgpu/_kernels" in text
