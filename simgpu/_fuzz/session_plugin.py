@@ -115,23 +115,24 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     recorder.begin(failures.name_of(item), _deadline(item.config))
     handle.inner_test = recorder.counted(item, original_test)
     example_log.set_listener(recorder.on_example, recorder.on_schedule)
-    error: BaseException | None = None
     try:
         yield
-    except BaseException as raised:
-        error = raised
+    except (KeyboardInterrupt, pytest.exit.Exception) as raised:  # of which there is no report
+        recorder.finish(raised)
         raise
     finally:
         example_log.set_listener(None)
         handle.inner_test = original_test
-        recorder.finish(error)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest's own, which says of xfail
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if call.when == "call" and hasattr(report, "wasxfail"):
-        item.config.stash[_RECORDER].expected_to_fail()
+    report = yield  # by which pytest has the error of a TestCase too
+    if call.when == "call" and isinstance(item, pytest.Function):
+        recorder = item.config.stash[_RECORDER]
+        recorder.finish(call.excinfo.value if call.excinfo else None)
+        if hasattr(report, "wasxfail"):
+            recorder.expected_to_fail()
     return report

@@ -70,7 +70,7 @@ def _progress(pool: ThreadPoolExecutor, todo: Iterable[functools.partial[T]], wh
     """Do all of it, with a bar that says how long it will take."""
     futures = [pool.submit(each) for each in todo]
     try:
-        done = tqdm.tqdm(as_completed(futures), total=len(futures), desc=what, smoothing=0.05)
+        done = tqdm.tqdm(as_completed(futures), total=len(futures), desc=what, disable=None)
         return [future.result() for future in done]
     except BaseException:
         for future in futures:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +227,32 @@ def test_the_pasted_test_works_as_the_suite_is_imported(suite, mode):
         assert regression.returncode == 1
         assert "5 rows" in regression.stdout, regression.stdout
         assert "1 failed" in regression.stdout
+
+
+HOLDERS = {"class": "TestIn", "test case": "TestIn(unittest.TestCase)"}
+METHODS = """
+import unittest
+from hypothesis import given, strategies as st
+
+class {}:
+    @given(number=st.integers(0, 100))
+    def test_number(self, number):
+        assert number < 50, f"{{number}} it is"
+"""
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_method_that_fails_is_run_again_by_its_code(suite, holder):
+    """Wherever it stands; the example itself was kept nowhere else."""
+    suite(METHODS.format(HOLDERS[holder]))
+    done = suite.simgpu("fuzz", "--examples", "100", "--jobs", "1", "test_it.py")
+    (failure,) = json.loads((suite.folder / "fuzz-report.json").read_text())["failures"]
+    command = shlex.split(failure["command"])
+    assert not command[5].startswith("--"), done.stdout
+    shutil.rmtree(suite.folder / ".hypothesis", ignore_errors=True)
+    again = suite.simgpu(*command[3:])
+    assert again.returncode == 1
+    assert "50 it is" in again.stdout
 
 
 COUNTED = """
