@@ -58,11 +58,18 @@ def rebuild(tensor: Tensor, move: Callable[[Tensor], Tensor], index: int | None)
 
 
 def make_on(index: int | None, make: Callable[[], Tensor]) -> Tensor:
-    """Call `make` with device `index` current: where PyTorch asks for "simgpu" without an index."""
+    """Call `make` with device `index` current: where PyTorch asks for "simgpu" without an index.
+
+    A tensor that has outlived its devices can still be taken apart; a kernel raises, if one runs.
+    """
     if index is None:
         return make()
-    with world.MakeCurrent(index):
+    before = world.current_device()
+    world.set_unchecked_current_device(index)
+    try:
         return make()
+    finally:
+        world.set_unchecked_current_device(before)
 
 
 def is_composite(tensor: torch.Tensor) -> bool:

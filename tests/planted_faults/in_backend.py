@@ -40,6 +40,21 @@ BACKEND = [
         raises=RuntimeError,
     ),
     fault(
+        "a conjugated tensor is printed as its base",
+        "simgpu._backend.torch_patches.printing:_on_host",
+        "return _on_host(torch._conj(tensor)).conj()",
+        "return _on_host(torch._conj(tensor))",
+        printing.test_a_tensor_that_has_outlived_its_device_is_printed,
+    ),
+    fault(
+        "a sparse tensor is taken apart on a device that has to be there",
+        "simgpu._memory.composites:make_on",
+        "world.set_unchecked_current_device(index)",
+        "world.set_current_device(index)",
+        printing.test_a_tensor_that_has_outlived_its_device_is_copied_to_the_host,
+        raises=RuntimeError,
+    ),
+    fault(
         "TorchScript says that it had its default executor",
         "simgpu._backend.torch_patches.script_executors:set_profiling_executor",
         "return before",

@@ -20,9 +20,18 @@ def _tensor_str(self: torch.Tensor, indent: int) -> str:
     """The numbers of a tensor, which PyTorch formats by kernels of its device."""
     device = self.device
     if device.type == DEVICE_TYPE and device.index >= world.device_count():
-        self = self.cpu()
+        self = _on_host(self)
     text: str = _stock(self, indent)
     return text
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy. A view that is conjugated or negated takes a kernel to copy: its base takes none."""
+    if tensor.is_conj():
+        return _on_host(torch._conj(tensor)).conj()
+    if tensor.is_neg():
+        return torch._neg_view(_on_host(torch._neg_view(tensor)))
+    return tensor.cpu()
 
 
 PATCHES: tuple[Row, ...] = (
