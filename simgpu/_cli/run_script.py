@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simgpu._cli import main_module
+from simgpu._counting import plural
 
 if TYPE_CHECKING:
     from simgpu._simulation.asynchronous.executor import Asynchronous
@@ -146,7 +147,7 @@ def run_script(options: ScriptOptions) -> None:
     try:
         with contextlib.ExitStack() as stack:
             if options.races:
-                stack.enter_context(_told_of_races())
+                stack.enter_context(told_of_races())
             if options.asynchronous:
                 stack.enter_context(overlapping(options.async_seed))
             _run(program)
@@ -219,8 +220,11 @@ def _tell_of_what_is_left(executor: Asynchronous) -> None:
 
 
 @contextlib.contextmanager
-def _told_of_races() -> Iterator[None]:
-    """Say on stderr which races a program had; it then ends with status 1, unless with another."""
+def told_of_races() -> Iterator[None]:
+    """Say on stderr which races a program had; it then ends with status 1, unless with another.
+
+    That it had none is said too, or nobody would know that they were looked for.
+    """
     from simgpu._simulation.races.block import races
 
     with races() as found:
@@ -229,6 +233,8 @@ def _told_of_races() -> Iterator[None]:
         finally:
             for race in found:
                 print(race, file=sys.stderr)
+            told = plural(len(found), "race") if found else "no race"
+            print(f"simgpu run --races: {told}", file=sys.stderr)
     if found:
         sys.exit(1)
 

@@ -18,6 +18,13 @@ from tests.tools import test_wrapping as wrapping
 
 PLUGIN = [
     fault(
+        "a program without races is told nothing of them",
+        "simgpu._cli.run_script:told_of_races",
+        'print(f"simgpu run --races: {told}", file=sys.stderr)',
+        'print(f"simgpu run --races: {told}", file=sys.stderr) if found else None',
+        streams.test_how_many_races_a_program_had_is_said,
+    ),
+    fault(
         "only errors of simgpu's own types are shown at the line of the test",
         "simgpu._pytest.tracebacks:_is_refusal",
         "isinstance(error.value, _REFUSALS)",

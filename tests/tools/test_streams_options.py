@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import io
 import runpy
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._cli.run_script import _after_our_frames, overlapping
+from simgpu._cli.run_script import _after_our_frames, overlapping, told_of_races
 from simgpu._pytest.header import looked_for
 from simgpu._pytest.options import add_options, options_in
 from simgpu._simulation.asynchronous import block
@@ -84,6 +85,28 @@ def test_what_meta_kernels_import_is_there_before_a_launch(monkeypatch):
     )
     block.end(block.begin(None))
     assert "torch._dynamo" in imported
+
+
+@pytest.mark.without("--async", "--races", reason="looks for races itself")
+@given(waits=st.lists(st.booleans(), max_size=3))
+def test_how_many_races_a_program_had_is_said(waits):
+    """Also that it had none; the status says it too."""
+    expected = "no race" if all(waits) else "1 race"  # which is between the same two lines
+    with (
+        contextlib.redirect_stderr(io.StringIO()) as told,
+        contextlib.nullcontext() if all(waits) else pytest.raises(SystemExit, match="1"),
+        simgpu.devices(1),
+        told_of_races(),
+    ):
+        for each in waits:
+            y = torch.ones(3, device="simgpu:0") + 1
+            side = torch.simgpu.Stream()
+            if each:
+                side.wait_stream(torch.simgpu.current_stream())
+            with torch.simgpu.stream(side):
+                y * 2
+            torch.simgpu.synchronize()
+    assert told.getvalue().endswith(f"simgpu run --races: {expected}\n")
 
 
 SUITE = """
