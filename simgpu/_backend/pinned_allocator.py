@@ -16,10 +16,9 @@ from simgpu._native.callbacks import address_answer
 from simgpu._native.host_allocator import SEARCHED, allocator
 from simgpu._native.virtual_tables import Table
 from simgpu._runtime import instruments
+from simgpu._runtime.host_operators import empty
 from simgpu._runtime.instruments import Instrument
 from simgpu._runtime.launch import HOST_KEYS
-
-_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
 
 
 def let_hooks_allocate(hooks: Table) -> None:
@@ -35,7 +34,7 @@ def let_hooks_allocate(hooks: Table) -> None:
     for position in range(2, SEARCHED):  # the first two destroy the object
         put_back = hooks.replace(position, give)
         try:
-            made = _empty(HOST_KEYS, (1,), **options)
+            made = empty(HOST_KEYS, (1,), **options)
         except RuntimeError:  # the stock function was asked, and has no allocator
             continue
         finally:

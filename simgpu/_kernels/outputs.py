@@ -21,12 +21,10 @@ from simgpu._memory.resizing import grow
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import executors, streams
 from simgpu._runtime.error_words import wants_to_resize
+from simgpu._runtime.host_operators import copy_, set_storage
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, tell_written_back
 from simgpu.errors import UnsupportedError
-
-_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
-_copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 
 
 def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
@@ -153,14 +151,14 @@ def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
     if out.shape != host.shape or out.stride() != host.stride():
         if is_copy and storage.nbytes() == 0 and offset == 0:
             storage = adopt(host, out.get_device()).untyped_storage()
-            _set_storage(HOST_KEYS, out, storage, 0, host.shape, host.stride())
+            set_storage(HOST_KEYS, out, storage, 0, host.shape, host.stride())
             return
         before = (offset - host.storage_offset()) * out.itemsize
         needed = int(before + host.untyped_storage().nbytes())
         if needed > storage.nbytes():
             grow(out, needed)
             storage = out.untyped_storage()
-        _set_storage(HOST_KEYS, out, storage, offset, host.shape, host.stride())
+        set_storage(HOST_KEYS, out, storage, offset, host.shape, host.stride())
     if is_copy:
         if streams.captured and streams.current_stream(out.get_device()).is_capturing():
             raise UnsupportedError(
@@ -168,4 +166,4 @@ def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
                 "simulated device: give it that shape before the capture"
             )
         executors.finish()
-        _copy(HOST_KEYS, host_alias(out), host)
+        copy_(HOST_KEYS, host_alias(out), host)

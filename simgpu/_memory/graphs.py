@@ -27,6 +27,7 @@ from simgpu._random.stream import Stream
 from simgpu._runtime import executors, streams
 from simgpu._runtime.by_address import ByAddress
 from simgpu._runtime.captures import Capture
+from simgpu._runtime.host_operators import clone, copy_, fill_, set_storage
 from simgpu._runtime.instruments import Launch, Node
 from simgpu._runtime.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocking, launch
 from simgpu._runtime.operators import (
@@ -39,12 +40,7 @@ from simgpu._runtime.operators import (
 from simgpu.errors import CaptureError, UnsupportedError
 
 Tensor = torch.Tensor
-_aten = torch.ops.aten
-_copy = _aten.copy_.default._handle.redispatch_boxed
-_clone = _aten.clone.default._handle.redispatch_boxed
-_detach = _aten.detach.default._handle.redispatch_boxed
-_fill = _aten.fill_.Scalar._handle.redispatch_boxed
-_set_storage = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_detach = torch.ops.aten.detach.default._handle.redispatch_boxed
 
 _NOT_PINNED = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
@@ -77,7 +73,7 @@ class _Result:
         self.end = self.begin + storage.nbytes()
         self.whole = host_empty(0, tensor.dtype)
         size = (storage.nbytes() // tensor.itemsize,)
-        _set_storage(HOST_KEYS, self.whole, storage, 0, size, (1,))
+        set_storage(HOST_KEYS, self.whole, storage, 0, size, (1,))
 
 
 class _Memory:
@@ -107,10 +103,10 @@ class _Memory:
             return value
         storage = self.find(value)
         if storage is None:
-            return _clone(HOST_KEYS, value) if fixed and is_host_number(value) else value
+            return clone(HOST_KEYS, value) if fixed and is_host_number(value) else value
         tensor = host_empty(0, value.dtype)
         offset = (value.data_ptr() - storage.data_ptr()) // value.itemsize
-        _set_storage(HOST_KEYS, tensor, storage, offset, value.shape, value.stride())
+        set_storage(HOST_KEYS, tensor, storage, offset, value.shape, value.stride())
         return with_bits_of(value, tensor)
 
     def spoil(self) -> None:
@@ -119,7 +115,7 @@ class _Memory:
             whole = result.whole
             if whole.dtype != torch.bool:
                 floats = whole.is_floating_point() or whole.is_complex()
-                _fill(HOST_KEYS, whole, math.nan if floats else torch.iinfo(whole.dtype).max)
+                fill_(HOST_KEYS, whole, math.nan if floats else torch.iinfo(whole.dtype).max)
 
 
 class _Move(NamedTuple):
@@ -195,7 +191,7 @@ def _into(kernel: Kernel, outputs: list[Tensor]) -> Any:
         if outputs:
             given = list(tensors_in(*args, *kwargs.values()))
             for output, tensor in zip(outputs, _fresh(result, given), strict=True):
-                _copy(HOST_KEYS, output, tensor)
+                copy_(HOST_KEYS, output, tensor)
         return result
 
     return run
@@ -316,12 +312,12 @@ class Recording(Capture):
         key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
         if key not in self._before:
             # A tensor of its own: the kernel may let the given one grow.
-            self._before[key] = _detach(HOST_KEYS, tensor), _clone(HOST_KEYS, tensor)
+            self._before[key] = _detach(HOST_KEYS, tensor), clone(HOST_KEYS, tensor)
 
     def _undo(self) -> None:
         """Give back values and states, the last ones taken first, and empty the graph's memory."""
         for tensor, values in reversed(self._before.values()):
-            _copy(HOST_KEYS, tensor, values)
+            copy_(HOST_KEYS, tensor, values)
         for generator, state in self._generators.values():
             generator.set_state(state)
         self._before.clear()

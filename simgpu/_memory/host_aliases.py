@@ -16,11 +16,10 @@ import torch
 from simgpu._memory.ownership import with_bits_of
 from simgpu._native.dlpack_relabel import LABELS, host_alias, relabel
 from simgpu._runtime import executors
+from simgpu._runtime.host_operators import empty, set_storage
 from simgpu._runtime.launch import HOST_KEYS
 
 Tensor = torch.Tensor
-_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
-_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
 _CPU = torch.device("cpu")
 
 # Whether two tensors stand on one storage.
@@ -29,13 +28,13 @@ on_one_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type
 
 def host_empty(count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     """`count` elements of the host, whatever modes and default devices the user has set."""
-    return _empty(HOST_KEYS, (count,), dtype=dtype, device=_CPU)  # type: ignore[no-any-return]
+    return empty(HOST_KEYS, (count,), dtype=dtype, device=_CPU)
 
 
 def bytes_of(storage: torch.UntypedStorage, nbytes: int, index: int) -> Tensor:
     """The first `nbytes` bytes of `storage`, of device `index`, as a host tensor."""
     tensor = relabel(host_empty(0), LABELS[index])
-    _set_storage(HOST_KEYS, tensor, storage, 0, (nbytes,), (1,))
+    set_storage(HOST_KEYS, tensor, storage, 0, (nbytes,), (1,))
     return host_alias(tensor)
 
 
@@ -88,5 +87,5 @@ class SharedStorageAliases:
             shared = (stored.clone() if self._copy else stored).untyped_storage()
             self._storages[storage._cdata] = shared
         alias = host_empty(0, tensor.dtype)
-        _set_storage(HOST_KEYS, alias, shared, offset, tensor.shape, tensor.stride())
+        set_storage(HOST_KEYS, alias, shared, offset, tensor.shape, tensor.stride())
         return with_bits_of(tensor, alias)

@@ -18,14 +18,12 @@ import torch
 from simgpu._memory.storage_state import known_state, state_of
 from simgpu._native.host_allocator import allocator
 from simgpu._runtime import world
+from simgpu._runtime.host_operators import copy_, empty_strided
 from simgpu._runtime.launch import HOST_KEYS
 
 # Under a key that has no kernel of its own stands the one that PyTorch has for any backend.
 _STOCK_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
 _aten = torch.ops.aten
-_empty = _aten.empty.memory_format._handle.redispatch_boxed
-_empty_strided = _aten.empty_strided.default._handle.redispatch_boxed
-_copy = _aten.copy_.default._handle.redispatch_boxed
 _stock_pin = _aten._pin_memory.default._handle.redispatch_boxed
 _stock_is_pinned = _aten.is_pinned.default._handle.redispatch_boxed
 
@@ -89,8 +87,8 @@ def pin_memory(self: torch.Tensor, device: torch.device | None = None) -> torch.
     if not world.device_count():
         return _stock_pin(_STOCK_KEYS, self, device)  # type: ignore[no-any-return]
     options: dict[str, Any] = {"dtype": self.dtype, "device": torch.device("cpu")}
-    pinned: torch.Tensor = _empty_strided(HOST_KEYS, self.shape, self.stride(), **options)
-    _copy(HOST_KEYS, pinned, self)
+    pinned = empty_strided(HOST_KEYS, self.shape, self.stride(), **options)
+    copy_(HOST_KEYS, pinned, self)
     return mark_result(pinned)
 
 

@@ -12,12 +12,11 @@ from simgpu._memory.extents import bytes_needed
 from simgpu._memory.host_aliases import bytes_of, host_empty
 from simgpu._memory.storages import copy_on_device, new_storage, resize_storage
 from simgpu._native.dlpack_relabel import LABELS, relabel
+from simgpu._runtime.host_operators import empty, set_storage
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 
-_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _resize = torch.ops.aten.resize_.default._handle.redispatch_boxed
-_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
 _FILL = Kernel(torch.ops.aten.fill_.Tensor)
 _CPU = torch.device("cpu")
 
@@ -30,8 +29,8 @@ def resize_(
     Where the storage is too small it grows, for every tensor over it.
     """
     options: dict[str, Any] = {} if memory_format is None else {"memory_format": memory_format}
-    wanted = _empty(HOST_KEYS, size, dtype=self.dtype, device=torch.device("meta"), **options)
-    needed = (wanted.untyped_storage().nbytes()) + self.storage_offset() * self.itemsize
+    wanted = empty(HOST_KEYS, size, dtype=self.dtype, device=torch.device("meta"), **options)
+    needed = wanted.untyped_storage().nbytes() + int(self.storage_offset()) * self.itemsize
     had = self.untyped_storage().nbytes()
     if needed > had:
         grow(self, needed)
@@ -54,10 +53,10 @@ def _fill_behind(tensor: torch.Tensor, nbytes: int) -> None:
     count, index = storage.nbytes() // tensor.itemsize - first, tensor.get_device()
     if not count:
         return
-    value = _empty(HOST_KEYS, (), dtype=tensor.dtype, device=_CPU)
+    value = empty(HOST_KEYS, (), dtype=tensor.dtype, device=_CPU)
     whole = bytes_of(storage, storage.nbytes(), index)
     behind = host_empty(0, tensor.dtype)
-    _set_storage(HOST_KEYS, behind, whole.untyped_storage(), first, (count,), (1,))
+    set_storage(HOST_KEYS, behind, whole.untyped_storage(), first, (count,), (1,))
     launch(_FILL, index, (behind, value), {})
 
 
@@ -83,7 +82,7 @@ def set_to_storage(
     needed = bytes_needed(size, stride, storage_offset, self.itemsize)
     if source.device == self.device and needed > source.nbytes():
         resize_storage(source, needed)
-    return _set_storage(HOST_KEYS, self, source, storage_offset, size, stride)  # type: ignore[no-any-return]
+    return set_storage(HOST_KEYS, self, source, storage_offset, size, stride)
 
 
 def set_to_nothing(self: torch.Tensor) -> torch.Tensor:

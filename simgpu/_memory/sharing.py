@@ -26,12 +26,10 @@ from simgpu._memory.storage_state import SharedMemory, StorageState, known_state
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._native.storage_layout import swap_memory
 from simgpu._runtime import executors, world
+from simgpu._runtime.host_operators import copy_, set_storage
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu.errors import UnsupportedError
 
-_aten = torch.ops.aten
-_copy = _aten.copy_.default._handle.redispatch_boxed
-_set_storage = _aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _lock = threading.Lock()
 
 
@@ -61,7 +59,7 @@ def _move_to_shared_memory(storage: torch.UntypedStorage, state: StorageState) -
     fresh = _over(host, index)
     executors.finish()
     # Not by `launch`: CUDA sends an address, and no kernel runs.
-    _copy(HOST_KEYS, bytes_of(fresh, nbytes, index), bytes_of(storage, nbytes, index))
+    copy_(HOST_KEYS, bytes_of(fresh, nbytes, index), bytes_of(storage, nbytes, index))
     swap_memory(storage, fresh)  # which has the memory from before now
     _remember_device_storage(host, storage)
     return SharedMemory(host, sharing_strategy(), fresh)
@@ -101,7 +99,7 @@ def _remember_device_storage(host: torch.UntypedStorage, storage: torch.UntypedS
 def _over(host: torch.UntypedStorage, index: int) -> torch.UntypedStorage:
     """A storage of device `index` over the memory of `host`, which no ledger counts."""
     tensor = host_empty(0)
-    _set_storage(HOST_KEYS, tensor, host, 0, (host.nbytes(),), (1,))
+    set_storage(HOST_KEYS, tensor, host, 0, (host.nbytes(),), (1,))
     return relabel(tensor, LABELS[index]).untyped_storage()
 
 
@@ -116,5 +114,5 @@ def tensor_over(
     `bits` say whether it is conjugated and negated lazily.
     """
     tensor: Any = relabel(host_empty(0, dtype), LABELS[storage.device.index])
-    _set_storage(HOST_KEYS, tensor, storage, *place)
+    set_storage(HOST_KEYS, tensor, storage, *place)
     return with_bits(tensor, *bits)

@@ -14,10 +14,10 @@ from simgpu._memory.storage_state import state_of
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._native.storage_layout import set_size, swap_memory
 from simgpu._runtime import executors
+from simgpu._runtime.host_operators import fill_
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
 
 _aten = torch.ops.aten
-_fill = _aten.fill_.Scalar._handle.redispatch_boxed
 _EMPTY = Kernel(_aten.empty.memory_format)
 _COPY = Kernel(_aten.copy_.default)
 _CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     fresh = counted
     if nbytes < extent:
         host = host_empty(extent)
-        _fill(HOST_KEYS, host, _FREED)
+        fill_(HOST_KEYS, host, _FREED)
         fresh = relabel(host, LABELS[index]).untyped_storage()
     if kept:
         launch(_COPY, index, (bytes_of(fresh, kept, index), bytes_of(storage, kept, index)), {})

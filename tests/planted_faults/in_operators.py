@@ -69,7 +69,7 @@ OPERATORS = [
     fault(
         "an output that had to grow stays as it was",
         "simgpu._kernels.outputs:write_back_output",
-        "_copy(HOST_KEYS, host_alias(out), host)",
+        "copy_(HOST_KEYS, host_alias(out), host)",
         "pass",
         partial(swept, case="out add float32"),
     ),

@@ -75,8 +75,8 @@ QUEUED_CALLS = [
     fault(
         "numbers of the host are read when a kernel runs",
         "simgpu._simulation.asynchronous.held_work:Holder._hold_host",
-        "number: Tensor = _clone(HOST_KEYS, tensor)",
-        "number: Tensor = tensor",
+        "return clone(HOST_KEYS, tensor)",
+        "return tensor",
         rules.test_numbers_of_the_host_are_read_when_a_kernel_is_launched,
     ),
     fault(

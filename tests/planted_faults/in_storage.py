@@ -144,7 +144,7 @@ PINNING = [
     fault(
         "pinned memory has other values",
         "simgpu._memory.pinned:pin_memory",
-        "_copy(HOST_KEYS, pinned, self)",
+        "copy_(HOST_KEYS, pinned, self)",
         "pass",
         pinning.test_pinning_copies_once_and_views_are_pinned,
     ),

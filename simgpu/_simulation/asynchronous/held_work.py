@@ -9,6 +9,7 @@ import torch
 
 from simgpu._naming import MAX_DEVICES
 from simgpu._runtime.executors import Compute
+from simgpu._runtime.host_operators import clone, copy_, empty_strided
 from simgpu._runtime.instruments import Launch, hooks
 from simgpu._runtime.launch import HOST_KEYS, Kernel, is_host_number
 from simgpu._runtime.streams import Key
@@ -24,9 +25,6 @@ Tensor = torch.Tensor
 _Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 _NO_KWARGS: Mapping[str, Any] = {}
 _ALONE = tuple((index,) for index in range(MAX_DEVICES))
-_copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
-_empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
-_clone = torch.ops.aten.clone.default._handle.redispatch_boxed
 
 
 class Holder:
@@ -79,7 +77,7 @@ class Holder:
     def _hold_tensor(self, tensor: Tensor, form: Form, written: list[Block] | None) -> Tensor:
         address = tensor.data_ptr()
         if not address:  # of a tensor without elements
-            return _empty_strided(  # type: ignore[no-any-return]
+            return empty_strided(
                 HOST_KEYS, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
         block = self._memory.find(address)
@@ -99,8 +97,7 @@ class Holder:
             return tensor
         if is_written or not is_host_number(tensor):
             raise Unplanned("memory that no device has allocated")
-        number: Tensor = _clone(HOST_KEYS, tensor)
-        return number
+        return clone(HOST_KEYS, tensor)
 
     def _check_overlap(self, written: list[Block]) -> None:
         """Kernels refuse some arguments that overlap: they shall do so at once."""
@@ -206,15 +203,15 @@ class Deferred:
             found = kernel.run(HOST_KEYS, *args, **kwargs)
         outs = self._outs
         if isinstance(outs, Tensor):
-            _copy(HOST_KEYS, outs, found)
+            copy_(HOST_KEYS, outs, found)
             return
         values = found if len(outs) > 1 else (found,)
         for out, value in zip(outs, values, strict=False):
             if isinstance(out, list):
                 for each, new in zip(out, value, strict=True):
-                    _copy(HOST_KEYS, each, new)
+                    copy_(HOST_KEYS, each, new)
             elif out is not None and out.numel():
-                _copy(HOST_KEYS, out, value)
+                copy_(HOST_KEYS, out, value)
 
 
 def ends_of(launch: Launch) -> tuple[int, ...]:

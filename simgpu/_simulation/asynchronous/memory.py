@@ -19,6 +19,7 @@ import torch
 
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.by_address import ByAddress
+from simgpu._runtime.host_operators import empty, fill_, set_storage
 from simgpu._runtime.launch import HOST_KEYS
 from simgpu._runtime.streams import Key
 from simgpu._runtime.tracked_objects import newest_first
@@ -28,9 +29,6 @@ from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.queues import Queues, Work
 
 Tensor = torch.Tensor
-_empty = torch.ops.aten.empty.memory_format._handle.redispatch_boxed
-_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
-_fill = torch.ops.aten.fill_.Scalar._handle.redispatch_boxed
 _data: Any = torch._C.TensorBase.data
 _data_of: Callable[[Tensor], Tensor] = _data.__get__
 _inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
@@ -220,15 +218,15 @@ def _live_count() -> int:
 
 def fill_bytes(storage: torch.UntypedStorage) -> None:
     """Overwrite memory with what nobody takes for a result."""
-    row = _empty(HOST_KEYS, (0,), dtype=torch.uint8, device=_CPU)
-    _set_storage(HOST_KEYS, row, storage, 0, (storage.nbytes(),), (1,))
-    _fill(HOST_KEYS, row, FREED)
+    row = empty(HOST_KEYS, (0,), dtype=torch.uint8, device=_CPU)
+    set_storage(HOST_KEYS, row, storage, 0, (storage.nbytes(),), (1,))
+    fill_(HOST_KEYS, row, FREED)
 
 
 def view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
     """A tensor over `storage` with the dtype, shape and strides of `like`."""
     if no_modes():
         return torch.empty(0, dtype=like.dtype).set_(storage, offset, like.shape, like.stride())
-    tensor: Tensor = _empty(HOST_KEYS, (0,), dtype=like.dtype, device=_CPU)
-    _set_storage(HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
+    tensor = empty(HOST_KEYS, (0,), dtype=like.dtype, device=_CPU)
+    set_storage(HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
     return tensor

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.executors import ValueCheck, value_checks
+from simgpu._runtime.host_operators import empty_strided, fill_
 from simgpu._runtime.launch import HOST_KEYS, Kernel
 from simgpu._runtime.operators import makes_memory_only, trains, waits_for_values, written
 from simgpu._simulation.asynchronous.forms import Form, form_of
@@ -26,8 +27,6 @@ Tensor = torch.Tensor
 _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
-_empty_strided = torch.ops.aten.empty_strided.default._handle.redispatch_boxed
-_fill = torch.ops.aten.fill_.Scalar._handle.redispatch_boxed
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 # Their meta kernels answer for another device's kernel: other shapes, other strides, or results
 # that are not conjugated lazily.
@@ -82,10 +81,8 @@ class Layout(NamedTuple):
             if self.is_contiguous:
                 return torch.full(self.shape, self.filler, dtype=self.dtype)
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype).fill_(self.filler)
-        tensor: Tensor = _empty_strided(
-            HOST_KEYS, self.shape, self.stride, dtype=self.dtype, device=_CPU
-        )
-        _fill(HOST_KEYS, tensor, self.filler)
+        tensor = empty_strided(HOST_KEYS, self.shape, self.stride, dtype=self.dtype, device=_CPU)
+        fill_(HOST_KEYS, tensor, self.filler)
         return tensor
 
 
