@@ -17,15 +17,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime.error_words import refused_dtype
+from simgpu._runtime.meta_kernels import call_on_meta
 
 Tensor = torch.Tensor
-_META = torch.device("meta")
-_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _AND_COMPLEX = FLOATING | {torch.complex64, torch.complex128}
@@ -230,15 +229,10 @@ def _computes(
         return False
     if one_dtype and len({tensor.dtype for tensor in tensors}) > 1:
         return False
-    meta_args, meta_kwargs = tree_map_only(Tensor, _on_meta, (args, kwargs))
     try:
-        op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
+        call_on_meta(op, args, kwargs)
     except NotImplementedError:
         return True  # no meta kernel: nothing to ask
     except (RuntimeError, IndexError, ValueError) as error:
         return refused_dtype(error)  # otherwise the host's kernel tells
     return True
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)

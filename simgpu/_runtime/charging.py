@@ -14,20 +14,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
-from simgpu._random.fill import Source
 from simgpu._runtime.caching_allocator import rounded
 from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
+from simgpu._runtime.meta_kernels import call_on_meta
 from simgpu._runtime.operators import written
 from simgpu._runtime.out_of_memory import raise_out_of_memory
 
-_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
-_META = torch.device("meta")
-# Whose result is like their first argument; older releases have no meta kernel for them.
-_LIKE_FIRST = {"aten::_standard_gamma", "aten::_sample_dirichlet"}
 _AMPLE = 2**20  # bytes that the room exceeds every estimate by, to be sure of it
 
 
@@ -101,12 +95,7 @@ def _result_sizes(
 ) -> list[int]:
     """Bytes of each new tensor that `op` returns, rounded as in the ledger; empty if unknown."""
     try:
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
-            meta_args, meta_kwargs = tree_map(_on_meta, (list(args), kwargs))
-            if op._name in _LIKE_FIRST:
-                results = meta_args[0]
-            else:
-                results = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
+        results, *_ = call_on_meta(op, args, kwargs)
     except Exception:  # no meta kernel, or sizes that depend on values
         return []
     return [rounded(storage.nbytes()) for storage in _new_storages(op, results)]
@@ -122,13 +111,3 @@ def _new_storages(op: torch._ops.OpOverload, results: Any) -> list[torch.Untyped
         and isinstance(result, torch.Tensor)
         and result.layout is torch.strided
     ]
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, Source):  # shapes do not depend on what is drawn
-        return None
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
-    if isinstance(value, torch.Generator):
-        return None
-    return _META if isinstance(value, torch.device) else value

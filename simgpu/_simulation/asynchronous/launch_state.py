@@ -18,8 +18,6 @@ _Guard: Any = torch._C._ForceDispatchKeyGuard
 _InferenceMode: Any = torch._C._InferenceMode
 _included: Any = torch._C._dispatch_tls_local_include_set
 _excluded: Any = torch._C._dispatch_tls_local_exclude_set
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 # What PyTorch's functions ask, of C.
 _threads: Callable[[], int] = torch.get_num_threads
 _deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
@@ -31,11 +29,6 @@ _MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.Dispatc
     torch._C.DispatchKey.PythonTLSSnapshot
 )
 _Settings = tuple[int, bool, bool, torch.dtype, bool]
-
-
-def no_modes() -> bool:
-    """Whether PyTorch's functions can be called as they are: no mode of the user would see it."""
-    return not _function_modes() and not _dispatch_modes()
 
 
 def _settings() -> _Settings:

@@ -21,11 +21,11 @@ from simgpu._memory.ownership import with_bits
 from simgpu._runtime.by_address import ByAddress
 from simgpu._runtime.host_operators import empty, fill_, set_storage
 from simgpu._runtime.launch import HOST_KEYS
+from simgpu._runtime.modes import no_modes
 from simgpu._runtime.streams import Key
 from simgpu._runtime.tracked_objects import newest_first
 from simgpu._runtime.world import active_devices
 from simgpu._simulation.asynchronous.forms import Form
-from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.queues import Queues, Work
 
 Tensor = torch.Tensor

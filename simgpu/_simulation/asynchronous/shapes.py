@@ -8,24 +8,20 @@ they run at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
-from simgpu._memory.ownership import with_bits
 from simgpu._runtime.executors import ValueCheck, value_checks
 from simgpu._runtime.host_operators import empty_strided, fill_
 from simgpu._runtime.launch import HOST_KEYS, Kernel
+from simgpu._runtime.meta_kernels import META, call_on_meta
+from simgpu._runtime.modes import no_modes
 from simgpu._runtime.operators import makes_memory_only, trains, waits_for_values, written
 from simgpu._simulation.asynchronous.forms import Form, form_of
-from simgpu._simulation.asynchronous.launch_state import no_modes
 from simgpu._simulation.asynchronous.trials import is_taken
 
 Tensor = torch.Tensor
-_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
-_META = torch.device("meta")
 _CPU = torch.device("cpu")
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 # Their meta kernels answer for another device's kernel: other shapes, other strides, or results
@@ -173,12 +169,8 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     if waits_for_values(op, args, kwargs):
         raise Unplanned("the host waits for values")
     try:
-        without_modes = nullcontext() if no_modes() else _disable_current_modes()  # slow at first
-        with torch._C.DisableTorchFunction(), without_modes, torch.no_grad():
-            meta_args = [_on_meta(value) for value in args]
-            meta_kwargs = {name: _on_meta(value) for name, value in kwargs.items()}
-            found = op._handle.redispatch_boxed(_META_KEYS, *meta_args, **meta_kwargs)
-            taken = is_taken(kernel, args, kwargs)
+        found, meta_args, meta_kwargs = call_on_meta(op, args, kwargs)
+        taken = is_taken(kernel, args, kwargs)
     except Exception as error:
         raise Unplanned(f"{type(error).__name__} of its meta kernel") from None
     if not taken:
@@ -196,7 +188,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
         else:
             results.append(_argument(op, declared.alias_info.before_set, len(args)))
     if kernel.name in _BATCH_NORMS and not args[5]:
-        results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=_META))] * 2
+        results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=META))] * 2
     new = [result for result in results if isinstance(result, (Layout, list))]
     outs = [value for name, value in kwargs.items() if name in changes]
     is_idle = makes_memory_only(op)  # what has no values yet
@@ -259,12 +251,3 @@ def _argument(op: torch._ops.OpOverload, alias: Any, count: int) -> int | str:
         if argument.alias_info is not None and argument.alias_info.before_set == alias:
             return position if position < count else argument.name
     raise Unplanned("a result that aliases no argument")
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
-        return with_bits(meta, value.is_conj(), value.is_neg())
-    if isinstance(value, (list, tuple)):
-        return [_on_meta(item) for item in value]
-    return _META if isinstance(value, torch.device) else value

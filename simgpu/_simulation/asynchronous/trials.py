@@ -15,6 +15,7 @@ import torch
 from simgpu._memory.ownership import with_bits
 from simgpu._runtime.executors import value_checks
 from simgpu._runtime.launch import HOST_KEYS, Kernel
+from simgpu._runtime.modes import without_modes
 
 Tensor = torch.Tensor
 _CPU = torch.device("cpu")
@@ -31,16 +32,17 @@ def is_taken(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     if kernel.op.namespace != "aten":
         return True
     check = value_checks.get(kernel.op)
-    for filler in _FILLERS:
-        own_args = [_like(value, filler) for value in args]
-        own_kwargs = {name: _like(value, filler) for name, value in kwargs.items()}
-        try:
-            if check is not None:
-                check(own_args, own_kwargs)
-            kernel.run(HOST_KEYS, *own_args, **own_kwargs)
-        except Exception:
-            continue
-        return True
+    with torch._C.DisableTorchFunction(), without_modes(), torch.no_grad():
+        for filler in _FILLERS:
+            own_args = [_like(value, filler) for value in args]
+            own_kwargs = {name: _like(value, filler) for name, value in kwargs.items()}
+            try:
+                if check is not None:
+                    check(own_args, own_kwargs)
+                kernel.run(HOST_KEYS, *own_args, **own_kwargs)
+            except Exception:
+                continue
+            return True
     return False
 
 
