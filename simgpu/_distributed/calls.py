@@ -38,6 +38,7 @@ class Call:
         since: the number of the first call on it.
         collective: what instruments are told of it.
         looks_for_nan: whether a NaN that this rank gives is an error.
+        has_splits: whether the program said how much of a tensor is for, and from, each rank.
         nbytes: how many bytes this rank takes part with.
     """
 
@@ -55,6 +56,7 @@ class Call:
     collective: Collective | None = None
     shown: str = ""
     looks_for_nan: bool = False
+    has_splits: bool = False
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:

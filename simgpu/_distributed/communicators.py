@@ -91,7 +91,7 @@ class Communicator:
         if isinstance(backend, distributed.ProcessGroupGloo):
             return gloo.Transport(backend, self.name, self.ranks)
         if isinstance(backend, torch._C._distributed_c10d.FakeProcessGroup):
-            return fake.Transport(self.rank)
+            return fake.Transport(backend)
         raise UnsupportedError(
             f"collectives of simulated devices go through gloo, and group {self.name!r} has "
             f"{type(backend).__name__} for them: take nccl or gloo"

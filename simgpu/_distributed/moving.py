@@ -132,7 +132,7 @@ def alltoall_base_(
     [host_out, host] = host_aliases([out, mine], group)
     outs, ins = _rows(host_out, out_splits, group), _rows(host, in_splits, group)
     says = f"all_to_all_single {_dtype(host)}" + layout([out, mine])
-    call = Call("all_to_all", says, ins, outs)
+    call = Call("all_to_all", says, ins, outs, has_splits=bool(out_splits or in_splits))
     return issue("alltoall_base_", group, [call], [out], async_op, [out])
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import simgpu
@@ -72,14 +73,71 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-@given(count=st.integers(2, 4), data=st.data(), width=st.integers(1, 3), late=st.booleans())
-def test_on_devices_it_does_what_it_does_on_the_cpu(name, count, data, width, late):
-    me = data.draw(st.integers(0, count - 1), label="rank")
-    x = torch.arange(float(count * width)).view(count, width)
-    dist.init_process_group("fake", store=FakeStore(), rank=me, world_size=count)
+def compare(call, me, count, fails=False):
+    """Make a call, which returns its outputs, on the CPU and on a device."""
+    options = FakeProcessGroup.Options()
+    options.error_on_collective = fails
+    dist.init_process_group(
+        "fake", store=FakeStore(), rank=me, world_size=count, pg_options=options
+    )
     try:
-        host, found = (CALLS[name](x.to(device, copy=True), me, late) for device in ("cpu", "cuda"))
+        host, found = (outcome(call, device) for device in ("cpu", "cuda"))
     finally:
         dist.destroy_process_group()
-    assert [out.tolist() for out in found] == [out.tolist() for out in host]
+    assert found == host
+
+
+def outcome(call, device):
+    try:
+        return [out.tolist() for out in call(device)]
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@given(
+    count=st.integers(2, 4),
+    data=st.data(),
+    width=st.integers(1, 3),
+    late=st.booleans(),
+    fails=st.sampled_from([False, False, True]),
+)
+def test_on_devices_it_does_what_it_does_on_the_cpu(name, count, data, width, late, fails):
+    me = data.draw(st.integers(0, count - 1), label="rank")
+    x = torch.arange(float(count * width)).view(count, width)
+    compare(lambda device: CALLS[name](x.to(device, copy=True), me, late), me, count, fails)
+
+
+SIZES = st.tuples(st.integers(0, 3), st.integers(0, 3))
+
+
+@given(sizes=st.lists(SIZES, min_size=2, max_size=4), width=st.integers(1, 2), late=st.booleans())
+@example(sizes=[(2, 2), (2, 2)], width=1, late=False)
+def test_splits_leave_on_devices_what_they_leave_on_the_cpu(sizes, width, late):
+    """Also where they are as large as without splits; and no rows are no rows for others."""
+    given, taken = ([pair[side] for pair in sizes] for side in (0, 1))
+    rows = torch.arange(float(sum(given) * width)).view(sum(given), width)
+
+    def call(device):
+        out = torch.full((sum(taken), width), -1.0, device=device)
+        work = dist.all_to_all_single(out, rows.to(device), taken, given, async_op=late)
+        return later(work, [out], late)
+
+    compare(call, 0, len(sizes))
+
+
+@given(
+    name=st.sampled_from(["all_gather", "all_to_all"]),
+    sizes=st.lists(SIZES, min_size=2, max_size=3),
+)
+def test_tensors_of_other_sizes_are_what_they_are_on_the_cpu(name, sizes):
+    def call(device):
+        outs = [torch.full((taken,), -1.0, device=device) for _, taken in sizes]
+        ins = [torch.arange(float(given), device=device) for given, _ in sizes]
+        if name == "all_gather":
+            dist.all_gather(outs, torch.ones_like(outs[0]))
+        else:
+            dist.all_to_all(outs, ins)
+        return outs
+
+    compare(call, 0, len(sizes))

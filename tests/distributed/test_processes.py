@@ -199,7 +199,7 @@ def test_a_group_that_dies_waits_for_nobody(monkeypatch):
     def watching():
         return communicators._synchronization is not None
 
-    transport = fake.Transport(0)
+    transport = fake.Transport(None)
     communicators._watch()
     with mock.patch.object(communicators.instruments, "_lock", Held()):
         communicators._close(transport.closing())
@@ -221,7 +221,7 @@ def test_a_group_is_watched_whatever_dies_while_it_is_made(dying):
 
         def __init__(self, group):
             del groups[: next(which)]
-            self.transport = fake.Transport(0)
+            self.transport = fake.Transport(None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicators, "_communicators", weakref.WeakKeyDictionary())
