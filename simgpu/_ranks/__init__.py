@@ -10,6 +10,7 @@ stand_ins   what is in the place of backends of C++, which connect processes
 splits      `split_group` of such groups
 isolation   what else each rank has of its own: random numbers, environment, settings
 variables   what PyTorch keeps of a process in its modules, for each rank
+compiled_code  what torch.compile has compiled, for each rank
 meshes      what DTensor keeps for a mesh, for each rank
 numpy_random  NumPy's generator, one for each rank
 

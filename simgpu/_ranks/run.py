@@ -21,6 +21,7 @@ from simgpu._models.gpus import Names
 from simgpu._naming import MAX_DEVICES
 from simgpu._patches import Patches
 from simgpu._ranks import (
+    compiled_code,
     isolation,
     meshes,
     splits,
@@ -40,7 +41,16 @@ from simgpu._simulation.schedules.tasks import Ended
 T = TypeVar("T")
 
 # What is replaced for as long as a world lasts, in this order.
-FILES = (thread_groups, stand_ins, isolation, meshes, splits, stores, started_threads)
+FILES = (
+    thread_groups,
+    stand_ins,
+    isolation,
+    compiled_code,
+    meshes,
+    splits,
+    stores,
+    started_threads,
+)
 _one_at_a_time = threading.Lock()
 _KINDS_OF_NO_CALL = (
     inspect.iscoroutinefunction,

@@ -143,6 +143,8 @@ _ATTENTION, _LOSS = f"{_CONTEXT_PARALLEL}._attention", "torch.distributed.tensor
 _TABLE: dict[str, Callable[[Any], Iterable[Variable]]] = {
     # the stream that `torch.cuda.graph` captures on, of the first device that it was used on
     "torch.cuda.graphs": lambda module: _of(module.graph, _none, "default_capture_stream"),
+    # which sizes and numbers differed between calls: they are variables when compiled next
+    "torch._dynamo.pgo": lambda module: _of(module, _none, "_CODE_STATE", "_INIT_CODE_STATE"),
     # in whose forward it is, for which `torch.compile` splits graphs
     "torch.nn.parallel.distributed": lambda module: _of(
         module.DistributedDataParallel, _none, "_active_ddp_module"

@@ -3,6 +3,7 @@
 from functools import partial
 
 from simgpu.errors import LivelockError
+from tests.distributed import test_compiled_code as compiled
 from tests.distributed import test_orders_of_ranks as orders
 from tests.distributed import test_ranks as ranks
 from tests.distributed import test_sharded as sharded
@@ -144,5 +145,34 @@ STATE_OF_RANKS = [
         "if False:",
         ranks.test_the_first_failure_is_raised_with_what_became_of_the_others,
         raises=Exception,
+    ),
+    fault(
+        "a rank runs what another one has compiled",
+        "simgpu._ranks.compiled_code:_of_a_rank",
+        "rank is None or region in known",
+        "True",
+        compiled.test_a_rank_runs_what_was_compiled_for_it,
+    ),
+    fault(
+        "all ranks together compile a function eight times",
+        "simgpu._ranks.compiled_code:_of_a_rank",
+        "rank is None or region in known",
+        "True",
+        compiled.test_each_rank_compiles_a_function_as_often_as_a_process_does,
+        raises=Exception,
+    ),
+    fault(
+        "a rank runs what was compiled before its world",
+        "simgpu._ranks.compiled_code:_forget_now_and_later",
+        "    _forget()\n",
+        "",
+        compiled.test_what_was_compiled_outside_of_a_world_is_not_for_its_ranks,
+    ),
+    fault(
+        "sizes that other ranks have had are variables of what a rank compiles",
+        "simgpu._ranks.variables:_there",
+        "if module is None:",
+        'if module is None or name == "torch._dynamo.pgo":',
+        compiled.test_sizes_of_other_ranks_are_no_variables,
     ),
 ]
