@@ -6,5 +6,5 @@ imported when it runs.
 
 May import: `_startup`, `_profiling`, `_simulation/asynchronous`, `_simulation/races`,
 `_simulation/timing`, `_backend/install`, `_native`, `_models`, `_runtime`, `_fuzz`, `_pytest`,
-`errors`, `_counting`, `torch`.
+`errors`, `_naming`, `torch`.
 """

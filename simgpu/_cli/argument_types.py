@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from simgpu._fuzz.session_settings import DEFAULT_DATABASE
+from simgpu._naming import MAX_DEVICES
 
 
 def device_count(text: str) -> int:
     """Read a number of devices."""
-    if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise argparse.ArgumentTypeError(f"must be from 1 to 64, got {text}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_DEVICES:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_DEVICES}, got {text}")
     return int(text)
 
 
@@ -35,8 +36,8 @@ def device_range(text: str) -> tuple[int, int]:
     """Read 1..8 or 4."""
     match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= low <= high <= 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range like 1..8 within 1..64")
+    if not 1 <= low <= high <= MAX_DEVICES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range like 1..8 within 1..{MAX_DEVICES}")
     return low, high
 
 

@@ -15,6 +15,7 @@ from simgpu._cli import main_module, program_words
 from simgpu._cli.argument_types import device_count, output_file
 from simgpu._cli.estimates import Clock, ClockUntilExit
 from simgpu._cli.run_script import Program, ScriptOptions, make_devices, prepare, run_script
+from simgpu._naming import MAX_DEVICES
 from simgpu._runtime.rngs import RNGS
 
 
@@ -42,7 +43,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         "--devices",
         type=device_count,
         metavar="N",
-        help="1 to 64 (default: SIMGPU_DEVICE_COUNT, or 1)",
+        help=f"1 to {MAX_DEVICES} (default: SIMGPU_DEVICE_COUNT, or 1)",
     )
     run.add_argument(
         "--memory",

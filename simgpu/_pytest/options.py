@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from simgpu._models.gpus import models_of
+from simgpu._naming import MAX_DEVICES
 from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker
 from simgpu._runtime.capacities import capacities
 from simgpu._runtime.rngs import RNGS, check_rng
 from simgpu._startup import variables
 
 DEFAULT_COUNT = 8
-MAX_COUNT = 64
 names: set[str] = set()  # of all options below, once they are added
 
 
@@ -242,8 +242,8 @@ def process_count() -> int | None:
 def check(options: DeviceOptions) -> None:
     """Raise ``pytest.UsageError`` for what no machine could meet."""
     count, per_worker, process = options.count, options.per_worker, options.process_count
-    if count is not None and not 1 <= count <= MAX_COUNT:
-        raise pytest.UsageError(f"--device-count must be from 1 to {MAX_COUNT}, not {count}")
+    if count is not None and not 1 <= count <= MAX_DEVICES:
+        raise pytest.UsageError(f"--device-count must be from 1 to {MAX_DEVICES}, not {count}")
     if options.schedules is not None and options.schedules < 1:
         raise pytest.UsageError(f"--schedules must be 1 or more, not {options.schedules}")
     if options.schedule is not None:

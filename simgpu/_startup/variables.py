@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from simgpu._naming import MAX_DEVICES
 from simgpu._runtime.rngs import RNGS, check_rng
 
 COUNT = "SIMGPU_DEVICE_COUNT"
@@ -25,8 +26,8 @@ def device_count() -> int | None:
     value = os.environ.get(COUNT, "")
     if not value:
         return None
-    if not value.isdecimal() or not 1 <= int(value) <= 64:
-        raise ValueError(f"{COUNT}={value!r} must be a number from 1 to 64")
+    if not value.isdecimal() or not 1 <= int(value) <= MAX_DEVICES:
+        raise ValueError(f"{COUNT}={value!r} must be a number from 1 to {MAX_DEVICES}")
     return int(value)
 
 
