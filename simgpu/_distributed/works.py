@@ -291,6 +291,11 @@ def drop_unused(keep: set[Work]) -> None:
             keep.discard(work)
 
 
+def keep_what_cpp_holds(keep: set[Work]) -> None:
+    """Keep no more of a group that ends: each of its works leads to all of them."""
+    keep.difference_update([work for work in list(keep) if not held_by_cpp(work)])
+
+
 def _gone(work: Work) -> None:
     """An output of it is gone: until now, its finalizer has kept the Work."""
 

@@ -55,9 +55,10 @@ class Meetings:
                 self._raise_for(group, waiting[0].call.number, waiting[0], [caller], [*pair])
 
     def forget(self) -> None:
-        """End the calls that never were complete: what these were to write is kept by them."""
-        left = [meeting.here.values() for meeting in self.calls.values()]
-        for pending in itertools.chain(*left, *self.mail.values()):
+        """End the calls that never were complete, and keep none: they lead here, and to memory."""
+        calls, self.calls, mail, self.mail = self.calls, {}, self.mail, {}
+        left = [meeting.here.values() for meeting in calls.values()]
+        for pending in itertools.chain(*left, *mail.values()):
             if not pending.done():
                 call = pending.call
                 pending.finish(RankLostError(f"{call.shown} at {call.place}: its world has ended"))

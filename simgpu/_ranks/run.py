@@ -167,10 +167,13 @@ class _World:
         count = self._count
         try:
             self._turns.run(self._rank, [isolation.State(rank, count) for rank in range(count)])
-            self._raise()
+            error = self._error()
+            if error is not None:
+                raise error
             self._meetings.check_end()
             return self._results
         finally:
+            error = None  # or its frames, of which this is one, would keep each other
             # A Work of several outputs lives until these are gone, and leads to both.
             self._turns.forget()
             self._meetings.forget()
@@ -201,17 +204,18 @@ class _World:
 
     def _end_groups(self, rank: int) -> None:
         try:
+            communicators.let_go()
             thread_groups.end()
             communicators.forget()
             meshes.forget_shardings()
         except BaseException as error:
             self._turns.failures.setdefault(rank, error)
 
-    def _raise(self) -> None:
-        """Raise what the first rank raised by itself, and note what became of the others."""
+    def _error(self) -> BaseException | None:
+        """What the first rank raised by itself, with a note of what became of the others."""
         failures = self._turns.failures
         if not failures:
-            return
+            return None
         first = next(
             (rank for rank, error in failures.items() if error is not self._turns.stopped),
             next(iter(failures)),
@@ -234,4 +238,4 @@ class _World:
         if hasattr(error, "add_note"):  # from Python 3.11 on
             for note in notes:
                 error.add_note(note)
-        raise error
+        return error

@@ -59,7 +59,7 @@ POSITIONS = collectives.test_a_mismatch_in_a_coalesced_call_says_which_of_its_te
 WORLDS_OF_RANKS = [
     fault(
         "a second default group is told in PyTorch's words alone",
-        "simgpu._ranks.run:_World._raise",
+        "simgpu._ranks.run:_World._error",
         "if began_twice(error):",
         "if False:",
         own_groups,
@@ -99,7 +99,7 @@ WORLDS_OF_RANKS = [
     *(
         fault(
             name,
-            "simgpu._ranks.run:_World._raise",
+            "simgpu._ranks.run:_World._error",
             "if stopped is not None and stopped is not error:",
             new,
             ends.test_an_error_is_noted_with_what_stopped_the_others,
@@ -241,6 +241,24 @@ WORLDS_OF_RANKS = [
                 "pass",
             ),
             (
+                "the frames of a world that has failed keep each other",
+                "simgpu._ranks.run:_World.results",
+                "error = None",
+                "pass",
+            ),
+            (
+                "calls that were never complete lead to each other after their world",
+                "simgpu._ranks.meeting:Meetings.forget",
+                "calls, self.calls, mail, self.mail = self.calls, {}, self.mail, {}",
+                "calls, mail = self.calls, self.mail",
+            ),
+            (
+                "works that nobody has waited for lead to each other after their world",
+                "simgpu._distributed.communicators:let_go",
+                "keep_what_cpp_holds(communicator.open)",
+                "pass",
+            ),
+            (
                 "calls that were never complete are kept after their world",
                 "simgpu._ranks.meeting:Meetings.forget",
                 "if not pending.done():",
@@ -251,7 +269,7 @@ WORLDS_OF_RANKS = [
     fault(
         "what was sent to nobody goes on after its world",
         "simgpu._ranks.meeting:Meetings.forget",
-        ", *self.mail.values()",
+        ", *mail.values()",
         "",
         left.test_who_waits_for_a_call_after_its_world_is_told_that_it_has_ended,
         raises=RuntimeError,
