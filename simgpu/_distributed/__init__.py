@@ -13,6 +13,7 @@ issue               calls on their way to the group, through `launch`
 placement           on which device a call runs
 lanes, gloo         ranks that are processes: calls in order, carried by ProcessGroupGloo
 records             what a rank tells the others of a call before it begins
+losses              which ranks have gone, where a connection has ended
 shared_memory       where ranks of one machine write what the others read
 nan_check           NaN in what a rank gives, where the environment says to look for it
 inference           what torch.inference_mode has no part in

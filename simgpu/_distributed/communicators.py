@@ -70,7 +70,7 @@ class Communicator:
         """The only device for its tensors, as `device_id` of init_process_group said."""
         self.used_devices: dict[int, None] = {}
         """Those that its tensors were on, in this order."""
-        self.transport = self._carried_by(backend, splitting.agreed_name(group))
+        self.transport = self._carried_by(group, backend)
         self.owner = threads.carrier
         """Whose it is, where ranks are threads of one process."""
         self.ended = _ended.get(group, "")
@@ -85,11 +85,12 @@ class Communicator:
         self._since: dict[str, int] = {}
         self._last: dict[str, Pending] = {}
 
-    def _carried_by(self, backend: Any, agreed_name: str) -> Transport:
+    def _carried_by(self, group: Any, backend: Any) -> Transport:
         if threads.carrier is not None:
-            return threads.carrier(agreed_name, self.rank, self.ranks)
+            return threads.carrier(splitting.agreed_name(group), self.rank, self.ranks)
         if isinstance(backend, distributed.ProcessGroupGloo):
-            return gloo.Transport(backend, self.name, self.ranks)
+            _, store = c10d._world.pg_map.get(group, (None, None))
+            return gloo.Transport(backend, self.name, self.ranks, store)
         if isinstance(backend, torch._C._distributed_c10d.FakeProcessGroup):
             return fake.Transport(backend)
         raise UnsupportedError(

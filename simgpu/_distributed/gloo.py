@@ -21,9 +21,10 @@ from simgpu._distributed.calls import Call, as_bytes
 from simgpu._distributed.inference import plain_tensors
 from simgpu._distributed.lanes import Lane
 from simgpu._distributed.loopback import Loopback
+from simgpu._distributed.losses import Losses
 from simgpu._distributed.shared_memory import SharedMemory
 from simgpu._distributed.works import Pending
-from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
+from simgpu.errors import RankLostError, SimGPUError
 
 Tensor = torch.Tensor
 
@@ -40,7 +41,7 @@ class _GlooError(Exception):
 class Transport:
     """Carries out the calls of one group on this rank, in order; sends and receives by peer."""
 
-    def __init__(self, backend: Any, group: str, ranks: Sequence[int]) -> None:
+    def __init__(self, backend: Any, group: str, ranks: Sequence[int], store: Any = None) -> None:
         self._backend = backend
         self._group = group
         self._ranks = ranks
@@ -48,6 +49,7 @@ class Transport:
         self._failure: BaseException | None = None
         self._memory: SharedMemory | None = None
         self._asked = 0  # bytes of it
+        self._losses = Losses(backend, group, ranks, store)
         timeout = backend.options._timeout.total_seconds()
         self._loopback = Loopback(group, ranks[backend.rank()], timeout)
 
@@ -83,19 +85,12 @@ class Transport:
         except SimGPUError as raised:
             error = raised
         except (_GlooError, TimeoutError) as raised:
-            error = self._failure = self._failed(call, raised)
+            error = self._failure = self._losses.failure(call, raised)
         except BaseException as raised:  # on this rank: others may wait for it in the same call
             error, what = raised, f"{type(raised).__name__}: {raised}"
             self._failure = RankLostError(f"call {call.number} has failed on this rank ({what})")
+            self._losses.note(f"{call.shown} at {call.place}, {what}")
         pending.finish(error)
-
-    def _failed(self, call: Call, error: Exception) -> BaseException:
-        what = f"call {call.number} of group {self._group!r}, {call.shown} at {call.place}"
-        if "imed out" in str(error):
-            return CollectiveTimeoutError(
-                f"{what}: not all ranks came within the group's timeout ({error})"
-            )
-        return RankLostError(f"{what}: another rank has ended or left the group ({error})")
 
     def _perform(self, call: Call) -> None:
         between_two = call.kind in ("send", "recv")
@@ -191,6 +186,7 @@ class Transport:
             out.view(-1).copy_(part.view(-1))
 
     def _compare(self, call: Call, told: list[Tensor]) -> None:
+        self._losses.told = told
         if not records.are_alike(told) or call.number == call.since:
             asked = [records.read(record) for record in told]
             agreement.check(self._group, call.number, self._ranks, asked)

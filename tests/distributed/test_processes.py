@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import communicators, fake, restarts, splitting
+from simgpu._distributed import communicators, fake, losses, records, restarts, splitting
+from simgpu._distributed.calls import Call
+from simgpu.errors import RankLostError
 from tests.support import rank_cases, rank_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:barrier")
@@ -45,11 +47,69 @@ def test_ranks_that_differ_are_all_told_so():
             assert text.count("rank_cases.py:") == 2, text
 
 
-def test_a_rank_that_has_left_is_told_of_at_once():
-    """Long before the timeout of the group, which is a minute here."""
-    text, _ = results(2, rank_cases.left)
-    assert text.startswith("RankLostError: call 1 of group '0'"), text
-    assert "another rank has ended or left the group" in text
+@pytest.mark.parametrize(("count", "leaver", "calls"), [(2, 1, 0), (3, 0, 1), (3, 2, 3)])
+def test_a_rank_that_has_left_is_named_at_once(count, leaver, calls):
+    """Long before the timeout of the group, which is a minute here; also by who follows it."""
+    for rank, text in enumerate(results(count, rank_cases.left, leaver, calls)):
+        if rank == leaver:
+            continue
+        assert text.startswith(f"RankLostError: call {calls + 1} of group '0', broadcast"), text
+        assert f"rank {leaver} has ended or left the group" in text
+        assert ("the last call that it came to was all_reduce float32 (3,) SUM at" in text) == (
+            calls > 0
+        )
+
+
+class Backend:
+    """Of rank 0, which has lost some of its connections."""
+
+    def __init__(self, gone):
+        self._gone = gone
+
+    def rank(self):
+        return 0
+
+    def recv(self, tensors, member, tag):
+        if member in self._gone:
+            raise RuntimeError("Connection closed by peer")
+
+
+@given(
+    ranks=st.lists(st.integers(0, 99), min_size=2, max_size=5, unique=True),
+    data=st.data(),
+    calls=st.booleans(),
+    has_store=st.booleans(),
+)
+def test_who_has_gone_first_is_told_from_those_that_have_followed(ranks, data, calls, has_store):
+    gone = data.draw(st.sets(st.integers(1, len(ranks) - 1)), "gone")
+    followed = data.draw(st.sets(st.integers(1, len(ranks) - 1)), "left a note") & gone
+    followed = followed if has_store else set()
+    store = dist.HashStore() if has_store else None
+    mine = losses.Losses(Backend(gone), "0", ranks, store)
+    for member in followed:
+        other = mock.Mock(rank=lambda member=member: member)
+        losses.Losses(other, "0", ranks, store).note(f"why {member}")
+    call = Call("barrier", "barrier", [], [])
+    call.place, call.number = "train.py:7", 2
+    if calls:
+        asked = [Call("barrier", f"barrier of {rank}", [], []) for rank in ranks]
+        mine.told = [records.of(each) for each in asked]
+    error = mine.failure(call, RuntimeError("Connection closed by peer"))
+    text = str(error)
+    assert type(error) is RankLostError
+    assert text.startswith("call 2 of group '0', barrier at train.py:7: ")
+    for member, rank in enumerate(ranks):
+        first = member in gone - followed
+        assert (f"rank {rank} has ended or left the group" in text) == first
+        assert (f"came to was barrier of {rank} at" in text) == (first and calls)
+        follows = gone == followed and member in followed
+        assert (f"rank {rank} has failed: why {member}" in text) == follows
+    assert ("gloo does not say which" in text) == (not gone)
+    if has_store:
+        other = losses.Losses(mock.Mock(rank=lambda: len(ranks) - 1), "0", ranks, store)
+        assert other._note_of(0) == "in " + text.partition(", ")[2].replace(": ", ", ", 1)
+        losses.Losses(Backend(()), "0", ranks, store)
+        assert other._note_of(0) == "", "a group that is made again knows nothing of the last one"
 
 
 def test_a_rank_that_does_not_come_is_told_of_after_the_timeout():

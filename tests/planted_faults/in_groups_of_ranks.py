@@ -25,9 +25,44 @@ GROUPS_OF_RANKS = [
         groups.test_groups_of_other_ranks_that_have_one_name_do_not_meet,
         raises=DeadlockError,
     ),
+    *(
+        fault(
+            name,
+            f"simgpu._distributed.losses:Losses.{where}",
+            old,
+            new,
+            processes.test_who_has_gone_first_is_told_from_those_that_have_followed,
+        )
+        for name, where, old, new in (
+            (
+                "who has followed a rank that has gone passes for one that went first",
+                "_described",
+                " if member not in notes",
+                "",
+            ),
+            (
+                "a rank that has lost another one goes without a note",
+                "failure",
+                'self.note(f"in {call.shown} at {call.place}, {lost}")',
+                "pass",
+            ),
+            (
+                "a rank finds what it wrote for an earlier group of this name",
+                "__init__",
+                "store.delete_key(_key(ranks[backend.rank()]))",
+                "pass",
+            ),
+            (
+                "a rank that has gone is told by its place in the group",
+                "_told_of",
+                "rank {self._ranks[member]} has",
+                "rank {member} has",
+            ),
+        )
+    ),
     fault(
         "a rank that is late passes for one that has ended",
-        "simgpu._distributed.gloo:Transport._failed",
+        "simgpu._distributed.losses:Losses.failure",
         '"imed out" in str(error)',
         '"timed_out" in str(error)',
         transport.test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended,

@@ -337,9 +337,11 @@ def late(rank):
     return text
 
 
-def left(rank):
-    """Rank 1 leaves the group and ends; what rank 0 is told of it."""
-    return "" if rank else told(dist.all_reduce, torch.ones(3, device=device()))
+def left(rank, leaver, calls):
+    """A rank leaves the group after some calls, and ends; what the others are told of it."""
+    for _ in range(calls):
+        dist.all_reduce(torch.ones(3, device=device()))
+    return "" if rank == leaver else told(dist.broadcast, torch.ones(3, device=device()), 0)
 
 
 def ended(rank):
