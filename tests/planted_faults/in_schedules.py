@@ -18,6 +18,29 @@ from tests.tools import test_schedules as pasted
 ALONE = deadlocks.test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden
 
 SCHEDULES = [
+    *(
+        fault(
+            name,
+            where,
+            old,
+            new,
+            deadlocks.test_a_schedule_that_has_failed_keeps_no_memory,
+        )
+        for name, where, old, new in (
+            (
+                "what a schedule has failed by is kept by the frame that raises it",
+                "simgpu._simulation.schedules.baton:Baton._raise_if_due",
+                "del failure",
+                "pass",
+            ),
+            (
+                "what a schedule has failed by is kept by it",
+                "simgpu._simulation.schedules.scheduler:Scheduler._taken",
+                "failed, self.failed = self.failed, None",
+                "failed = self.failed",
+            ),
+        )
+    ),
     fault(
         "time-outs never come before what is waited for",
         "simgpu._simulation.schedules.baton:Baton._able",

@@ -265,13 +265,19 @@ class Baton:
             self._end_here(me)
         if me.interrupt is not None:
             interrupt, me.interrupt, self._urgent = me.interrupt, None, None
-            raise interrupt
+            try:
+                raise interrupt
+            finally:
+                del interrupt  # which this frame would keep, and it the frame
         if me.number == 0 and self._failure is not None:
             failure, self._failure = self._failure, None
             me.ended_by += 1
             if me.ended_by > _STUBBORN:
                 raise Ended  # a loop that catches every error, and asks again
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure
 
     def interrupt(self) -> None:
         """Let KeyboardInterrupt be raised in task 0, where it stands, at the next point of any."""

@@ -83,8 +83,7 @@ def line_of(task: Task) -> str:
 
 def place_of(task: Task) -> str:
     """file:line and the text of the line where a task stands, in the program."""
-    frame = current_frames().get(task.ident)
-    place = frame
+    place = current_frames().get(task.ident)
     while place is not None and _is_library(place):
         place = place.f_back
     if place is None:

@@ -158,7 +158,8 @@ class Scheduler(Baton):
             except BaseException as error:
                 if self.failed is None or not isinstance(error, (Ended, Exception)):
                     raise
-                raise self.failed from (None if error is self.failed else error)
+                by_itself = error is self.failed
+                raise self._taken() from (None if by_itself else error)
             else:
                 self._drain(first)
                 self.strategy.ended(self.trace)
@@ -170,7 +171,13 @@ class Scheduler(Baton):
                 forget(first)
                 _current = None
         if self.failed is not None:  # and the program has caught it
-            raise self.failed
+            raise self._taken()
+
+    def _taken(self) -> BaseException:
+        """What the schedule has failed by, which is kept no longer: its frames lead to this."""
+        failed, self.failed = self.failed, None
+        assert failed is not None, "it is asked for where there is one"
+        return failed
 
     def _drain(self, first: Task) -> None:
         """Let the others go on until each has ended or waits for what will not come."""

@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,29 @@ def test_a_deadlock_names_every_thread_and_its_line(count, kind):
         assert f"thread {number} (Thread-{number} (take)) waits for a lock that thread " in line
         assert "test_deadlocks.py:" in line
         assert line.endswith("with locks[(i + 1) % len(locks)]:")
+
+
+@given(size=st.integers(1, 300), alone=st.booleans())
+def test_a_schedule_that_has_failed_keeps_no_memory(size, alone):
+    """Nor does it wait for the garbage collector, once the program has dropped the error."""
+
+    def wait():
+        x = torch.ones(size, device="simgpu:0")
+        lock = threading.Lock()
+        with lock:
+            thread = threading.Thread(target=lambda: lock.acquire(timeout=-x.numel() // x.numel()))
+            thread.start()
+            (lock.acquire if alone else thread.join)()
+
+    with simgpu.devices(1):
+        gc.collect()
+        gc.disable()
+        try:
+            with contextlib.suppress(DeadlockError):
+                run(wait)
+            assert torch.simgpu.memory_allocated(0) == 0
+        finally:
+            gc.enable()
 
 
 WAITS = {
