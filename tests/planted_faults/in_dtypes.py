@@ -100,6 +100,7 @@ DTYPES = [
         "torch.get_default_dtype()",
         "torch.float32",
         dtypes.test_a_number_beside_an_output_counts_for_what_it_is,
+        keepers=("simgpu._kernels.arguments:_kept_number",),
     ),
     fault(
         "what is not deterministic says nothing",

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.dtypes import INTEGERS, maker, refused
@@ -270,6 +270,7 @@ NUMBERS = (False, True, 0, 1, 2, 0.0, -0.0, 1.0, 0.1, complex(1, 0.0), complex(1
     dtype=st.sampled_from([torch.int64, torch.bfloat16, torch.float32, torch.complex64]),
     defaults=st.lists(st.sampled_from([torch.float32, torch.float64]), min_size=1, max_size=2),
 )
+@example(numbers=[0.1, 1], dtype=torch.int64, defaults=[torch.float32, torch.float64])
 def test_a_number_beside_an_output_counts_for_what_it_is(devices, numbers, dtype, defaults):
     x = torch.ones(2, dtype=dtype)
     there = x.to(devices[0])
