@@ -1,10 +1,10 @@
 """Dtypes for which the CPU has a kernel and CUDA has none: refused in the words of CUDA's kernel.
 
 `torch.mm` of two integer tensors is the best known: it works on the CPU, and ends a program on a
-GPU with '"addmm_cuda" not implemented for 'Long''. Each rule names the dtypes that CUDA's kernel is
-compiled for, and the error. As on CUDA, wrong devices and shapes are told first,
-and where there is nothing to compute nothing is refused. `wider_dtypes` has the opposite: dtypes
-that CUDA has and the CPU has not.
+GPU with '"addmm_cuda" not implemented for 'Long''. So does a tensor of float8 that is multiplied
+without `_scaled_mm`. Each rule names the dtypes that CUDA's kernel is compiled for, and the error.
+As on CUDA, wrong devices and shapes are told first, and where there is nothing to compute nothing
+is refused. `wider_dtypes` has the opposite: dtypes that CUDA has and the CPU has not.
 
 Source: the AT_DISPATCH macros in PyTorch's aten/src/ATen/native/cuda, and the dtypes of CUDA in its
 operator database (torch.testing._internal.common_methods_invocations).
@@ -29,8 +29,10 @@ Tensor = torch.Tensor
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _AND_COMPLEX = FLOATING | {torch.complex64, torch.complex128}
 _NO_HALF = frozenset({torch.float16, torch.bfloat16})
+_FLOAT8 = frozenset(found for name, found in vars(torch).items() if name.startswith("float8_"))
 _ALL = frozenset(found for found in vars(torch).values() if isinstance(found, torch.dtype))
 _NO_COMPLEX_HALF = _ALL - {torch.complex32}
+_NO_FLOAT8 = _ALL - _FLOAT8
 _NO_KERNEL = "\"{}\" not implemented for '{}'"
 # Names that C++ gives to dtypes, where they are not those of Python with a capital letter.
 _NAMES = {
@@ -67,12 +69,13 @@ _RULES: dict[str, _Rule] = {
     "_addmm_activation": _Rule(_AND_COMPLEX, "addmm_cuda"),
     "_upsample_bicubic2d_aa": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
     "_upsample_bilinear2d_aa": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
+    "abs": _Rule(_NO_FLOAT8, "abs_cuda"),
     "addbmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
     "addcmul": _Rule(_NO_COMPLEX_HALF, "addcmul_cuda"),
     "addmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
     "addmv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
-    "all": _Rule(_NO_COMPLEX_HALF, "and_cuda", copies_one=True),
-    "any": _Rule(_NO_COMPLEX_HALF, "or_cuda", copies_one=True),
+    "all": _Rule(_NO_COMPLEX_HALF - _FLOAT8, "and_cuda", copies_one=True),
+    "any": _Rule(_NO_COMPLEX_HALF - _FLOAT8, "or_cuda", copies_one=True),
     "avg_pool2d": _Rule(FLOATING, "avg_pool2d_out_cuda_frame"),
     "avg_pool3d": _Rule(FLOATING, "avg_pool3d_out_cuda"),
     "baddbmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
@@ -83,6 +86,7 @@ _RULES: dict[str, _Rule] = {
     "max_pool2d_with_indices": _Rule(FLOATING, "max_pool2d_with_indices_out_cuda_frame"),
     "max_pool3d_with_indices": _Rule(FLOATING, "max_pool3d_with_indices_out_frame"),
     "mm": _Rule(_AND_COMPLEX, "addmm_cuda"),
+    "mul": _Rule(_NO_FLOAT8, "mul_cuda"),
     "mv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
     "norm": _Rule(_NO_COMPLEX_HALF, "norm_cuda"),
     "upsample_bicubic2d": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
@@ -144,12 +148,35 @@ def _type_of(tensor: Tensor) -> str:
     return tensor.type()
 
 
-def _scaled_mm(self: Tensor, mat2: Tensor, **_: Any) -> None:
+def _scaled_mm(
+    self: Tensor,
+    mat2: Tensor,
+    *,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    **_: Any,
+) -> None:
     for matrix in (self, mat2):
         if matrix.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):  # those of AMD
             raise RuntimeError(f"Cannot convert ScalarType {name_of(matrix.dtype)} to cudaDataType")
     if self.dtype is mat2.dtype is torch.float8_e5m2:
         raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
+    if bias is not None:
+        _bias_of_scaled_mm(bias.dtype, out_dtype or self.dtype)
+
+
+def _bias_of_scaled_mm(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+    """What cuBLAS adds while it multiplies (ATen/native/cuda/ScaledBlas.cpp)."""
+    if out_dtype is torch.float32:
+        raise ValueError("Bias is not supported when out_dtype is set to Float32")
+    if dtype not in _NO_HALF:
+        raise ValueError(f"Bias must be BFloat16 or Half, but got {name_of(dtype)}")
+    for wanted, name in ((torch.bfloat16, "BFloat16"), (torch.float16, "Float16")):
+        if out_dtype is wanted is not dtype:
+            raise ValueError(
+                f"Bias must be {name} to compute {name_of(out_dtype)} output, but got "
+                f"{name_of(dtype)}"
+            )
 
 
 def _scatter_reduce(
@@ -194,7 +221,7 @@ def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKe
         def run_specially(*args: Any, **kwargs: Any) -> Any:
             try:
                 special(**dict(zip(names, args, strict=False)), **kwargs)
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 if _computes(op, args, kwargs):
                     raise
             return kernel(*args, **kwargs)

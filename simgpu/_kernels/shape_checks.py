@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from simgpu._kernels.dtype_rules import name_of
 from simgpu._naming import visible_text
 
 Tensor = torch.Tensor
@@ -60,10 +61,11 @@ def few_dims(
 
 
 def int8_product(arguments: dict[str, Any]) -> None:
-    """Sizes that cuBLAS has for eight bits (aten/src/ATen/native/cuda/Blas.cpp, _int_mm)."""
+    """Sizes and the dtype that cuBLAS has for eight bits (ATen/native/cuda/Blas.cpp, _int_mm)."""
     left, right = arguments["self"], arguments["mat2"]
-    if left.dim() != 2 or right.dim() != 2 or left.shape[1] != right.shape[0]:
-        return  # the kernel says so
+    for name, matrix in (("self", left), ("mat2", right)):
+        if matrix.dim() != 2:
+            raise RuntimeError(f"Expected {name} to be of dimension 2 but got {matrix.dim()}")
     if left.shape[0] <= 16:
         raise RuntimeError(f"self.size(0) needs to be greater than 16, but got {left.shape[0]}")
     for name, matrix in (("self", left), ("mat2", right)):
@@ -72,6 +74,14 @@ def int8_product(arguments: dict[str, Any]) -> None:
             raise RuntimeError(
                 f"{name}.size(1) needs to be greater than 0 and a multiple of 8, but got {size}"
             )
+        if left.shape[1] != right.shape[0]:
+            raise RuntimeError(
+                "self.size(1) needs to match mat2.size(0) but got "
+                f"{left.shape[1]} and {right.shape[0]}"
+            )
+    for matrix in (left, right):
+        if matrix.dtype is not torch.int8:
+            raise RuntimeError(f"expected scalar type Char but found {name_of(matrix.dtype)}")
 
 
 def scaled_product(arguments: dict[str, Any]) -> None:

@@ -16,12 +16,15 @@ from simgpu.errors import OutOfMemoryError
 
 # The kernels of CUDA have the same names but for this. Those that have others, and refuse what the
 # CPU computes, are in `simgpu._kernels.dtype_rules`.
-_OF_CPU = re.compile(r'"(\w*?)(?:_vml)?_cpu(\w*)"(?= not implemented for)')
+_OF_CPU = re.compile(r'"(?:(\w*?)(?:_vml)?_cpu(\w*)|add_stub)"(?= not implemented for)')
 _OTHERWISE = {"median": "median_out_impl"}
+_WHOLE = {'"add_stub"': '"ufunc_add_CUDA"', '"mul_cpu_reduced_float"': '"mul_cuda"'}
 
 
 def _of_cuda(found: re.Match[str]) -> str:
     """What CUDA calls "kthvalue_cpu", "exp_vml_cpu" or "addcmul_cpu_out"."""
+    if found[0] in _WHOLE:
+        return _WHOLE[found[0]]
     head, tail = found.groups()
     name = _OTHERWISE.get(head, f"{head}_cuda{tail}")
     return f'"{name}"'

@@ -40,6 +40,20 @@ DTYPES = [
         )
     ),
     fault(
+        "numbers of float8 are multiplied",
+        f"{REFUSED}_computes",
+        "if len({tensor.device for tensor in tensors}) > 1:",
+        "if args[0].dtype.itemsize == 1:",
+        partial(dtypes.test_there_is_no_arithmetic_of_float8, name="mul"),
+    ),
+    fault(
+        "a sum of float8 is refused by the name of the CPU's kernel",
+        "simgpu._runtime.host_errors:_of_cuda",
+        "if found[0] in _WHOLE:",
+        "if False:",
+        partial(dtypes.test_there_is_no_arithmetic_of_float8, name="add"),
+    ),
+    fault(
         "only float16 is wide when it is multiplied",
         f"{PRODUCTS}check",
         "(torch.float16, torch.bfloat16)",

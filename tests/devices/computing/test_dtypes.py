@@ -130,6 +130,43 @@ def test_no_error_speaks_of_a_kernel_of_the_cpu(devices, kernel, size):
     refused(kernel, dtype, lambda: call(maker(devices[0], dtype)(size)))
 
 
+# Numbers of float8 are for `_scaled_mm`, to be moved and to be converted; the kernel of each call.
+OF_FLOAT8 = {
+    "abs": ("abs_cuda", torch.abs),
+    "abs_": ("abs_cuda", torch.Tensor.abs_),
+    "add": ("ufunc_add_CUDA", lambda x: x + x),
+    "add of a number": ("ufunc_add_CUDA", lambda x: x + 1),
+    "all": ("and_cuda", torch.all),
+    "any": ("or_cuda", torch.any),
+    "mul": ("mul_cuda", lambda x: x * x),
+    "mul of a number": ("mul_cuda", lambda x: x * 2),
+    "mul, out=": ("mul_cuda", lambda x: torch.mul(x, x, out=torch.empty_like(x))),
+    "sub": ("ufunc_add_CUDA", lambda x: x - x),
+}
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("name", OF_FLOAT8)
+@given(dtype=st.sampled_from(FLOAT8), size=st.integers(2, 5))
+def test_there_is_no_arithmetic_of_float8(devices, name, dtype, size):
+    kernel, call = OF_FLOAT8[name]
+    x = torch.ones(size, device=devices[0])
+    called = str(dtype).removeprefix("torch.").capitalize()
+    with pytest.raises(NotImplementedError, match=f"^\"{kernel}\" not implemented for '{called}'"):
+        call(x.to(dtype))
+    assert call(x).device == devices[0]
+
+
+@given(dtype=st.sampled_from(FLOAT8), size=st.integers(2, 4))
+def test_what_is_wrong_with_two_tensors_of_float8_is_told_first(devices, dtype, size):
+    x = torch.ones(size, device=devices[0])
+    with pytest.raises(RuntimeError, match="Promotion for Float8 Types is not supported"):
+        x.to(dtype) * x
+    with pytest.raises(RuntimeError, match="must match the size of tensor b"):
+        x.to(dtype).expand(2, -1) * torch.ones(size + 1, device=devices[0]).to(dtype)
+    assert (x[:0].to(dtype) * x[:0].to(dtype)).shape == (0,)
+
+
 def test_halves_have_no_histogram(devices):
     with pytest.raises(RuntimeError, match="HalfTensor is not supported"):
         torch.histc(torch.ones(3, dtype=torch.float16, device=devices[0]))

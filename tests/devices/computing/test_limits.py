@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -99,6 +99,61 @@ def test_products_of_eight_bits_have_sizes_that_cublas_has(devices, rows, inner,
         return
     with pytest.raises(RuntimeError, match=r"size\([01]\) needs to be greater than"):
         torch._int_mm(left, right)
+
+
+WRONG_PRODUCTS = {
+    "a batch": (lambda x: (x[None], x), "Expected self to be of dimension 2 but got 3"),
+    "a vector": (lambda x: (x, x[0]), "Expected mat2 to be of dimension 2 but got 1"),
+    "other rows": (
+        lambda x: (x, x[:24]),
+        r"self.size\(1\) needs to match mat2.size\(0\) but got 32 and 24",
+    ),
+    "bytes": (lambda x: (x.byte(), x), "expected scalar type Char but found Byte"),
+    "integers": (lambda x: (x, x.int()), "expected scalar type Char but found Int"),
+}
+
+
+@given(wrong=st.sampled_from(sorted(WRONG_PRODUCTS)))
+@example(wrong="bytes")
+def test_products_of_eight_bits_are_of_two_matrices_of_int8(devices, wrong):
+    """A kernel of the CPU multiplies bytes, too."""
+    pair, words = WRONG_PRODUCTS[wrong]
+    whole = torch.ones(32, 32, dtype=torch.int8, device=devices[0])
+    assert torch._int_mm(whole, whole).unique().tolist() == [32]
+    with pytest.raises(RuntimeError, match=f"^{words}"):
+        torch._int_mm(*pair(whole))
+
+
+BIASES = {
+    torch.bfloat16: (torch.bfloat16,),
+    torch.float16: (torch.float16,),
+    torch.float8_e4m3fn: (torch.bfloat16, torch.float16),
+    torch.float32: (),
+}
+
+
+@given(
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
+    out=st.sampled_from(sorted(BIASES, key=str)),
+)
+@example(dtype=torch.bfloat16, out=torch.float32)
+@example(dtype=torch.float16, out=torch.bfloat16)
+@example(dtype=torch.float32, out=torch.bfloat16)
+def test_the_bias_of_a_product_of_float8_has_a_dtype_that_cublas_adds(devices, dtype, out):
+    if devices[0].type == "cuda" and torch.cuda.get_device_capability(devices[0]) < (8, 9):
+        pytest.skip("needs a GPU that multiplies float8")
+    x = torch.ones(16, 16, device=devices[0]).to(torch.float8_e4m3fn)
+    one = torch.ones((), device=devices[0])
+    bias = torch.ones(16, device=devices[0], dtype=dtype)
+
+    def product():
+        return torch._scaled_mm(x, x.t(), one, one, bias=bias, out_dtype=out)
+
+    if dtype in BIASES[out]:
+        assert product().float().unique().tolist() == [17 if out.itemsize > 1 else 16]
+        return
+    with pytest.raises((ValueError, RuntimeError), match=r"^Bias (is not supported|must be)"):
+        product()
 
 
 @given(rows=SIZES, inner=SIZES, columns=SIZES)
