@@ -18,6 +18,13 @@ from tests.tools import test_schedules as pasted
 ALONE = deadlocks.test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden
 
 SCHEDULES = [
+    fault(
+        "threads that have ended are kept until their schedule ends",
+        "simgpu._simulation.schedules.tasks:Task.let_go",
+        "self._thread = weakref.ref(self._thread)",
+        "pass",
+        deadlocks.test_threads_that_have_ended_are_dropped_when_the_program_drops_them,
+    ),
     *(
         fault(
             name,

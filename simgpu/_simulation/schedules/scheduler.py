@@ -121,6 +121,7 @@ class Scheduler(Baton):
         task.what, task.until, task.deadline = "end", None, None
         self._alive.remove(task)
         self._leaving = task.thread
+        task.let_go()
         self.progress_at = self.steps
         chosen = self.tasks[0] if self.over else self._next(task)
         if task.state is not chosen.state:
@@ -192,10 +193,11 @@ class Scheduler(Baton):
         self.over = True
         for task in list(self._alive):
             if task is not first and not task.done:
+                thread = task.thread
                 task.until = None
                 task.give_baton()
                 first.baton.acquire(timeout=PATIENCE)
-                if task.thread is not None and task.done:
+                if thread is not None and task.done:
                     with outside(first):
-                        join_thread(task.thread, PATIENCE)
+                        join_thread(thread, PATIENCE)
         self._leaving = None

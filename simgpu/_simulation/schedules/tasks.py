@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures._base import LOGGER
 from contextlib import contextmanager
@@ -41,14 +42,15 @@ class Task:
         expired: whether the time-out came first.
         what: where it stands, in a word; `on` is what it waits for, if there is an object.
         priority, hasty_after: for the strategies.
+        thread: the object of Python; None once it has ended and the program keeps it no longer.
         state: what its threads have of their own in the process, with `save` and `restore`; other
             threads find theirs. None for those that share everything.
     """
 
     __slots__ = (
-        "baton", "daemon", "deadline", "done", "ended_by", "expired", "expiries", "hasty_after",
-        "ident", "in_line", "interrupt", "name", "number", "on", "patient", "priority",
-        "run_length", "scheduler", "state", "thread", "until", "what", "yielding",
+        "_thread", "baton", "daemon", "deadline", "done", "ended_by", "expired", "expiries",
+        "hasty_after", "ident", "in_line", "interrupt", "name", "number", "on", "patient",
+        "priority", "run_length", "scheduler", "state", "until", "what", "yielding",
     )  # fmt: skip
 
     def __init__(self, scheduler: Any, number: int, name: str) -> None:
@@ -56,7 +58,7 @@ class Task:
         self.baton = _thread.allocate_lock()
         self.baton.acquire()
         self.ident = 0
-        self.thread: threading.Thread | None = None
+        self._thread: threading.Thread | weakref.ref[threading.Thread] | None = None
         self.daemon = False
         self.until: Callable[[], bool] | None = None
         self.deadline: float | None = None
@@ -66,6 +68,20 @@ class Task:
         self.run_length = self.expiries = self.hasty_after = self.ended_by = 0
         self.priority = 0.0
         self.state: Any = None
+
+    @property
+    def thread(self) -> threading.Thread | None:
+        return self._thread() if isinstance(self._thread, weakref.ref) else self._thread
+
+    @thread.setter
+    def thread(self, thread: threading.Thread) -> None:
+        self._thread = thread
+
+    def let_go(self) -> None:
+        """Keep neither the thread, which has ended, nor what it waited for."""
+        if isinstance(self._thread, threading.Thread):
+            self._thread = weakref.ref(self._thread)
+        self.on = None
 
     def give_baton(self) -> None:
         """Let it go on; nothing where it has been told so already."""
