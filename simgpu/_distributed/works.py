@@ -219,27 +219,24 @@ class Work(distributed.Work):
         calls = [pending.call.collective for pending in self._pending]
         return [each for each in calls if each is not None]
 
-    def _let_go(self) -> set[Any]:
-        """Leave `keep`, which is returned: its works lead to outputs that this may live as long as.
-
-        Those of the calls of a coalesced one leave it, too: nobody waits for each of them.
-        """
-        keep, self._keep = self._keep, set()
+    def _let_go(self) -> None:
+        # Those of the calls of a coalesced one, too: nobody waits for each of them.
         waited = set(self._pending)
-        keep.difference_update([work for work in list(keep) if waited.issuperset(work._pending)])
+        self._keep.difference_update(
+            [work for work in list(self._keep) if waited.issuperset(work._pending)]
+        )
         if len(self._outputs) > 1:
             outputs, self._outputs = self._outputs, []
             self._seen = [TensorWeakRef(output) for output in outputs]
             for output in outputs:
                 weakref.finalize(output, _gone, self).atexit = False
-        return keep
 
     def _land(self, seconds: float = 0.0) -> None:
-        keep = self._let_go()
+        self._let_go()
         limit = seconds if seconds > 0 else None
         for pending in self._pending:
             pending.land(limit)
-        drop_unused(keep)
+        drop_unused(self._keep)
 
     def over(self) -> bool:
         """Whether all of it has landed."""

@@ -8,15 +8,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import simgpu
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(1) as devices:
-        yield devices
 
 
 def parts(x):
@@ -102,7 +94,7 @@ def outcome(call, device):
     late=st.booleans(),
     fails=st.sampled_from([False, False, True]),
 )
-def test_on_devices_it_does_what_it_does_on_the_cpu(name, count, data, width, late, fails):
+def test_on_devices_it_does_what_it_does_on_the_cpu(cuda, name, count, data, width, late, fails):
     me = data.draw(st.integers(0, count - 1), label="rank")
     x = torch.arange(float(count * width)).view(count, width)
     compare(lambda device: CALLS[name](x.to(device, copy=True), me, late), me, count, fails)
@@ -113,7 +105,7 @@ SIZES = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 @given(sizes=st.lists(SIZES, min_size=2, max_size=4), width=st.integers(1, 2), late=st.booleans())
 @example(sizes=[(2, 2), (2, 2)], width=1, late=False)
-def test_splits_leave_on_devices_what_they_leave_on_the_cpu(sizes, width, late):
+def test_splits_leave_on_devices_what_they_leave_on_the_cpu(cuda, sizes, width, late):
     """Also where they are as large as without splits; and no rows are no rows for others."""
     given, taken = ([pair[side] for pair in sizes] for side in (0, 1))
     rows = torch.arange(float(sum(given) * width)).view(sum(given), width)
@@ -130,7 +122,7 @@ def test_splits_leave_on_devices_what_they_leave_on_the_cpu(sizes, width, late):
     name=st.sampled_from(["all_gather", "all_to_all"]),
     sizes=st.lists(SIZES, min_size=2, max_size=3),
 )
-def test_tensors_of_other_sizes_are_what_they_are_on_the_cpu(name, sizes):
+def test_tensors_of_other_sizes_are_what_they_are_on_the_cpu(cuda, name, sizes):
     def call(device):
         outs = [torch.full((taken,), -1.0, device=device) for _, taken in sizes]
         ins = [torch.arange(float(given), device=device) for given, _ in sizes]

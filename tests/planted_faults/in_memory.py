@@ -52,9 +52,9 @@ MEMORY = [
     fault(
         "a sparse call that fails stays on its device",
         "simgpu._memory.composites:make_on",
-        "with world.MakeCurrent(index):\n        return make()",
-        "outer = world.current_device()\n    world.set_current_device(index)\n    made = make()\n"
-        "    world.set_current_device(outer)\n    return made",
+        "try:\n        return make()\n    finally:\n"
+        "        world.set_unchecked_current_device(before)",
+        "made = make()\n    world.set_unchecked_current_device(before)\n    return made",
         partial(
             worlds.test_a_sparse_call_that_fails_leaves_the_current_device, call=worlds.no_room
         ),

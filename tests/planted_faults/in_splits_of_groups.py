@@ -33,7 +33,7 @@ SPLITS_OF_GROUPS = [
     ),
     fault(
         "members of a part meet by a name that each of them has",
-        "simgpu._distributed.communicators:Communicator.__init__",
+        "simgpu._distributed.communicators:Communicator._carried_by",
         "splitting.agreed_name(group)",
         "group.group_name",
         PARTS,

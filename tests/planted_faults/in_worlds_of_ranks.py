@@ -21,13 +21,7 @@ from tests.support.plant import fault
 
 def fakes(name):
     """The property of one collective of the backend "fake"."""
-
-    def hold():
-        with fake.simgpu.as_cuda(1):
-            fake.test_on_devices_it_does_what_it_does_on_the_cpu(name=name)
-
-    hold.__name__ = f"fake_{name}"
-    return hold
+    return partial(fake.test_on_devices_it_does_what_it_does_on_the_cpu, name=name)
 
 
 def own_settings(name, steps):
@@ -338,13 +332,6 @@ WORLDS_OF_RANKS = [
         "drop_unused(keep)",
         "pass",
         works.test_who_has_waited_keeps_nothing_of_what_was_dropped,
-    ),
-    fault(
-        "a call leads to those that nobody has waited for",
-        "simgpu._distributed.works:Work._let_go",
-        "keep, self._keep = self._keep, set()",
-        "keep = self._keep",
-        left.test_calls_that_fail_keep_no_memory,
     ),
     fault(
         "who waits for one call of several has waited for all",
