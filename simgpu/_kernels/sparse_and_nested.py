@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu._kernels import sparse_invariants
+from simgpu._kernels import sparse_invariants, sparse_sums
 from simgpu._kernels.overloads import overload
 from simgpu._kernels.wider_dtypes import widened
 from simgpu._memory.composites import is_composite, make_on, to_host
@@ -108,7 +108,7 @@ def composite_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
         with torch._C.DisableTorchFunction():
             return op(*args, **kwargs)
 
-    kernel = Kernel(op, widened(op, on_host) or on_host)
+    kernel = Kernel(op, widened(op, on_host) or sparse_sums.host_code(op, on_host))
     names = [argument.name for argument in op._schema.arguments]
     written = {a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write}
     looks = op._schema.name.removeprefix("aten::") not in _LOOK_AT_NO_INDEX

@@ -6,6 +6,7 @@ from tests.devices.computing import test_determinism as determinism
 from tests.devices.computing import test_dtypes as dtypes
 from tests.devices.computing import test_products as products
 from tests.devices.computing import test_sparse_and_nested as composites
+from tests.devices.computing import test_sparse_sums as sums
 from tests.simulator.operators import test_narrow_dtypes as narrow
 from tests.support.plant import fault
 
@@ -271,6 +272,42 @@ DTYPES = [
         "self.masked_fill(self.isnan(), 0)",
         "self",
         dtypes.test_complex_numbers_are_added_but_for_nan,
+    ),
+    fault(
+        "sums of sparse tensors are merged, as on the CPU",
+        "simgpu._kernels.sparse_sums:_put_together",
+        "if cast or total._nnz() > total.numel():",
+        "if True:",
+        sums.test_a_sum_has_the_values_of_both,
+    ),
+    fault(
+        "half precision has no sum of sparse gradients",
+        "simgpu._kernels.sparse_sums:_takes",
+        "if dtype in _REFUSED",
+        "if dtype in (*_REFUSED, torch.float16)",
+        sums.test_gradients_of_a_table_add_up,
+        raises=NotImplementedError,
+    ),
+    fault(
+        "a difference of sparse tensors is a sum",
+        "simgpu._kernels.sparse_sums:_sum",
+        "_put_together(self, other, sign * alpha, target)",
+        "_put_together(self, other, alpha, target)",
+        sums.test_a_sum_has_the_values_of_both,
+    ),
+    fault(
+        "a sum of sparse tensors has more values than numbers",
+        "simgpu._kernels.sparse_sums:_put_together",
+        "if cast or total._nnz() > total.numel():",
+        "if cast:",
+        sums.test_a_sum_has_the_values_of_both,
+    ),
+    fault(
+        "a narrow output gets the values of a sum one by one",
+        "simgpu._kernels.sparse_sums:_put_together",
+        "if cast or total._nnz() > total.numel():",
+        "if total._nnz() > total.numel():",
+        sums.test_a_sum_is_merged_before_it_is_rounded,
     ),
     fault(
         "a sparse out= stays as large as it was",
