@@ -196,6 +196,16 @@ OPERATORS = [
         ),
     ),
     fault(
+        "offsets of bags are looked at in two dimensions as well",
+        "simgpu._kernels.index_checks:embedding_bag",
+        'if "grad" not in arguments and arguments["offsets"].dim() != 1:',
+        "if False:",
+        partial(
+            places.test_offsets_that_are_no_list_are_refused_in_the_words_of_the_kernel,
+            op="_embedding_bag",
+        ),
+    ),
+    fault(
         "a bag may be one past the gradient of all",
         "simgpu._kernels.index_checks:embedding_bag",
         '("offset2bag", bag_of, bags - 1)',

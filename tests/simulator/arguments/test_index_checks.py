@@ -274,3 +274,14 @@ def test_a_place_is_from_the_first_to_the_last(simulated, name, data):
         return
     with pytest.raises((IndexError, RuntimeError), match=r"must be|is out of bounds"):
         call(simulated[1])
+
+
+@given(shape=st.lists(st.integers(0, 3), max_size=3).filter(lambda shape: len(shape) != 1))
+@pytest.mark.parametrize("op", ["_embedding_bag", "_embedding_bag_forward_only"])
+def test_offsets_that_are_no_list_are_refused_in_the_words_of_the_kernel(simulated, op, shape):
+    offsets = torch.zeros(shape, dtype=torch.int64, device=simulated[1])
+    table, rows = torch.ones(5, 3, device=simulated[1]), on(simulated[1], 0, 2)
+    with pytest.raises(
+        RuntimeError, match=f"a 1D Tensor, but got Tensor of dimension {len(shape)}"
+    ):
+        getattr(ops, op)(table, rows, offsets)
