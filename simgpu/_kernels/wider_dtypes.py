@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map, tree_map_only
 
-from simgpu._kernels import solvers
+from simgpu._kernels import batch_norm, solvers
 
 Tensor = torch.Tensor
 HostCode = Callable[..., Any]
@@ -256,4 +256,8 @@ def _sum_of_numbers(
     return total if out is None else out.resize_(total.shape).copy_(total)
 
 
-_HOST_CODE: dict[str, HostCode] = {"aten::nansum": _sum_of_numbers, **solvers.HOST_CODE}
+_HOST_CODE: dict[str, HostCode] = {
+    "aten::nansum": _sum_of_numbers,
+    **batch_norm.HOST_CODE,
+    **solvers.HOST_CODE,
+}

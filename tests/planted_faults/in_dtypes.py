@@ -7,6 +7,7 @@ from tests.devices.computing import test_dtypes as dtypes
 from tests.devices.computing import test_products as products
 from tests.devices.computing import test_sparse_and_nested as composites
 from tests.devices.computing import test_sparse_sums as sums
+from tests.devices.training import test_batch_norm as norms
 from tests.simulator.operators import test_narrow_dtypes as narrow
 from tests.support.plant import fault
 
@@ -272,6 +273,36 @@ DTYPES = [
         "self.masked_fill(self.isnan(), 0)",
         "self",
         dtypes.test_complex_numbers_are_added_but_for_nan,
+    ),
+    fault(
+        "batch norm takes no halves beside statistics that are floats",
+        "simgpu._kernels.batch_norm:_are_mixed",
+        "halves == {input.dtype}",
+        "not halves",
+        partial(norms.test_halves_are_normed_by_floats, place="rows"),
+        raises=RuntimeError,
+    ),
+    fault(
+        "batch norm of images and halves has a backward pass",
+        "simgpu._kernels.batch_norm:_backward",
+        "not _has_channels_last(input)",
+        "False",
+        partial(norms.test_halves_are_normed_by_floats, place="images"),
+    ),
+    fault(
+        "batch norm of channels last has no backward pass for halves",
+        "simgpu._kernels.batch_norm:_has_channels_last",
+        "if input.dim() in formats and",
+        "if False and",
+        partial(norms.test_halves_are_normed_by_floats, place="channels last"),
+        raises=RuntimeError,
+    ),
+    fault(
+        "gradients of half a batch norm are floats",
+        "simgpu._kernels.batch_norm:_backward",
+        "each.to(input.dtype)",
+        "each",
+        norms.test_the_operator_gives_gradients_of_halves,
     ),
     fault(
         "sums of sparse tensors are merged, as on the CPU",
