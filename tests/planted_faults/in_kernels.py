@@ -88,6 +88,15 @@ KERNELS = [
         rules.test_a_tensor_of_one_element_on_the_cpu_is_no_number,
     ),
     fault(
+        "one tensor on the host is added to a list in one launch",
+        "simgpu._kernels.foreach:_check_place",
+        "if added.dim() or added.device == device:",
+        "if True:",
+        partial(
+            lists.test_one_tensor_that_is_added_to_all_lies_where_they_are, name="_foreach_add_"
+        ),
+    ),
+    fault(
         "lists that are changed keep their versions",
         "simgpu._kernels.foreach:move_versions",
         "increment_version",

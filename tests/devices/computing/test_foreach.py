@@ -61,3 +61,32 @@ def test_tensors_of_inference_mode_have_no_version_to_move(devices, slot):
         x = torch.ones(3, device=place(slot, devices))
         torch._foreach_add_([x], 1)
     assert plain(x) == [2.0] * 3
+
+
+@pytest.mark.parametrize("name", ["_foreach_add", "_foreach_add_"])
+@given(
+    slots=st.lists(st.integers(0, 7), min_size=1, max_size=3),
+    other=st.integers(0, 7) | st.none(),
+    narrow=st.booleans(),
+    step=st.sampled_from([1, 2]),
+)
+def test_one_tensor_that_is_added_to_all_lies_where_they_are(
+    devices, name, slots, other, narrow, step
+):
+    """Where they are added to in one launch; else it may also lie on the host.
+
+    Without `alpha` PyTorch takes it for a number, and reads it at once.
+    """
+    places = [place(slot, devices) for slot in slots]
+    where = torch.device("cpu") if other is None else place(other, devices)
+    xs = [torch.arange(8.0, device=device)[::step] for device in places]
+    one = torch.tensor(3.0, dtype=torch.float16 if narrow else torch.float32, device=where)
+    in_one_launch = len(set(places)) == 1 and not narrow and step == 1
+    if {*places, where} != {where} and (in_one_launch or other is not None):
+        words = f"scalar tensor expected to be on {places[0]} but is on {where}"
+        with pytest.raises(RuntimeError, match=words if in_one_launch else "same device"):
+            getattr(torch, name)(xs, one, alpha=2)
+        return
+    sums = getattr(torch, name)(xs, one, alpha=2) or xs
+    assert [x.tolist() for x in sums] == [(torch.arange(8.0)[::step] + 6).tolist()] * len(xs)
+    assert [x.device for x in sums] == places
