@@ -15,7 +15,7 @@ import torch.utils._device
 
 from simgpu import _naming
 from simgpu._backend.tensor_types import TensorType
-from simgpu._cuda.renaming import CUDA, WHY_RENAMED, named, renamed, takes_device
+from simgpu._cuda.renaming import CUDA, WHY_RENAMED, named, renamed, takes_device, to_cuda
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Action, Patch, Row
 from simgpu._runtime import world
@@ -60,6 +60,17 @@ def _array_interface(self: torch.Tensor) -> Any:
 
 def _with_our_methods(allowed: list[Any]) -> list[Any]:
     return [*allowed, torch.Tensor.to, torch.Tensor.cuda]
+
+
+def _named_groups(groups: dict[tuple[torch.device, torch.dtype], Any]) -> dict[Any, Any]:
+    return {
+        (to_cuda(device) if device.type == DEVICE_TYPE else device, dtype): group
+        for (device, dtype), group in groups.items()
+    }
+
+
+def _names_groups(stock: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: _named_groups(stock(*args, **kwargs))
 
 
 def _normalizes_device(stock: Callable[..., Any]) -> Any:
@@ -108,6 +119,12 @@ _METHODS: tuple[Row, ...] = (
         why=_WHY_SUBCLASS,
     ),
     Patch("torch.Tensor", "_make_wrapper_subclass", wrap=_static(7, "device"), why=_WHY_SUBCLASS),
+    Patch(
+        "torch._C",
+        "_group_tensors_by_device_and_dtype",
+        wrap=_names_groups,
+        why="optimizers and clip_grad_norm_ get tensors by device, with names that C++ gives",
+    ),
     Patch(
         "torch.nn.parameter.UninitializedTensorMixin",
         "_allowed_methods",

@@ -327,3 +327,15 @@ def test_no_stream_has_a_handle_that_cuda_keeps_for_a_default_stream(cuda):
         handles = [torch.cuda.Stream(device, stream_id=n).cuda_stream for n in range(4)]
         assert handles[0] == 0
         assert not {1, 2}.intersection(handles)
+
+
+@given(slots=st.lists(st.integers(-1, 3), min_size=1, max_size=5), indices=st.booleans())
+def test_groups_of_tensors_go_by_the_devices_that_their_tensors_name(cuda, slots, indices):
+    """As optimizers and clip_grad_norm_ get them."""
+    xs = [torch.ones(2, device="cpu" if slot < 0 else cuda[slot]) for slot in slots]
+    groups = torch.utils._foreach_utils._group_tensors_by_device_and_dtype([xs], indices)
+    assert {device for device, _ in groups} == {x.device for x in xs}
+    for (device, dtype), ((members,), found) in groups.items():
+        assert {(x.device, x.dtype) for x in members} == {(device, dtype)}
+        places = [place for place, x in enumerate(xs) if x.device == device]
+        assert list(found) == (places if indices else [])

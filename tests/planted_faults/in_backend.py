@@ -311,6 +311,13 @@ BACKEND = [
         current.test_blocks_of_the_accelerator_put_the_device_back,
     ),
     fault(
+        "tensors are grouped by names that their devices have elsewhere",
+        "simgpu._cuda.tensors:_named_groups",
+        "device.type == DEVICE_TYPE",
+        "False",
+        comm.test_groups_of_tensors_go_by_the_devices_that_their_tensors_name,
+    ),
+    fault(
         "a negative index names a device",
         "simgpu._runtime.world:resolve",
         "current_device() if device_ < 0 else device_",
