@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Written for CUDA: they run on simulated devices that go by the name of CUDA.
-CUDA = ("test_data_parallel.py", "test_cuda_multigpu.py", "test_cuda.py")
+CUDA = (
+    "test_data_parallel.py",
+    "test_cuda_multigpu.py",
+    "test_cuda.py",
+    "test_autocast.py",
+    "test_complex.py",
+    "test_dlpack.py",
+    "test_multi_threaded_pg.py",
+    "test_native_functions.py",
+    "test_stateless.py",
+)
 # Written for any kind of device (instantiate_device_type_tests): they run on devices that are
 # called "simgpu", PyTorch's PrivateUse1, as the suite of any new backend would. Any other file that
 # is named on the command line runs so, too; expected.toml says nothing of it yet.
