@@ -221,7 +221,7 @@ def _tell_of_what_is_left(executor: Asynchronous) -> None:
 
 @contextlib.contextmanager
 def told_of_races() -> Iterator[None]:
-    """Say on stderr which races a program had; it then ends with status 1, unless with another.
+    """Say on stderr which races a program had; it then ends with status 1, or one that is not 0.
 
     That it had none is said too, or nobody would know that they were looked for.
     """
@@ -230,6 +230,9 @@ def told_of_races() -> Iterator[None]:
     with races() as found:
         try:
             yield
+        except SystemExit as ended:
+            if ended.code or not found:
+                raise
         finally:
             for race in found:
                 print(race, file=sys.stderr)

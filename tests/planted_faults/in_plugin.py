@@ -25,6 +25,13 @@ PLUGIN = [
         streams.test_how_many_races_a_program_had_is_said,
     ),
     fault(
+        "a program that ends by sys.exit(0) had no races",
+        "simgpu._cli.run_script:told_of_races",
+        "if ended.code or not found:",
+        "if True:",
+        streams.test_how_many_races_a_program_had_is_said,
+    ),
+    fault(
         "only errors of simgpu's own types are shown at the line of the test",
         "simgpu._pytest.tracebacks:_is_refusal",
         "isinstance(error.value, _REFUSALS)",

@@ -4,11 +4,12 @@ import contextlib
 import importlib
 import io
 import runpy
+import sys
 
 import pytest
 import torch
 from _pytest.config.argparsing import Parser
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
@@ -88,25 +89,32 @@ def test_what_meta_kernels_import_is_there_before_a_launch(monkeypatch):
 
 
 @pytest.mark.without("--async", "--races", reason="looks for races itself")
-@given(waits=st.lists(st.booleans(), max_size=3))
-def test_how_many_races_a_program_had_is_said(waits):
-    """Also that it had none; the status says it too."""
+@given(
+    waits=st.lists(st.booleans(), max_size=3),
+    code=st.sampled_from(["no exit", None, 0, 3, "words"]),
+)
+@example(waits=[False], code=0)
+def test_how_many_races_a_program_had_is_said(waits, code):
+    """Also that it had none; the status says it too, also where the program ends by sys.exit(0)."""
     expected = "no race" if all(waits) else "1 race"  # which is between the same two lines
-    with (
-        contextlib.redirect_stderr(io.StringIO()) as told,
-        contextlib.nullcontext() if all(waits) else pytest.raises(SystemExit, match="1"),
-        simgpu.devices(1),
-        told_of_races(),
-    ):
-        for each in waits:
-            y = torch.ones(3, device="simgpu:0") + 1
-            side = torch.simgpu.Stream()
-            if each:
-                side.wait_stream(torch.simgpu.current_stream())
-            with torch.simgpu.stream(side):
-                y * 2
-            torch.simgpu.synchronize()
+    ended = "no exit"
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        try:
+            with simgpu.devices(1), told_of_races():
+                for each in waits:
+                    y = torch.ones(3, device="simgpu:0") + 1
+                    side = torch.simgpu.Stream()
+                    if each:
+                        side.wait_stream(torch.simgpu.current_stream())
+                    with torch.simgpu.stream(side):
+                        y * 2
+                    torch.simgpu.synchronize()
+                if code != "no exit":
+                    sys.exit(code)
+        except SystemExit as end:
+            ended = end.code
     assert told.getvalue().endswith(f"simgpu run --races: {expected}\n")
+    assert ended == (code if all(waits) or code in (3, "words") else 1)
 
 
 SUITE = """
