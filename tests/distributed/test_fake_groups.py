@@ -8,6 +8,8 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from simgpu._distributed import communicators
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 
 
@@ -33,6 +35,12 @@ def of_parts(call):
 
 def in_place(call):
     return lambda x, me, late: later(call(x, me, late), [x], late)
+
+
+def barrier(device, late):
+    options = dist.BarrierOptions()
+    options.device, options.asyncOp = device, late
+    return dist.group.WORLD.barrier(options)
 
 
 # Each takes a row of numbers for each rank, this rank, and whether the program waits.
@@ -61,6 +69,7 @@ CALLS = {
     "all_reduce": in_place(lambda x, me, late: dist.all_reduce(x, async_op=late)),
     "broadcast": in_place(lambda x, me, late: dist.broadcast(x, 0, async_op=late)),
     "reduce": in_place(lambda x, me, late: dist.reduce(x, 0, async_op=late)),
+    "barrier": lambda x, me, late: later(barrier(x.device, late), [x], late),
     "recv": in_place(lambda x, me, late: (dist.irecv if late else dist.recv)(x, not me)),
 }
 
@@ -74,6 +83,8 @@ def compare(call, me, count, fails=False):
     )
     try:
         host, found = (outcome(call, device) for device in ("cpu", "cuda"))
+        open_calls = communicators.find(dist.group.WORLD)._last.values()
+        assert all(call.done() for call in open_calls), "who waits for the device waits for ever"
     finally:
         dist.destroy_process_group()
     assert found == host

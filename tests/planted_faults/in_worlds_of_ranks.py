@@ -362,6 +362,20 @@ WORLDS_OF_RANKS = [
         fakes("all_reduce"),
     ),
     fault(
+        "a fake group that is to fail lets ranks meet",
+        "simgpu._distributed.fake:Transport._barrier",
+        "self._backend.barrier()",
+        "pass",
+        fakes("barrier"),
+    ),
+    fault(
+        "a call that a fake group refuses is open for ever",
+        "simgpu._distributed.fake:Transport.submit",
+        "finally:\n        pending.finish()",
+        "except ZeroDivisionError:\n        raise\n    pending.finish()",
+        fakes("all_reduce"),
+    ),
+    fault(
         "a fake group sends by splits as without",
         "simgpu._distributed.fake:Transport._all_to_all",
         "if not call.has_splits:",
