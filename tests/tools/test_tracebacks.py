@@ -18,10 +18,30 @@ FORMS = {
     "@given(st.just(1))\ndef test_it(devices, one):\n    {}",
     "fixture": "@pytest.fixture\ndef made(devices):\n    {}\n\ndef test_it(made):\n    pass",
 }
+# Who simgpu calls, and what fails there, by errors of any type.
+CALLED = {
+    "rank": "def test_it():\n    simgpu.ranks(2, lambda rank: {})",
+    "hook of autograd": "def test_it(devices):\n"
+    "    x = torch.ones(3, device=devices[0], requires_grad=True)\n"
+    "    x.register_hook(lambda gradient: {})\n"
+    "    (x * 2).sum().backward()",
+    "hook of DistributedDataParallel": "def step(rank):\n"
+    "    net = DistributedDataParallel(torch.nn.Linear(2, 1).cuda(), device_ids=[rank])\n"
+    "    net.register_comm_hook(None, lambda state, bucket: {})\n"
+    "    net(torch.ones(1, 2, device='cuda')).sum().backward()\n\n"
+    "def test_it():\n    simgpu.ranks(2, step)",
+}
+RAISING = ["{}['missing']", "pytest.fail('it')", "len(3)", "torch.testing.assert_close(1, 2)"]
+UNDER_AS_CUDA = """
+def test_it():
+    with simgpu.as_cuda(1):
+        torch.empty(2**50, device="cuda")
+"""
 IMPORTS = """
 import unittest
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from torch.nn.parallel import DistributedDataParallel
 import simgpu
 """
 BROKEN = """
@@ -60,13 +80,43 @@ def test_what_is_refused_is_shown_at_a_line_of_the_test(pytester):
         assert "test_" in text.splitlines()[-1] or "torch/nn" in text.splitlines()[-1]
 
 
+def test_what_the_program_raises_where_simgpu_calls_it_is_shown_without_simgpu(pytester):
+    pytester.makepyfile(
+        **{
+            f"test_{who}_{what}": IMPORTS + called.format(line)
+            for who, called in enumerate(CALLED.values())
+            for what, line in enumerate(RAISING)
+        }
+    )
+    texts = failures(pytester)
+    assert len(texts) == len(CALLED) * len(RAISING)
+    for text in texts:
+        assert "simgpu/_" not in text
+        assert any(line in text for line in RAISING)
+
+
+def test_nor_is_what_simgpu_calls_shown_below_the_line_of_the_test(pytester):
+    """Under `as_cuda`, a kernel that makes a tensor calls an operator of torch."""
+    pytester.makepyfile(IMPORTS + UNDER_AS_CUDA)
+    (text,) = failures(pytester)
+    assert "test_" in text.splitlines()[-1]
+    (text,) = failures(pytester, "--full-trace")
+    assert "torch/_ops.py" in text
+
+
 def test_all_frames_are_shown_where_they_are_asked_for(pytester):
     make_suite(pytester)
     assert all("simgpu/_" in text for text in failures(pytester, "--full-trace"))
 
 
 def test_mistakes_of_simgpu_keep_their_frames(pytester):
+    """Also where simgpu has called the program, which called the kernel."""
     pytester.makeconftest(BROKEN)
-    pytester.makepyfile(IMPORTS + FORMS["function"].format(REFUSED["mixed"]))
-    (text,) = failures(pytester)
-    assert "simgpu/_kernels" in text
+    mixed = "torch.ones(3, device='cuda:0') + torch.ones(3, device='cuda:1')"
+    pytester.makepyfile(
+        test_0=IMPORTS + FORMS["function"].format(REFUSED["mixed"]),
+        test_1=IMPORTS + CALLED["rank"].format(mixed),
+    )
+    texts = failures(pytester)
+    assert len(texts) == 2
+    assert all("simgpu/_kernels" in text for text in texts)
