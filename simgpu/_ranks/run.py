@@ -216,12 +216,12 @@ class _World:
         failures = self._turns.failures
         if not failures:
             return None
+        turns = self._turns
         first = next(
-            (rank for rank, error in failures.items() if error is not self._turns.stopped),
+            (rank for rank, error in failures.items() if not turns.is_stop(error)),
             next(iter(failures)),
         )
         error = failures[first]
-        stopped = self._turns.stopped
         notes = [f"raised by rank {first} of {self._count}"]
         if began_twice(error):  # a function that was written for a process of its own
             notes.append(
@@ -231,10 +231,10 @@ class _World:
         notes += [
             f"rank {rank} has raised {type(other).__name__}: {other}"
             for rank, other in failures.items()
-            if other is not error and other is not stopped
+            if other is not error and not turns.is_stop(other)
         ]
-        if stopped is not None and stopped is not error:
-            notes.append(str(stopped))
+        if turns.stopped is not None and not turns.is_stop(error):
+            notes.append(str(turns.stopped))
         if hasattr(error, "add_note"):  # from Python 3.11 on
             for note in notes:
                 error.add_note(note)

@@ -69,7 +69,7 @@ class Turns:
         self.failures: dict[int, BaseException] = {}
         """What each rank raised, in the order in which they did."""
         self.stopped: BaseException | None = None
-        """Why nobody can go on."""
+        """Why nobody can go on; each rank raises an error of its own, with its own frames."""
 
     def run(self, function: Callable[[int], None], states: Sequence[Any]) -> None:
         """Call it with each rank, in a thread with a state of its own, until all have ended."""
@@ -100,7 +100,7 @@ class Turns:
 
     def forget(self) -> None:
         """Keep no frames of ranks that have ended: a Work that outlives them leads here."""
-        self.failures, self.stopped = {}, copy.copy(self.stopped)
+        self.failures = {}
 
     def pause(self, what: str) -> None:
         """Let others run, if the scheduler says so."""
@@ -170,7 +170,12 @@ class Turns:
     def check(self) -> None:
         """Raise why nobody can go on, if that is so."""
         if self.stopped is not None:
-            raise self.stopped
+            raise copy.copy(self.stopped)
+
+    def is_stop(self, error: BaseException) -> bool:
+        """Whether it says why nobody can go on."""
+        stopped = self.stopped
+        return type(error) is type(stopped) and str(error) == str(stopped)
 
     def _stop(self) -> bool:
         """Nobody can go on: tell all who wait. False where none of them does, or all are told."""

@@ -2,6 +2,7 @@
 
 import _thread
 import sys
+from traceback import walk_tb
 
 import pytest
 import torch
@@ -206,6 +207,22 @@ def test_an_error_is_noted_with_what_stopped_the_others(count, data, seed):
         stopped = [note for note in notes if note.startswith("no rank can go on: ")]
         assert len(stopped) == (waiting and failing is not None)
         assert "None" not in notes
+
+
+@few
+@given(count=strategies.world_sizes(2, 4), seed=schedules)
+def test_the_traceback_of_a_deadlock_is_of_the_rank_that_it_names(count, seed):
+    """All ranks wait, and each of them raises."""
+
+    def wait(rank):
+        dist.recv(torch.ones(1, device="cuda"), (rank + 1) % count)
+
+    with pytest.raises(DeadlockError) as caught:
+        simgpu.ranks(count, wait, schedule=seed)
+    frames = [frame for frame, _ in walk_tb(caught.tb) if frame.f_code is wait.__code__]
+    assert len(frames) == 1
+    for note in getattr(caught.value, "__notes__", ())[:1]:  # from Python 3.11 on
+        assert note == f"raised by rank {frames[0].f_locals['rank']} of {count}"
 
 
 async def coroutine(rank):
