@@ -78,8 +78,8 @@ class DeviceBlock(contextlib.ContextDecorator):
     def _ways_out(self) -> str:
         return f"write `with {self._call}:`, or {self._enable} to have devices without a block"
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # an argument: the names of this module may be gone by then
             return
         if not self._was_used:
             said = f"{self._call} made no devices, since it was never entered: {self._ways_out()}"

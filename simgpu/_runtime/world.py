@@ -42,8 +42,8 @@ class World:
         self.asked = False
         self.sync_debug_mode = 0
         self.hint = (
-            "leave the `with simgpu.devices(...)` block first, call simgpu.disable() if "
-            "simgpu.enable made them, or unset SIMGPU_DEVICE_COUNT if that did"
+            "leave the `with simgpu.devices(...)` block first, or call simgpu.disable() if "
+            "simgpu.enable made them"
         )
         """What an error says to do where other devices are wanted than these."""
         self.more = ""

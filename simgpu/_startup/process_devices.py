@@ -32,6 +32,10 @@ def start_process_devices() -> None:
     named = variables.as_cuda()
     install.install()
     entered = world.enter(count, sizes, models, rng)
+    entered.hint = (
+        f"{variables.COUNT} or `simgpu run` made them for the whole process: use these, or start "
+        "it without"
+    )
     entered.more = f"; {variables.COUNT}, or --devices of `simgpu run`, says how many"
     if named:
         from simgpu._cuda import as_cuda

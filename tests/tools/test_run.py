@@ -57,6 +57,19 @@ def test_mistakes_are_told_without_a_traceback(python, args, says):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("way", ["run", "variable"])
+def test_a_block_of_devices_in_a_process_that_has_some_is_told_who_made_them(python, way):
+    """And that is the last that is said, also while the interpreter ends."""
+    program = "-c", "import simgpu\nwith simgpu.devices(4):\n    pass"
+    if way == "run":
+        done = python("-m", "simgpu", "run", "--devices", 2, *program)
+    else:
+        done = python(*program, SIMGPU_DEVICE_COUNT="2")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("simgpu.errors.DevicesActiveError: 2 simulated devices are active")
+    assert last.endswith("or start it without")
+
+
 CUDA_SCRIPT = """
 import subprocess, sys, torch
 from torch import nn
