@@ -39,6 +39,20 @@ PLUGIN = [
         tracebacks.test_what_is_refused_is_shown_at_a_line_of_the_test,
     ),
     fault(
+        "a dimension that is not there is shown with frames of simgpu",
+        "simgpu._pytest.tracebacks:_hides_simgpu",
+        "isinstance(error.value, _REFUSALS)",
+        "isinstance(error.value, (RuntimeError, ValueError))",
+        tracebacks.test_what_is_refused_is_shown_at_a_line_of_the_test,
+    ),
+    fault(
+        "whatever has a name that begins with simgpu is simgpu",
+        "simgpu._pytest.tracebacks:pytest_runtest_makereport",
+        'name.partition(".")[0] == _PACKAGE',
+        "name.startswith(_PACKAGE)",
+        tracebacks.test_libraries_of_a_similar_name_keep_their_frames,
+    ),
+    fault(
         "mistakes of simgpu are shown at the line of the test too",
         "simgpu._pytest.tracebacks:_hides_simgpu",
         "isinstance(error.value, _REFUSALS)",

@@ -7,7 +7,8 @@ REFUSED = {
     "shapes": "torch.ones(3, 2, device='simgpu:0') @ torch.ones(3, 2, device='simgpu:0')",
     "peer": "torch.ones(3, device='simgpu:0').copy_(torch.ones(2, device='simgpu:1'))",
     "stream": "torch.simgpu.Stream(device=9)",
-    "of its caller": "simgpu.ranks(2, int)",
+    "dimension": "torch.ones(3, device='simgpu:0').sum(5)",
+    "of its caller": "simgpu.ranks(0, int)",
     "in a module": "torch.nn.Linear(3, 3).to('simgpu:1')(torch.ones(2, 3))",
 }
 FORMS = {
@@ -120,3 +121,14 @@ def test_mistakes_of_simgpu_keep_their_frames(pytester):
     texts = failures(pytester)
     assert len(texts) == 2
     assert all("simgpu/_kernels" in text for text in texts)
+
+
+def test_libraries_of_a_similar_name_keep_their_frames(pytester):
+    pytester.makepyfile(
+        simgpu_helpers="def refuse(x):\n    raise RuntimeError(x)",
+        test_it=IMPORTS
+        + "import simgpu_helpers\n"
+        + FORMS["function"].format("simgpu_helpers.refuse('of mine')"),
+    )
+    (text,) = failures(pytester)
+    assert "simgpu_helpers.py:2" in text
