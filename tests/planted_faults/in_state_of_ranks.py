@@ -141,7 +141,7 @@ STATE_OF_RANKS = [
     fault(
         "a failure does not say what became of the others",
         "simgpu._ranks.run:_World._error",
-        "if stopped is not None and stopped is not error:",
+        "if turns.stopped is not None and not turns.is_stop(error):",
         "if False:",
         ranks.test_the_first_failure_is_raised_with_what_became_of_the_others,
         raises=Exception,

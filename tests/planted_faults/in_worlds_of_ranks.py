@@ -94,14 +94,14 @@ WORLDS_OF_RANKS = [
         fault(
             name,
             "simgpu._ranks.run:_World._error",
-            "if stopped is not None and stopped is not error:",
+            "if turns.stopped is not None and not turns.is_stop(error):",
             new,
             ends.test_an_error_is_noted_with_what_stopped_the_others,
         )
         for name, new in (
             ("what stopped the others is not told", "if False:"),
-            ("a deadlock is told of twice", "if stopped is not None:"),
-            ("that nothing stopped the others is told", "if stopped is not error:"),
+            ("a deadlock is told of twice", "if turns.stopped is not None:"),
+            ("that nothing stopped the others is told", "if not turns.is_stop(error):"),
         )
     ),
     fault(
