@@ -32,6 +32,20 @@ PLUGIN = [
         streams.test_how_many_races_a_program_had_is_said,
     ),
     fault(
+        "a test that fails is told of no races",
+        "simgpu._pytest.races:_watched",
+        'if own and hasattr(error, "add_note"):',
+        "if False:",
+        streams.test_a_test_that_fails_by_itself_is_told_of_its_races,
+    ),
+    fault(
+        "what pytest reads for its report is told as a race",
+        "simgpu._pytest.races:_is_of_pytest",
+        "any(access",
+        "False and any(access",
+        streams.test_a_test_that_fails_by_itself_is_told_of_its_races,
+    ),
+    fault(
         "only errors of simgpu's own types are shown at the line of the test",
         "simgpu._pytest.tracebacks:_hides_simgpu",
         "isinstance(error.value, _REFUSALS)",

@@ -169,6 +169,36 @@ def test_a_test_fails_without_a_wait_and_passes_with_it(pytester, option, told):
     seen.stdout.fnmatch_lines([f"*{told}*", f"1 test ran without {option} (@pytest.mark.without)"])
 
 
+FAILING = """
+import pytest, torch
+
+def wrong(devices):
+    x = torch.ones(3, device=devices[0])
+    with torch.simgpu.stream(torch.simgpu.Stream()):
+        return x * 2
+
+def test_compared(devices): assert wrong(devices).sum().item() == 5
+def test_of_another_type(devices): {}[wrong(devices)]
+def test_that_gives_up(devices): pytest.fail(str(wrong(devices).shape))
+def test_in_a_rank():
+    import simgpu
+    simgpu.ranks(2, lambda rank: wrong([f"cuda:{rank}"]).missing)
+"""
+
+
+@pytest.mark.without("--async", "--races", reason="runs tests that forget to wait")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+def test_a_test_that_fails_by_itself_is_told_of_its_races(pytester):
+    """And not of those of pytest, which prints the values that it has compared."""
+    pytester.makepyfile(FAILING)
+    done = pytester.inline_run("-p", "no:cacheprovider", "--devices", "simgpu", "--races")
+    reports = [report for report in done.getreports("pytest_runtest_logreport") if report.failed]
+    assert len(reports) == 4
+    for report in reports:
+        assert "race: mul.Scalar on " in str(report.longrepr)
+        assert "_pytest/" not in str(report.longrepr)
+
+
 THEIRS = """
 import pytest
 
