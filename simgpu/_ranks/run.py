@@ -228,6 +228,8 @@ class _World:
                 "simgpu.ranks has made the default group of this rank: leave init_process_group "
                 "out, or call torch.distributed.destroy_process_group() before it"
             )
+        if isinstance(error, TypeError) and _is_of_the_call(error):
+            notes.append("simgpu.ranks calls the function with the rank: write def fn(rank)")
         notes += [
             f"rank {rank} has raised {type(other).__name__}: {other}"
             for rank, other in failures.items()
@@ -239,3 +241,11 @@ class _World:
             for note in notes:
                 error.add_note(note)
         return error
+
+
+def _is_of_the_call(error: BaseException) -> bool:
+    """Whether the function has not begun: the innermost frame is that of the call."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    return innermost is not None and innermost.tb_frame.f_code is _World._rank.__code__

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import sys
 
 import pytest
 import torch
@@ -298,6 +299,33 @@ def test_a_function_that_makes_its_own_group_ends_the_first_or_is_told_of_it(cou
         simgpu.ranks(count, main, schedule=seed)
     if hasattr(raised.value, "__notes__"):
         assert any("destroy_process_group() before it" in note for note in raised.value.__notes__)
+
+
+def of_no_rank():
+    """Never called."""
+
+
+def of_rank_and_size(rank, size):
+    """Never called."""
+
+
+def that_fails_inside(rank):
+    return len(rank)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+@few
+@given(
+    count=strategies.world_sizes(1, 4),
+    function=st.sampled_from([of_no_rank, of_rank_and_size, that_fails_inside]),
+    seed=schedules,
+)
+def test_a_function_that_does_not_take_a_rank_is_told_what_it_is_called_with(count, function, seed):
+    """One that takes it, and fails, is not."""
+    with pytest.raises(TypeError) as raised:
+        simgpu.ranks(count, function, schedule=seed)
+    told = [note for note in raised.value.__notes__ if "write def fn(rank)" in note]
+    assert len(told) == (function is not that_fails_inside)
 
 
 def test_too_few_devices_and_worlds_within_worlds_are_refused():

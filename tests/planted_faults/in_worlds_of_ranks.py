@@ -104,6 +104,19 @@ WORLDS_OF_RANKS = [
             ("that nothing stopped the others is told", "if not turns.is_stop(error):"),
         )
     ),
+    *(
+        fault(
+            name,
+            "simgpu._ranks.run:_World._error",
+            "if isinstance(error, TypeError) and _is_of_the_call(error):",
+            new,
+            ranks.test_a_function_that_does_not_take_a_rank_is_told_what_it_is_called_with,
+        )
+        for name, new in (
+            ("a function without a rank is told nothing", "if False:"),
+            ("each TypeError is taken for one of the call", "if isinstance(error, TypeError):"),
+        )
+    ),
     fault(
         "a part of a sum is added in the order of the first part",
         "simgpu._ranks.meeting:_reduce_scatter",
