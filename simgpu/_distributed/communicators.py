@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from simgpu._distributed import fake, gloo, nan_check, splitting
 from simgpu._distributed.backends import backend_of, kind_of
 from simgpu._distributed.calls import Call
-from simgpu._distributed.works import Pending, Work, drop_unused, keep_what_cpp_holds
+from simgpu._distributed.works import Pending, Work, drop_unused, leave_to_outputs
 from simgpu._naming import DEVICE_TYPE, visible_text
 from simgpu._runtime import instruments
 from simgpu._runtime.instruments import Instrument
@@ -178,7 +178,7 @@ def let_go() -> None:
     """Keep no works of a rank that is a thread, and which is about to leave its groups."""
     for communicator in list(_communicators.values()):
         if communicator.owner is threads.carrier:
-            keep_what_cpp_holds(communicator.open)
+            leave_to_outputs(communicator.open)
 
 
 def forget() -> None:

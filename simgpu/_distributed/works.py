@@ -226,10 +226,14 @@ class Work(distributed.Work):
             [work for work in list(self._keep) if waited.issuperset(work._pending)]
         )
         if len(self._outputs) > 1:
-            outputs, self._outputs = self._outputs, []
-            self._seen = [TensorWeakRef(output) for output in outputs]
-            for output in outputs:
-                weakref.finalize(output, _gone, self).atexit = False
+            self.live_as_outputs()
+
+    def live_as_outputs(self) -> None:
+        """Live until all outputs are gone, and keep none of them."""
+        outputs, self._outputs = self._outputs, []
+        self._seen += [TensorWeakRef(output) for output in outputs]
+        for output in outputs:
+            weakref.finalize(output, _gone, self).atexit = False
 
     def _land(self, seconds: float = 0.0) -> None:
         self._let_go()
@@ -288,9 +292,15 @@ def drop_unused(keep: set[Work]) -> None:
             keep.discard(work)
 
 
-def keep_what_cpp_holds(keep: set[Work]) -> None:
-    """Keep no more of a group that ends: each of its works leads to all of them."""
-    keep.difference_update([work for work in list(keep) if not held_by_cpp(work)])
+def leave_to_outputs(keep: set[Work]) -> None:
+    """Keep no more of a group that ends, whose works lead to all of them by this.
+
+    What C++ can still wait for lives as long as its outputs, for which it would wait.
+    """
+    for work in list(keep):
+        if held_by_cpp(work):
+            work.live_as_outputs()
+    keep.clear()
 
 
 def _gone(work: Work) -> None:

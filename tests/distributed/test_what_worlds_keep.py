@@ -3,14 +3,18 @@
 import contextlib
 import gc
 import sys
+import weakref
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 import simgpu
+from simgpu._distributed.works import Work
 from simgpu.errors import CollectiveMismatchError, DeadlockError, RankLostError
 from tests.support.worlds import few, schedules
 
@@ -78,6 +82,38 @@ def test_calls_that_fail_keep_no_memory(by, count, size, failing, held, receives
             pass
         else:
             raise AssertionError("one of the ranks fails")
+        assert [torch.cuda.memory_allocated(index) for index in range(count)] == [0] * count
+
+
+FUNCTIONAL = {
+    "one output": lambda x: [functional.all_reduce(x, "sum", dist.group.WORLD)],
+    "many outputs": lambda x: functional.all_reduce_coalesced([x, x + 1], "sum", dist.group.WORLD),
+}
+
+
+@few
+@given(name=st.sampled_from(sorted(FUNCTIONAL)), count=st.integers(1, 3), seed=schedules)
+def test_what_a_rank_returns_is_waited_for_after_its_world(name, count, seed):
+    """C++ has the C++ half of a Work, which alone would wait for ever."""
+    works = weakref.WeakSet()
+    make = Work.__init__
+
+    def noted(self, *arguments):
+        make(self, *arguments)
+        works.add(self)
+
+    def run(rank):
+        return FUNCTIONAL[name](torch.ones(2, device="cuda"))
+
+    with simgpu.as_cuda(count), without_collector():
+        with mock.patch.object(Work, "__init__", noted):
+            found = simgpu.ranks(count, run, schedule=seed)
+        gc.collect()
+        assert len(works) == count, "of those that are gone, C++ waits for ever"
+        for outputs in found:
+            sums = [output.tolist() for output in outputs]
+            assert sums == [[count * (1.0 + each)] * 2 for each in range(len(outputs))]
+        found = outputs = None
         assert [torch.cuda.memory_allocated(index) for index in range(count)] == [0] * count
 
 

@@ -269,7 +269,7 @@ WORLDS_OF_RANKS = [
             (
                 "works that nobody has waited for lead to each other after their world",
                 "simgpu._distributed.communicators:let_go",
-                "keep_what_cpp_holds(communicator.open)",
+                "leave_to_outputs(communicator.open)",
                 "pass",
             ),
             (
@@ -278,6 +278,19 @@ WORLDS_OF_RANKS = [
                 "if not pending.done():",
                 "if False:",
             ),
+        )
+    ),
+    *(
+        fault(
+            name,
+            "simgpu._distributed.works:leave_to_outputs",
+            "work.live_as_outputs()",
+            new,
+            left.test_what_a_rank_returns_is_waited_for_after_its_world,
+        )
+        for name, new in (
+            ("what C++ can wait for is gone with its world", "pass"),
+            ("what C++ can wait for keeps its outputs", "work._itself = work"),
         )
     ),
     fault(
