@@ -422,14 +422,14 @@ ROOTS_AND_PEERS = [
     ),
     fault(
         "who waits for the second output of a call waits for ever",
-        "simgpu._distributed.works:Work._let_go",
+        "simgpu._distributed.works:Work.live_as_outputs",
         "weakref.finalize(output, _gone, self)",
         "weakref.finalize(output, _gone, None)",
         works.test_a_work_of_several_outputs_lives_until_they_are_gone,
     ),
     fault(
         "a call keeps its outputs after it has been waited for",
-        "simgpu._distributed.works:Work._let_go",
+        "simgpu._distributed.works:Work.live_as_outputs",
         "outputs, self._outputs = self._outputs, []",
         "outputs = self._outputs",
         works.test_a_work_of_several_outputs_lives_until_they_are_gone,

@@ -362,7 +362,7 @@ WORLDS_OF_RANKS = [
     fault(
         "who waits for a call keeps what was dropped before",
         "simgpu._distributed.works:Work._land",
-        "drop_unused(keep)",
+        "drop_unused(self._keep)",
         "pass",
         works.test_who_has_waited_keeps_nothing_of_what_was_dropped,
     ),
