@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
+from simgpu import _naming
 from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import instruments
 from simgpu._runtime.instruments import Instrument, Launch, Record
@@ -38,23 +40,29 @@ class Trace(list[Record]):
         Raises:
             ValueError: a name such as "cuda" that leaves open which of several devices is meant.
         """
-        from_ = None if source is None else _as_recorded(source)
-        to = None if target is None else _as_recorded(target)
+        from_ = None if source is None else _simulated(source)
+        to = None if target is None else _simulated(target)
         return sum(
             record.nbytes
             for record in self.copies
-            if from_ in (None, record.source) and to in (None, record.target)
+            if from_ in (None, _simulated(record.source))
+            and to in (None, _simulated(record.target))
         )
 
 
-def _as_recorded(device: torch.device | str) -> torch.device:
-    """A device by the name that records have for it: no copy of a real GPU is among them."""
+def _simulated(device: torch.device | str) -> torch.device:
+    """A device by its own name, whichever it was told by: no copy of a real GPU is in a trace."""
     found = torch.device(device)
     if found.type == "cpu":
         return torch.device("cpu")
     if found.index is None:
         raise ValueError(f"copies begin and end at one device, got {device!r}: say '{device}:0'")
     return torch.device(DEVICE_TYPE, found.index) if found.type == "cuda" else found
+
+
+def _visible(device: torch.device) -> torch.device:
+    """A device as `tensor.device` tells it to a program that calls it by the name of CUDA."""
+    return torch.device("cuda", device.index) if device.type == DEVICE_TYPE else device
 
 
 class _Recorder(Instrument):
@@ -64,6 +72,13 @@ class _Recorder(Instrument):
         self._seen = seen
 
     def after_launch(self, launch: Launch, record: Record) -> None:
+        if "cuda" in _naming.names:
+            record = replace(
+                record,
+                device=_visible(record.device),
+                source=_visible(record.source),
+                target=_visible(record.target),
+            )
         self._seen.append(record)
 
 

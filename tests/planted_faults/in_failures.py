@@ -189,14 +189,21 @@ FAILURES = [
     ),
     fault(
         "a trace counts no copies of devices by the name of CUDA",
-        "simgpu._profiling.trace:_as_recorded",
+        "simgpu._profiling.trace:_simulated",
         'if found.type == "cuda"',
         "if False",
         trace.test_copies_between_devices_by_the_name_of_cuda_are_counted,
     ),
     fault(
+        "a trace has devices by the name of CUDA by their own",
+        "simgpu._profiling.trace:_Recorder.after_launch",
+        'if "cuda" in _naming.names:',
+        "if False:",
+        trace.test_records_have_devices_by_the_name_that_tensors_have,
+    ),
+    fault(
         "no copy begins at a device of any number",
-        "simgpu._profiling.trace:_as_recorded",
+        "simgpu._profiling.trace:_simulated",
         "if found.index is None:",
         "if False:",
         partial(

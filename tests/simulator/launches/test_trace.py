@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import dataparallel
@@ -114,15 +114,29 @@ def test_parameters_go_out_once_and_gradients_come_back_once(simulated, case):
     places=st.permutations(range(3)),
     size=st.integers(1, 9),
     name=st.sampled_from([str, torch.device]),
+    kind=st.sampled_from(["cuda", "simgpu"]),
 )
-def test_copies_between_devices_by_the_name_of_cuda_are_counted(places, size, name):
-    """While they go by it, and when the trace is read afterwards."""
-    source, target, other = (f"cuda:{place}" for place in places)
-    with simgpu.as_cuda(3), simgpu.trace() as trace:
-        torch.ones(size, device=source).to(target)
+@example(places=[0, 1, 2], size=1, name=str, kind="simgpu")
+def test_copies_between_devices_by_the_name_of_cuda_are_counted(places, size, name, kind):
+    """While they go by it, and when the trace is read afterwards, by either name."""
+    with simgpu.as_cuda(3) as devices, simgpu.trace() as trace:
+        source, target, other = (f"{kind}:{place}" for place in places)
+        torch.ones(size, device=devices[places[0]]).to(devices[places[1]])
         assert trace.bytes_copied(name(source), name(target)) == 4 * size
     assert trace.bytes_copied(name(source), name(target)) == 4 * size
     assert trace.bytes_copied(source, other) == 0
+
+
+@given(place=st.integers(0, 2), as_cuda=st.booleans())
+def test_records_have_devices_by_the_name_that_tensors_have(place, as_cuda):
+    with simgpu.as_cuda(3) if as_cuda else simgpu.devices(3) as devices, simgpu.trace() as trace:
+        x = torch.ones(2, device=devices[place])
+        x.cpu()
+        assert {record.device for record in trace} == {x.device} == {devices[place]}
+    *made, copied = trace
+    assert {end for record in made for end in (record.source, record.target)} == {devices[place]}
+    assert copied.source == devices[place]
+    assert copied.target == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", [str, torch.device])
