@@ -74,17 +74,17 @@ def race_of(first: Access, second: Access) -> Race:
     """The report of two accesses."""
     if second.queue == HOST:
         advice = (
-            f"Let the host wait before: synchronize() of {name_of(first.queue)}, or of an event "
-            "recorded there."
+            f"Before that, let the host wait: by synchronize() of {name_of(first.queue)}, or of an "
+            "event recorded there."
         )
     elif first.queue == HOST:
         advice = "Ask for the work after the host is done."
     elif first.queue[1] <= FIRST_GROUP:
-        advice = "Call wait() on the work that the collective returned before."
+        advice = "Before that, call wait() on the work that the collective returned."
     else:
         advice = (
-            f"Let {name_of(second.queue)} wait before: wait_stream() for {name_of(first.queue)}, "
-            "or wait_event() for an event recorded there."
+            f"Before that, let {name_of(second.queue)} wait for {name_of(first.queue)}: by "
+            "wait_stream(), or by wait_event() for an event recorded there."
         )
     return Race("access", first, second, advice)
 
