@@ -41,11 +41,31 @@ SCHEDULES = [
                 "pass",
             ),
             (
+                "an interrupt is kept by the frame that raises it",
+                "simgpu._simulation.schedules.baton:Baton._raise_if_due",
+                "del interrupt",
+                "pass",
+            ),
+            (
                 "what a schedule has failed by is kept by it",
                 "simgpu._simulation.schedules.scheduler:Scheduler._taken",
                 "failed, self.failed = self.failed, None",
                 "failed = self.failed",
             ),
+        )
+    ),
+    *(
+        fault(
+            name,
+            "simgpu._simulation.schedules.scheduler:Scheduler.running",
+            "None if by_itself else error",
+            new,
+            deadlocks.test_a_deadlock_says_by_what_the_program_has_answered_it,
+            raises=Exception,
+        )
+        for name, new in (
+            ("what a program raises instead of a deadlock is lost", "None"),
+            ("a deadlock is its own cause", "error"),
         )
     ),
     fault(

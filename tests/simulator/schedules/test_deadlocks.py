@@ -53,8 +53,8 @@ def test_a_deadlock_names_every_thread_and_its_line(count, kind):
         assert line.endswith("with locks[(i + 1) % len(locks)]:")
 
 
-@given(size=st.integers(1, 300), alone=st.booleans())
-def test_a_schedule_that_has_failed_keeps_no_memory(size, alone):
+@given(size=st.integers(1, 300), by=st.sampled_from(["a lock", "a thread", "an interrupt"]))
+def test_a_schedule_that_has_failed_keeps_no_memory(size, by):
     """Nor does it wait for the garbage collector, once the program has dropped the error."""
 
     def wait():
@@ -63,13 +63,15 @@ def test_a_schedule_that_has_failed_keeps_no_memory(size, alone):
         with lock:
             thread = threading.Thread(target=lambda: lock.acquire(timeout=-x.numel() // x.numel()))
             thread.start()
-            (lock.acquire if alone else thread.join)()
+            if by == "an interrupt":
+                threading.Thread(target=_thread.interrupt_main).start()
+            (lock.acquire if by == "a lock" else thread.join)()
 
     with simgpu.devices(1):
         gc.collect()
         gc.disable()
         try:
-            with contextlib.suppress(DeadlockError):
+            with contextlib.suppress(DeadlockError, KeyboardInterrupt):
                 run(wait)
             assert torch.simgpu.memory_allocated(0) == 0
         finally:
@@ -127,6 +129,24 @@ def test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden(name):
     with pytest.raises(DeadlockError, match=r"thread 0 .*waits.*, at .*test_deadlocks\.py:\d+: "):
         run(hide)
     assert threading.active_count() == before
+
+
+@given(name=st.sampled_from(sorted(WAITS)), kind=st.sampled_from([None, KeyError, OSError]))
+def test_a_deadlock_says_by_what_the_program_has_answered_it(name, kind):
+    """What the program raises instead is its cause; by itself it has none."""
+
+    def answer():
+        try:
+            WAITS[name]()
+        except DeadlockError:
+            if kind is None:
+                raise
+            raise kind("of the program") from None
+
+    with pytest.raises(DeadlockError) as found:
+        run(answer)
+    cause = found.value.__cause__
+    assert cause is None if kind is None else type(cause) is kind
 
 
 @pytest.mark.parametrize("seconds", [0, 0.1])
