@@ -380,3 +380,27 @@ def test_memory_that_ranks_share_outlives_the_mode(count, modes):
         return rank + 1
 
     assert together(count, run) == list(range(1, count + 1))
+
+
+@few
+@given(
+    kind=st.sampled_from([MemoryError, KeyError]),
+    backend=st.sampled_from(["gloo", "cpu:gloo,cuda:nccl"]),
+)
+def test_a_rank_that_fails_by_itself_says_so_in_the_store_of_its_group(kind, backend):
+    store = dist.HashStore()
+    with simgpu.as_cuda(1):
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        try:
+            x = torch.ones(3, device="cuda")
+            with (
+                mock.patch.object(gloo.Transport, "_perform", side_effect=kind("no room")),
+                pytest.raises(kind),
+            ):
+                dist.all_reduce(x)
+        finally:
+            dist.destroy_process_group()
+    (key,) = (key for key in store.list_keys() if key.endswith("why rank 0 has failed"))
+    told = store.get(key).decode()
+    assert told.startswith("all_reduce float32 (3,) SUM at ")
+    assert told.endswith(f", {kind.__name__}: {kind('no room')}")

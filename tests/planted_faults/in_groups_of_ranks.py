@@ -41,6 +41,12 @@ GROUPS_OF_RANKS = [
                 "",
             ),
             (
+                "a rank takes itself for one that has gone",
+                "_has_gone",
+                "member == self._backend.rank()",
+                "False",
+            ),
+            (
                 "a rank that has lost another one goes without a note",
                 "failure",
                 'self.note(f"in {call.shown} at {call.place}, {lost}")',
@@ -57,6 +63,30 @@ GROUPS_OF_RANKS = [
                 "_told_of",
                 "rank {self._ranks[member]} has",
                 "rank {member} has",
+            ),
+        )
+    ),
+    *(
+        fault(
+            name,
+            where,
+            old,
+            new,
+            transport.test_a_rank_that_fails_by_itself_says_so_in_the_store_of_its_group,
+            raises=Exception,
+        )
+        for name, where, old, new in (
+            (
+                "a rank that fails by itself goes without a note",
+                "simgpu._distributed.gloo:Transport._do",
+                'self._losses.note(f"{call.shown} at {call.place}, {what}")',
+                "pass",
+            ),
+            (
+                "ranks of a group have no store to leave notes in",
+                "simgpu._distributed.communicators:Communicator._carried_by",
+                "self.ranks, store)",
+                "self.ranks, None)",
             ),
         )
     ),
