@@ -75,14 +75,27 @@ def test_what_was_compiled_outside_of_a_world_is_not_for_its_ranks(schedule):
 @given(count=strategies.world_sizes(), times=st.integers(1, len(DTYPES)), schedule=schedules)
 @example(count=4, times=len(DTYPES), schedule=None)
 def test_each_rank_compiles_a_function_as_often_as_a_process_does(count, times, schedule):
-    @torch.compile(backend="eager", fullgraph=True)
+    """And so often again where it is compiled apart from that."""
+
     def add(x):
         return x + 1
 
-    def run(rank):
-        return [add(torch.ones(2, dtype=dtype, device="cuda")).tolist() for dtype in DTYPES[:times]]
+    compiled = [
+        torch.compile(add, backend="eager", fullgraph=True, isolate_recompiles=alone)
+        for alone in (False, True)
+    ]
 
-    assert simgpu.ranks(count, run, schedule=schedule) == [[[2, 2]] * times] * count
+    def run(rank):
+        return [
+            [
+                each(torch.ones(shape, dtype=dtype, device="cuda")).tolist()
+                for dtype in DTYPES[:times]
+            ]
+            for each, shape in zip(compiled, [(2,), (1, 2)], strict=True)
+        ]
+
+    found = simgpu.ranks(count, run, schedule=schedule)
+    assert found == [[[[2, 2]] * times, [[[2, 2]]] * times]] * count
 
 
 @apart

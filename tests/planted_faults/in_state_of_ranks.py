@@ -162,6 +162,14 @@ STATE_OF_RANKS = [
         raises=Exception,
     ),
     fault(
+        "what a rank compiles apart counts as what it compiles otherwise",
+        "simgpu._ranks.compiled_code:_of_a_rank",
+        "if (rank, region) not in regions:",
+        "region = 0\n        if (rank, region) not in regions:",
+        compiled.test_each_rank_compiles_a_function_as_often_as_a_process_does,
+        raises=Exception,
+    ),
+    fault(
         "a rank runs what was compiled before its world",
         "simgpu._ranks.compiled_code:_forget_now_and_later",
         "    _forget()\n",
