@@ -159,6 +159,13 @@ FUZZING = [
         failing.test_what_is_skipped_is_no_failure,
     ),
     fault(
+        "a property that is marked as failing has failed",
+        "simgpu._fuzz.session_plugin:pytest_runtest_makereport",
+        'hasattr(report, "wasxfail")',
+        "False",
+        failing.test_what_is_marked_as_failing_is_no_failure,
+    ),
+    fault(
         "a property that is marked as failing takes the failures of all away",
         "simgpu._fuzz.recorder:ExampleRecorder.expected_to_fail",
         " if one.property == self._property]",
