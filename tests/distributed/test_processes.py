@@ -47,7 +47,7 @@ def test_ranks_that_differ_are_all_told_so():
             assert text.count("rank_cases.py:") == 2, text
 
 
-@pytest.mark.parametrize(("count", "leaver", "calls"), [(2, 1, 0), (3, 0, 1), (3, 2, 3)])
+@pytest.mark.parametrize(("count", "leaver", "calls"), [(2, 1, 0), (3, 0, 1), (3, 2, 2)])
 def test_a_rank_that_has_left_is_named_at_once(count, leaver, calls):
     """Long before the timeout of the group, which is a minute here; also by who follows it."""
     for rank, text in enumerate(results(count, rank_cases.left, leaver, calls)):
@@ -55,9 +55,8 @@ def test_a_rank_that_has_left_is_named_at_once(count, leaver, calls):
             continue
         assert text.startswith(f"RankLostError: call {calls + 1} of group '0', broadcast"), text
         assert f"rank {leaver} has ended or left the group" in text
-        assert ("the last call that it came to was all_reduce float32 (3,) SUM at" in text) == (
-            calls > 0
-        )
+        last = f"the last call that it came to was all_reduce float32 ({calls},) SUM at"
+        assert (last in text) == (calls > 0)
 
 
 class Backend:

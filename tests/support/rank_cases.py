@@ -339,8 +339,8 @@ def late(rank):
 
 def left(rank, leaver, calls):
     """A rank leaves the group after some calls, and ends; what the others are told of it."""
-    for _ in range(calls):
-        dist.all_reduce(torch.ones(3, device=device()))
+    for size in range(1, calls + 1):
+        dist.all_reduce(torch.ones(size, device=device()))
     return "" if rank == leaver else told(dist.broadcast, torch.ones(3, device=device()), 0)
 
 
