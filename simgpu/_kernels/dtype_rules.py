@@ -233,7 +233,8 @@ def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKe
     dtypes, its_kernel, copies_one = rule
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        dtype = kwargs.get("dtype") or args[0].dtype
+        # A number may come first: `torch.mul(2, x)` as an operator.
+        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None) or args[1].dtype
         if dtype not in dtypes and _computes(op, args, kwargs, True, copies_one):
             raise no_kernel(its_kernel, dtype)
         return kernel(*args, **kwargs)

@@ -11,8 +11,9 @@ import simgpu
 from simgpu import strategies
 from tests.support.worlds import few, schedules
 
+HAS_REGIONS = hasattr(eval_frame, "set_eval_frame_isolate_recompiles_id")
 apart = pytest.mark.skipif(
-    not hasattr(eval_frame, "set_eval_frame_isolate_recompiles_id"),
+    not HAS_REGIONS,
     reason="this release of PyTorch keeps what is compiled in one place for all threads",
 )
 FOLDED = {

@@ -13,10 +13,15 @@ DTYPES = st.sampled_from(
 
 
 @st.composite
-def coo(draw, dtype, dense):
-    """A COO tensor of 3 rows and 4 columns: coalesced or not, with no place twice if it is."""
+def coo(draw, dtype, dense, full=False):
+    """A COO tensor of 3 rows and 4 columns: coalesced or not, with no place twice if it is.
+
+    Two `full` ones have more values than numbers, unless their rows are dense.
+    """
     merged = draw(st.booleans())
-    places = st.lists(st.integers(0, 2 if dense else 11), max_size=6, unique=merged)
+    last, most = (2, 3) if dense else (11, 9)
+    least = most if full else 0
+    places = st.lists(st.integers(0, last), min_size=least, max_size=most, unique=merged)
     places = torch.tensor(draw(places), dtype=torch.int64)
     values = torch.arange(1, len(places) * (4 if dense else 1) + 1)
     if dense:
@@ -50,7 +55,8 @@ WAYS = {
 def test_a_sum_has_the_values_of_both(devices, data, dtype, dense, alpha, way):
     """In their order, and merged only where there were more of them than numbers in the tensor."""
     device = data.draw(st.sampled_from(devices))
-    x, y = (data.draw(coo(dtype, dense)) for _ in range(2))
+    full = data.draw(st.booleans())
+    x, y = (data.draw(coo(dtype, dense, full)) for _ in range(2))
     got = WAYS[way](x.to(device), y.to(device), alpha)
     assert (got.device, got.dtype, got.shape) == (device, dtype, x.shape)
     values = torch.cat((x._values(), y._values() * alpha))
