@@ -9,7 +9,7 @@ import unittest
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis.errors import HypothesisException
@@ -40,6 +40,16 @@ class ExampleRecorder:
         # What the running example said of itself through `strategies.tried`.
         self._combinations: list[tuple[int, int]] = []
         self._schedule: str | None = None
+        self._interrupted = False
+
+    def interrupt(self, *_: object) -> NoReturn:
+        """Ctrl-C: KeyboardInterrupt, now or where the next example begins.
+
+        What interrupts the garbage collector goes no further than hypothesis's callback there, and
+        that is one in eight.
+        """
+        self._interrupted = True
+        raise KeyboardInterrupt
 
     def collected(self, properties: int) -> None:
         """Take how many properties the suite has."""
@@ -73,6 +83,8 @@ class ExampleRecorder:
                 name: DrawRecorder(value) if isinstance(value, DataObject) else value
                 for name, value in arguments.items()
             }
+            if self._interrupted:
+                raise KeyboardInterrupt
             start = time.perf_counter()
             self._schedule = None
             try:

@@ -7,6 +7,8 @@ plugins: `hypothesis.inner_test` and settings profiles.
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Generator, Iterator
 
@@ -37,6 +39,21 @@ def pytest_configure(config: pytest.Config) -> None:
     _load_profile(session)
     config.stash[_SETTINGS] = session
     config.stash[_RECORDER] = ExampleRecorder(session)
+    _take_interrupts(config)
+
+
+def _take_interrupts(config: pytest.Config) -> None:
+    """Let the recorder know of Ctrl-C, until the session ends."""
+    before = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if before is not signal.default_int_handler or not in_main_thread:
+        return
+
+    def put_back() -> None:
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, config.stash[_RECORDER].interrupt)
+    config.add_cleanup(put_back)
 
 
 def _load_profile(session: SessionSettings) -> None:

@@ -28,6 +28,13 @@ def drawn_afresh(check, **arguments):
 
 FUZZING = [
     fault(
+        "an interrupt of the garbage collector is lost",
+        "simgpu._fuzz.recorder:ExampleRecorder.interrupt",
+        "self._interrupted = True",
+        "pass",
+        failing.test_an_interrupt_that_goes_no_further_ends_the_next_example,
+    ),
+    fault(
         "an interrupt while counts are written loses them",
         "simgpu._fuzz.recorder:ExampleRecorder.finish",
         "except KeyboardInterrupt:",

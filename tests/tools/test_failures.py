@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +132,35 @@ def test_an_interrupt_while_counts_are_written_loses_none(tmp_path, count):
     ):
         recorder.finish(KeyboardInterrupt())
     assert sum_tallies(tmp_path).examples["test_it"] == count
+
+
+@given(number=st.integers(1, 4), by_signal=st.booleans())
+def test_an_interrupt_that_goes_no_further_ends_the_next_example(
+    tmp_path, interruptible, number, by_signal
+):
+    """As one that came while the garbage collector was at work."""
+    recorder = ExampleRecorder(SessionSettings(str(tmp_path), (1, 8), ""))
+    cleanups, calls = contextlib.ExitStack(), []
+    config = SimpleNamespace(
+        stash={session_plugin._RECORDER: recorder}, add_cleanup=cleanups.callback
+    )
+
+    def test_it():
+        calls.append(None)
+        if len(calls) == number:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT) if by_signal else recorder.interrupt()
+
+    recorder.begin("test_it", None)
+    body = recorder.counted(item_of(test_it), test_it)
+    with cleanups:
+        session_plugin._take_interrupts(config)
+        for _ in range(number):
+            body()
+        with pytest.raises(KeyboardInterrupt):
+            body()
+    assert len(calls) == number
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @given(skip=st.sampled_from((unittest.SkipTest, pytest.skip.Exception)), reason=st.text())
