@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import simgpu
@@ -35,6 +35,8 @@ def test_the_host_waits_for_masks_alone(simulated, index, assigned, mask):
     device = simulated[0]
     x, y = torch.zeros(SIZE, device=device), torch.zeros(SIZE, device=device)
     is_mask = isinstance(index[0], bool)
+    # PyTorch refuses a number for a mask of bytes, on the CPU too.
+    assume(not (is_mask and assigned == "number" and mask is torch.uint8))
     where = torch.tensor(index, dtype=mask if is_mask else torch.long, device=device)
     count = sum(index) if is_mask else len(index)
     value = torch.ones(count, device=device) if assigned == "tensor" else 1.0
