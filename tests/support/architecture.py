@@ -263,12 +263,11 @@ def too_long(tree: Tree) -> list[str]:
 
 
 def imported_tests(tree: Tree) -> list[str]:
-    """Files that import a test file. The tables of planted faults may: they name tests."""
+    """Files that import a test file."""
     modules = modules_of(tree)
     return [
         f"{path}:{line} imports {target}: put what they share into tests/support"
         for path in modules.values()
-        if not path.startswith("tests/planted_faults/")
         for line, target in imports(path, tree, modules)
         if target.rpartition("/")[2].startswith("test_")
     ]

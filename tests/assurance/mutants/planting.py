@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType, ModuleType
 
-from tests.mutate.mutants import ROOT
+from tests.assurance.mutants.mutants import ROOT
 
 CO_NEWLOCALS = inspect.CO_NEWLOCALS
 

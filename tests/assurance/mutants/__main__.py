@@ -1,4 +1,4 @@
-"""`python -m tests.mutate [--package simgpu] [--sample N] [--seed S] [--jobs J]`"""
+"""`python -m tests.assurance.mutants [--package simgpu] [--sample N] [--seed S] [--jobs J]`"""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tqdm
 
-from tests.mutate import covering, known
-from tests.mutate.child import Verdict
-from tests.mutate.mutants import Mutant, chosen
-from tests.mutate.packages import PACKAGES, Package
-from tests.mutate.results import KILLED, Equivalents, Kept, Result, rate, report
-from tests.mutate.servers import Servers
+from tests.assurance.mutants import covering
+from tests.assurance.mutants.child import Verdict
+from tests.assurance.mutants.mutants import Mutant, chosen
+from tests.assurance.mutants.packages import PACKAGES, Package
+from tests.assurance.mutants.results import Kept, Result, rate, report
+from tests.assurance.mutants.servers import Servers
 
 T = TypeVar("T")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutate",
+        prog="python -m tests.assurance.mutants",
         description="Make small mistakes in a package, one at a time, and see whether a test "
         "notices. Survivors are printed; what has been tried is kept in .mutation/, so that a run "
         "that was stopped goes on. The exit status is 1 if too few were killed (--floor).",
@@ -54,14 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PERCENT",
         help="of the mutants tried that have to be killed; judged if half of the sample was tried",
     )
-    add(
-        "--equivalent",
-        action="store_true",
-        help="try the mutants of equivalent.toml, which have to survive",
-    )
     add("--survivors", action="store_true", help="only those that earlier runs have left alive")
-    add("--known", action="store_true", help="try those of killed.jsonl, each with its one test")
-    add("--keep", type=int, metavar="N", help="write N of the kills found to killed.jsonl")
     add("--afresh", action="store_true", help="forget what earlier runs found out")
     return parser
 
@@ -86,7 +79,6 @@ class Campaign:
         self.servers = Servers(package, jobs)
         self.map = covering.Map()
         self.kept = Kept(package.name)
-        self.equivalents = Equivalents()
         self.sound: dict[str, bool] = {}
         self.deadline = math.inf
 
@@ -94,7 +86,6 @@ class Campaign:
         """Ask what each test costs and runs."""
         with self.servers.one("warm") as server:
             tests = server.ask("tests")
-            self.map.planted = server.ask("planted")
         with self.servers.one("fresh") as server:
             found = server.ask("imported", folders=self.package.folders)
             self.map.imported = {file: int(bits, 16) for file, bits in found.items()}
@@ -158,24 +149,6 @@ class Campaign:
             raise RuntimeError(f"the tests imported {mutant.path} without the mutant: {tests}")
         return Verdict(**answer)
 
-    def try_known(self, pool: ThreadPoolExecutor, folders: Sequence[str], options: Any) -> int:
-        """Whether each of the known mutants is killed by its test; half of all have to fit yet."""
-
-        def ask(mutant: Mutant, test: str) -> Verdict:
-            self.map.costs.setdefault(test, 1.0)
-            return self._ask("warm", mutant, [test], mutant.text)
-
-        with self.servers.one("warm") as server:
-            again = known.Again(ask, frozenset(server.ask("tests")))
-        fitting = again.fitting(chosen(folders, None, options.seed))
-        work = [functools.partial(again.run, it) for it in fitting[: options.sample]]
-        found = _progress(pool, work, "known mutants")
-        print("\n".join(known.report(found, len(again.known))))
-        if not (options.only or options.tests) and 2 * len(fitting) < len(again.known):
-            print("more than half of them are no more: keep others (--keep)")
-            return 1
-        return int(any(verdict.status not in KILLED for _, verdict in found))
-
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
@@ -186,38 +159,22 @@ def main(arguments: Sequence[str]) -> int:
         package = dataclasses.replace(package, tests=tuple(options.tests))
     folders = options.only or package.folders
     campaign = Campaign(package, options.jobs, options.budget)
-    if options.known:
-        try:
-            with ThreadPoolExecutor(options.jobs) as pool:
-                return campaign.try_known(pool, folders, options)
-        finally:
-            campaign.servers.close()
     mutants = chosen(folders, options.sample, options.seed)
     if options.survivors:
         mutants = [mutant for mutant in mutants if campaign.kept.survived(mutant)]
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
             campaign.measure(pool)
-            equivalent = campaign.equivalents.reason
-            work = [
-                functools.partial(campaign.run, mutant)
-                for mutant in mutants
-                if (equivalent(mutant) is not None) == options.equivalent
-            ]
+            work = [functools.partial(campaign.run, mutant) for mutant in mutants]
             if options.minutes is not None:
                 campaign.deadline = time.monotonic() + 60 * options.minutes
             results = [found for found in _progress(pool, work, "mutants") if found is not None]
     finally:
         campaign.servers.close()
     results.sort(key=lambda result: (result.mutant.path, result.mutant.start, result.mutant.new))
-    print("\n".join(report(results, len(mutants) - len(work))))
-    if options.keep:
-        warm = [it for it in results if not campaign.map.runs_at_import(it.mutant)]
-        print(f"{known.write(warm, options.keep)} kills are kept in {known.TABLE.name}")
+    print("\n".join(report(results)))
     if len(results) < len(work):
         print(f"no time was left for {len(work) - len(results)} mutants")
-    if options.equivalent:
-        return int(any(result.killed for result in results))
     judged = options.floor is not None and 2 * len(results) >= len(work)
     return int(judged and 100 * rate(results) < options.floor)
 

@@ -1,27 +1,19 @@
-"""What became of each mutant: kept between runs, judged by a table, and told at the end."""
+"""What became of each mutant: kept between runs, and reported at the end as a score."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tests.mutate.child import Verdict
-from tests.mutate.covering import KEPT, digest
-from tests.mutate.mutants import Mutant, mutants_of
+from tests.assurance.mutants.child import Verdict
+from tests.assurance.mutants.covering import KEPT, digest
+from tests.assurance.mutants.mutants import Mutant
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-TABLE = Path(__file__).with_name("equivalent.toml")
 KILLED = ("killed", "timeout", "crashed")
 
 
@@ -108,42 +100,8 @@ def _stamp(test: str) -> str:
     return hashlib.sha256(f"{test} {digest(test.split('::')[0])}".encode()).hexdigest()[:12]
 
 
-class Equivalents:
-    """The table of mutants that are the same to everyone who calls, each with the reason."""
-
-    def __init__(self, path: Path = TABLE) -> None:
-        self.rows = tomllib.loads(path.read_text(encoding="utf-8")).get("equivalent", [])
-        self.reasons = {
-            (row["file"], row["in"], row["line"], becomes): row["reason"]
-            for row in self.rows
-            for becomes in ([row["becomes"]] if isinstance(row["becomes"], str) else row["becomes"])
-        }
-
-    def reason(self, mutant: Mutant) -> str | None:
-        return self.reasons.get(_key(mutant))
-
-    def stale(self) -> list[str]:
-        """Rows that fit no mutant: their line has changed."""
-        files = {file for file, *_ in self.reasons}
-        there = {_key(mutant) for path in files for mutant in mutants_of(path)}
-        return [
-            f"{file}, in {scope}: {line!r} becoming {becomes!r}"
-            for file, scope, line, becomes in self.reasons
-            if (file, scope, line, becomes) not in there
-        ]
-
-
-def _key(mutant: Mutant) -> tuple[str, str, str, str]:
-    return mutant.path, mutant.scope, squeezed(mutant.before), squeezed(mutant.after)
-
-
-def squeezed(text: str) -> str:
-    """The text with single blanks, so that a table can hold what stands on several lines."""
-    return " ".join(text.split())
-
-
-def report(results: Sequence[Result], others: int = 0) -> list[str]:
-    """The lines of the report: survivors with their place and change, and the figures."""
+def report(results: Sequence[Result]) -> list[str]:
+    """The lines of the report: survivors with their line and change, and a score per folder."""
     lines = []
     for it in results:
         if it.killed:
@@ -154,13 +112,17 @@ def report(results: Sequence[Result], others: int = 0) -> list[str]:
         )
         where = f"{mutant.path}:{mutant.line} in {mutant.scope or 'the module'}"
         lines += [f"survived: {where} ({mutant.operator}; {ran})", mutant.diff()]
+    by_folder: dict[str, list[Result]] = {}
+    for it in results:
+        by_folder.setdefault(it.mutant.path.rpartition("/")[0], []).append(it)
+    return [*lines, *(_score(*each) for each in sorted(by_folder.items())), _score("all", results)]
+
+
+def _score(name: str, results: Sequence[Result]) -> str:
     statuses = Counter(it.verdict.status for it in results if it.killed)
-    how = ", ".join(f"{count} {name}" for name, count in sorted(statuses.items()))
-    lines.append(
-        f"{sum(statuses.values())} of {len(results)} mutants killed: {100 * rate(results):.1f} % "
-        f"({how or 'none'}); {others} more were left out by equivalent.toml"
-    )
-    return lines
+    how = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    killed = f"{sum(statuses.values())} of {len(results)} mutants killed"
+    return f"{name}: {killed}: {100 * rate(results):.1f} % ({how or 'none'})"
 
 
 def rate(results: Sequence[Result]) -> float:

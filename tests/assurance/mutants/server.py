@@ -1,7 +1,7 @@
 """A process that has imported and collected once, and forks a child for each mutant.
 
-`python -m tests.mutate.server warm FD FOLDERS` has the package and its tests in memory, so that a
-child begins with its first test. `... fresh FD` has imported only what is not mutated: its
+`python -m tests.assurance.mutants.server warm FD FOLDERS` has the package and its tests in memory,
+so that a child begins with its first test. `... fresh FD` has imported only what is not mutated: its
 children import package and tests anew, for what runs when a module is imported. Requests and
 answers are lines of JSON on the socket FD.
 """
@@ -21,9 +21,9 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from tests.mutate import child, measuring
-from tests.mutate.mutants import ROOT
-from tests.mutate.planting import Unreached, functions_by_file, is_bypassed, plant
+from tests.assurance.mutants import child, measuring
+from tests.assurance.mutants.mutants import ROOT
+from tests.assurance.mutants.planting import Unreached, functions_by_file, is_bypassed, plant
 
 # Tests of processes that they start see no mutant that is in this one's memory.
 EXAMPLES = "MUTATE_EXAMPLES"
@@ -77,35 +77,6 @@ class Server:
     def tests(self) -> list[str]:
         """The tests that are in this process."""
         return [name for name, it in self.items.items() if not PROCESSES & set(_fixtures(it))]
-
-    def planted(self) -> dict[str, list[str]]:
-        """The tests that notice a planted fault, by "file:function" that the fault is in.
-
-        A child finds out, since it imports much that the others shall import by themselves.
-        """
-        return self._from_child(self._planted)  # type: ignore[no-any-return]
-
-    def _planted(self) -> dict[str, list[str]]:
-        from tests.planted_faults.faults import FAULTS
-
-        by_function: dict[Any, list[str]] = {}
-        for name in self.tests():
-            by_function.setdefault(getattr(self.items[name], "function", None), []).append(name)
-        found: dict[str, list[str]] = {}
-        for fault in FAULTS:
-            function = getattr(fault.caught_by, "func", fault.caught_by)
-            wanted = getattr(fault.caught_by, "keywords", {}).items()
-            for name in by_function.get(function, ()):
-                call = getattr(self.items[name], "callspec", None)
-                given = call.params if call else {}
-                if all(given.get(key, value) == value for key, value in wanted):
-                    for edit in fault.edits:
-                        module, _, place = edit.where.partition(":")
-                        path = getattr(sys.modules.get(module), "__file__", None)
-                        if path:
-                            key = f"{os.path.relpath(path, ROOT)}:{place}"
-                            found.setdefault(key, []).append(name)
-        return found
 
     def measure(self, tests: list[str], folders: list[str]) -> Any:
         """What each of the tests costs, and which lines it runs."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import libcst as cst
 from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, PositionProvider
 
-from tests.mutate import operators
+from tests.assurance.mutants import operators
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""Which tests are run for a mutant: those that run its line, the most telling first.
+"""Which tests are run for a mutant: those that run its line, in an order that finds a kill soon.
 
 What the tests run is measured once, by file of tests, and kept in a folder that git ignores, by
 the hash of the package, of the helpers of the tests, and of the file itself.
@@ -17,10 +17,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.mutate.mutants import ROOT, Mutant
+from tests.assurance.mutants.mutants import ROOT, Mutant
 
 KEPT = ROOT / ".mutation"
-SHARED = ("conftest.py", "tests/conftest.py", "tests/support", "tests/mutate/measuring.py")
+SHARED = (
+    "conftest.py",
+    "tests/conftest.py",
+    "tests/support",
+    "tests/assurance/mutants/measuring.py",
+)
 
 
 @cache
@@ -43,8 +48,6 @@ class Map:
     """File, test, bits."""
     failed: set[str] = field(default_factory=set)
     imported: dict[str, int] = field(default_factory=dict)
-    planted: dict[str, list[str]] = field(default_factory=dict)
-    """Tests that notice a planted fault, by "file:function" that it is in."""
 
     def add(self, measured: dict[str, Any]) -> None:
         self.failed.update(measured["failed"])
@@ -74,13 +77,8 @@ class Map:
             if tests and not (mutant.defining and place == "line"):
                 function = _span(mutant.around[0], min(mutant.around[1], 1 << 16))
                 ways = {test: here[test] & function for test in tests}
-                return self.telling_first(mutant, self.in_order(tests, ways)), place
+                return self.in_order(tests, ways), place
         return [], "file"
-
-    def telling_first(self, mutant: Mutant, tests: Sequence[str]) -> list[str]:
-        """Those that notice a fault planted in its function come before all others."""
-        telling = set(self.planted.get(f"{mutant.path}:{mutant.scope}", ()))
-        return sorted(tests, key=lambda test: test not in telling)
 
     def in_order(self, tests: Iterable[str], ways: Mapping[str, int]) -> list[str]:
         """The quickest test of each way through the function, then the next quickest of each.

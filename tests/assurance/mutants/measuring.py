@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mutate.child import Reporter, run_items
-from tests.mutate.mutants import ROOT, files_of
-from tests.mutate.planting import module_name
+from tests.assurance.mutants.child import Reporter, run_items
+from tests.assurance.mutants.mutants import ROOT, files_of
+from tests.assurance.mutants.planting import module_name
 
 
 @contextlib.contextmanager

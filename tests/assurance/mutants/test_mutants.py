@@ -1,7 +1,6 @@
 """The mutants are real changes, the same for a seed, and reach the code that is in memory."""
 
 import importlib
-import json
 import os
 import sys
 import threading
@@ -9,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.mutate import child, covering, known, mutants, planting
-from tests.mutate.child import Verdict
-from tests.mutate.results import Equivalents, Kept, Result
+from tests.assurance.mutants import child, covering, mutants, planting
+from tests.assurance.mutants.child import Verdict
+from tests.assurance.mutants.results import Kept
 
 SOURCE = '''\
 """A documented number: 1 + 1."""
@@ -111,7 +110,7 @@ def test_a_mutant_reaches_functions_in_memory_and_modules_that_are_not(source):
 
 
 def test_a_survivor_is_tried_by_other_tests_only(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.mutate.results.KEPT", tmp_path)
+    monkeypatch.setattr("tests.assurance.mutants.results.KEPT", tmp_path)
     monkeypatch.setattr(covering, "ROOT", tmp_path)
     survivor, killed, other, *_ = mutants.mutants_of(source)
     for name in ("test_a.py", "test_b.py"):
@@ -178,44 +177,3 @@ def test_a_child_ends_with_ctrl_c(tmp_path, monkeypatch, begun):
             child.listen(process, heard)
     with pytest.raises(ChildProcessError):
         os.waitpid(process, os.WNOHANG)
-
-
-def test_every_row_of_the_table_of_equivalents_fits_a_mutant():
-    table = Equivalents()
-    assert table.stale() == []
-    assert all(row["reason"] for row in table.rows)
-
-
-def test_known_mutants_are_tried_with_the_test_that_killed_them(source, tmp_path):
-    found = mutants.mutants_of(source)
-    results = [
-        Result(mutant, Verdict(status, 1, f"test_{at}"), 1, 1, "line")
-        for at, mutant in enumerate(found)
-        for status in [("killed", "survived", "timeout")[at % 3]]
-    ]
-    path = tmp_path / "killed.jsonl"
-    assert known.write(results, 3, path) == 3
-    tests = {it.identity: f"test_{at}" for at, it in enumerate(found) if at in (0, 3, 6)}
-    assert known.read(path) == tests
-
-    asked = []
-
-    def ask(mutant, test):
-        asked.append((mutant.identity, test))
-        return Verdict("survived" if test == "test_3" else "killed", 1, test)
-
-    again = known.Again(ask, frozenset({"test_0", "test_3"}), known.read(path))
-    tried = [again.run(mutant) for mutant in again.fitting(found)]
-    assert dict(asked) == {name: test for name, test in tests.items() if test != "test_6"}
-    *_, survivor, diff, figures = known.report(tried, len(again.known))
-    assert survivor.startswith(f"survived: {source}:")
-    assert diff == found[3].diff()
-    assert figures == "1 of 2 mutants killed again; 3 are known"
-
-
-def test_the_known_mutants_are_there():
-    """As many as `.ci/run` needs: the others have gone with their lines."""
-    table = known.read()
-    paths = {row["file"] for row in map(json.loads, known.TABLE.read_text().splitlines())}
-    there = {mutant.identity for path in sorted(paths) for mutant in mutants.mutants_of(path)}
-    assert 2 * len(table.keys() & there) >= len(table) >= 100

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tests.mutate.mutants import ROOT
-from tests.mutate.packages import Package
+from tests.assurance.mutants.mutants import ROOT
+from tests.assurance.mutants.packages import Package
 
 
 class Server:
@@ -32,7 +32,14 @@ class Server:
         log.parent.mkdir(exist_ok=True)
         with theirs, log.open("a") as output:
             number = theirs.fileno()
-            words = ["-m", "tests.mutate.server", kind, str(number), package.name, *package.tests]
+            words = [
+                "-m",
+                "tests.assurance.mutants.server",
+                kind,
+                str(number),
+                package.name,
+                *package.tests,
+            ]
             self.process = subprocess.Popen(
                 [sys.executable, *words],
                 pass_fds=[number],
