@@ -1,7 +1,8 @@
 """Hypothesis profiles and pytest settings of the whole suite, and its option `--record`.
 
-The devices come from the plugin (`simgpu/pytest_plugin.py`); this file says how many examples a
-property gets, and turns a session into one that records what hardware does. Choose a profile with
+The devices come from the plugin (`simgpu/pytest_plugin.py`), the tiers `--full` and `--assurance`
+from another (`tests/support/tiers.py`); this file says how many examples a property gets, and turns
+a session into one that records what hardware does. Choose a profile with
 `pytest --hypothesis-profile=dev` (or `fuzz`).
 """
 
@@ -22,7 +23,7 @@ except ModuleNotFoundError as error:
         "python -m pip install -c constraints.txt -e '.[test]'"
     )
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.support.tiers"]
 
 # Intel's library (MKL) picks its kernels by where in memory a matrix begins, and their sums differ
 # in the last bit. The suite compares bits of tensors at different addresses, so it asks for the
@@ -46,16 +47,18 @@ if sys.dont_write_bytecode and sys.pycache_prefix is None:
 # subset of their own and leave nothing behind: hypothesis cannot know that the sharing is intended.
 SHARED_DEVICES = [HealthCheck.function_scoped_fixture]
 
-# The same examples on every run, so that a red build is red for everyone.
+# The same examples on every run, so that a red build is red for everyone; those of the default tier
+# are the first ones of the full one.
 settings.register_profile(
     "ci",
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=25,
+    max_examples=10,
     print_blob=True,
     suppress_health_check=SHARED_DEVICES,
 )
+settings.register_profile("full", settings.get_profile("ci"), max_examples=25)
 settings.register_profile(
     "dev", deadline=None, max_examples=100, suppress_health_check=SHARED_DEVICES
 )
@@ -80,6 +83,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if config.getoption("--full") and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("full")
     path = config.getoption("--record")
     if path is None:
         return
