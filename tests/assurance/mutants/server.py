@@ -1,8 +1,8 @@
 """A process that has imported and collected once, and forks a child for each mutant.
 
 `python -m tests.assurance.mutants.server warm FD FOLDERS` has the package and its tests in memory,
-so that a child begins with its first test. `... fresh FD` has imported only what is not mutated: its
-children import package and tests anew, for what runs when a module is imported. Requests and
+so that a child begins with its first test. `... fresh FD` has imported only what is not mutated:
+its children import package and tests anew, for what runs when a module is imported. Requests and
 answers are lines of JSON on the socket FD.
 """
 
