@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from simgpu._memory.host_aliases import bytes_of, host_empty
 from simgpu._memory.ownership import with_bits
-from simgpu._memory.storage_state import SharedMemory, StorageState, known_state, state_of
+from simgpu._memory.storage_state import Memory, SharedMemory, StorageState, known_state, state_of
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._native.storage_layout import swap_memory
 from simgpu._runtime import executors, world
@@ -42,14 +42,12 @@ def shared_memory_of(storage: torch.UntypedStorage) -> SharedMemory:
     world.device(storage.device.index)
     with _lock:
         state = state_of(storage)
-        if state.shared is None:
-            state.shared = _move_to_shared_memory(storage, state)
-        return state.shared
+        return state.memory.shared or _move_to_shared_memory(storage, state)
 
 
 def _move_to_shared_memory(storage: torch.UntypedStorage, state: StorageState) -> SharedMemory:
     nbytes, index = storage.nbytes(), storage.device.index
-    if state.exported or state.extent > nbytes:
+    if state.exported or state.memory.extent > nbytes:
         what = "was exported (DLPack, or a slice of the storage)" if state.exported else "shrank"
         raise UnsupportedError(
             f"a tensor on {storage.device} whose memory {what} cannot be sent to another process: "
@@ -60,9 +58,10 @@ def _move_to_shared_memory(storage: torch.UntypedStorage, state: StorageState) -
     executors.finish()
     # Not by `launch`: CUDA sends an address, and no kernel runs.
     copy_(HOST_KEYS, bytes_of(fresh, nbytes, index), bytes_of(storage, nbytes, index))
-    swap_memory(storage, fresh)  # which has the memory from before now
+    shared = SharedMemory(host, sharing_strategy(), fresh)  # `fresh` gets the memory from before
     _remember_device_storage(host, storage)
-    return SharedMemory(host, sharing_strategy(), fresh)
+    swap_memory(storage, fresh, state, state.memory._replace(shared=shared))
+    return shared
 
 
 def on_shared_memory(host: torch.UntypedStorage, index: int, strategy: str) -> torch.UntypedStorage:
@@ -76,10 +75,11 @@ def on_shared_memory(host: torch.UntypedStorage, index: int, strategy: str) -> t
         if known is not None:
             storage = torch.UntypedStorage._new_with_weak_ptr(known.cdata)
             state = None if storage is None else known_state(storage)
-            if state is not None and state.shared is not None and state.shared.host is host:
+            shared = None if state is None else state.memory.shared
+            if shared is not None and shared.host is host:
                 return storage
         storage = _over(host, index)
-        state_of(storage).shared = SharedMemory(host, strategy, None)
+        state_of(storage).memory = Memory(shared=SharedMemory(host, strategy, None))
         _remember_device_storage(host, storage)
         return storage
 

@@ -8,7 +8,7 @@ lives. Most storages have no such object; it is made for the first thing that ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,24 +29,34 @@ class SharedMemory:
     """What the storage stood on before, which is in the ledger; None where it was received."""
 
 
+class Memory(NamedTuple):
+    """Facts about the memory that a storage has now; replaced together with that memory."""
+
+    extent: int = 0
+    """Of a storage that has shrunk: the most bytes it ever had."""
+
+    counted: torch.UntypedStorage | None = None
+    """Of a storage that has shrunk: the storage that the device counts in its place."""
+
+    outlived: tuple[torch.UntypedStorage, ...] = ()
+    """Memory that resizes replaced while something else pointed into it (`exported`)."""
+
+    shared: SharedMemory | None = None
+    """Of a storage that was sent to another process, or received."""
+
+
 class StorageState:
     """What is known of a storage beyond what PyTorch knows."""
 
-    __slots__ = ("counted", "exported", "extent", "outlived", "pinned", "shared")
+    __slots__ = ("exported", "memory", "pinned")
 
     def __init__(self) -> None:
         # Host memory that counts as pinned.
         self.pinned = False
-        # Whether something points into the memory without standing on the storage: a slice of the
-        # storage, or a DLPack capsule. Then `outlived` keeps the memory that resizes replaced.
+        # Whether something points into the memory without using the storage: a slice of the
+        # storage, or a DLPack capsule.
         self.exported = False
-        self.outlived: tuple[torch.UntypedStorage, ...] = ()
-        # Of a storage that has shrunk: the most bytes it ever had, and the storage that is entered
-        # in the device's ledger in its place.
-        self.extent = 0
-        self.counted: torch.UntypedStorage | None = None
-        # Of a storage that was sent to another process, or received.
-        self.shared: SharedMemory | None = None
+        self.memory = Memory()
 
 
 def known_state(storage: torch.UntypedStorage) -> StorageState | None:

@@ -10,7 +10,7 @@ import torch
 
 from simgpu._memory.host_aliases import bytes_of, host_empty
 from simgpu._memory.ownership import adopt, make_sure_of_room
-from simgpu._memory.storage_state import state_of
+from simgpu._memory.storage_state import Memory, state_of
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._native.storage_layout import set_size, swap_memory
 from simgpu._runtime import executors
@@ -55,7 +55,7 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
         return
     state = state_of(storage)
     kept = min(old, nbytes)
-    extent = max(old, nbytes, state.extent)
+    extent = max(old, nbytes, state.memory.extent)
     counted = new_storage(nbytes, index)
     fresh = counted
     if nbytes < extent:
@@ -64,16 +64,14 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
         fresh = relabel(host, LABELS[index]).untyped_storage()
     if kept:
         launch(_COPY, index, (bytes_of(fresh, kept, index), bytes_of(storage, kept, index)), {})
-    swap_memory(storage, fresh)  # which has the old memory now, and ends it with this call
-    state.shared = None  # other processes keep what they received
-    if state.exported:
-        state.outlived += (fresh,)
+    # The memory from before is in `fresh` after the swap, and ends with this call. Other processes
+    # keep what they received.
+    outlived = (*state.memory.outlived, fresh) if state.exported else ()
+    memory = Memory(outlived=outlived)
     if nbytes < extent:
-        set_size(storage, nbytes)
-        state.extent = extent
-        state.counted = counted
-    else:
-        state.counted = None
+        set_size(fresh, nbytes)
+        memory = Memory(extent, counted, outlived)
+    swap_memory(storage, fresh, state, memory)
 
 
 def copy_on_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:

@@ -49,8 +49,13 @@ def _memory_offset() -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Let two storages of one device change places: whoever stands on `one` sees the other's bytes.
+def swap_memory(
+    one: torch.UntypedStorage, other: torch.UntypedStorage, state: Any, memory: object
+) -> None:
+    """Swap the memory of two storages of one device, and set `state.memory` to `memory`.
+
+    A signal handler runs before all of it or after all of it: CPython calls handlers where a
+    function begins, a call returns or a loop repeats, and the last two lines do none of these.
 
     Raises UnsupportedError, and changes nothing, where this PyTorch's storages are not understood.
     """
@@ -60,12 +65,12 @@ def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
     if understood != [True, True] or one.device != other.device:
         raise UnsupportedError(
             f"a {DEVICE_TYPE} storage cannot be resized with torch {torch.__version__}, whose "
-            "storages are laid out otherwise than simgpu knows: make a new tensor instead"
+            "storages have a memory layout that simgpu does not know: make a new tensor instead"
         )
-    first, second = starts
-    for word in range(_MEMORY_WORDS):
-        at, to = first + word, second + word
-        words[at], words[to] = words[to], words[at]
+    a, b = starts
+    c, d = a + _MEMORY_WORDS, b + _MEMORY_WORDS
+    words[a:c], words[b:d] = words[b:d], words[a:c]
+    state.memory = memory
 
 
 def set_size(storage: torch.UntypedStorage, nbytes: int) -> None:

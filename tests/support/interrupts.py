@@ -19,17 +19,46 @@ class Interrupter:
 
     def __call__(self, frame, event, argument) -> None:
         if event in ("call", "c_return"):
-            self.passed += 1
-            if self.passed == self.at:
-                raise Interrupt
+            self.count()
+
+    def count(self) -> None:
+        self.passed += 1
+        if self.passed == self.at:
+            raise Interrupt
 
     def __enter__(self):
-        self.outer, self.collects = sys.getprofile(), gc.isenabled()
+        self.outer, self.collects = (sys.getprofile(), sys.gettrace()), gc.isenabled()
         gc.disable()
         sys.setprofile(self)
         return self
 
     def __exit__(self, *_):
-        sys.setprofile(self.outer)
+        profile, trace = self.outer
+        sys.setprofile(profile)
+        sys.settrace(trace)
         if self.collects:
             gc.enable()
+
+
+class LoopInterrupter(Interrupter):
+    """Raises also where a loop repeats, which Python does not report to a profile function."""
+
+    def __enter__(self):
+        super().__enter__()
+        sys.settrace(self.trace)
+        return self
+
+    def trace(self, frame, event, argument):
+        frame.f_trace_lines = True
+        return self.lines(frame.f_lineno)
+
+    def lines(self, last):
+        def trace(frame, event, argument):
+            nonlocal last
+            if event == "line":
+                repeats, last = frame.f_lineno <= last, frame.f_lineno
+                if repeats:
+                    self.count()
+            return trace
+
+        return trace
