@@ -19,6 +19,8 @@ The files and folders, from the bottom up (docs/architecture.md says which may i
     state_dicts     the prefix that wrapping puts before names
 
 Nothing here imports anything but torch and the standard library.
+
+May import: `data_parallel`, `replicate`, `scatter_gather`, `comm`, `parallel_apply`, `state_dicts`.
 """
 
 from dataparallel import comm

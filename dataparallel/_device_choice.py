@@ -2,6 +2,8 @@
 
 Defaults, ids that have to be of one type, and the warning about unequal devices. What a single id
 means is decided in `_devices`.
+
+May import: `_devices`, `torch`.
 """
 
 from __future__ import annotations

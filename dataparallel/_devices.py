@@ -3,6 +3,8 @@
 The only file that turns what callers write (`0`, `"cuda:1"`, `torch.device("cuda", 1)`) into full
 `torch.device` objects; everything else in this package carries those. A CPU device is always the
 plain `torch.device("cpu")`: it has no index, no streams and nothing to be made current.
+
+May import: `torch`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 A call scatters, replicates, applies and gathers, in this order; each of these steps is a
 method that a subclass may replace. This file checks the module and keeps, between calls, the plan
 from which its replicas are built.
+
+May import: `scatter_gather`, `_replication`, `parallel_apply`, `_device_choice`, `_transfer`,
+`_devices`, `torch`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 How one replica is called, and how the failures of several become one exception. The threads are
 those of `_threads.worker_pool`; what they take over from the caller is in `_threads.caller_state`.
+
+May import: `_structure`, `_devices`, `_threads`, `torch`.
 """
 
 from __future__ import annotations

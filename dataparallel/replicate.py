@@ -1,6 +1,8 @@
 """`replicate`: copies of a module on several devices.
 
 The public function; how a replica is built is in `_replication.plan`.
+
+May import: `_replication`, `_devices`, `torch`.
 """
 
 from __future__ import annotations

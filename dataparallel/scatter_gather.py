@@ -3,6 +3,8 @@
 `scatter` and `scatter_kwargs` collect the leaves of a structure, cut those that have a batch
 dimension and repeat the others; `gather` follows the structure of the first output. What a
 structure is, is decided in `_structure.trees`; single tensors are moved by `_transfer`.
+
+May import: `comm`, `_structure`, `_transfer`, `_devices`, `torch`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Add and remove the `module.` prefix of the names in a state dict of a wrapped module."""
+"""Add and remove the `module.` prefix of the names in a state dict of a wrapped module.
+
+May import: `torch`.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
     with simgpu.devices(4) as devices:
         x = torch.randn(8, 2, device="simgpu:1")
 
-The folders, from the ground up; each imports only what is above it here (docs/architecture.md has
-the table, which a test compares with every import):
+The folders, from the ground up; each imports only what is above it here:
 
     errors, comm    public: every error; the order in which simulated NCCL reductions add
     _naming, _patches, _class_proxies   the device type's name; tables of monkey patches
@@ -34,6 +33,10 @@ Beside it, for tests:
 
 Importing this package does not import torch; the first use of a public name does. It never
 imports dataparallel.
+
+May import: `_ranks`, `_startup`, `_cuda`, `_backend/devices`, `_simulation/asynchronous`,
+`_simulation/timing`, `_backend/device_module`, `_simulation/failures`, `_simulation/schedules`,
+`_profiling`, `_simulation/races`, `_runtime`, `errors`, `strategies`, `comm`.
 """
 
 from __future__ import annotations

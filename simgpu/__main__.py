@@ -1,6 +1,8 @@
 """The command line: `simgpu COMMAND`, or `python -m simgpu COMMAND`.
 
 Each command is a file in `simgpu/_cli`.
+
+May import: `_cli`.
 """
 
 from __future__ import annotations

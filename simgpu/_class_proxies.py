@@ -2,6 +2,8 @@
 
 A class written in C++ cannot be given another `__new__`. So a subclass of it takes over its name in
 torch, and answers `isinstance` and `issubclass` as the stock class would.
+
+May import: nothing.
 """
 
 from __future__ import annotations

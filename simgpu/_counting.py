@@ -1,4 +1,7 @@
-"""How many there are of something, in the words of a message or a table."""
+"""How many there are of something, in the words of a message or a table.
+
+May import: nothing.
+"""
 
 from __future__ import annotations
 

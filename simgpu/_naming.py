@@ -1,4 +1,7 @@
-"""The name of the device type, "simgpu", and the names that a program may use for it ("cuda")."""
+"""The name of the device type, "simgpu", and the names that a program may use for it ("cuda").
+
+May import: nothing.
+"""
 
 from __future__ import annotations
 

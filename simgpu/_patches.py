@@ -4,6 +4,8 @@ Whatever simgpu replaces stands in a table: a sequence of `Patch` and `Action` r
 reason, which `Patches.apply` puts in place from the first to the last. docs/replaced_names.md lists
 all rows, and a test compares them with the attributes that really change. Only the standard library
 may be imported here.
+
+May import: nothing.
 """
 
 from __future__ import annotations

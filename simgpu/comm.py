@@ -9,6 +9,8 @@ of them:
 
 While a model other than "ordered" is on, `torch.cuda.nccl.is_available` says yes for tensors on
 distinct simulated devices, and `torch.cuda.nccl.reduce` adds as the model says.
+
+May import: `torch`.
 """
 
 from __future__ import annotations

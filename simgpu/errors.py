@@ -2,6 +2,8 @@
 
 Each class also derives from the built-in (or torch) type that the same mistake raises on real
 GPUs, so that code written for CUDA catches it without knowing about simgpu.
+
+May import: `_naming`, `torch`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Here are the hooks and the fixtures that pytest looks up by name; what they do is in the files of
 `simgpu/_pytest`. The plugin is loaded in every pytest session of an environment that has simgpu
 installed, so it imports torch only when a test (or an option naming real GPUs) needs it.
+
+May import: `_pytest`, `_counting`, `torch`, `pytest`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@
 All of them shrink: to the fewest devices in their given order, the smallest batch, float32, the
 contiguous layout, the network of one layer. Nothing here makes a device or names a device type.
 Needs hypothesis (`pip install hypothesis`); importing simgpu does not.
+
+May import: `_counting`, `_testing`, `torch`, `hypothesis`.
 """
 
 from __future__ import annotations

@@ -3,5 +3,5 @@
 `install` registers it all, once per process. `device_module` is `torch.simgpu`, and
 `torch_patches` has every attribute of torch that is replaced for good.
 
-May import: `_runtime`, `_random`, `_native`, `errors`, `_naming`, `torch`.
+May import: `_native`, `_runtime`, `errors`, `_naming`, `_random`, `torch`.
 """

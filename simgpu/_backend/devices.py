@@ -1,4 +1,7 @@
-"""`simgpu.devices(n)`: a context manager that makes n simulated devices."""
+"""`simgpu.devices(n)`: a context manager that makes n simulated devices.
+
+May import: `_backend/install`, `_backend`, `_runtime`, `_models`, `torch`.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ traced, except those about streams and generators, where the graph breaks.
 
 The marks are kept with the code objects (`torch._C._dynamo.eval_frame`), so the compiler itself
 need not be imported for them, which would take a second.
+
+May import: `_backend/device_module`, `torch`.
 """
 
 from __future__ import annotations

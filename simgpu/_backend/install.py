@@ -1,4 +1,8 @@
-"""Register "simgpu" with PyTorch, once per process: device type, guard, kernels, patches."""
+"""Register "simgpu" with PyTorch, once per process: device type, guard, kernels, patches.
+
+May import: `_backend/dynamo`, `_backend/torch_patches`, `_backend/device_module`, `_kernels`,
+`_backend`, `_distributed`, `_memory`, `_native`, `_runtime`, `errors`, `_naming`, `torch`.
+"""
 
 from __future__ import annotations
 

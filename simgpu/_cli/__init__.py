@@ -4,7 +4,7 @@ One file per command, with its arguments and one call. `run_script` is what `sim
 `describe` what `simgpu info` calls; `estimates` is `simgpu run --clock`. What a command needs is
 imported when it runs.
 
-May import: `_startup`, `_profiling`, `_simulation/asynchronous`, `_simulation/races`,
-`_simulation/timing`, `_backend/install`, `_native`, `_models`, `_runtime`, `_fuzz`, `_pytest`,
-`errors`, `_naming`, `torch`.
+May import: `_pytest`, `_startup`, `_backend/devices`, `_simulation/asynchronous`,
+`_simulation/timing`, `_profiling`, `_simulation/races`, `_native`, `_runtime`, `_fuzz`, `_models`,
+`errors`, `_counting`, `_naming`, `torch`.
 """

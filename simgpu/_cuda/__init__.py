@@ -2,6 +2,7 @@
 
 Each file has a table of replaced attributes; at the end of the block all of them are put back.
 
-May import: `_backend/install`, `_backend/device_module`, `_backend`, `_distributed`,
-`_kernels`, `_memory`, `_runtime`, `_models`, `_native`, `errors`, `_naming`, `torch`.
+May import: `_backend/devices`, `_backend/dynamo`, `_backend/device_module`, `_kernels`, `_backend`,
+`_distributed`, `_memory`, `_native`, `_runtime`, `_models`, `errors`, `_naming`, `_patches`,
+`torch`.
 """

@@ -29,5 +29,5 @@ restarts            the store of ranks that torchrun starts again
 PyTorch's C++ dispatches each collective as an operator by the device of its tensors, so everything
 above stays PyTorch's own: DistributedDataParallel's Reducer, functional collectives, DTensor, FSDP.
 
-May import: `_runtime`, `_native`, `comm`, `errors`, `_naming`, `torch`.
+May import: `_native`, `_runtime`, `errors`, `_counting`, `_naming`, `comm`, `torch`.
 """

@@ -4,5 +4,5 @@ A campaign (`campaign`) starts sessions of pytest (`sessions`) that load a plugi
 (`session_plugin`). The plugin counts and keeps what its process sees (`recorder`, `failures`), each
 process writes its counts to a file (`tally`), and their sum is the report (`report`).
 
-May import: `_testing`, `_naming`, `torch`, `hypothesis`, `pytest`, `jinja2`, `tqdm`.
+May import: `_counting`, `_testing`, `torch`, `hypothesis`, `jinja2`, `pytest`, `tqdm`.
 """

@@ -22,5 +22,5 @@ autocast            automatic mixed precision, by the lists in `autocast_policy`
                     `scripted_autocast`
 overloads           operators by name, and how kernels are registered
 
-May import: `_memory`, `_runtime`, `_random`, `_native`, `errors`, `_naming`, `torch`, `torchgen`.
+May import: `_memory`, `_native`, `_runtime`, `errors`, `_naming`, `_random`, `torch`, `torchgen`.
 """

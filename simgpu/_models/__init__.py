@@ -2,5 +2,5 @@
 
 `gpus.json` has a row for each, with its source; `gpus` reads it, and finds what a program names.
 
-May import: `_naming`.
+May import: `_counting`.
 """

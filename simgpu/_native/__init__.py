@@ -4,5 +4,5 @@ ctypes, the layouts of C++ objects, tables of virtual functions, machine code. E
 it assumes before it writes, and falls back or raises UnsupportedError where that does not hold.
 "Native tricks" in docs/architecture.md has a row for each; `status` says which work here.
 
-May import: `_naming`, `errors`, `torch`, `ctypes`, `mmap`.
+May import: `errors`, `_naming`, `torch`, `ctypes`, `mmap`.
 """

@@ -3,5 +3,5 @@
 `trace` is the first; `watch` is behind the command, with `chrome_trace` for `--trace`, `summary`
 and `module_inputs` for `--summary`. All are instruments (`simgpu._runtime.instruments`).
 
-May import: `_runtime`, `_naming`, `torch`.
+May import: `_runtime`, `_counting`, `_naming`, `_patches`, `torch`.
 """

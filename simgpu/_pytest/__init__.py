@@ -3,6 +3,6 @@
 
 torch is imported when a test first needs it, not before.
 
-May import: `simgpu`, `_simulation/asynchronous`, `_simulation/schedules`, `_startup`, `_runtime`,
-`_models`, `_testing`, `errors`, `_naming`, `torch`, `hypothesis`, `pytest`.
+May import: `simgpu`, `_startup`, `_simulation/asynchronous`, `_simulation/schedules`, `_runtime`,
+`_models`, `errors`, `_counting`, `_naming`, `_testing`, `torch`, `hypothesis`, `pytest`.
 """

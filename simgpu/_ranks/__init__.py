@@ -14,6 +14,6 @@ compiled_code  what torch.compile has compiled, for each rank
 meshes      what DTensor keeps for a mesh, for each rank
 numpy_random  NumPy's generator, one for each rank
 
-May import: `_simulation/schedules`, `_distributed`, `_backend/install`, `_cuda`, `_runtime`,
-`_models`, `comm`, `errors`, `_naming`, `torch`, `numpy`.
+May import: `_cuda`, `_backend/devices`, `_simulation/schedules`, `_distributed`, `_runtime`,
+`_models`, `errors`, `_counting`, `_naming`, `_patches`, `comm`, `torch`, `numpy`.
 """

@@ -1,15 +1,16 @@
-"""Which file may import which, how long a file may be, and where a test may stand.
+"""Which file may import which, how long a function may be, and what tests may import.
 
-The rules about imports are those of docs/architecture.md; `tests/support/architecture.py` reads
-them. Each rule is broken on purpose, too: by a file that is planted in what was read.
+The rules about imports are the lines "May import:" of the docstrings, which
+`tests/support/architecture.py` reads. Each rule is broken on purpose, too: by a file that is
+planted in what was read.
 """
 
 import functools
 
 import pytest
 
+from tests.project import import_table
 from tests.support import architecture
-from tests.support.architecture import PAGE
 
 ROOTS = ("simgpu", "dataparallel")
 
@@ -93,6 +94,10 @@ def test_simgpu_names_what_it_has(python):
 TREE = architecture.read_tree()
 
 
+def simulator_under_devices(tree):
+    return architecture.simulator_imports(tree, "tests/devices/")
+
+
 def fixtures_under_devices(tree):
     return architecture.fixtures_elsewhere(tree, "tests/devices/", {"simulated", "cuda"})
 
@@ -105,17 +110,17 @@ RULES = {
     rule.__name__: rule
     for rule in (
         architecture.wrong_directions,
-        architecture.rows_that_are_not_true,
+        architecture.missing_lines,
+        architecture.unused_permissions,
         architecture.circles_of,
-        architecture.docstrings_that_differ,
-        architecture.too_long,
+        architecture.long_functions,
         architecture.imported_tests,
+        simulator_under_devices,
         fixtures_under_devices,
         fixtures_under_simulator,
     )
 }
 
-TABLE = "\n## simgpu\n\n| folder | what | may import |\n|---|---|---|\n"
 LATE = "def late():\n    from simgpu._native import planted_b\n"
 SAYS = '"""A folder.\n\nMay import: {}.\n"""\n'
 
@@ -151,30 +156,40 @@ MISTAKES = {
         {"dataparallel/_transfer/planted.py": "from simgpu import errors\n"},
         "dataparallel/_transfer/planted.py:1 imports simgpu/errors.py",
     ),
-    "a test of devices that knows simgpu": (
-        "wrong_directions",
+    "a test of devices that makes them": (
+        "simulator_under_devices",
         {"tests/devices/state/test_planted.py": "import simgpu\n"},
         "tests/devices/state/test_planted.py:1 imports simgpu/__init__.py",
     ),
-    "a file in no row": (
-        "wrong_directions",
+    "a file without a line": (
+        "missing_lines",
         {"simgpu/planted.py": ""},
-        "simgpu/planted.py is in no row",
+        "simgpu/planted.py needs a line",
     ),
-    "a folder without a row": (
-        "rows_that_are_not_true",
-        {"simgpu/_memory/planted/__init__.py": ""},
-        "simgpu/_memory/planted/ has no row",
-    ),
-    "a row of nothing": (
-        "rows_that_are_not_true",
-        {PAGE: TREE[PAGE] + TABLE + "| `simgpu/_planted/` | x | |\n"},
-        "simgpu/_planted/, which is not there",
+    "a folder without a line": (
+        "missing_lines",
+        {"simgpu/_memory/planted/__init__.py": '"""Memory."""\n'},
+        "simgpu/_memory/planted/__init__.py needs a line",
     ),
     "a permission for nothing": (
-        "rows_that_are_not_true",
-        {PAGE: TREE[PAGE] + TABLE + "| `simgpu/comm.py` | x | `_runtime` |\n"},
-        "lets simgpu/comm.py import _runtime",
+        "unused_permissions",
+        {"simgpu/_testing/__init__.py": SAYS.format("`torch`, `_runtime`")},
+        "simgpu/_testing/ may import _runtime, and nothing there does",
+    ),
+    "a name of nothing": (
+        "unused_permissions",
+        {"simgpu/_testing/__init__.py": SAYS.format("`torch`, `_planted`")},
+        "simgpu/_testing/ may import _planted",
+    ),
+    "a line that leaves out an import": (
+        "wrong_directions",
+        {"simgpu/_fuzz/__init__.py": SAYS.format("`torch`, nothing else")},
+        "imports simgpu/_testing/",
+    ),
+    "a file whose own line leaves out what its folder's has": (
+        "wrong_directions",
+        {"simgpu/_fuzz/planted.py": SAYS.format("`torch`") + "import pytest\n"},
+        "simgpu/_fuzz/planted.py:5 imports pytest: simgpu/_fuzz/planted.py may not",
     ),
     "a circle of files": (
         "circles_of",
@@ -189,28 +204,8 @@ MISTAKES = {
         {"simgpu/_native/planted.py": "import simgpu._cuda.as_cuda\n"},
         "simgpu/_native/ -> simgpu/_cuda/",
     ),
-    "a docstring that allows more": (
-        "docstrings_that_differ",
-        {"simgpu/_testing/__init__.py": SAYS.format("`torch`, `_runtime`")},
-        "simgpu/_testing/__init__.py names _runtime, and docs",
-    ),
-    "a docstring that allows less": (
-        "docstrings_that_differ",
-        {"simgpu/_fuzz/__init__.py": SAYS.format("`torch`, nothing else")},
-        "simgpu/_fuzz/__init__.py leaves out _testing",
-    ),
-    "a docstring that says nothing": (
-        "docstrings_that_differ",
-        {"simgpu/_fuzz/__init__.py": '"""Fuzzing."""\n'},
-        "simgpu/_fuzz/__init__.py does not say",
-    ),
-    "a long file": (
-        "too_long",
-        {"simgpu/_memory/planted.py": "x = 1\n" * 351},
-        "simgpu/_memory/planted.py has 351 lines",
-    ),
     "a long function": (
-        "too_long",
+        "long_functions",
         {"dataparallel/planted.py": "def long():\n" + "    x = 1\n" * 60},
         "dataparallel/planted.py:1 long has 61 lines",
     ),
@@ -251,9 +246,24 @@ def test_a_planted_mistake_breaks_the_rule(mistake):
     assert not any(said in text for text in complaints_now(rule))
 
 
+def test_page_has_the_tables_of_the_docstrings():
+    """Written by `python -m tests.project.import_table`."""
+    text = import_table.PAGE.read_text(encoding="utf-8")
+    assert text.count("from the docstrings -->") == len(ROOTS)
+    assert text == import_table.page(text, TREE)
+
+
+def test_tables_follow_the_docstrings():
+    text = f"<!-- table of simgpu, from the docstrings -->\n\n{import_table.table('simgpu', TREE)}"
+    other = TREE | {"simgpu/_testing/__init__.py": SAYS.format("`torch`")}
+    row = "| `simgpu/_testing/` | A folder | `torch` |\n"
+    assert row not in import_table.page(text, TREE)
+    assert row in import_table.page(text, other)
+
+
 def test_a_docstring_is_not_counted_as_code():
     text = 'def documented():\n    """' + "\n" * 60 + '    """\n' + "    x = 1\n" * 59
-    assert not architecture.too_long({"simgpu/planted.py": text})
+    assert not architecture.long_functions({"simgpu/planted.py": text})
 
 
 def test_every_rule_has_a_mistake_that_breaks_it():

@@ -1,11 +1,10 @@
-"""Check the imports of every file against the tables of docs/architecture.md.
+"""Check the imports of every file against the lines "May import:" of the two packages.
 
-A row of that page's tables names a folder or a few files, says what is in them, and names the rows
-and outside modules that they may import. A file belongs to the row with the longest path that it
-lies under. Imports inside functions and under TYPE_CHECKING count like those at the top of a file.
-Every function that is a rule returns complaints, none where all is well.
-
-`python -m tests.support.architecture` prints what the files of each row import, as the page does.
+The docstring of a folder's `__init__` has such a line, and so may the docstring of any file. It
+names in backticks what the folder or file may import. A file belongs to its own line, or else to
+that of its folder; files of one line may import each other. Imports inside functions and under
+TYPE_CHECKING count like those at the top of a file. Every function that is a rule returns
+complaints, none where all is well.
 """
 
 import ast
@@ -17,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = "docs/architecture.md"
 PACKAGES = ("simgpu", "dataparallel")
-MAX_FILE, MAX_FUNCTION = 350, 60  # lines; of a function without its docstring
+MAX_FUNCTION = 60  # lines, without its docstring
 
 # Parts of the standard library that are treated as outside modules: they touch raw memory.
 WATCHED = {"ctypes", "mmap"}
@@ -30,68 +28,53 @@ Arrows = dict[str, set[str]]
 
 
 def read_tree() -> Tree:
-    """Every Python file of the packages and the tests, and the page that says the rule."""
+    """Every Python file of the packages and the tests."""
     files = [path for top in (*PACKAGES, "tests") for path in (ROOT / top).rglob("*.py")]
-    return {
-        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-        for path in [*sorted(files), ROOT / PAGE]
-    }
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: a folder or a few files, called by the first of them."""
+    """A folder, or a file that has a line of its own, and what it may import."""
 
-    paths: tuple[str, ...]
+    path: str
+    what: str
     may_import: tuple[str, ...]
-    package: str
 
     @property
-    def name(self) -> str:
-        return self.paths[0]
+    def package(self) -> str:
+        return self.path.split("/")[0]
 
 
-def rows_of(tree: Tree) -> list[Row]:
-    """The rows of all tables "folder | what lives here | may import"; cells name in backticks."""
-    rows = []
-    for part in re.split(r"^## ", tree[PAGE], flags=re.MULTILINE)[1:]:
-        package = part.split(",")[0].split()[0]
-        lines = iter(part.splitlines())
-        for line in lines:
-            if re.fullmatch(r"\| *folder *\|.*\| *may import *\|", line):
-                next(lines)
-                break
-        for line in lines:
-            if not line.startswith("|"):
-                break
-            folder, _, allowed = line.strip("|").split("|")
-            rows.append(Row(quoted(folder), quoted(allowed), package))
-    return rows
+def rows_of(tree: Tree) -> dict[str, Row]:
+    """The row of each docstring of the packages that has a line "May import:", by its path."""
+    return dict(_row(path, tree[path]) for path in tree if _has_line(path, tree[path]))
 
 
-def quoted(text: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"`([^`]+)`", text))
+def _has_line(path: str, text: str) -> bool:
+    return path.split("/")[0] in PACKAGES and "May import:" in text
 
 
-def row_of(path: str, rows: list[Row]) -> Row | None:
-    """The row with the longest path that `path` lies under."""
-    found = [
-        (len(own), row)
-        for row in rows
-        for own in row.paths
-        if path == own or (own.endswith("/") and path.startswith(own))
-    ]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+@functools.cache
+def _row(path: str, text: str) -> tuple[str, Row]:
+    doc = ast.get_docstring(parsed(text)) or ""
+    allowed = doc.partition("May import:")[2].partition("\n\n")[0]
+    folder = path.removesuffix("__init__.py")
+    where = path if folder.rstrip("/") in (path, *PACKAGES) else folder
+    what = " ".join(doc.partition("\n\n")[0].split()).removesuffix(".")
+    return where, Row(where, what, tuple(re.findall(r"`([^`]+)`", allowed)))
 
 
-def named(name: str, package: str, rows: list[Row]) -> Row | None:
-    """The row that a name means, in full (`tests/support`) or within its package (`_memory`)."""
-    for base in ("", f"{package}/"):
-        for end in ("/", ".py", "/__init__.py"):
-            for row in rows:
-                if f"{base}{name}{end}" in row.paths:
-                    return row
-    return None
+def row_of(path: str, rows: dict[str, Row]) -> Row | None:
+    """The row of the file itself, or else of its folder."""
+    return rows.get(path) or rows.get(path.rpartition("/")[0] + "/")
+
+
+def named(name: str, package: str, rows: dict[str, Row]) -> Row | None:
+    """The row that a name means within its package: `_memory`, `_backend/install`."""
+    ends = ("/", ".py", "/__init__.py")
+    found = (rows.get(f"{base}{name}{end}") for base in (f"{package}/", "") for end in ends)
+    return next((row for row in found if row), None)
 
 
 def modules_of(tree: Tree) -> dict[str, str]:
@@ -132,46 +115,44 @@ def imports(path: str, tree: Tree, modules: dict[str, str]) -> Iterator[tuple[in
 
 
 def wrong_directions(tree: Tree) -> list[str]:
-    """Imports that the page does not allow, with file and line."""
+    """Imports that the line of a file does not name, with file and line."""
     rows, modules, complaints = rows_of(tree), modules_of(tree), []
     for path in modules.values():
         row = row_of(path, rows)
         if row is None:
-            complaints.append(f"{path} is in no row of {PAGE}")
             continue
         allowed = {named(name, row.package, rows) or name for name in row.may_import}
         for line, target in imports(path, tree, modules):
-            there = row_of(target, rows) if target in tree else target
-            if target not in tree and path.startswith("tests/"):
-                continue
-            if there is not None and there not in {row, *allowed}:
-                complaints.append(f"{path}:{line} imports {target}: {row.name} may not")
+            there = row_of(target, rows) or target
+            if there not in {row, *allowed}:
+                complaints.append(f"{path}:{line} imports {target}: {row.path} may not")
     return complaints
 
 
-def rows_that_are_not_true(tree: Tree) -> list[str]:
-    """Rows of nothing, folders without a row, and permissions that no file uses."""
-    rows, modules = rows_of(tree), modules_of(tree)
+def missing_lines(tree: Tree) -> list[str]:
+    """Files of the packages that neither have a line "May import:" nor lie in a folder with one."""
+    rows = rows_of(tree)
+    return [
+        f'{path} needs a line "May import:" in its docstring'
+        for path in modules_of(tree).values()
+        if path.split("/")[0] in PACKAGES and row_of(path, rows) is None
+    ]
+
+
+def unused_permissions(tree: Tree) -> list[str]:
+    """Names after "May import:" that no file there imports."""
+    rows = rows_of(tree)
     used, _ = arrows_between_rows(tree)
-    complaints = [
-        f"{PAGE} has a row for {own}, which is not there"
-        for row in rows
-        for own in row.paths
-        if own not in tree and not (own.endswith("/") and any(p.startswith(own) for p in tree))
+    return [
+        f"{row.path} may import {name}, and nothing there does"
+        for row in rows.values()
+        for name in row.may_import
+        if _path(named(name, row.package, rows), name) not in used.get(row.path, ())
     ]
-    for row in rows:
-        for name in row.may_import:
-            there = named(name, row.package, rows)
-            if (there.name if there else name) not in used.get(row.name, ()):
-                complaints.append(f"{PAGE} lets {row.name} import {name}, and nothing there does")
-    folders = {path.rpartition("/")[0] + "/" for path in modules.values()}
-    paths = {own for row in rows for own in row.paths}
-    complaints += [
-        f"{folder} has no row in {PAGE}"
-        for folder in sorted(folders - paths)
-        if folder.split("/")[0] in PACKAGES and folder.rstrip("/") not in PACKAGES
-    ]
-    return complaints
+
+
+def _path(row: Row | None, otherwise: str) -> str:
+    return row.path if row else otherwise
 
 
 def arrows_between_rows(tree: Tree) -> tuple[Arrows, Arrows]:
@@ -181,16 +162,27 @@ def arrows_between_rows(tree: Tree) -> tuple[Arrows, Arrows]:
     files: Arrows = {}
     for path in modules.values():
         row = row_of(path, rows)
-        if row is None:
-            continue
         for _, target in imports(path, tree, modules):
-            there = row_of(target, rows) if target in tree else None
-            name = there.name if there else target
-            if name != row.name:
-                between.setdefault(row.name, set()).add(name)
+            name = _path(row_of(target, rows), target)
+            if row and name != row.path:
+                between.setdefault(row.path, set()).add(name)
             if target in tree and target != path:
                 files.setdefault(path, set()).add(target)
     return between, files
+
+
+def floors(tree: Tree) -> dict[str, int]:
+    """How high each row is: a row that imports no other has 0, others one more than what they
+    import. Raises RecursionError where rows import each other in a circle.
+    """
+    rows, (between, _) = rows_of(tree), arrows_between_rows(tree)
+
+    @functools.cache
+    def floor(row: str) -> int:
+        below = [there for there in between.get(row, ()) if there in rows]
+        return 1 + max(map(floor, below), default=-1)
+
+    return {row: floor(row) for row in rows}
 
 
 def circles(arrows: Arrows) -> list[list[str]]:
@@ -217,37 +209,12 @@ def circles_of(tree: Tree) -> list[str]:
     return [" -> ".join(way) for way in circles(between) + circles(files)]
 
 
-def docstrings_that_differ(tree: Tree) -> list[str]:
-    """Folders of the packages whose `__init__` names other imports than the row of the folder.
-
-    The docstring says "May import:" and names in backticks what the last column of the row names.
-    """
-    by_path = {own: row for row in rows_of(tree) for own in row.paths}
-    complaints = []
-    for path, text in tree.items():
-        folder, _, file = path.rpartition("/")
-        if file != "__init__.py" or folder.split("/")[0] not in PACKAGES or folder in PACKAGES:
-            continue
-        said = (ast.get_docstring(parsed(text)) or "").partition("May import:")[2]
-        if not said:
-            complaints.append(f"{path} does not say what {folder} may import")
-        elif row := by_path.get(f"{folder}/"):
-            told = quoted(said.partition("\n\n")[0])
-            extra = [name for name in told if name not in row.may_import]
-            complaints += [f"{path} names {name}, and {PAGE} does not" for name in extra]
-            missing = [name for name in row.may_import if name not in told]
-            complaints += [f"{path} leaves out {name}" for name in missing]
-    return complaints
-
-
-def too_long(tree: Tree) -> list[str]:
-    """Files and functions of the packages that do not read in one sitting."""
+def long_functions(tree: Tree) -> list[str]:
+    """Functions of the packages that do not read in one sitting."""
     complaints = []
     for path, text in tree.items():
         if path.split("/")[0] not in PACKAGES:
             continue
-        if (lines := len(text.splitlines())) > MAX_FILE:
-            complaints.append(f"{path} has {lines} lines, and {MAX_FILE} are the most")
         for node in ast.walk(parsed(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
@@ -273,6 +240,18 @@ def imported_tests(tree: Tree) -> list[str]:
     ]
 
 
+def simulator_imports(tree: Tree, folder: str) -> list[str]:
+    """Files under `folder` that import `simgpu` itself, with which devices are made."""
+    modules = modules_of(tree)
+    return [
+        f"{path}:{line} imports {target}"
+        for path in modules.values()
+        if path.startswith(folder)
+        for line, target in imports(path, tree, modules)
+        if target == "simgpu/__init__.py"
+    ]
+
+
 def fixtures_elsewhere(tree: Tree, folder: str, wrong: set[str]) -> list[str]:
     """Tests under `folder` that ask for a fixture in `wrong`."""
     return [
@@ -284,23 +263,3 @@ def fixtures_elsewhere(tree: Tree, folder: str, wrong: set[str]) -> list[str]:
         for argument in node.args.args
         if argument.arg in wrong
     ]
-
-
-def page_of_now(tree: Tree) -> Iterator[str]:
-    """What each row imports, as the last column of its row would say it."""
-    for name, targets in arrows_between_rows(tree)[0].items():
-        package = name.split("/")[0]
-        inside = package in PACKAGES
-        cells = [
-            target.removeprefix(f"{package}/" if inside else "")
-            .removesuffix("/")
-            .removesuffix(".py")
-            .removesuffix("/__init__")
-            for target in sorted(targets, reverse=True)
-            if inside or target.split("/")[0] in (*PACKAGES, "tests")
-        ]
-        yield f"{name}: " + ", ".join(f"`{cell}`" for cell in cells)
-
-
-if __name__ == "__main__":
-    print(*page_of_now(read_tree()), sep="\n")

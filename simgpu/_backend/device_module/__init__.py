@@ -2,7 +2,7 @@
 
 Each file has the functions of one part of torch.cuda: devices, streams, memory, random numbers.
 
-May import: `_backend`, `_runtime`, `_models`, `errors`, `_naming`, `torch`.
+May import: `_backend`, `_runtime`, `_models`, `errors`, `_counting`, `_naming`, `torch`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,6 @@
 
 docs/architecture.md, "Add a replacement of a torch attribute", says how to add one.
 
-May import: `_backend/device_module`, `_backend`, `_kernels`, `_memory`, `_native`, `_runtime`,
-`comm`, `errors`, `_naming`, `torch`.
+May import: `_backend/device_module`, `_kernels`, `_backend`, `_memory`, `_native`, `_runtime`,
+`errors`, `_class_proxies`, `_naming`, `_patches`, `comm`, `torch`.
 """

@@ -7,5 +7,5 @@ causes          the failure that was put in, in the error that a program made of
 sweep           runs a step once for each failure that it could meet
 report          what `sweep` returns
 
-May import: `_simulation`, `_runtime`, `errors`, `_naming`, `torch`.
+May import: `_simulation`, `_runtime`, `errors`, `_counting`, `_naming`, `torch`.
 """

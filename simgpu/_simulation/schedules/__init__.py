@@ -21,5 +21,5 @@ can go on, and with `timeout=` returns False if the time-out was chosen to come 
 clock of the schedule (`scheduler.now`) and takes no real time. `scheduler.current()` is the one in
 force, or None: under `simgpu.schedule` a rank takes that one, and spawns into it.
 
-May import: `_simulation`, `_native`, `_runtime`, `_naming`, `errors`, `torch`.
+May import: `_simulation`, `_native`, `_runtime`, `errors`, `_counting`, `_patches`, `torch`.
 """

@@ -18,6 +18,6 @@ summary             the table that is printed
 
 Nothing here looks at the wall clock: equal programs take equal times, to the bit.
 
-May import: `_simulation/failures`, `_distributed`, `_models`, `_runtime`, `_naming`, `errors`,
-`torch`.
+May import: `_simulation/failures`, `_distributed`, `_runtime`, `_models`, `errors`, `_counting`,
+`_naming`, `torch`.
 """
