@@ -2,17 +2,20 @@
 
 import ast
 import ctypes
+import importlib
 import itertools
 import random
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu import errors
+from simgpu import _native, errors
 from simgpu._native import (
     dispatch_tables,
     dlpack_relabel,
@@ -194,7 +197,7 @@ def test_a_storage_whose_words_say_something_else_is_not_written(simulated, monk
     offset = storage_layout._memory_offset()
     monkeypatch.setattr(storage_layout, "_memory_offset", lambda: offset + 1)
     with pytest.raises(errors.UnsupportedError):
-        storage_layout.swap_memory(x, y)
+        storage_layout.swap_memory(x, y, SimpleNamespace(), None)
     with pytest.raises(errors.UnsupportedError):
         storage_layout.set_size(x, 8)
     assert (x.nbytes(), x.tolist()) == (16, y.tolist())
@@ -342,3 +345,16 @@ def test_types_of_another_layout_keep_their_texts(monkeypatch):
     monkeypatch.undo()
     assert str(RuntimeError("kept")) == "kept"
     assert "__str__" not in vars(RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "found"),
+    [("platform", "win32", "Windows"), ("_is_gil_enabled", lambda: False, "without the GIL")],
+)
+def test_unknown_interpreter_is_refused_when_native_code_is_imported(
+    monkeypatch, attribute, value, found
+):
+    _native.check_interpreter()
+    monkeypatch.setattr(sys, attribute, value, raising=False)
+    with pytest.raises(errors.UnsupportedError, match=found):
+        importlib.reload(_native)
