@@ -10,15 +10,13 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from simgpu._distributed import agreement
 from simgpu._distributed.calls import Call
 from simgpu._distributed.works import Pending
-from simgpu._ranks import thread_groups
-from simgpu._ranks.turns import Turns
 from simgpu.errors import CollectiveMismatchError, RankLostError
 
 Tensor = torch.Tensor
@@ -80,27 +78,43 @@ class Meetings:
         )
 
 
+class Waits(Protocol):
+    """How a rank waits for other ranks, as the scheduler of its world decides."""
+
+    def pause(self, what: str) -> None: ...
+
+    def ask(self, rank: int, what: str) -> None: ...
+
+    def wait(
+        self, rank: int, ready: Callable[[], bool], what: str, seconds: float | None = None
+    ) -> bool: ...
+
+
 class Transport:
-    """Carries out the calls of one group on one rank of a world."""
+    """Carries out the calls of one group on one rank of a world.
+
+    `life()` numbers the default groups of the rank: a group that is made again is another one.
+    """
 
     def __init__(
         self,
         meetings: Meetings,
-        turns: Turns,
+        waits: Waits,
+        life: Callable[[], int],
         me: int,
         group: str,
         rank: int,
         ranks: Sequence[int],
     ) -> None:
-        self._meetings, self._turns, self._me = meetings, turns, me
+        self._meetings, self._waits, self._me = meetings, waits, me
         self._group, self._rank, self._ranks = group, rank, ranks
-        self._key = (thread_groups.life(), group, tuple(ranks))
+        self._key = (life(), group, tuple(ranks))
         self._aborted = False
 
     def submit(self, pending: Pending, awaited: bool) -> None:
         """Come to a call; the last one to come does it for all."""
         pending.waits_by(self._wait, self._ask)
-        self._turns.pause(pending.call.kind)
+        self._waits.pause(pending.call.kind)
         if self._aborted:
             pending.finish(RankLostError(f"group {self._group!r} was aborted"))
         elif pending.call.kind in ("send", "recv"):
@@ -110,10 +124,10 @@ class Transport:
 
     def _wait(self, pending: Pending, _: float | None) -> None:
         """Let others run. No time passes meanwhile: what can never come is an error at once."""
-        self._turns.wait(self._me, pending.done, self._named(pending))
+        self._waits.wait(self._me, pending.done, self._named(pending))
 
     def _ask(self, pending: Pending) -> None:
-        self._turns.ask(self._me, self._named(pending))
+        self._waits.ask(self._me, self._named(pending))
 
     def _named(self, pending: Pending) -> str:
         call = pending.call

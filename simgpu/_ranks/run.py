@@ -180,7 +180,9 @@ class _World:
 
     def _rank(self, rank: int) -> None:
         threads.rank = rank
-        threads.carrier = functools.partial(Transport, self._meetings, self._turns, rank)
+        threads.carrier = functools.partial(
+            Transport, self._meetings, self._turns, thread_groups.life, rank
+        )
         stores.begin(stores.Place(self._turns, rank, self._count, self._store))
         thread_groups.begin()
         try:

@@ -154,7 +154,7 @@ class Scheduler(Baton):
         _current = self
         try:
             try:
-                with interrupts_wait(first, self.interrupt), watched(self, watch):
+                with interrupts_wait(lambda: first.in_line, self.interrupt), watched(self, watch):
                     yield self
             except BaseException as error:
                 if self.failed is None or not isinstance(error, (Ended, Exception)):

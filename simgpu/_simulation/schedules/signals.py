@@ -1,4 +1,4 @@
-"""Ctrl-C in a schedule: it waits until the thread that it is raised in has the baton."""
+"""Ctrl-C that waits until the main thread may be interrupted, as in a schedule."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from simgpu._simulation.schedules.tasks import Task
-
 
 @contextmanager
-def interrupts_wait(first: Task, interrupt: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C within the block call `interrupt` where `first` is in line for the baton.
+def interrupts_wait(
+    has_to_wait: Callable[[], bool], interrupt: Callable[[], None]
+) -> Iterator[None]:
+    """Call `interrupt` instead of the handler of Ctrl-C within the block, where `has_to_wait()`.
 
-    Raised at once, it would let two threads run at a time.
+    A schedule has to wait while another of its threads runs: raised at once, Ctrl-C would let two
+    threads run at a time.
     """
     outer = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(outer):
@@ -23,7 +24,7 @@ def interrupts_wait(first: Task, interrupt: Callable[[], None]) -> Iterator[None
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if first.in_line:
+        if has_to_wait():
             interrupt()
         else:
             outer(number, frame)
