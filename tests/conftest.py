@@ -7,9 +7,11 @@ import gc
 import importlib
 import os
 import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,13 @@ def python():
         )
 
     return run
+
+
+@pytest.fixture
+def reader(python, tmp_path):
+    """A folder with the examples, and an interpreter that finds this repository's packages."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    return tmp_path, partial(python, PYTHONPATH=str(ROOT), PYTEST_XDIST_AUTO_NUM_WORKERS="1")
 
 
 @pytest.fixture

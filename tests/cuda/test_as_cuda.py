@@ -1,6 +1,6 @@
 """simgpu.as_cuda(): what a program sees that names CUDA, and that nothing of it stays behind.
 
-Whole programs are in tests/cuda/programs; the functions of torch.cuda in test_names.
+Whole programs are in tests/full/programs; the functions of torch.cuda in test_names.
 """
 
 import atexit

@@ -1,13 +1,11 @@
-"""What README, docs and CONTRIBUTING show is run: each fenced block works and prints what it says.
+"""What the README shows is run: each fenced block works and prints what it says.
 
-`tests/support/pages.py` has the rules for the pages. Not run is only what says why, and how many
-those are is written down here.
+tests/full/docs runs the other pages; `tests/support/pages.py` has the rules for all. Not run is
+only what says why, and how many those are is written down here.
 """
 
 import re
-import shutil
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,8 @@ from simgpu.__main__ import main
 from simgpu._pytest import gpu_groups
 from simgpu._pytest.choose import choose_pool, group_size
 from simgpu._pytest.options import DeviceOptions
-from tests.support.pages import PageError, blocks, commands, excuses, run_page
+from tests.support.pages import PAGES, ROOT, PageError, blocks, commands, excuses, run_page
 from tests.support.recording import FOLDER, described, load
-
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-WITH_RACES = ("races", "simulation")
 
 # Blocks, or commands of blocks, that no test runs, by the reason that the page gives.
 NOT_RUN = {
@@ -39,25 +33,8 @@ OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 RUN_PYTEST, RUN_SIMGPU = ["python", "-m", "pytest"], ["python", "-m", "simgpu"]
 
 
-@pytest.fixture
-def reader(python, tmp_path):
-    """A folder with the examples, and an interpreter that finds this repository's packages."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    return tmp_path, partial(python, PYTHONPATH=str(ROOT), PYTEST_XDIST_AUTO_NUM_WORKERS="1")
-
-
-pages = partial(pytest.mark.parametrize, "path", ids=lambda path: path.stem)
-
-
-@pages([path for path in PAGES if path.stem not in WITH_RACES])
-def test_a_page_works(path, reader):
-    run_page(path, *reader)
-
-
-@pytest.mark.without("--races", reason="races on purpose")
-@pages([path for path in PAGES if path.stem in WITH_RACES])
-def test_a_page_with_races_works(path, reader):
-    run_page(path, *reader)
+def test_readme_works(reader):
+    run_page(ROOT / "README.md", *reader)
 
 
 def test_what_is_not_run_is_counted():

@@ -72,6 +72,7 @@ def test_multi_gpu_in_this_process(count, capfd):
     assert lines[4].startswith("embedding on cpu, layer on simgpu:0")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["data_parallel_tutorial.py", "multi_gpu.py"])
 def test_on_a_machine_without_gpus(python, name):
     """Run as they are, without simulated devices and with real ones hidden: on the CPU."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulator.sweep.known import TABLES
+from tests.support.sweep.known import TABLES
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "fidelity.md"

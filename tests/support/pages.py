@@ -27,6 +27,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
 FENCE = re.compile(r"^(`{3,})(.*)$")
 DIRECTIVE = re.compile(r"^<!-- ([a-z ]+): (.+) -->$")
 KNOWN = {"checked by", "file", "not run", "exits with"}

@@ -1,0 +1,1 @@
+"""The full tier: processes, compilers, whole databases, pages and programs."""

@@ -1,0 +1,1 @@
+"""The blocks of the pages, run as their readers do."""

@@ -1,0 +1,7 @@
+"""What a sweep over PyTorch's operator database needs.
+
+entries     which operators, dtypes and samples
+mirror      the same arguments on a device, views and shared memory included
+compare     what it means that two answers agree
+known       tests/known_differences.toml: the exceptions, each with its reason
+"""
