@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import simgpu
 from simgpu._runtime import random
 from tests.support.sweep import entries, known
+from tests.support.sweep.calls import both, compare_forward, seed
 from tests.support.sweep.compare import Raised, attempt, changed, difference
 from tests.support.sweep.mirror import Mirror
 
@@ -49,39 +50,9 @@ def cuda_device():
         yield devices[1]
 
 
-def both(sample, device, function):
-    """Call `function` on copies of a sample, on the CPU and on `device`, with equal streams.
-
-    Returns the two copies and the two answers, or errors.
-    """
-    copies = [Mirror(place)(sample) for place in (torch.device("cpu"), device)]
-    answers = []
-    for copy in copies:
-        seed()
-        answers.append(attempt(lambda copy=copy: function(copy)))
-    return copies, answers
-
-
-def seed():
-    """Put all streams at the same point; `torch.manual_seed` formats three stacks for each call."""
-    torch.default_generator.manual_seed(1)
-    torch.simgpu.manual_seed_all(1)
-
-
 @pytest.mark.parametrize(("name", "dtype"), cases_of("forward"))
 def test_forward(device, name, dtype):
-    case = f"forward {name} {dtype}"
-    entry = entries.ENTRIES[name]
-    values = known.values_of(case)
-
-    def finding(sample):
-        if not Mirror(device).reaches_device(sample):
-            return None
-        copies, answers = both(sample, device, lambda s: entry.op(s[0], *s[1], **s[2]))
-        found = difference(*answers, device, values=values)
-        return found or changed(*copies, device, values=values)
-
-    known.judge(case, map(finding, entries.samples(entry, getattr(torch, dtype))))
+    compare_forward(device, name, dtype)
 
 
 DRAWING = {
