@@ -18,6 +18,7 @@ names = frozenset({DEVICE_TYPE})
 _AS_CODE = re.compile(
     rf"""(?x) \b{DEVICE_TYPE}(?= :\d | ['"] | \ (?:device|tensor|backend|event)s?\b )
     | (?<=torch\.) {DEVICE_TYPE}\b | (?<=\ type\ ) {DEVICE_TYPE}\b
+    | (?<=\ type:\ ) {DEVICE_TYPE}\b
     | (?<=accelerator\ ) {DEVICE_TYPE}\b | (?<=\ device=) {DEVICE_TYPE}\b"""
 )
 # Where a text names it as a product: to become "CUDA".

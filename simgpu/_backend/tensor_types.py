@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.storage import _LegacyStorage
 
-from simgpu._naming import DEVICE_TYPE
+from simgpu._naming import DEVICE_TYPE, visible_text
 
 DTYPES = {
     "BFloat16": torch.bfloat16,
@@ -59,8 +59,12 @@ _types: dict[str, Any] = {}
 _storage_type: Any = type(_LegacyStorage)
 
 
-def find(name: str, home: str = DEVICE_TYPE) -> Any:
-    """`torch.<home>.<name>`, where that is an old type of tensors or storages, or None."""
+def find(name: str, home: str | None = None) -> Any:
+    """`torch.<home>.<name>`, where that is an old type of tensors or storages, or None.
+
+    Without a `home`, the one that the program knows: C++ looks for storages in torch.simgpu.
+    """
+    home = home or visible_text(f"torch.{DEVICE_TYPE}").removeprefix("torch.")
     prefix = name.removesuffix("Tensor").removesuffix("Storage")
     module = f"torch.{home}"
     path = f"{module}.{name}"

@@ -1,68 +1,67 @@
 """`torch.set_default_tensor_type("torch.cuda.FloatTensor")` under `as_cuda`.
 
-C++ knows the type for real CUDA alone. What it means is said by two newer functions: a default
-dtype, and a default device. One thing stays with the CPU: `torch.Tensor(2)`, a class that C++
-calls itself, as with `torch.set_default_device`.
+It is a variable of the process: all threads have it, and `torch.Tensor(2)`, `torch.tensor` and all
+factories take their device from it. `torch.set_default_device`, by contrast, is of one thread, and
+PyTorch's own function serves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import torch
 
-from simgpu._backend.tensor_types import DTYPES
+from simgpu._backend.tensor_types import TensorType
 from simgpu._cuda.renaming import CUDA
 from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Action, Patches, Row
-
-_HOMES = (f"torch.{CUDA}.", f"torch.{DEVICE_TYPE}.")
-
-
-def _dtype_on_device(kind: Any) -> torch.dtype | None:
-    """The dtype of a type of floating-point tensors on a device, or None for all else."""
-    name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
-    for home in _HOMES:
-        if name.startswith(home) and name.endswith("Tensor"):
-            dtype = DTYPES.get(name.removeprefix(home).removesuffix("Tensor"))
-            return dtype if dtype is not None and dtype.is_floating_point else None
-    return None
+from simgpu._native import default_type
+from simgpu._patches import Action, Patch, Row
 
 
-def _setter(stock: Callable[[Any], None], on_device: list[bool]) -> Callable[[Any], None]:
-    def set_default_tensor_type(kind: Any) -> None:
-        """Let floating-point tensors be of this type unless a call says otherwise."""
-        dtype = _dtype_on_device(kind)
-        if dtype is None:
-            stock(kind)  # which raises for what is no type of floating-point tensors
-            _leave_device(on_device)
-        else:
-            torch.set_default_dtype(dtype)
-            torch.set_default_device(CUDA)
-            on_device.append(True)
-
-    return set_default_tensor_type
+def _set_default_tensor_type(kind: Any) -> None:
+    """The setter in C++, for which types of simulated devices are types as well."""
+    if isinstance(kind, TensorType) or (kind in torch._tensor_classes and kind.is_cuda):
+        default_type.set_to_device(kind.dtype)
+    else:
+        default_type.set_type(kind)
 
 
-def _leave_device(on_device: list[bool]) -> None:
-    """Let the CPU be the default device again, if it is none because of a default type."""
-    if on_device:
-        torch.set_default_device(None)
-        on_device.clear()
+def _get_default_device() -> str:
+    """The device type of the default type, which printing leaves out."""
+    name = default_type.device_type()
+    return CUDA if name == DEVICE_TYPE else name
 
 
-def _replace_setter(patches: Patches) -> None:
-    on_device: list[bool] = []
-    patches.set(torch, "set_default_tensor_type", _setter(torch.set_default_tensor_type, on_device))
-    patches.then(lambda: _leave_device(on_device))
+def is_of_device() -> bool:
+    """Whether the default type is one of a simulated device."""
+    return default_type.device_type() == DEVICE_TYPE
+
+
+def move(to_device: bool) -> None:
+    """Let the default type be one of a simulated device, or of the CPU, with its dtype as it is."""
+    if to_device:
+        default_type.set_to_device(torch.get_default_dtype())
+    elif is_of_device():
+        default_type.set_to_cpu()
 
 
 PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch._C",
+        "_set_default_tensor_type",
+        value=_set_default_tensor_type,
+        why="C++ takes torch.cuda.FloatTensor only where real CUDA is",
+    ),
+    Patch(
+        "torch._C",
+        "_get_default_device",
+        value=_get_default_device,
+        why="tensors of the default device are printed without it",
+    ),
     Action(
-        "`torch.set_default_tensor_type`, and the default device that it sets",
-        run=_replace_setter,
-        why="C++ needs real CUDA for it",
-        adds=("torch.set_default_tensor_type",),
+        "the default type, which is the CPU's again when the devices end",
+        run=lambda patches: patches.then(functools.partial(move, False)),
+        why="new tensors would be on devices that are gone",
     ),
 )

@@ -194,7 +194,7 @@ class Transport:
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""
         mine = records.of(call).clone()
-        theirs, tag = torch.empty(records.SIZE, dtype=torch.uint8), 3 * call.tag
+        theirs, tag = torch.empty(records.SIZE, dtype=torch.uint8, device="cpu"), 3 * call.tag
         if call.kind == "send":
             self._run(self._backend.send, [mine], call.peer, tag + _HEADER)
             self._run(self._backend.recv, [theirs], call.peer, tag + _REPLY)
@@ -252,7 +252,7 @@ class Transport:
         self._exchange(outs, ins)
 
     def _agree_on_splits(self, call: Call, awaited: list[int], sent: list[int]) -> None:
-        mine = torch.tensor([sent, awaited])
+        mine = torch.tensor([sent, awaited], device="cpu")
         tables = self._tell(mine)
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
@@ -261,7 +261,7 @@ class Transport:
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
         """Send `ins[r]` to each rank r, and receive `outs[r]` from it, all of them bytes."""
-        received = torch.empty(sum(out.numel() for out in outs), dtype=torch.uint8)
+        received = torch.empty(sum(out.numel() for out in outs), dtype=torch.uint8, device="cpu")
         sizes_out, sizes_in = [o.numel() for o in outs], [i.numel() for i in ins]
         self._run(self._backend.alltoall_base, received, torch.cat(list(ins)), sizes_out, sizes_in)
         for out, part in zip(outs, torch.split(received, sizes_out), strict=True):
@@ -301,7 +301,7 @@ class Transport:
     def _gather_uneven(self, out: Tensor, mine: Tensor, count: int) -> None:
         """Gather into `out` the chunks of all ranks, of which some have one element more."""
         width = -(-out.numel() // count)
-        padded = torch.empty(width, dtype=out.dtype)
+        padded = torch.empty(width, dtype=out.dtype, device="cpu")
         padded[: mine.numel()] = mine
         parts = [torch.empty_like(padded) for _ in range(count)]
         self._run(self._backend.allgather, [[as_bytes(p) for p in parts]], [as_bytes(padded)])

@@ -75,7 +75,7 @@ class Losses:
         if member == self._backend.rank():
             return False
         try:
-            self._backend.recv([torch.empty(1, dtype=torch.uint8)], member, _TAG)
+            self._backend.recv([torch.empty(1, dtype=torch.uint8, device="cpu")], member, _TAG)
         except RuntimeError:
             return True
         return False

@@ -73,7 +73,9 @@ class Reduction:
             return mine
         if dtype in FLOAT8:
             return (mine.float() * factor).to(dtype)
-        return mine * torch.tensor(factor, dtype=dtype.to_real() if dtype.is_complex else dtype)
+        return mine * torch.tensor(
+            factor, dtype=dtype.to_real() if dtype.is_complex else dtype, device="cpu"
+        )
 
     def combine(self, parts: list[Tensor], segment: int | None = None) -> Tensor:
         """One new tensor of the prepared parts of all ranks, in the order of the model in force.

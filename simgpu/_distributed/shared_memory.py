@@ -58,7 +58,7 @@ def share(nbytes: int, rank: int, tell: Callable[[Tensor], list[Tensor]]) -> Sha
     with _file(2 * nbytes) as name:
         names = [bytes(told.tolist()).rstrip(b"\0").decode() for told in tell(_padded(name))]
         parts = [part for each in names if (part := _mapped(each, 2 * nbytes)) is not None]
-        everywhere = all(map(bool, tell(torch.tensor([len(parts) == len(names)]))))
+        everywhere = all(map(bool, tell(torch.tensor([len(parts) == len(names)], device="cpu"))))
     return SharedMemory(parts, rank) if everywhere else None
 
 
@@ -81,7 +81,7 @@ def _file(size: int) -> Iterator[str]:
 
 
 def _padded(name: str) -> Tensor:
-    return torch.tensor(list(name.encode().ljust(_NAME, b"\0")), dtype=torch.uint8)
+    return torch.tensor(list(name.encode().ljust(_NAME, b"\0")), dtype=torch.uint8, device="cpu")
 
 
 def _mapped(name: str, size: int) -> Tensor | None:

@@ -204,8 +204,8 @@ class Arguments:
 def number_as_tensor(number: complex, others: list[Any]) -> Tensor:
     """A 0-dim tensor that takes part in type promotion with `others` as the number would."""
     kinds = [other for other in others if isinstance(other, Tensor)]
-    kind = max(kinds, key=Tensor.dim) if kinds else torch.empty(())
-    return torch.scalar_tensor(number, dtype=torch.result_type(kind, number))
+    kind = max(kinds, key=Tensor.dim) if kinds else torch.empty((), device="cpu")
+    return torch.scalar_tensor(number, dtype=torch.result_type(kind, number), device="cpu")
 
 
 def kept_number(number: complex, other: Tensor) -> Tensor:

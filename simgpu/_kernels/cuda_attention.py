@@ -44,7 +44,9 @@ def _check(name: str, dtypes: Sequence[torch.dtype], dropout_p: float, **tensors
 
 def _nothing_drawn() -> tuple[Tensor, Tensor]:
     """The seed and the offset of random numbers where there are none."""
-    return torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+    return torch.zeros((), dtype=torch.int64, device="cpu"), torch.zeros(
+        (), dtype=torch.int64, device="cpu"
+    )
 
 
 def _flash(

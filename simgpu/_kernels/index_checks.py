@@ -57,7 +57,10 @@ def ctc_loss(arguments: dict[str, Any]) -> None:
     if targets.dim() == 2:
         if len(lengths) != len(labels):
             return  # the kernel says so
-        labels = labels[torch.arange(labels.shape[1]) < torch.tensor(lengths)[:, None]]
+        labels = labels[
+            torch.arange(labels.shape[1], device="cpu")
+            < torch.tensor(lengths, device="cpu")[:, None]
+        ]
     wrong = _outside(labels, 0, log_probs.shape[2] - 1)
     if wrong is not None:
         raise IndexError(f"Target {wrong} is out of bounds.")
@@ -144,7 +147,9 @@ def embedding_bag(arguments: dict[str, Any]) -> None:
     indices = host_alias(arguments["indices"])
     if "grad" not in arguments and arguments["offsets"].dim() != 1:
         return
-    offsets = host_alias(arguments["offsets"]) if "offsets" in arguments else torch.zeros(0)
+    offsets = (
+        host_alias(arguments["offsets"]) if "offsets" in arguments else torch.zeros(0, device="cpu")
+    )
     if bool((offsets < 0).any()) or bool((offsets.flatten().diff() < 0).any()):
         raise RuntimeError(f"offsets of embedding bags must rise from 0, got {offsets.tolist()}")
     if "grad" not in arguments:

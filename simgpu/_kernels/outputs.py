@@ -125,7 +125,7 @@ def _as_list(value: Any) -> list[Any]:
 
 def resizable_copy_like(out: torch.Tensor) -> torch.Tensor:
     """A host tensor with the shape and strides of `out` whose memory can grow."""
-    return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype)
+    return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="cpu")
 
 
 def tell_of_tensors(

@@ -98,7 +98,9 @@ def _factors(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for i in range(rank):
         both[..., i + 1 :, i] /= both[..., i, i, None]
         both[..., i + 1 :, i + 1 :] -= both[..., i + 1 :, i, None] * both[..., None, i, i + 1 :]
-    pivots = torch.arange(1, rank + 1, dtype=torch.int32).expand(*batch, rank).contiguous()
+    pivots = (
+        torch.arange(1, rank + 1, dtype=torch.int32, device="cpu").expand(*batch, rank).contiguous()
+    )
     zeros = both.diagonal(dim1=-2, dim2=-1) == 0
     places = torch.where(zeros, pivots, rank + 1)
     first = places.amin(-1) if rank else places.new_full(batch, rank + 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from simgpu._native import (
     callbacks,
     constant_answers,
+    default_type,
     dispatch_tables,
     dlpack_relabel,
     generator_layout,
@@ -101,6 +102,11 @@ TRICKS = (
         "works that C++ still holds",
         reference_counts.is_active,
         "an asynchronous collective that a program drops keeps its memory until its group ends",
+    ),
+    Trick(
+        "default type of a device",
+        default_type.is_active,
+        'torch.set_default_tensor_type("torch.cuda.FloatTensor") raises UnsupportedError',
     ),
     Trick(
         "texts of built-in errors",

@@ -115,7 +115,7 @@ def randperm_out(keys: Keys, numel: int, *, generator: Source, out: Tensor) -> T
     """`torch.randperm`."""
     if numel < 0 or out.dtype not in (torch.int64, torch.int32):
         call = _aten.randperm.generator_out._handle.redispatch_boxed
-        call(keys, numel, generator=SCRATCH, out=torch.empty(0, dtype=out.dtype))
+        call(keys, numel, generator=SCRATCH, out=torch.empty(0, dtype=out.dtype, device="cpu"))
     result = _resized(out, torch.Size([numel]), out)
     return result.copy_(torch.from_numpy(permutation(numel, generator)))
 

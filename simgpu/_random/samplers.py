@@ -65,7 +65,7 @@ def uniform_(
     bounds = _UNITS
     if low != 0 or high != 1 or real.dtype not in REAL:
         check(keys, _aten.uniform_.default, real, low, high)
-        first, last = torch.tensor([low, high], dtype=torch.float64).to(real.dtype)
+        first, last = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(real.dtype)
         bounds = float(first), float(last), float(last - first)
     exact = real.dtype in (torch.float32, torch.float64)
     fill(real, generator, floats.Uniform(_is_double(real), *bounds, turns=exact))
@@ -197,7 +197,7 @@ def bernoulli_tensor(keys: Keys, tensor: Tensor, p: Tensor, *, generator: Source
     dtype = torch.float64 if _is_double(tensor) else torch.float32
     chances = p.to(dtype).expand(tensor.shape)
     if not p.is_floating_point() or not bool(((chances >= 0) & (chances <= 1)).all()):
-        raising = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        raising = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
         _aten.bernoulli_.Tensor._handle.redispatch_boxed(keys, raising, p, generator=SCRATCH)
     order = bernoulli.order_of_elements(tensor.shape, tensor.stride(), chances.stride())
     chances = chances.permute(order).contiguous()

@@ -1,9 +1,9 @@
 """Settings that PyTorch and simgpu keep of a process, as they take each rank to be one.
 
-Such as the default dtype, which kernels of attention are allowed, or the order in which reductions
-add (`simgpu.comm`). A block that changes one for a while reads it first; where ranks took turns
-within it, the one that ends last would put back what another had set. So each rank has its own, and
-begins with those of the process.
+Such as the default tensor type, which kernels of attention are allowed, or the order in which
+reductions add (`simgpu.comm`). A block that changes one for a while reads it first; where ranks
+took turns within it, the one that ends last would put back what another had set. So each rank has
+its own, and begins with those of the process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from simgpu import comm
+from simgpu._cuda import default_types
 
 
 class _Setting(NamedTuple):
@@ -47,6 +48,7 @@ def _set_anomaly(values: tuple[bool, bool]) -> None:
 
 _SETTINGS = (
     _Setting(torch.get_default_dtype, torch._C._set_default_dtype),
+    _Setting(default_types.is_of_device, default_types.move),
     _Setting(_deterministic, _set_deterministic),
     _Setting(_anomaly, _set_anomaly),
     *_switch("deterministic_fill_uninitialized_memory"),

@@ -69,7 +69,7 @@ class Network(nn.Module):
             first.requires_grad_(False)
         self.scale: torch.Tensor | None
         self.shift: torch.Tensor | None
-        scale = torch.full((), 2, dtype=kind) if buffered else None
+        scale = torch.full((), 2, dtype=kind, device="cpu") if buffered else None
         shift = exact_values((widths[-1],), kind, seed, span=3) if buffered else None
         self.register_buffer("scale", scale)
         self.register_buffer("shift", shift, persistent=False)

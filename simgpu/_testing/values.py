@@ -27,7 +27,7 @@ def exact_values(
     float32).
     """
     kind = _dtype(dtype)
-    index = torch.arange(torch.Size(shape).numel(), dtype=torch.int64) + 1 + seed
+    index = torch.arange(torch.Size(shape).numel(), dtype=torch.int64, device="cpu") + 1 + seed
     mixed = (index * index * 31 + index * 17 + seed) % span
     if kind.is_complex:
         parts = torch.stack([mixed - span // 2, (mixed * 7 + 3) % span - span // 2], dim=-1)
@@ -55,8 +55,10 @@ def ordinary_values(
         parts = ordinary_values((*shape, 2), torch.float64, seed, magnitudes)
         return torch.view_as_complex(parts).to(kind)
     generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
-    exponents = torch.randint(-magnitudes, magnitudes + 1, tuple(shape), generator=generator)
+    numbers = torch.randn(tuple(shape), generator=generator, dtype=torch.float64, device="cpu")
+    exponents = torch.randint(
+        -magnitudes, magnitudes + 1, tuple(shape), generator=generator, device="cpu"
+    )
     numbers = numbers * 2.0**exponents
     if kind == torch.bool:
         return numbers > 0

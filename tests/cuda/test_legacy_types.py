@@ -1,11 +1,15 @@
 """The types of tensors that torch.cuda had before dtypes: as a default, and called as functions."""
 
+import threading
 import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
+import simgpu
 from simgpu._backend import tensor_types
 
 
@@ -14,7 +18,16 @@ def defaults_kept():
     dtype = torch.get_default_dtype()
     yield
     torch.set_default_device(None)
+    torch.set_default_tensor_type("torch.FloatTensor")
     torch.set_default_dtype(dtype)
+
+
+def in_a_thread(call):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
@@ -24,13 +37,116 @@ def test_a_default_type_is_a_default_dtype_and_device(cuda, defaults_kept, kind,
     there = f"torch.cuda.{kind}Tensor" if by_name else getattr(torch.cuda, f"{kind}Tensor")
     dtype = tensor_types.DTYPES[kind]
     torch.set_default_tensor_type(there)
-    made = (torch.ones(2), torch.tensor([1.0]), nn.Linear(2, 2).weight)
+    made = (torch.ones(2), torch.tensor([1.0]), torch.Tensor(2), nn.Linear(2, 2).weight)
     assert {(x.device, x.dtype) for x in made} == {(cuda[0], dtype)}
     assert torch.arange(3).dtype == torch.int64
     with torch.cuda.device(2):
         assert torch.zeros(1).device == cuda[2]
     torch.set_default_tensor_type(f"torch.{kind}Tensor")
     assert (torch.ones(2).device, torch.ones(2).dtype) == (torch.device("cpu"), dtype)
+
+
+MAKERS = {
+    "Tensor(2)": lambda: torch.Tensor(2),
+    "Tensor([1])": lambda: torch.Tensor([1e10]),
+    "Tensor()": lambda: torch.Tensor(),
+    "tensor": lambda: torch.tensor([1.0]),
+    "as_tensor": lambda: torch.as_tensor([1.0]),
+    "zeros": lambda: torch.zeros(2),
+    "arange": lambda: torch.arange(3),
+    "randn": lambda: torch.randn(2),
+    "randperm": lambda: torch.randperm(3),
+    "normal": lambda: torch.normal(0.0, 1.0, (2,)),
+    "sparse_coo_tensor": lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,)),
+    "new_zeros": lambda: torch.ones(1).new_zeros(2),
+    "Storage": lambda: torch.Storage(2),
+    "module": lambda: nn.Linear(2, 2).weight,
+}
+OF_THE_HOST = {
+    "numpy": lambda: torch.from_numpy(torch.ones(2, device="cpu").numpy()),
+    "new_zeros of a CPU tensor": lambda: torch.ones(1, device="cpu").new_zeros(2),
+    "FloatTensor": lambda: torch.FloatTensor(2),
+    "the default generator": lambda: torch.default_generator,
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type", "ignore:TypedStorage")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@given(st.permutations(["main", "thread", "replica"]), st.sampled_from(sorted(MAKERS)))
+def test_a_default_type_is_of_all_threads(orders, maker):
+    """torch/csrc/tensor/python_tensor.cpp keeps it in a variable of the process."""
+
+    class Module(nn.Module):
+        def forward(self, x):
+            MAKERS[maker]()
+            return x + torch.zeros(x.shape)
+
+    with simgpu.as_cuda(3) as devices:
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        for place in orders:
+            if place == "replica":
+                rows = torch.ones(6, 2)
+                assert rows.device == devices[0]
+                assert nn.DataParallel(Module())(rows).device == devices[0]
+            else:
+                made = MAKERS[maker]() if place == "main" else in_a_thread(MAKERS[maker])
+                assert made.device == devices[0]
+        for name, make in OF_THE_HOST.items():
+            assert make().device.type == "cpu", name
+    assert MAKERS[maker]().device.type == "cpu"
+    assert torch.Storage is torch.FloatStorage
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_a_default_type_is_of_hooks_in_backward(cuda, defaults_kept):
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    x = torch.ones(2, requires_grad=True)
+    seen = []
+    x.register_hook(lambda gradient: seen.append(torch.zeros(2).device))
+    (x * 2).sum().backward()
+    assert seen == [cuda[0]]
+
+
+def test_a_default_device_is_of_one_thread(cuda, defaults_kept):
+    torch.set_default_device("cuda:1")
+    assert torch.ones(1).device == cuda[1]
+    assert torch.Tensor(1).device == torch.device("cpu")  # a class that C++ calls by itself
+    assert in_a_thread(lambda: torch.ones(1)).device == torch.device("cpu")
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_a_depth_of_infinity_is_made_by_the_class(cuda, defaults_kept):
+    """A reported program: nerf-pytorch's raw2outputs, on one GPU."""
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    distances = torch.cat([torch.ones(2, 3), torch.Tensor([1e10]).expand(2, 1)], -1)
+    assert (distances.device, distances[0].tolist()) == (cuda[0], [1, 1, 1, 1e10])
+    assert repr(torch.ones(1)) == "tensor([1.])"
+    assert repr(torch.ones(1, device="cpu")) == "tensor([1.], device='cpu')"
+    with pytest.raises(RuntimeError, match="expects device type: cuda but device type: cpu"):
+        torch.Tensor(2, device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_the_default_storage_is_of_the_default_type(cuda, defaults_kept):
+    torch.set_default_tensor_type(torch.cuda.DoubleTensor)
+    assert torch.Storage is torch.cuda.DoubleStorage
+    torch.set_default_dtype(torch.float32)
+    assert torch.Storage is torch.cuda.FloatStorage
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_operators_compute_as_ever_when_the_default_type_is_a_device(cuda, defaults_kept):
+    """simgpu makes tensors of the host for itself: none of them follows the default."""
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    rows = torch.eye(3) + 1
+    _, pivots = torch.linalg.lu_factor(rows)
+    assert pivots.tolist() == [1, 2, 3]
+    assert torch.where(rows > 1, 1.0, rows).device == cuda[0]
+    assert torch.multinomial(torch.ones(3), 3).sort().values.tolist() == [0, 1, 2]
+    bag = nn.functional.embedding_bag(torch.tensor([0, 1]), rows, torch.tensor([0]))
+    assert bag.tolist() == rows[:2].mean(0, keepdim=True).tolist()
+    log_probs = torch.zeros(4, 1, 3).log_softmax(-1)
+    assert nn.functional.ctc_loss(log_probs, torch.tensor([[1]]), [4], [1]).isfinite()
 
 
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")

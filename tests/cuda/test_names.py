@@ -104,6 +104,7 @@ def test_every_public_name_has_a_row():
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @pytest.mark.filterwarnings("ignore:Guards may run slower")  # of the compiler, on Python 3.13.0
 @pytest.mark.filterwarnings("ignore:.torch.jit")  # of inductor's imports
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
 @pytest.mark.parametrize("name", sorted(rows()))
 def test_the_row_is_true(name):
     around = name.startswith("torch.")

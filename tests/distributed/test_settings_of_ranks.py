@@ -156,3 +156,22 @@ def test_a_precision_that_is_set_by_its_newer_name_is_no_error():
     finally:
         newer.fp32_precision = before
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+@given(st.integers(2, 4), st.data())
+def test_each_rank_has_a_default_tensor_type(count, data):
+    kinds = data.draw(st.lists(st.sampled_from(["", "cuda."]), min_size=count, max_size=count))
+
+    def rank(number):
+        torch.cuda.set_device(number)
+        torch.set_default_tensor_type(f"torch.{kinds[number]}FloatTensor")
+        dist.barrier(device_ids=[number])
+        made = torch.Tensor(2).device
+        dist.barrier(device_ids=[number])
+        return made
+
+    of_kind = {"": lambda _: torch.device("cpu"), "cuda.": lambda n: torch.device("cuda", n)}
+    found = simgpu.ranks(count, rank, schedule=data.draw(schedules))
+    assert found == [of_kind[kind](number) for number, kind in enumerate(kinds)]
+    assert torch.ones(1).device == torch.device("cpu")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from simgpu import _native, errors
 from simgpu._native import (
+    default_type,
     dispatch_tables,
     dlpack_relabel,
     executable_memory,
@@ -147,6 +148,7 @@ def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
     monkeypatch.setattr(reducer_timers, "entered", set())
     monkeypatch.setattr(reference_counts, "_follows", lambda: False)
     monkeypatch.setattr(type_slots, "_stock_slot", 1)
+    monkeypatch.setattr(default_type, "_types", dict)
     assert list(status.active_tricks().values()) == [False] * len(status.TRICKS)
 
 
@@ -358,3 +360,33 @@ def test_unknown_interpreter_is_refused_when_native_code_is_imported(
     monkeypatch.setattr(sys, attribute, value, raising=False)
     with pytest.raises(errors.UnsupportedError, match=found):
         importlib.reload(_native)
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+@pytest.mark.parametrize("field", ["layout", "is_cuda", "name", "backend"])
+def test_types_of_another_layout_are_no_default_types(cuda, monkeypatch, field):
+    fields = default_type._fields
+
+    def moved(first):
+        """The fields as they would be if another one came before `field`."""
+
+        class Fields(ctypes.Structure):
+            _fields_ = [
+                each
+                for name, kind in fields(first)._fields_
+                for each in ([(f"_{name}", ctypes.c_int)] if name == field else []) + [(name, kind)]
+            ]
+
+        return Fields
+
+    monkeypatch.setattr(default_type, "_fields", moved)
+    for cached in (default_type._types, default_type._backend):
+        cached.cache_clear()
+    assert not default_type.is_active()
+    with pytest.raises(errors.UnsupportedError, match=r"call torch\.set_default_dtype"):
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    monkeypatch.undo()
+    for cached in (default_type._types, default_type._backend):
+        cached.cache_clear()
+    assert default_type.is_active()
+    assert torch.ones(1).device == torch.device("cpu")

@@ -226,7 +226,9 @@ def fill_bytes(storage: torch.UntypedStorage) -> None:
 def view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
     """A tensor over `storage` with the dtype, shape and strides of `like`."""
     if no_modes():
-        return torch.empty(0, dtype=like.dtype).set_(storage, offset, like.shape, like.stride())
+        return torch.empty(0, dtype=like.dtype, device="cpu").set_(
+            storage, offset, like.shape, like.stride()
+        )
     tensor = empty(HOST_KEYS, (0,), dtype=like.dtype, device=_CPU)
     set_storage(HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
     return tensor

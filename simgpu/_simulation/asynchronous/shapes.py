@@ -75,8 +75,10 @@ class Layout(NamedTuple):
         """A host tensor of this layout, filled with what nobody takes for a result."""
         if no_modes():
             if self.is_contiguous:
-                return torch.full(self.shape, self.filler, dtype=self.dtype)
-            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype).fill_(self.filler)
+                return torch.full(self.shape, self.filler, dtype=self.dtype, device="cpu")
+            return torch.empty_strided(
+                self.shape, self.stride, dtype=self.dtype, device="cpu"
+            ).fill_(self.filler)
         tensor = empty_strided(HOST_KEYS, self.shape, self.stride, dtype=self.dtype, device=_CPU)
         fill_(HOST_KEYS, tensor, self.filler)
         return tensor
