@@ -1,1 +1,1 @@
-"""What judges the suite itself: planted faults, and mutants made by rule. Not run by default."""
+"""What judges the suite itself, or uses other people's code: not run by default."""

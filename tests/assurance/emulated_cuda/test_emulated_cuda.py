@@ -1,0 +1,183 @@
+"""The tool itself: the table of expected failures, the stubs, and a process on emulated GPUs."""
+
+import ctypes
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.assurance.emulated_cuda import build, stubs, suite
+from tests.assurance.emulated_cuda.environment import MODELS, ROOT, Machine
+
+ENTRIES = [
+    suite.Entry("always", ("a.py::test_one", "a.py::test_two[x]", "b.py::test_m*")),
+    suite.Entry("sometimes", ("a.py::test_three",), may_pass=True),
+]
+
+
+def test_table_accepts_expected_outcomes_only():
+    outcomes = {
+        "a.py::test_one[y]": ("failed", ""),
+        "a.py::test_two[x]": ("failed", ""),
+        "b.py::test_many": ("failed", ""),
+        "a.py::test_three": ("passed", ""),
+        "a.py::test_four": ("skipped", "why"),
+    }
+    result = suite.compare(outcomes, ENTRIES)
+    assert result.as_expected
+    assert (result.passed, result.skipped) == (1, 1)
+    assert {reason: len(tests) for reason, tests in result.known.items()} == {"always": 3}
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome"),
+    [("a.py::test_two[y]", "failed"), ("a.py::test_two[x]", "passed"), ("c.py::test_m", "failed")],
+)
+def test_table_refuses_other_outcomes(test, outcome):
+    result = suite.compare({test: (outcome, "E boom")}, ENTRIES)
+    assert not result.as_expected
+    assert test in suite.report(result)
+
+
+@pytest.mark.parametrize(
+    "text", ['tests = ["a"]', 'reason = "a"', 'reason = "a"\ntests = ["a"]\nwhy = "b"']
+)
+def test_table_raises_for_an_incomplete_entry(tmp_path, text):
+    path = tmp_path / "table.toml"
+    path.write_text(f"[[expected]]\n{text}\n")
+    with pytest.raises(ValueError, match="expected reason, tests"):
+        suite.read(path)
+
+
+def test_table_is_complete():
+    assert all(entry.reason and entry.tests for entry in suite.read())
+
+
+HEADER = """
+/* int cublasOld(int a); */
+cublasStatus_t CUBLASWINAPI cublasCreate(
+    cublasHandle_t* handle, const float* alpha, double beta, int* info);
+const char* cublasName(void);
+"""
+DRIVER = """
+#include <cstdio>
+extern "C" int cublasCreate(void**, const float*, double, int*);
+extern "C" const char* cublasName();
+extern "C" void emulated_library_call(const char* name) { puts(name); }
+extern "C" int check() {
+  void* handle = nullptr;
+  float alpha = 2;
+  int info = 7;
+  int error = cublasCreate(&handle, &alpha, 3.0, &info);
+  return error == 0 && handle && alpha == 2 && info == 0 && cublasName()[0];
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiles C++")
+def test_stubs_fill_results_and_leave_inputs(tmp_path):
+    include = tmp_path / "nvidia" / "x"
+    include.mkdir(parents=True)
+    (include / "cublas.h").write_text(HEADER)
+    declared = stubs.declarations(tmp_path)
+    assert set(declared) == {"cublasCreate", "cublasName"}
+    head = (
+        '#include <cstdlib>\n#include <cstring>\n#define API extern "C"\n'
+        'extern "C" void emulated_library_call(const char*);\n'
+    )
+    text = head + "".join(stubs.stub(name, declared) for name in declared)
+    (tmp_path / "stubs.cpp").write_text(text)
+    (tmp_path / "driver.cpp").write_text(DRIVER)
+    command = ["g++", "-w", "-shared", "-fPIC", "stubs.cpp", "driver.cpp", "-o", "both.so"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert ctypes.CDLL(str(tmp_path / "both.so")).check() == 1
+
+
+def _has_cuda():
+    return (build.site_packages() / "torch" / "lib" / "libtorch_cuda.so").exists()
+
+
+def test_build_without_cuda_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "version.py").write_text("")
+    monkeypatch.setattr(build, "site_packages", lambda: tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(build.BuildError, match="a build without CUDA"):
+        build.build()
+
+
+needs_cuda_build = pytest.mark.skipif(not _has_cuda(), reason="torch is a build without CUDA")
+
+
+def python(code, **machine):
+    """What a Python program on emulated GPUs prints, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=Machine(**machine).environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("model", MODELS)
+def test_machine_has_the_devices_asked_for(model):
+    code = (
+        "import json, torch\n"
+        "p = torch.cuda.get_device_properties(2)\n"
+        "print(json.dumps([torch.cuda.device_count(), p.name, p.total_memory]))"
+    )
+    count, name, memory = python(code, devices=3, model=model, memory=1 << 30)
+    assert (count, memory) == (3, 1 << 30)
+    assert model in name.lower()
+
+
+@needs_cuda_build
+def test_copies_are_real_and_kernels_are_repeated_for_values():
+    code = """
+import json, torch
+x = torch.arange(4.0).to("cuda:1").to("cuda:0")
+without = (x + 1).tolist()
+from tests.assurance.emulated_cuda import values
+values.switch_on()
+sums = [(x + 1).tolist(), sum(values.computed.values())]
+print(json.dumps([x.tolist(), without == [1, 2, 3, 4], *sums]))
+"""
+    assert python(code, devices=2) == [[0, 1, 2, 3], False, [1, 2, 3, 4], 1]
+
+
+SHARE = """
+import json, torch, torch.multiprocessing as mp
+
+def change(tensor, queue):
+    tensor.cpu()
+    tensor.copy_(torch.full((3,), 7.0))
+    queue.put(str(tensor.device))
+
+if __name__ == "__main__":
+    mp.set_start_method("spawn")
+    tensor, queue = torch.zeros(3, device="cuda:1"), mp.Queue()
+    one = mp.Process(target=change, args=(tensor, queue))
+    one.start()
+    device = queue.get()
+    one.join()
+    print(json.dumps([device, tensor.cpu().tolist()]))
+"""
+
+
+@needs_cuda_build
+def test_processes_share_memory_by_handles(tmp_path):
+    path = tmp_path / "share.py"
+    path.write_text(SHARE)
+    environment = Machine(devices=2).environment()
+    done = subprocess.run(
+        [sys.executable, path], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["cuda:1", [7.0, 7.0, 7.0]]

@@ -1,0 +1,306 @@
+"""Values for the kernels that the emulated CUDA counts and does not run.
+
+While `Values` is on, an operator on CUDA tensors runs first, with all of PyTorch's C++ around its
+kernels. If it launched any, the same operator is then called on CPU tensors over the same memory,
+and the results are written where the kernels would have written them. If it launched none, it
+copied or made views, which is real here, and nothing is changed.
+
+What this cannot do: an operator that reads on the host what an earlier kernel of its own wrote (a
+size, a check, `info` of linear algebra) reads whatever was in memory. Those that are operators of
+their own are in `_BY_THE_HOST`; inside others the results are not to be believed.
+"""
+
+import ctypes
+import re
+import threading
+from collections import Counter
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+aten = torch.ops.aten
+
+computed: Counter = Counter()  # calls by operator
+not_computed: Counter = Counter()  # calls by operator and reason: their values mean nothing
+
+# Their C++ reads from the device how large the result is, or whether a value is wrong.
+_BY_THE_HOST = {
+    aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten._unique.default,
+    aten.unique_dim.default, aten.unique_consecutive.default, aten.unique_dim_consecutive.default,
+    aten.bincount.default, aten.repeat_interleave.Tensor, aten.histc.default,
+    aten._to_sparse.default, aten._to_sparse.sparse_dim, aten._to_sparse_csr.default,
+    aten.equal.default, aten.is_nonzero.default, aten.allclose.default,
+    aten._linalg_check_errors.default, aten._assert_async.default, aten._assert_async.msg,
+}  # fmt: skip
+_INDEXED = {
+    aten.index.Tensor, aten.index_put.default, aten.index_put_.default,
+    aten._index_put_impl_.default, aten._unsafe_index.Tensor, aten._unsafe_index_put.default,
+}  # fmt: skip
+# Of sparse tensors these only look at the parts, put them together, or copy them.
+_REAL_OF_SPARSE = re.compile(
+    r"aten\.(_indices|_values|indices|values|_nnz|is_coalesced|_coalesced_|_dimI|_dimV|sparse_dim|"
+    r"dense_dim|_to_copy|clone|detach|copy_|_sparse_coo_tensor_with_dims|crow_indices|col_indices|"
+    r"resize|alias|empty|zeros_like|size|sparse_resize)"
+)
+
+
+class _Library:
+    """The emulated runtime's own functions, opened when they are first asked for."""
+
+    def __init__(self):
+        self._library = None
+
+    def launches(self):
+        """How many kernels this thread has launched."""
+        if self._library is None:
+            self._library = ctypes.CDLL("libcuda.so.1")
+            if not hasattr(self._library, "emulated_launches"):
+                raise RuntimeError(
+                    "libcuda.so.1 is not the emulated one: start the process by "
+                    "python -m tests.assurance.emulated_cuda run"
+                )
+            self._library.emulated_launches.restype = ctypes.c_ulonglong
+        return self._library.emulated_launches()
+
+
+_library = _Library()
+
+
+def is_cuda(value):
+    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+
+
+def host(tensor):
+    """A CPU tensor over the memory of a strided tensor on an emulated GPU."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes():
+        memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+    else:
+        whole = torch.empty(0, dtype=torch.uint8)
+    with torch.no_grad():
+        return torch.empty(0, dtype=tensor.dtype).set_(
+            whole.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+        )
+
+
+def host_of_sparse(tensor):
+    """A sparse CPU tensor over the parts of a COO tensor on an emulated GPU."""
+    with torch.no_grad():
+        out = torch.sparse_coo_tensor(
+            host(tensor._indices()), host(tensor._values()), tensor.shape, check_invariants=False
+        )
+        return out._coalesced_(tensor.is_coalesced())
+
+
+def _copy_of(tensor):
+    """A CPU copy of a tensor with its strides."""
+    there = host(tensor)
+    overlaps = any(s == 0 and n > 1 for s, n in zip(there.stride(), there.size(), strict=True))
+    copy = (
+        torch.empty_like(there)
+        if overlaps
+        else torch.empty_strided(there.size(), there.stride(), dtype=there.dtype)
+    )
+    return copy.copy_(there)
+
+
+def _on_host(value, written):
+    if is_cuda(value):
+        if value.layout == torch.sparse_coo:
+            return host_of_sparse(value)
+        # What the operator writes to must keep its values for the second call.
+        return _copy_of(value) if written else host(value)
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    if isinstance(value, torch.Generator) and value.device.type == "cuda":
+        return None
+    return value
+
+
+def _all_on_host(value, written=False):
+    return tree_map(lambda leaf: _on_host(leaf, written), value)
+
+
+def _named(op, args, kwargs):
+    """(name, value) of each argument, positional ones first."""
+    names = [argument.name for argument in op._schema.arguments]
+    return [*zip(names, args, strict=False), *kwargs.items()]
+
+
+_written_by_op: dict = {}
+
+
+def _written(op):
+    """The names of the arguments that an operator writes to."""
+    if op not in _written_by_op:
+        aliases = [(a.name, a.alias_info) for a in op._schema.arguments]
+        _written_by_op[op] = {name for name, alias in aliases if alias and alias.is_write}
+    return _written_by_op[op]
+
+
+def _first_line(error):
+    return f"{type(error).__name__} {str(error).partition(chr(10))[0]}"[:160]
+
+
+class Values(TorchDispatchMode):
+    """Compute on the CPU what kernels of the emulated GPUs would have computed."""
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        leaves = tree_flatten((args, kwargs))[0]
+        tensors = [leaf for leaf in leaves if is_cuda(leaf)]
+        if not tensors and not any(
+            isinstance(leaf, torch.device) and leaf.type == "cuda" for leaf in leaves
+        ):
+            return op(*args, **kwargs)
+        if any(one.layout != torch.strided for one in tensors):
+            return self._sparse(op, args, kwargs, tensors)
+        if op in _BY_THE_HOST:
+            return self._by_the_host(op, args, kwargs, tensors)
+        if op in _INDEXED:
+            args = _masks_as_indices(args)
+        return self._both(op, args, kwargs)
+
+    @staticmethod
+    def _both(op, args, kwargs):
+        written = _written(op)
+        try:
+            there = [(n, _all_on_host(v, n in written)) for n, v in _named(op, args, kwargs)]
+        except Exception as error:  # the operator still has to run, and to raise its own error
+            there = error
+        before = _library.launches()
+        out = op(*args, **kwargs)
+        if _library.launches() == before:
+            return out
+        if isinstance(there, Exception):
+            not_computed[f"{op}: {_first_line(there)}"] += 1
+            return out
+        try:
+            result = op(*[v for _, v in there[: len(args)]], **dict(there[len(args) :]))
+        except Exception as error:  # the CPU has no such kernel: the values stay as they are
+            not_computed[f"{op}: {_first_line(error)}"] += 1
+            return out
+        computed[str(op)] += 1
+        _write_arguments(op, _named(op, args, kwargs), there)
+        return _write_results(op, (args, kwargs), out, result)
+
+    @staticmethod
+    def _sparse(op, args, kwargs, tensors):
+        layouts = {one.layout for one in tensors}
+        if _REAL_OF_SPARSE.match(str(op)) or not layouts <= {torch.strided, torch.sparse_coo}:
+            before = _library.launches()
+            out = op(*args, **kwargs)
+            if _library.launches() != before:
+                not_computed[f"{op}: not strided"] += 1
+            return out
+        if not _written(op):
+            return Values._by_the_host(op, args, kwargs, tensors)
+        named = _named(op, args, kwargs)
+        there = [(name, _all_on_host(value, name in _written(op))) for name, value in named]
+        op(*[v for _, v in there[: len(args)]], **dict(there[len(args) :]))
+        out = None
+        for (name, real), (_, image) in zip(named, there, strict=True):
+            if name in _written(op) and is_cuda(real):
+                out = real
+                if real.layout == torch.strided:
+                    host(real).copy_(image)
+                else:
+                    real.copy_(image.to(real.device))
+        computed[f"{op} (sparse)"] += 1
+        return out
+
+    @staticmethod
+    def _by_the_host(op, args, kwargs, tensors):
+        """Without CUDA's code: the CPU's result, copied to the device."""
+        result = op(*_all_on_host(args), **_all_on_host(kwargs))
+        computed[f"{op} (on the host only)"] += 1
+        device = tensors[0].device
+        return tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, result)
+
+
+def _masks_as_indices(args):
+    """Index arguments without masks, whose number of places C++ would read from the device."""
+    tensor, indices, *rest = args
+    out = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            out.append(index)
+        elif is_cuda(index):
+            out += [one.to(index.device) for one in host(index).nonzero(as_tuple=True)]
+        else:
+            out += list(index.nonzero(as_tuple=True))
+    return (tensor, out, *rest)
+
+
+def _write_arguments(op, named, there):
+    for (name, real), (_, image) in zip(named, there, strict=True):
+        if name in _written(op):
+            for r, i in zip(tree_flatten(real)[0], tree_flatten(image)[0], strict=True):
+                if is_cuda(r):
+                    host(r).copy_(i)
+
+
+def _write_results(op, given, out, result):
+    inputs = {id(leaf) for leaf in tree_flatten(given)[0]}
+    reals, spec = tree_flatten(out)
+    leaves = []
+    for real, image in zip(reals, tree_flatten(result)[0], strict=False):
+        if isinstance(real, torch.Tensor):
+            if id(real) not in inputs and real.layout == torch.strided:
+                if real.shape == image.shape:
+                    (host(real) if is_cuda(real) else real).copy_(image)
+                else:
+                    shapes = f"{tuple(real.shape)} on CUDA, {tuple(image.shape)} on the CPU"
+                    not_computed[f"{op}: {shapes}"] += 1
+            leaves.append(real)
+        else:
+            leaves.append(image if isinstance(real, bool | int | float | complex) else real)
+    return tree_unflatten(leaves, spec)
+
+
+# ---------------------------------------------------------------- for a whole process
+
+_on = False
+
+
+def switch_on():
+    """Give values to the kernels of this thread, and of all threads that start from now on.
+
+    cuDNN is switched off, since none of its engines exists here.
+    """
+    global _on
+    if _on:
+        return
+    _on = True
+    torch.backends.cudnn.enabled = False
+    Values().__enter__()
+    run = threading.Thread.run
+
+    def run_with_values(self):
+        with Values():
+            run(self)
+
+    threading.Thread.run = run_with_values
+    torch._tensor_str._str_intern = _text_without_kernels(torch._tensor_str._str_intern)
+
+
+def _text_without_kernels(stock):
+    """Printing switches all modes off, and would ask kernels for what it prints."""
+
+    def text(inp, **kwargs):
+        if not is_cuda(inp) or inp.layout not in (torch.strided, torch.sparse_coo):
+            return stock(inp, **kwargs)
+        plain = inp.detach()
+        with torch.no_grad():
+            of_host = host(plain) if inp.layout == torch.strided else host_of_sparse(plain)
+            printed = stock(of_host, **kwargs)
+        more = f", device='{inp.device}'"
+        if inp.grad_fn is not None:
+            more += f", grad_fn=<{type(inp.grad_fn).__name__}>"
+        elif inp.requires_grad:
+            more += ", requires_grad=True"
+        return printed[:-1] + more + ")"
+
+    return text
