@@ -23,7 +23,8 @@ _AS_CODE = re.compile(
 )
 # Where a text names it as a product: to become "CUDA".
 _AS_PRODUCT = re.compile(
-    rf"""(?x) (?<=wrapper_) {DEVICE_TYPE}(?=_) | \b{DEVICE_TYPE}(?= [A-Z] | \ error | \ out\ of )
+    rf"""(?x) (?: (?<=wrapper_) | (?<=Sparse) | (?<=SparseCsr) | (?<=NestedTensor) ) {DEVICE_TYPE}
+    | \b{DEVICE_TYPE}(?= [A-Z] | \ error | \ out\ of )
     | (?<=re-initialize\ ) {DEVICE_TYPE}\b | (?<=To\ use\ ) {DEVICE_TYPE}\b"""
 )
 # How C++ calls the type of a tensor: to become "torch.cuda.FloatTensor".

@@ -111,6 +111,9 @@ class Arguments:
             index = found if index < 0 else index
             host_kwargs = dict(zip(kwargs, aliases, strict=True))
         if mixed:
+            moved = self._device_rules.with_numbers_moved(args, kwargs)
+            if moved is not None:
+                return self._read_all(*moved, alias)
             index = self._device_rules.device_of_mixed_tensors(args, kwargs)
         # A wrapped number (the 2 of `torch.where(mask, x, 2)`) reaches Python as a plain number.
         for position in self._tensor_positions:

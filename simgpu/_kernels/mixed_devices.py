@@ -3,7 +3,8 @@
 All tensors of one operation lie on one device. A CPU tensor may take part only where it has no
 dimensions, and never as something that is written to. The errors have the words of the CUDA kernel
 that would refuse. An operator that PyTorch composes of others on CUDA has no kernel there:
-those others refuse, or take tensors of several devices (`torch.linspace` of two numbers).
+those others refuse, or take tensors of several devices (`torch.linspace` of two numbers). The same
+rules hold for sparse and nested tensors, whose kernels have other names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from simgpu._kernels import mixed_sparse
 from simgpu._kernels.native_functions import native_function
 from simgpu._kernels.overloads import PythonKernel
 from simgpu._naming import DEVICE_TYPE
@@ -54,12 +56,39 @@ _NO_NUMBERS: dict[str, dict[str, str]] = {
     "binomial": {"count": "", "prob": ""},
     "index_fill": {"index": ""},
     "lerp": {"self": _POINTER.format(1), "end": _POINTER.format(2)},
-    "masked_fill": {
-        "mask": "expected self and mask to be on the same device, but got mask on cpu and self on "
-        "{device}"
-    },
+    "masked_fill": {"mask": ""},
     "mse_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
     "smooth_l1_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
+}
+
+
+# Operators that compare two arguments before all others, and name both devices; by the kind of
+# their tensors.
+_MASK_WORDS = "expected self and mask to be on the same device, but got mask on {} and self on {}"
+_PAIRS: dict[tuple[str, str], tuple[str, str, str]] = {
+    ("", "masked_fill"): ("mask", "self", _MASK_WORDS),
+    ("NestedTensor", "masked_fill"): ("mask", "self", _MASK_WORDS),
+    ("SparseCsr", "triangular_solve"): (
+        "self",
+        "A",
+        "Expected b and A to be on the same device, but found b on {} and A on {} instead.",
+    ),
+}
+
+
+# Numbers of any device that an operator brings along: `where` by a copy, the others by reading them
+# (ATen/native/TensorCompare.cpp, Fill.cpp, cuda/Indexing.cu).
+_MOVED_NUMBERS = {
+    "fill": ("value",),
+    "masked_fill": ("value",),
+    "where": ("condition", "self", "other"),
+}
+
+
+# What only copies, or looks at no memory: its tensors may lie anywhere.
+_ACROSS = {
+    "NestedTensor": ("is_same_size",),
+    "Sparse": ("copy_sparse_to_sparse_",),
 }
 
 
@@ -85,16 +114,48 @@ def composed_where_mixed(op: torch._ops.OpOverload, kernel: PythonKernel) -> Pyt
 
 
 class DeviceRules:
-    """Where one operator computes when its tensors lie on several devices, or why it does not."""
+    """Where one operator computes when its tensors lie on several devices, or why it does not.
 
-    __slots__ = ("_has_outputs", "_names", "_operator", "_written")
+    `kind` is that of the kernel: "" for dense tensors, "Sparse", "SparseCsr" or "NestedTensor".
+    """
 
-    def __init__(self, op: torch._ops.OpOverload) -> None:
+    __slots__ = ("_base", "_has_outputs", "_kind", "_names", "_operator", "_written")
+
+    def __init__(self, op: torch._ops.OpOverload, kind: str = "") -> None:
         arguments = op._schema.arguments
+        self._kind = kind
         self._operator = op._name.removeprefix("aten::")
+        self._base = self._operator.partition(".")[0].removesuffix("_")
         self._names = [argument.name for argument in arguments]
         self._written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
         self._has_outputs = any(a.kwarg_only and a.name in self._written for a in arguments)
+
+    def with_numbers_moved(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments with numbers of other devices brought along, if the operator does that."""
+        names = _MOVED_NUMBERS.get(self._base)
+        if names is None:
+            return None
+        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        home = next(
+            (t.device for t in tensors_in(*named.values()) if not t.is_cpu), torch.device("cpu")
+        )
+        if self._written:
+            home = next(t.device for name in self._written for t in tensors_in(named[name]))
+        near = {
+            name: named[name].to(home if self._base == "where" else "cpu")
+            for name in names
+            if isinstance(named.get(name), Tensor)
+            and _is_number(named[name])
+            and named[name].device not in (home, torch.device("cpu"))
+        }
+        if not near:
+            return None
+        if self._base == "masked_fill" and home.type == "cpu":
+            raise DeviceMismatchError("masked_fill_: Expected inputs to be on same device")
+        moved = [near.get(name, value) for name, value in zip(self._names, args, strict=False)]
+        return tuple(moved), {name: near.get(name, value) for name, value in kwargs.items()}
 
     def device_of_mixed_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The device to compute on, where the tensors are not all on one simulated device.
@@ -110,12 +171,14 @@ class DeviceRules:
         operator = self._operator
         if operator == "convolution":
             self._check_convolution(pairs)
+        self._check_pair(dict(pairs))
         operator = _COMPOSED_ON_CUDA.get(operator, operator)
         facts = native_function(operator)
-        if facts.composed:
+        if facts.composed and not self._kind:
             raise Composed
         if facts.checks_devices:
-            return self._common_device(pairs, operator, facts.structured)
+            return self._common_device(pairs, operator, facts.structured and not self._kind)
+        mixed_sparse.check(self._kind, self._base, dict(pairs))
         return self._iterator_device(pairs)
 
     def _check_convolution(self, pairs: list[tuple[str, Tensor]]) -> None:
@@ -127,6 +190,12 @@ class DeviceRules:
                     f"Input type ({input.type()}) and {name} type ({tensor.type()}) should be "
                     "the same"
                 )
+
+    def _check_pair(self, named: dict[str, Tensor]) -> None:
+        """The question that `_PAIRS` has for this operator."""
+        one, other, words = _PAIRS.get((self._kind, self._base), ("", "", ""))
+        if words and named[one].device != named[other].device:
+            raise DeviceMismatchError(words.format(named[one].device, named[other].device))
 
     def _common_device(
         self, pairs: list[tuple[str, Tensor]], operator: str, structured: bool
@@ -141,7 +210,7 @@ class DeviceRules:
                 raise DeviceMismatchError(
                     f"Expected all tensors to be on the same device, but got {name} is on "
                     f"{tensor.device}, different from other tensors on {common} (when checking "
-                    f"argument in method wrapper_{DEVICE_TYPE}_{method})"
+                    f"argument in method wrapper_{self._kind}{DEVICE_TYPE}_{method})"
                 )
         return pairs[0][1].get_device()
 
@@ -150,10 +219,12 @@ class DeviceRules:
         on_device = [tensor for _, tensor in pairs if not tensor.is_cpu]
         if not on_device:
             return -1
+        if self._operator in _ACROSS.get(self._kind, ()):
+            return on_device[0].get_device()
         common = on_device[0].device
         no_numbers = _NO_NUMBERS.get(self._operator.partition(".")[0].removesuffix("_"), {})
         for name, tensor in pairs:
-            number = tensor.is_cpu and tensor.dim() == 0 and name not in self._written
+            number = tensor.is_cpu and _is_number(tensor) and name not in self._written
             if number and no_numbers.get(name):
                 raise DeviceMismatchError(no_numbers[name].format(device=common))
             number = number and name not in no_numbers
@@ -164,3 +235,8 @@ class DeviceRules:
                     f"devices, {common} and {tensor.device}!"
                 )
         return on_device[0].get_device()
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Whether a tensor takes part as a number: it has no dimensions, and is not sparse."""
+    return not tensor.dim() and tensor.layout is torch.strided

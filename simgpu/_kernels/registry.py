@@ -202,14 +202,14 @@ def _composite_kernels(key: str) -> Iterator[tuple[str, PythonKernel]]:
     """Every aten operator that PyTorch has for this kind of composite on the CPU, with ours."""
     yield "_to_copy", sparse_and_nested.to_copy
     yield "copy_", sparse_and_nested.copy_
-    done = {"_to_copy", "copy_", *sparse_and_nested.HOST_ONLY}
+    done = {"_to_copy", "copy_", *sparse_and_nested.HOST_ONLY[key]}
     for name in sparse_and_nested.DESCRIPTIVE[key]:
         done.add(name)
         yield name, sparse_and_nested.metadata_kernel(key, overload(name))
     for name in _aten_names(key.replace("PrivateUse1", "CPU")):
         if name not in done:
             op = overload(name)
-            yield name, with_check(op, sparse_and_nested.composite_kernel(op))
+            yield name, with_check(op, sparse_and_nested.composite_kernel(key, op))
 
 
 def register() -> list[torch.library.Library]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from simgpu._kernels import sparse_invariants, sparse_sums
+from simgpu._kernels.mixed_devices import DeviceRules
 from simgpu._kernels.overloads import overload
 from simgpu._kernels.wider_dtypes import widened
 from simgpu._memory.composites import is_composite, make_on, to_host
@@ -20,6 +21,7 @@ from simgpu._naming import DEVICE_TYPE
 from simgpu._runtime import world
 from simgpu._runtime.error_words import wants_to_resize
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch, launch_copy
+from simgpu._runtime.operators import tensors_in
 
 Tensor = torch.Tensor
 _Key = torch._C.DispatchKey
@@ -79,8 +81,15 @@ DESCRIPTIVE = {
 }
 
 # The host has these, CUDA has not, and neither have simulated devices.
-HOST_ONLY = ("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward")
+HOST_ONLY = {
+    "NestedTensorPrivateUse1": ("_nested_sum_backward", "sum.dim_IntList"),
+    "SparseCsrPrivateUse1": ("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"),
+    "SparsePrivateUse1": (),
+}
 
+
+# CUDA has these only to refuse them.
+_REFUSED = {"aten::sspaddmm": "NYI: CUDA sspaddmm is not implemented"}
 
 # These write values whatever the indices say, also to what `torch.empty` has left undefined.
 _LOOK_AT_NO_INDEX = ("fill_", "zero_")
@@ -101,10 +110,25 @@ def _index_of(values: Any) -> int | None:
     return None
 
 
-def composite_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+def _device_of(rules: DeviceRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """The device to compute on, or None where no argument names one.
+
+    Raises DeviceMismatchError where the tensors may not take part in one operation.
+    """
+    values = (*args, *kwargs.values())
+    if len({tensor.device for tensor in tensors_in(values)}) > 1:
+        return rules.device_of_mixed_tensors(args, kwargs)
+    return _index_of(values)
+
+
+def composite_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
     """A kernel that lets the host compute `op` on composites and brings the results back."""
 
+    refusal = _REFUSED.get(op._schema.name)
+
     def on_host(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if refusal is not None:
+            raise RuntimeError(refusal)
         with torch._C.DisableTorchFunction():
             return op(*args, **kwargs)
 
@@ -112,9 +136,11 @@ def composite_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
     names = [argument.name for argument in op._schema.arguments]
     written = {a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write}
     looks = op._schema.name.removeprefix("aten::") not in _LOOK_AT_NO_INDEX
+    rules = DeviceRules(op, key.removesuffix("PrivateUse1"))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        found = _index_of((*args, *kwargs.values()))
+        args, kwargs = rules.with_numbers_moved(args, kwargs) or (args, kwargs)
+        found = _device_of(rules, args, kwargs)
         index = world.current_device() if found is None else found
         host_args = [_argument_to_host(value, check=looks) for value in args]
         host_kwargs = {name: _argument_to_host(value) for name, value in kwargs.items()}
@@ -202,9 +228,10 @@ def _members(compressed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def metadata_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
     """A kernel that runs PyTorch's own code on the description of a simulated composite."""
     run_stock = op._handle.redispatch_boxed
+    rules = DeviceRules(op, key.removesuffix("PrivateUse1"))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        index = _index_of((*args, *kwargs.values()))
+        index = _device_of(rules, args, kwargs)
         return make_on(index, lambda: run_stock(KEYS[key], *args, **kwargs))
 
     return run

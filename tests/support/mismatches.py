@@ -150,7 +150,6 @@ ELEMENTWISE = {
     "where": (torch.where, (M, X, X)),
     "lerp": (lambda x, y: x.lerp(y, 0.5), (X, X)),
     "addcmul": (torch.addcmul, (X, X, X)),
-    "masked_fill": (lambda x, m: x.masked_fill(m, 0.0), (X, M)),
     "mse_loss": (F.mse_loss, (X, X)),
     "l1_loss": (F.l1_loss, (X, X)),
     "smooth_l1_loss": (F.smooth_l1_loss, (X, X)),

@@ -156,3 +156,13 @@ def test_compressed_zeros_are_made_of_anything(devices, data, layout, shape, und
     for x in (made, other.zero_()):
         assert (x.device, x.layout, x._nnz()) == (device, layout, 0)
         assert x.to_dense().tolist() == zeros
+
+
+def test_what_cuda_has_no_kernel_for_is_refused(devices):
+    """The CPU has kernels for these."""
+    x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], device=devices[-1])
+    with pytest.raises(NotImplementedError, match=r"Could not run 'aten::sum.dim_IntList'"):
+        x.sum(-1, keepdim=True)
+    one = torch.eye(2, device=devices[-1])
+    with pytest.raises(RuntimeError, match="NYI: CUDA sspaddmm is not implemented"):
+        torch.sspaddmm(one.to_sparse(), one.to_sparse(), one)

@@ -1,5 +1,7 @@
 """The words of CUDA's errors where tensors of one call lie on different devices."""
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -27,6 +29,49 @@ def test_a_kernel_names_the_argument_that_is_elsewhere(devices, name, slot, data
 @given(data=st.data())
 def test_an_elementwise_kernel_names_two_devices(devices, name, slot, data):
     check_elementwise_kernel(devices, name, slot, data)
+
+
+@pytest.mark.devices(3, distinct=True)
+@pytest.mark.parametrize("slot", range(2))
+@given(data=st.data(), nested=st.booleans())
+def test_a_mask_and_what_it_fills_are_named(devices, slot, data, nested):
+    *_, (x, mask) = placed(data, devices, [torch.ones(2, 2), torch.ones(2, 2) > 0], slot)
+    if nested:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x, mask = (torch.nested.as_nested_tensor(tensor) for tensor in (x, mask))
+    with pytest.raises(RuntimeError) as caught:
+        x.masked_fill(mask, 1.0)
+    assert str(caught.value).splitlines()[0] == (
+        f"expected self and mask to be on the same device, but got mask on {mask.device} and self "
+        f"on {x.device}"
+    )
+
+
+@pytest.mark.devices(3, distinct=True)
+@given(data=st.data(), operator=st.sampled_from(["fill_", "masked_fill", "where"]))
+def test_a_number_of_another_device_comes_along(devices, data, operator):
+    """CUDA copies it or reads it, where other elementwise kernels refuse it."""
+    home, away = data.draw(st.permutations([*devices, torch.device("cpu")]))[:2]
+    if operator != "fill_" and home.type == "cpu":  # CUDA fills it only by fill_
+        home = devices[0] if away != devices[0] else devices[1]
+    x, number = torch.ones(3, device=home), torch.tensor(5.0, device=away)
+    mask = torch.tensor([True, False, True], device=home)
+    if operator == "fill_":
+        found, expected = x.fill_(number), [5.0, 5.0, 5.0]
+    elif operator == "masked_fill":
+        found, expected = x.masked_fill(mask, number), [5.0, 1.0, 5.0]
+    else:
+        found, expected = torch.where(mask, number, x), [5.0, 1.0, 5.0]
+    assert found.device == home
+    assert found.tolist() == expected
+
+
+def test_masked_fill_reads_no_number_of_a_device_for_the_cpu(devices):
+    x = torch.ones(2)
+    with pytest.raises(RuntimeError, match="masked_fill_: Expected inputs to be on same device"):
+        x.masked_fill_(x > 0, torch.tensor(5.0, device=devices[0]))
+    assert x.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.devices(3, distinct=True)
