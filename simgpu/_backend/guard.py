@@ -8,15 +8,17 @@ into the guard's table of virtual functions.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from simgpu._native import guard_answers
+from simgpu._native import accelerator_choice, guard_answers
 from simgpu._native.callbacks import GET_DEVICE, device_answer
 from simgpu._native.pending_errors import raise_pending_error
 from simgpu._native.virtual_tables import Table
-from simgpu._runtime import world
+from simgpu._runtime import accelerators, instruments, thread_state, world
+from simgpu._runtime.instruments import Instrument
 
 
 def let_guard_know(guard: Table) -> None:
@@ -43,6 +45,33 @@ def let_guard_know(guard: Table) -> None:
 def let_cpp_count_devices() -> None:
     """Let C++ know how many devices there are, once autograd's engine has been at work."""
     guard_answers.set_device_count(len(world.active_devices))
+
+
+class _Devices(Instrument):
+    """Lets C++ know whether there are simulated devices, which then are its accelerator."""
+
+    def devices_created(self, _: Sequence[torch.device]) -> None:
+        accelerator_choice.set_devices_exist(True)
+
+    def devices_removed(self) -> None:
+        accelerator_choice.set_devices_exist(False)
+
+
+def let_cpp_choose_accelerator(key: guard_answers.ThreadKey) -> None:
+    """On a build with CUDA, let simulated devices be C++'s accelerator only while there are some.
+
+    Until `let_cuda_be_accelerator`, they are it in any case.
+    """
+    if not torch._C._has_cuda or not accelerator_choice.install(key, thread_state.ACCELERATOR):
+        return
+    accelerator_choice.set_devices_exist(True)
+    accelerators.let_cuda_be_there()
+    instruments.add(_Devices())
+
+
+def let_cuda_be_accelerator() -> None:
+    """Let CUDA be C++'s accelerator, if it is there, until there are simulated devices."""
+    accelerator_choice.set_devices_exist(False)
 
 
 PRIVATE_USE_1_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1

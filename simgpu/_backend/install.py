@@ -80,9 +80,10 @@ def _install_in_order() -> None:
     tables = registered_guard.replace_vtables(guard, hooks)
     if tables is not None:
         backend_guard.let_guard_know(tables[0])
-        announce = guard_answers.install(tables[0])
-        if announce is not None:
-            thread_state.announce_to(announce)
+        key = guard_answers.install(tables[0])
+        if key is not None:
+            backend_guard.let_cpp_choose_accelerator(key)
+            thread_state.announce_to(key.set)
         pinned_allocator.let_hooks_allocate(tables[1])
         constant_answers.install(*tables)
     # The kernels, before the attributes of torch that lead programs to them.
@@ -93,6 +94,7 @@ def _install_in_order() -> None:
     pinned.install()
     apply_all()
     processes.install()
+    backend_guard.let_cuda_be_accelerator()  # what was tried out above is about simulated devices
     # torch.compile finds what `torch.get_device_module` returned by the last part of its name.
     device_module.__name__ = f"torch.{DEVICE_TYPE}"
     # Last, since it marks the functions of all modules that have been imported by now.

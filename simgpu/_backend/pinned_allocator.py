@@ -25,9 +25,10 @@ def let_hooks_allocate(hooks: Table) -> None:
     """Let tensors be made in pinned memory while there are devices, if they can.
 
     Which virtual function returns the allocator is found by trying: each in turn is made to return
-    ours, a pinned tensor is asked for, and its storage shows whose memory it got.
+    ours, a pinned tensor is asked for, and its storage shows whose memory it got. Where CUDA is
+    there, C++ takes pinned memory from CUDA without asking, and would start it.
     """
-    if not allocator.copy():
+    if torch.cuda.is_available() or not allocator.copy():
         return
     give = address_answer(allocator.address)
     options: dict[str, Any] = {"device": torch.device("cpu"), "pin_memory": True}

@@ -20,6 +20,7 @@ from simgpu._memory.host_aliases import (
 )
 from simgpu._native.dlpack_relabel import host_alias, relabel
 from simgpu._runtime.launch import HOST_KEYS
+from simgpu.errors import DeviceMismatchError
 
 Tensor = torch.Tensor
 NUMBERS = (int, float, complex)
@@ -81,13 +82,17 @@ class Arguments:
         The device is -1 where no tensor lies on one, as for operators that make tensors. Raises
         DeviceMismatchError where the tensors may not take part in one operation.
         """
-        plain = self._read_plain(args, kwargs)
-        if plain is not None:
-            return plain
-        alias = self.alias
-        if self._overwritten and self._overlap(args, kwargs):
-            alias = SharedStorageAliases()
-        return self._read_all(args, kwargs, alias)
+        try:
+            plain = self._read_plain(args, kwargs)
+            if plain is not None:
+                return plain
+            alias = self.alias
+            if self._overwritten and self._overlap(args, kwargs):
+                alias = SharedStorageAliases()
+            return self._read_all(args, kwargs, alias)
+        except DeviceMismatchError:  # of a tensor on a GPU, perhaps, without its words
+            self._device_rules.device_of_mixed_tensors(args, kwargs)
+            raise
 
     def read_copies(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

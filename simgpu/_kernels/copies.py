@@ -15,6 +15,7 @@ from simgpu._memory.host_aliases import SharedStorageAliases, on_one_storage
 from simgpu._memory.ownership import MANY, adopt, make_sure_of_room
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import world
+from simgpu._runtime.accelerators import CUDA, kind_of, may_be_cuda
 from simgpu._runtime.launch import Kernel, launch, launch_copy
 
 _aten = torch.ops.aten
@@ -23,6 +24,7 @@ _TO_COPY = Kernel(_aten._to_copy.default)
 _CLONE = Kernel(_aten.clone.default)
 _ITEM = Kernel(_aten._local_scalar_dense.default)
 _CPU = torch.device("cpu")
+_CUDA_BUILD: bool = torch._C._has_cuda
 # The dtypes of the tensors that PyTorch makes of numbers.
 _NUMBER_DTYPES = {
     bool: torch.bool,
@@ -41,6 +43,8 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     """`self.copy_(src)`, whatever devices they are on; `src` may be a plain number."""
     if not isinstance(src, torch.Tensor):
         src = torch.scalar_tensor(src, dtype=_NUMBER_DTYPES[type(src)], device=_CPU)
+    if _CUDA_BUILD and may_be_cuda() and CUDA in (kind_of(self.device), kind_of(src.device)):
+        return self.copy_(src.cpu(), non_blocking)  # one of them is on a GPU, the other is not
     target = self.get_device()
     if target == src.get_device():  # of a device: a copy within the host is not asked for here
         alias = SharedStorageAliases() if on_one_storage(self, src) else host_alias
@@ -62,6 +66,10 @@ def to_copy(
 
     What comes to the host without blocking comes in pinned memory, as on CUDA.
     """
+    if _CUDA_BUILD and may_be_cuda() and CUDA in map(kind_of, filter(None, (self.device, device))):
+        host = _aten._to_copy.default(self, device=_CPU, **options)  # from a GPU, or to one
+        moved: torch.Tensor = _aten._to_copy.default(host, device=device, pin_memory=pin_memory)
+        return moved
     source = _index(self)
     options["device"] = _CPU
     arguments = (host_alias(self),)

@@ -17,7 +17,8 @@ import torch
 
 from simgpu._memory.storage_state import known_state, state_of
 from simgpu._native.host_allocator import allocator
-from simgpu._runtime import world
+from simgpu._runtime import accelerators, world
+from simgpu._runtime.accelerators import CUDA
 from simgpu._runtime.host_operators import copy_, empty_strided
 from simgpu._runtime.launch import HOST_KEYS
 
@@ -78,7 +79,12 @@ def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
         state = known_state(storage)
         if (state is not None and state.pinned) or allocator.made(storage):
             return True
-        return bool(_registered) and _is_registered(self.data_ptr())
+        if _registered and _is_registered(self.data_ptr()):
+            return True
+        if not accelerators.gpus_have_tensors():
+            return False
+        with accelerators.taken(CUDA):  # whose allocator may have made it
+            return bool(_stock_is_pinned(_STOCK_KEYS, self, None))
     return bool(_stock_is_pinned(_STOCK_KEYS, self, device))
 
 

@@ -15,6 +15,7 @@ out otherwise, nothing is written and `relabel` raises UnsupportedError: there i
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable
 
@@ -23,7 +24,7 @@ import torch
 from simgpu._naming import MAX_DEVICES
 from simgpu._native.executable_memory import builtin_of, is_possible_here
 from simgpu._native.process_memory import words
-from simgpu.errors import UnsupportedError
+from simgpu.errors import DeviceMismatchError, UnsupportedError
 
 _export: Callable[[torch.Tensor], object] = torch._C._to_dlpack
 _import: Callable[[object], torch.Tensor] = torch._C._from_dlpack
@@ -82,6 +83,24 @@ def _refuse_to_relabel(tensor: torch.Tensor, label: int = HOST) -> torch.Tensor:
     )
 
 
+@functools.cache
+def _for_this_build(fast: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`fast`; on a build with CUDA it refuses a GPU's tensor, whose memory is not the host's."""
+    if not torch._C._has_cuda:
+        return fast
+    is_on_gpu = torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
+
+    def relabel(tensor: torch.Tensor, label: int = HOST) -> torch.Tensor:
+        if is_on_gpu(tensor):
+            raise DeviceMismatchError(
+                "Expected all tensors to be on the same device, but found simulated devices and "
+                f"{tensor.device}!"
+            )
+        return fast(tensor, label)
+
+    return relabel
+
+
 def _choose(
     export: Callable[[torch.Tensor], object],
 ) -> Callable[[torch.Tensor, int], torch.Tensor]:
@@ -99,8 +118,9 @@ def _choose(
                 writer = builtin_of(_WRITE_LABEL, struct.pack("<q", label))
                 if writer is not None:
                     _writers[label] = writer
-        return _relabel_by_code if len(_writers) == 1 + MAX_DEVICES else _relabel_by_layout
-    return _relabel_by_capsule_api
+        by_code = len(_writers) == 1 + MAX_DEVICES
+        return _for_this_build(_relabel_by_code if by_code else _relabel_by_layout)
+    return _for_this_build(_relabel_by_capsule_api)
 
 
 relabel: Callable[..., torch.Tensor] = _choose(_export)
@@ -120,4 +140,4 @@ def host_alias(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_active() -> bool:
     """Whether capsules keep their pointer where CPython does, so that no C API has to be called."""
-    return relabel in (_relabel_by_code, _relabel_by_layout)
+    return relabel in map(_for_this_build, (_relabel_by_code, _relabel_by_layout))

@@ -17,7 +17,6 @@ import ctypes
 import functools
 import struct
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from simgpu._naming import PRIVATE_USE_1
@@ -80,7 +79,7 @@ class _Stream(ctypes.Structure):
     _fields_ = (("device", ctypes.c_uint64), ("number", ctypes.c_int64))
 
 
-class _ThreadKey:
+class ThreadKey:
     """A key of pthreads, under which each thread finds the address of its row."""
 
     def __init__(self) -> None:
@@ -94,7 +93,7 @@ class _ThreadKey:
         self.set = functools.partial(pthreads.pthread_setspecific, self.number)
 
 
-def _instructions(name: str, key: _ThreadKey) -> bytes:
+def _instructions(name: str, key: ThreadKey) -> bytes:
     """The instructions of one function, for this process."""
     return bytes.fromhex(
         _CODE[name].format(
@@ -106,7 +105,7 @@ def _instructions(name: str, key: _ThreadKey) -> bytes:
     )
 
 
-def _answers_as_it_should(code: dict[str, Any], key: _ThreadKey) -> bool:
+def _answers_as_it_should(code: dict[str, Any], key: ThreadKey) -> bool:
     """Whether the functions work, tried on a row that is this thread's for the time being."""
     device, stream = ctypes.c_uint64, _Stream
 
@@ -136,11 +135,12 @@ def _places(there: list[str]) -> dict[str, int] | None:
     return {name: order.index(name) for name in _CODE} if there[: len(order)] == order else None
 
 
-def install(guard: Table) -> Callable[[int], None] | None:
+def install(guard: Table) -> ThreadKey | None:
     """Replace what moves between devices and streams, if everything is as expected.
 
-    Returns what is to be called in each thread with the address of its row, whose numbers are: the
-    current device, the address of a log or 0, and the current stream of each device. A log is: how
+    Returns the key whose `set` is to be called in each thread with the address of its row. The
+    numbers of a row are: the current device, the address of a log or 0, the current stream of each
+    device, and what `accelerator_choice` reads. A log is: how
     many entries there were, room for how many, and the entries, each four numbers (what it says, an
     event or address, the bits of a device, the number of a stream). None where nothing is replaced.
     """
@@ -150,13 +150,13 @@ def install(guard: Table) -> Callable[[int], None] | None:
     places = _places(virtual_functions(header))
     if places is None:
         return None
-    key = _ThreadKey()
+    key = ThreadKey()
     code = {name: executable(_instructions(name, key)) for name in _CODE}
     if None in code.values() or not _answers_as_it_should(code, key):
         return None
     for name, function in code.items():
         replacements.append(Replacement(guard, places[name], function))
-    return key.set
+    return key
 
 
 def set_device_count(count: int) -> None:

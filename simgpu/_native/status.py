@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simgpu._native import (
+    accelerator_choice,
     callbacks,
     constant_answers,
     default_type,
@@ -92,6 +93,11 @@ TRICKS = (
         "backward on each device's stream",
         guard_answers.is_active,
         "backward runs on the stream and device that are current where it is called",
+    ),
+    Trick(
+        "accelerator chosen beside CUDA",
+        accelerator_choice.is_active,
+        "on a build with CUDA, no tensor of a GPU is differentiated once there were devices",
     ),
     Trick(
         "timers of the Reducer",

@@ -1,4 +1,4 @@
-"""What each thread has of its own: its current device, and its current stream on each device.
+"""What each thread has of its own: current device, current stream on each device, accelerator.
 
 They are one row of numbers, always in the same place for a thread. PyTorch's C++ code reads and
 writes the row as well, where `simgpu._native.guard_answers` could tell it where the row is: its
@@ -18,7 +18,8 @@ from simgpu._naming import MAX_DEVICES
 CURRENT_DEVICE = 0
 LOG = 1  # address of where waits of the engine are noted (`engine_waits`), 0 while nobody asks
 STREAMS = 2  # and those that follow, one for each device: the number of its current stream
-_LENGTH = STREAMS + MAX_DEVICES
+ACCELERATOR = STREAMS + MAX_DEVICES  # of a backward pass or call that the thread is in
+_LENGTH = ACCELERATOR + 1
 
 Row = array  # of "q", 64 bits each
 
@@ -50,8 +51,8 @@ class _PerThread(threading.local):
         except IndexError:
             row = array("q", bytes(8 * _LENGTH))
             _rows.append(row)
-        row[CURRENT_DEVICE] = row[LOG] = 0
-        row[STREAMS:] = _ZEROS
+        row[CURRENT_DEVICE] = row[LOG] = row[ACCELERATOR] = 0
+        row[STREAMS:ACCELERATOR] = _ZEROS
         self.row = row
         self._give_back = _AtEnd(_unused.append, row)
         _announce(row.buffer_info()[0])
@@ -74,4 +75,4 @@ def reset() -> None:
     """Let no thread have a current device or stream any more but the first and the default ones."""
     for row in _rows:
         row[CURRENT_DEVICE] = 0
-        row[STREAMS:] = _ZEROS
+        row[STREAMS:ACCELERATOR] = _ZEROS

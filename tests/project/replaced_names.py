@@ -33,7 +33,8 @@ INTRODUCTIONS = {
         "When a process makes its first simulated devices, the rows below are put in place from "
         "the first to the last (`simgpu/_backend/install.py`), and they stay for as long as the "
         "process lives. Functions of torch that are replaced do what they did before for all other "
-        "devices. A row without an attribute is an entry in a registry. The deserializer of "
+        "devices. A row without an attribute is an entry in a registry. The rows of "
+        "`beside_cuda.py` are put in place on a build with CUDA only. The deserializer of "
         "torch.load is there from `import torch` on, wherever simgpu is installed."
     ),
     FOR_A_WHILE: (

@@ -145,6 +145,8 @@ def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
     monkeypatch.setattr(host_allocator.allocator, "offset", None)
     monkeypatch.setattr("simgpu._native.constant_answers.replacements", [])
     monkeypatch.setattr("simgpu._native.guard_answers.replacements", [])
+    monkeypatch.setattr(torch._C, "_has_cuda", True)
+    monkeypatch.setattr("simgpu._native.accelerator_choice._replaced", [])
     monkeypatch.setattr(reducer_timers, "entered", set())
     monkeypatch.setattr(reference_counts, "_follows", lambda: False)
     monkeypatch.setattr(type_slots, "_stock_slot", 1)

@@ -17,7 +17,7 @@ from simgpu._backend.device_module import memory
 from simgpu._backend.tensor_types import DTYPES
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._patches import Action, Patch, Patches, Row, find_owner
-from simgpu._runtime import streams, world
+from simgpu._runtime import accelerators, streams, world
 
 
 def _set_device(index: int) -> None:
@@ -52,10 +52,6 @@ _OURS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _devices_exist(*_: Any, **__: Any) -> bool:
-    return bool(world.active_devices)
-
-
 def _stream_of(device: torch.device) -> torch.Stream:
     """What compiled code asks for; in C++ since 2.15, which does not know the name "cuda"."""
     return torch.accelerator.current_stream(device)
@@ -78,7 +74,7 @@ PATCHES: tuple[Row, ...] = (
         Patch(
             "torch._C",
             name,
-            wrap=routed(ours, _devices_exist),
+            wrap=routed(ours, accelerators.is_simulated),
             needs=name,
             why="torch.accelerator asks these, and PyTorch's own know no device but simgpu:0",
         )
@@ -87,7 +83,7 @@ PATCHES: tuple[Row, ...] = (
     Patch(
         _COMPILER,
         _STREAM,
-        wrap=routed(_stream_of, _devices_exist),
+        wrap=routed(_stream_of, accelerators.is_simulated),
         needs=_STREAM,
         why="compiled code asks it, by the name that the device has for the program",
     ),

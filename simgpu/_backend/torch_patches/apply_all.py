@@ -8,6 +8,7 @@ from simgpu._backend.torch_patches import (
     accelerator,
     autocast,
     autograd,
+    beside_cuda,
     collectives,
     compile,
     dlpack_export,
@@ -30,6 +31,7 @@ from simgpu._patches import Patches
 FILES: tuple[ModuleType, ...] = (
     autocast,
     autograd,
+    beside_cuda,
     script_executors,
     tensor_data,
     accelerator,

@@ -15,6 +15,10 @@ A backward pass that failed leaves the work that it had not done in the calling 
 with it the graph and its tensors: on CUDA that queue belongs to a thread of PyTorch's, which goes
 on with it. Here the next backward pass of the thread would drop it, so one follows at once, of a
 single number (`_drop_unfinished_work`).
+
+Where CUDA is there too, a pass that is about GPUs only is left to PyTorch, with its threads. One
+that is about both runs in the calling thread, with CUDA for its accelerator: what is simulated then
+runs on the current stream of its device, and not on that of its forward.
 """
 
 from __future__ import annotations
@@ -22,15 +26,17 @@ from __future__ import annotations
 import _thread
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu._backend.guard import let_cpp_count_devices, put_aside
 from simgpu._patches import Patch, Row
-from simgpu._runtime import engine_waits, world
+from simgpu._runtime import accelerators, engine_waits, world
+from simgpu._runtime.accelerators import CUDA, NEITHER, SIMULATED
 
 
 class _PerThread(threading.local):
@@ -40,6 +46,45 @@ class _PerThread(threading.local):
 
 
 _per_thread = _PerThread()
+
+
+def _by_its_kind(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call what may pass backward, with the accelerator that its tensors are on."""
+    if not accelerators.may_be_cuda():
+        return _in_this_thread(run, *args, **kwargs)
+    kinds = _kinds(args)
+    if not kinds:
+        return _in_this_thread(run, *args, **kwargs)
+    with accelerators.taken(CUDA if CUDA in kinds else SIMULATED):
+        if SIMULATED in kinds:
+            return _in_this_thread(run, *args, **kwargs)
+        return run(*args, **kwargs)
+
+
+def _kinds(args: Sequence[Any]) -> set[int]:
+    """Which accelerators the graph is about whose roots are in `args`, or in a tuple in front.
+
+    While there are no simulated devices nothing is computed on them, and the roots decide.
+    """
+    kinds: set[int] = set()
+    todo: list[Any] = []
+    with torch._C.DisableTorchFunction():
+        for root in (*(args[0] if args and isinstance(args[0], tuple) else ()), *args):
+            if isinstance(root, torch.Tensor):
+                kinds.add(accelerators.kind_of(root.device))
+                todo.append(root.grad_fn)
+            elif isinstance(root, GradientEdge):
+                todo.append(root.node)
+    if world.active_devices and not accelerators.gpus_have_tensors():
+        return {SIMULATED}
+    seen = {None}
+    while todo and world.active_devices and not kinds >= {SIMULATED, CUDA}:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            kinds.update(accelerators.kind_of(of.device) for of in node._input_metadata)
+            todo += [following for following, _ in node.next_functions]
+    return kinds - {NEITHER}
 
 
 def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +144,8 @@ def _pass_backward() -> None:
         )
 
 
+_pass = _by_its_kind if torch._C._has_cuda else _in_this_thread
+
 _starting = threading.Lock()
 _has_started = False
 
@@ -142,7 +189,7 @@ class _Engine:
         self._engine = engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        return _in_this_thread(self._engine.run_backward, *args, **kwargs)
+        return _pass(self._engine.run_backward, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -153,7 +200,7 @@ def _call_scripted(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _in_this_thread(stock, self, *args, **kwargs)
+        return _pass(functools.partial(stock, self), *args, **kwargs)
 
     return call
 

@@ -24,7 +24,7 @@ from simgpu import _naming, comm
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Patch, Row
-from simgpu._runtime import world
+from simgpu._runtime import accelerators, world
 from simgpu._runtime.streams import Stream
 
 Tensor = torch.Tensor
@@ -290,16 +290,16 @@ def _simulated(argument: Any, *_: Any, **__: Any) -> bool:
     """
     if isinstance(argument, Tensor):
         return argument.device.type == DEVICE_TYPE or (
-            argument.is_cpu and bool(world.active_devices)
+            argument.is_cpu and accelerators.is_simulated()
         )
     if not len(argument):
-        return bool(world.active_devices)
+        return accelerators.is_simulated()
     return any(_simulated(item) for item in argument)
 
 
 def _background_stream(device: torch.device) -> torch.Stream | None:
     """The stream on which torch.nn.parallel copies from the CPU; one for each device."""
-    if not world.active_devices:
+    if not accelerators.is_simulated():
         return _their_background_stream(device)
     if device.type != DEVICE_TYPE:
         return None

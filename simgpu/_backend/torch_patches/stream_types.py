@@ -9,7 +9,7 @@ import torch
 from simgpu._class_proxies import ClassProxy, copy_identity
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Patch, Row
-from simgpu._runtime import world as runtime_world
+from simgpu._runtime import accelerators
 from simgpu._runtime.events import Event
 from simgpu._runtime.streams import Stream
 
@@ -23,7 +23,7 @@ def _is_ours(device: Any) -> bool:
     No device and a bare index mean the accelerator: simulated devices, if there are any.
     """
     if device is None or isinstance(device, int):
-        return bool(runtime_world.active_devices)
+        return accelerators.is_simulated()
     return torch.device(device).type == DEVICE_TYPE
 
 

@@ -1,0 +1,147 @@
+"""torch.nn.parallel and torch.cuda for GPUs beside simulated devices, on a build with CUDA.
+
+The functions of torch.nn.parallel take numbers of devices, and then ask which kind the accelerator
+is: within `simgpu.devices` a simulated one, though the module may be on GPUs. So each of them has,
+for its own length, the accelerator that its module, its tensors or its devices belong to; with
+nothing but numbers and tensors of the CPU, that of the caller. Threads that replicas run in have
+that of the thread that makes them. What is about GPUs by its name has CUDA for its accelerator.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from simgpu._backend.torch_patches.routing import routed
+from simgpu._naming import DEVICE_TYPE
+from simgpu._patches import Patch, Row
+from simgpu._runtime import accelerators, thread_state, world
+from simgpu._runtime.accelerators import CUDA, NEITHER
+from simgpu._runtime.thread_state import ACCELERATOR
+
+
+def _kind(value: Any) -> int:
+    """The accelerator that the first module, tensor or device in `value` belongs to."""
+    if isinstance(value, torch.device):
+        return accelerators.kind_of(value)
+    if isinstance(value, torch.Tensor):
+        return accelerators.kind_of(value.device)
+    if isinstance(value, str):
+        try:
+            return accelerators.kind_of(torch.device(value))
+        except RuntimeError:  # not the name of a device
+            return NEITHER
+    parts: Iterable[Any] = ()
+    if isinstance(value, torch.nn.Module) and "_parameters" in vars(value):  # is initialized
+        parts = itertools.chain(value.parameters(), value.buffers())
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    elif isinstance(value, dict):
+        parts = value.values()
+    return next(filter(None, map(_kind, parts)), NEITHER)
+
+
+def _by_kind(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """`stock` with the accelerator that its arguments belong to, the first one that says so."""
+
+    @functools.wraps(stock)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not world.active_devices or not accelerators.may_be_cuda():
+            return stock(*args, **kwargs)
+        kind = _kind([*args, *kwargs.values()])
+        if kind == NEITHER:
+            return stock(*args, **kwargs)
+        with accelerators.taken(kind):
+            return stock(*args, **kwargs)
+
+    return call
+
+
+def _for_cuda(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """`stock` with CUDA for its accelerator."""
+
+    @functools.wraps(stock)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not world.active_devices or not accelerators.may_be_cuda():
+            return stock(*args, **kwargs)
+        with accelerators.taken(CUDA):
+            return stock(*args, **kwargs)
+
+    return call
+
+
+class _Thread(threading.Thread):
+    """A thread that has the accelerator of the thread that made it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._accelerator = thread_state.per_thread.row[ACCELERATOR]
+
+    def run(self) -> None:
+        with accelerators.taken(self._accelerator):
+            super().run()
+
+
+class _Threading:
+    """The module `threading`, but for its threads."""
+
+    Thread = _Thread
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
+
+
+_ALONE = not torch._C._has_cuda
+_WHY = "takes numbers of devices: those of the kind of devices that its arguments are on"
+_WHY_FOR_STREAMS = "C++ makes current only streams of the accelerator"
+
+PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(owner, name, wrap=_by_kind, kept=_ALONE, why=_WHY)
+        for owner, name in (
+            ("torch.nn.parallel.data_parallel.DataParallel", "__init__"),
+            ("torch.nn.parallel.data_parallel.DataParallel", "forward"),
+            ("torch.nn.parallel.data_parallel", "data_parallel"),
+            ("torch.nn.parallel", "data_parallel"),
+            ("torch.nn.parallel.parallel_apply", "parallel_apply"),
+            ("torch.nn.parallel.data_parallel", "parallel_apply"),
+            ("torch.nn.parallel", "parallel_apply"),
+            ("torch.nn.parallel._functions.Scatter", "forward"),
+            ("torch.nn.parallel.comm", "scatter"),
+            ("torch.cuda.comm", "scatter"),
+        )
+    ),
+    *(
+        Patch(owner, name, wrap=_for_cuda, kept=_ALONE, why=why)
+        for owner, name, why in (
+            ("torch.Tensor", "cuda", "x.cuda(1) asks C++ for number 1 of the accelerator"),
+            ("torch.cuda.Stream", "__enter__", _WHY_FOR_STREAMS),
+            ("torch.cuda.Stream", "__exit__", _WHY_FOR_STREAMS),
+        )
+    ),
+    Patch(
+        "torch.nn.parallel.parallel_apply",
+        "threading",
+        value=_Threading(),
+        kept=_ALONE,
+        why="its threads have the accelerator of the thread that makes them",
+    ),
+    *(
+        Patch(
+            "torch.nn.parallel.data_parallel",
+            name,
+            wrap=routed(ours, accelerators.is_simulated),
+            kept=_ALONE,
+            why="DataParallel looks for CUDA first",
+        )
+        for name, ours in (
+            ("_get_available_device_type", lambda: DEVICE_TYPE),
+            ("_get_all_device_indices", lambda: list(range(world.device_count()))),
+        )
+    ),
+)

@@ -1,0 +1,119 @@
+"""Let C++ take simulated devices for the accelerator only where they are, on a build with CUDA.
+
+PyTorch has one accelerator in a process, and once the device type "simgpu" is registered that is
+"simgpu", also for autograd's engine, which then finds no stream for a node on a GPU. But libtorch
+asks libc10 each time whether a device type is registered (`is_privateuse1_backend_registered`), and
+otherwise goes on to CUDA. That question is answered here, for each thread: by what its row says
+(`simgpu._runtime.thread_state`), else by whether there are simulated devices. The engine's own
+threads compute for GPUs only, since backward passes of simulated devices run where they are called.
+
+A backward pass through devices of both sorts has CUDA for its accelerator. In it, what is simulated
+is no accelerator's (`isAccelerator`), as for the CPU: the engine asks for no stream there.
+
+On a build without CUDA nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import torch
+
+from simgpu._native import library_calls
+from simgpu._native.c10_library import library
+from simgpu._native.executable_memory import executable
+from simgpu._native.guard_answers import ThreadKey
+
+_CALLER = "torch_cpu"
+_IS_REGISTERED = "_ZN3c1033is_privateuse1_backend_registeredEv"
+_IS_ACCELERATOR = "_ZN2at11accelerator13isAcceleratorEN3c1010DeviceTypeE"
+
+# What a thread's row says: nothing, that CUDA is the accelerator, that simulated devices are.
+NEITHER, CUDA, SIMULATED = 0, 1, 2
+
+# mov edi, KEY; mov rax, pthread_getspecific; call rax: the address of the row, or 0, in rax.
+_ROW = "bf {key} 48b8 {get} ffd0"
+_CODE = {
+    # Half of what the row says, if it says something. Otherwise 0, where there are no simulated
+    # devices or the thread's name begins with that of the engine's threads; and else 1.
+    _IS_REGISTERED: f"f30f1efa 4883ec18 {_ROW} 4885c0 740c 488b80 {{word}} 4885c0 7540 48b8"
+    "{there} 48833800 7437 48c7042400000000 bf10000000 4889e6 b89d000000 0f05 48b8 {name}"
+    "48390424 0f95c0 0fb6c0 4883c418 c3 d1e8 4883c418 c3 31c0 4883c418 c3",
+    # For simulated devices, 0 where the row says that CUDA is it; otherwise PyTorch's own answer.
+    _IS_ACCELERATOR: f"f30f1efa 4080ff14 7525 57 {_ROW} 5f 4885c0 740d 4883b8 {{word}} 01 7503"
+    "31c0 c3 48b8 {stock} ffe0",
+}
+_ENGINE = b"pt_autog"  # "pt_autograd_0" is the thread for the first GPU
+
+_devices_exist = ctypes.c_int64(0)
+_replaced: list[str] = []
+
+
+def _instructions(function: str, key: ThreadKey, word: int, stock: int) -> bytes:
+    values = {
+        "key": struct.pack("<I", key.number),
+        "get": struct.pack("<Q", key.getter),
+        "word": struct.pack("<I", 8 * word),
+        "there": struct.pack("<Q", ctypes.addressof(_devices_exist)),
+        "name": _ENGINE,
+        "stock": struct.pack("<Q", stock),
+    }
+    return bytes.fromhex(
+        _CODE[function].format(**{name: value.hex() for name, value in values.items()})
+    )
+
+
+def install(key: ThreadKey, word: int) -> bool:
+    """Answer by the rows of threads from now on; returns whether that can be.
+
+    `key` is that of the rows, which no thread has been given yet, and `word` the place in a row.
+    """
+    loaded = library(_CALLER)
+    slots = {function: library_calls.slot_of(_CALLER, function) for function in _CODE}
+    if loaded is None or None in slots.values():
+        return False
+    stock = ctypes.cast(getattr(loaded, _IS_ACCELERATOR), ctypes.c_void_p).value or 0
+    code = {function: executable(_instructions(function, key, word, stock)) for function in _CODE}
+    if None in code.values() or not _answers_as_it_should(code, key, word):
+        return False
+    for function, slot in slots.items():
+        assert slot is not None
+        library_calls.replace(slot, code[function])
+        _replaced.append(function)
+    return True
+
+
+def _answers_as_it_should(code: dict[str, Any], key: ThreadKey, word: int) -> bool:
+    """Whether the functions work, tried on a row that is this thread's for the time being."""
+    is_registered = ctypes.CFUNCTYPE(ctypes.c_uint8)(ctypes.addressof(code[_IS_REGISTERED]))
+    is_accelerator = ctypes.CFUNCTYPE(ctypes.c_uint8, ctypes.c_int8)(
+        ctypes.addressof(code[_IS_ACCELERATOR])
+    )
+    row = (ctypes.c_int64 * (word + 1))()
+    seen = []
+    try:
+        for there in (0, 1):
+            _devices_exist.value = there
+            key.set(None)
+            seen.append((is_registered(), is_accelerator(20), is_accelerator(0)))
+            key.set(ctypes.addressof(row))
+            for said in (NEITHER, CUDA, SIMULATED):
+                row[word] = said
+                seen.append((is_registered(), is_accelerator(20), is_accelerator(1)))
+    finally:
+        key.set(None)
+        _devices_exist.value = 0
+    known = [(0, 0, 1), (1, 1, 1)]  # where a row says CUDA or simulated
+    return seen == [(0, 1, 0), (0, 1, 1), *known, (1, 1, 0), (1, 1, 1), *known]
+
+
+def set_devices_exist(exist: bool) -> None:
+    """Let threads whose row says nothing have simulated devices for the accelerator, or CUDA."""
+    _devices_exist.value = exist
+
+
+def is_active() -> bool:
+    """Whether C++ asks here what the accelerator is, where there could be two."""
+    return bool(_replaced) or not torch._C._has_cuda
