@@ -69,7 +69,7 @@ def swap_memory(
         )
     a, b = starts
     c, d = a + _MEMORY_WORDS, b + _MEMORY_WORDS
-    words[a:c], words[b:d] = words[b:d], words[a:c]
+    words[a:c], words[b:d] = words[b:d], words[a:c]  # type: ignore[assignment]
     state.memory = memory
 
 
