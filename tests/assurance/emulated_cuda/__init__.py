@@ -10,6 +10,8 @@ nothing about the values that a GPU computes.
     python -m tests.assurance.emulated_cuda build
     python -m tests.assurance.emulated_cuda run --devices 4 -- python -c "..."
     python -m tests.assurance.emulated_cuda suite --devices 4
+    python -m tests.assurance.emulated_cuda compare
+    python -m tests.assurance.emulated_cuda record
 
 | file | what it does |
 |---|---|
@@ -17,4 +19,5 @@ nothing about the values that a GPU computes.
 | `environment.py` | the variables of a process on emulated GPUs |
 | `values.py` | values for kernels, as a dispatch mode |
 | `pytest_plugin.py`, `suite.py` | `pytest --devices cuda` there, held against `expected.toml` |
+| `record.py` | recordings of the cases in `tests/support/cuda_code`, and comparisons with them |
 """

@@ -1,11 +1,12 @@
-"""`python -m tests.assurance.emulated_cuda build | run | suite`"""
+"""`python -m tests.assurance.emulated_cuda build | run | suite | compare | record`"""
 
 import argparse
 import os
 import sys
 
-from tests.assurance.emulated_cuda import environment, suite
+from tests.assurance.emulated_cuda import environment, record, suite
 from tests.assurance.emulated_cuda.build import BuildError, build
+from tests.support.cuda_code import SUBJECTS
 
 
 def _parser():
@@ -28,6 +29,13 @@ def _parser():
     one.add_argument(
         "paths", nargs="*", default=suite.FOLDERS, metavar="PATH", help="in this order"
     )
+    for name, text in (
+        ("compare", "hold simulated devices against CUDA's code, subject by subject"),
+        ("record", "write what CUDA's code did into tests/recordings/emulated_cuda"),
+    ):
+        one = commands.add_parser(name, help=text)
+        environment.add_options(one, devices=2)
+        one.add_argument("subjects", nargs="*", metavar="SUBJECT", help=", ".join(SUBJECTS))
     return parser
 
 
@@ -54,6 +62,10 @@ def main(argv=None):
             os.execvpe(options.words[0], options.words, machine.environment())
         if options.command == "suite":
             return _suite(options)
+        machine, names = environment.machine_of(options), options.subjects or SUBJECTS
+        if options.command == "compare":
+            return record.compare(names, machine)
+        record.save(names, machine)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,0 +1,157 @@
+"""Recordings of what PyTorch's CUDA code did on an emulated CUDA, and how they are compared.
+
+One file for each subject and model, `SUBJECT-MODEL.json.gz`: the `origin` and, for each case, the
+case and what was seen. `known.toml` beside them has the differences that are known, each with a
+reason; one that is no difference any more is as wrong as one without a reason.
+"""
+
+import fnmatch
+import gzip
+import importlib
+import itertools
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.cuda_code.sides import Side
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).parents[2] / "recordings" / "emulated_cuda"
+# Models as the emulated CUDA names them, and as simulated devices do.
+MODELS = {"h100": "H100 SXM", "a100": "A100", "t4": "T4"}
+WHAT = "PyTorch's CUDA code on an emulated runtime; no kernel of a GPU ran"
+
+
+def subject(name):
+    """The module of a subject."""
+    return importlib.import_module(f"tests.support.cuda_code.{name}")
+
+
+def key_of(case):
+    """A case as one line, by which `known.toml` names it."""
+    return " ".join(
+        value if isinstance(value, str) else json.dumps(value)
+        for name, value in case.items()
+        if name not in ("steps", "arguments")
+    )
+
+
+def save(recording, path):
+    """Write a recording; the same one gives the same bytes."""
+    head = json.dumps(recording["origin"], sort_keys=True)
+    lines = [json.dumps(entry, separators=(",", ":")) for entry in recording["cases"]]
+    with (
+        open(path, "wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as file,
+    ):
+        file.write("\n".join([head, *lines, ""]).encode())
+
+
+def load(path):
+    """The recording in a file."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        head, *lines = file.read().splitlines()
+    return {"origin": json.loads(head), "cases": [json.loads(line) for line in lines]}
+
+
+def files():
+    """All recordings of this repository."""
+    return sorted(FOLDER.glob("*.json.gz"))
+
+
+@dataclass(frozen=True)
+class Known:
+    """Cases of a subject that differ for one reason."""
+
+    subject: str
+    reason: str
+    cases: tuple[str, ...]  # as key_of has them, or patterns with *
+
+    def means(self, name, case):
+        return name == self.subject and any(
+            key_of(case) == pattern or fnmatch.fnmatchcase(key_of(case), pattern)
+            for pattern in self.cases
+        )
+
+
+def known(path=FOLDER / "known.toml"):
+    """The known differences. Raises ValueError for an entry that lacks something."""
+    entries = []
+    for table in tomllib.loads(path.read_text(encoding="utf-8")).get("known", []):
+        if set(table) != {"subject", "reason", "cases"} or not all(table.values()):
+            raise ValueError(f"{path}: expected subject, reason and cases, got {table}")
+        entries.append(Known(table["subject"], table["reason"], tuple(table["cases"])))
+    return entries
+
+
+@dataclass
+class Replay:
+    """What became of the cases of one recording."""
+
+    cases: int = 0
+    agreed: int = 0
+    not_compared: int = 0
+    reasons: Counter = field(default_factory=Counter)
+    wrong: list = field(default_factory=list)  # (case, recorded, seen) without a known reason
+    used: set = field(default_factory=set)  # entries of the table that were needed
+
+    def add(self, other):
+        self.cases += other.cases
+        self.agreed += other.agreed
+        self.not_compared += other.not_compared
+        self.reasons += other.reasons
+        self.wrong += other.wrong
+        self.used |= other.used
+
+
+def first_difference(recorded, seen):
+    """Where two outcomes differ first: a place in two lists of one length, or the whole."""
+    if isinstance(recorded, list) and isinstance(seen, list) and len(recorded) == len(seen):
+        for place, (one, other) in enumerate(zip(recorded, seen, strict=True)):
+            if one != other:
+                within, *both = first_difference(one, other)
+                return (f"[{place}]{within}", *both)
+    return "", recorded, seen
+
+
+def replay(recording, side, entries):
+    """Run the cases of a recording on other devices, and hold them against it."""
+    name, found = recording["origin"]["subject"], Replay()
+    module = subject(name)
+    agree = getattr(module, "agree", lambda recorded, seen: recorded == seen)
+    for entry in recording["cases"]:
+        case, recorded = entry["case"], entry["seen"]
+        found.cases += 1
+        seen = json.loads(json.dumps(module.run(case, side)))
+        if seen is None:
+            found.not_compared += 1
+        elif agree(recorded, seen):
+            found.agreed += 1
+        else:
+            reason = next((one for one in entries if one.means(name, case)), None)
+            if reason is None:
+                found.wrong.append((case, recorded, seen))
+            else:
+                found.used.add(reason)
+                found.reasons[reason.reason] += 1
+    return found
+
+
+def replay_on_simulated(recording, entries):
+    """Replay a recording on simulated devices like those that were emulated."""
+    import simgpu
+
+    found, origin = Replay(), recording["origin"]
+    side = Side("simgpu")
+    for memory, cases in itertools.groupby(
+        recording["cases"], lambda entry: entry["case"].get("memory", origin["memory"])
+    ):
+        with simgpu.devices(origin["devices"], memory=memory, model=MODELS[origin["model"]]):
+            found.add(replay({"origin": origin, "cases": list(cases)}, side, entries))
+    return found
