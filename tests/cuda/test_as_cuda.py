@@ -415,6 +415,7 @@ print(torch.zeros(3, device="cuda:1").device)
 """
 
 
+@pytest.mark.full
 def test_kernels_of_a_cuda_build_are_hidden_for_as_long(python):
     """A build with CUDA, on a machine without it, has a kernel that would look for a driver."""
     done = python("-c", COVERED)

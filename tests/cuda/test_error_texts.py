@@ -157,6 +157,7 @@ torch.ones(1, device="cuda:1").numpy()
 """
 
 
+@pytest.mark.full
 def test_the_last_words_of_a_process(python):
     """The traceback of an error that nobody caught, and errors while all is taken down."""
     done = python("-c", LAST_WORDS)

@@ -164,6 +164,7 @@ def test_a_class_is_scripted_with_the_names_around_it(cuda):
     assert torch.jit.script(Counter)().total == 2.0
 
 
+@pytest.mark.full
 def test_what_is_scripted_when_it_is_imported(python):
     """PyTorch scripts its functional optimizers, and libraries import them."""
     code = "import simgpu, torch\nwith simgpu.as_cuda(2):\n    import torch.distributed.optim\n"

@@ -301,6 +301,7 @@ def test_transforms_of_transfers(devices, name, derivative, data):
 
 # It looks at tensors and at autograd functions in ways that PyTorch has deprecated. Of dataparallel
 # there is nothing to warn.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.devices(2)
 def test_a_compiled_parallel_module(devices):

@@ -48,12 +48,14 @@ def test_collectives_are_the_same_at_every_level(case, level, count, number, see
         simgpu.ranks(count, lambda rank: case((2,), torch.float32, number, False), schedule=seed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("level", LEVELS)
 def test_so_they_are_where_ranks_are_processes(level):
     found = rank_processes.run(2, rank_cases.every_collective, (2,), torch.float32, 1, debug=level)
     assert found == [None, None], found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("level", LEVELS)
 def test_groups_of_one_device_are_split_at_every_level(level):
     """`new_group` splits them too: what debug mode has wrapped is split."""

@@ -44,6 +44,7 @@ def test_a_call_knows_no_inference_mode(count, modes, seed):
     assert found == expected(count, modes)
 
 
+@pytest.mark.full
 def test_processes_call_in_any_mode():
     modes = [(i < 4, i % 4 < 2, i % 2 < 1, asked) for i in range(8) for asked in (True, False)]
     assert rank_processes.run(2, add_in_modes, modes) == expected(2, modes)

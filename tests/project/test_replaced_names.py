@@ -50,6 +50,7 @@ def test_the_tables_hold_what_changes_and_nothing_else(python):
     assert differences(python, RUN) == {}
 
 
+@pytest.mark.full
 def test_the_comparison_can_fail(python):
     assert differences(python, MISTAKES + RUN) == SAID_OF_MISTAKES
 

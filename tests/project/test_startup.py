@@ -1,5 +1,7 @@
 """What `import torch` costs where simgpu is installed: it calls simgpu's entry point each time."""
 
+import pytest
+
 # torch calls the entry point of an installed simgpu itself, which must not come before this call.
 ALONE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
@@ -41,6 +43,7 @@ except DeviceMismatchError:
 """
 
 
+@pytest.mark.full
 def test_a_module_that_devices_need_may_be_imported_before_torch(python):
     """It imports torch, which makes the devices of SIMGPU_DEVICE_COUNT, which need the module."""
     done = python("-c", FIRST, SIMGPU_DEVICE_COUNT="2")

@@ -16,6 +16,7 @@ wrong: str = simgpu.device_module.device_count()
 """
 
 
+@pytest.mark.full
 def test_mypy_knows_the_public_names(python, tmp_path):
     pytest.importorskip("mypy", reason="needs the extra `lint`")
     (tmp_path / "program.py").write_text(PROGRAM)

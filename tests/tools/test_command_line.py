@@ -54,6 +54,7 @@ WAYS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 def test_a_program_is_run_as_python_runs_it(python, programs, way):
     run = ("import os, sys; os.chdir(sys.argv.pop(1)); sys.path[0] = '/no/such/folder'; "
@@ -79,6 +80,7 @@ except ZeroDivisionError:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", [["program.py"], ["-c", FAILS]], ids=["a script", "code"])
 def test_a_program_fails_as_python_lets_it_fail(python, tmp_path, way):
     (tmp_path / "program.py").write_text(FAILS)
@@ -88,6 +90,7 @@ def test_a_program_fails_as_python_lets_it_fail(python, tmp_path, way):
     assert ours.stderr == expected.stderr
 
 
+@pytest.mark.full
 def test_the_memory_is_that_of_each_device_and_of_children(python):
     asks = (
         "import torch; print([torch.simgpu.get_device_properties(i).total_memory "
@@ -139,6 +142,7 @@ def test_mistakes_are_seen_before_anything_runs(capsys, tmp_path, words, says):
     assert not Path("no").exists()
 
 
+@pytest.mark.full
 def test_an_option_behind_the_program_is_told_where_the_program_refuses_it(python):
     ends = ("-m", "simgpu", "run", "-c", "import sys; sys.exit(int(sys.argv[1]))")
     refused = python(*ends, "2", "--devices=4", "--lr", "1")
@@ -211,6 +215,7 @@ def test_mistakes_that_only_torch_can_see(capsys, words, says):
     assert "Traceback" not in seen.err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("module", "says"),
     [
@@ -275,6 +280,7 @@ def test_a_command_says_which_packages_are_missing(what, data):
     assert said.getvalue() == told
 
 
+@pytest.mark.full
 def test_the_suite_says_how_it_is_installed(python):
     """Whoever records hardware may have pytest alone."""
     code = "import sys; sys.modules['hypothesis'] = None; import pytest; pytest.main({})"
@@ -307,6 +313,7 @@ def test_info_says_what_a_bug_report_needs(python):
     assert all(says == "active" or says.startswith("NOT ACTIVE: ") for says in tricks)
 
 
+@pytest.mark.full
 def test_info_may_be_read_in_part():
     """As by `simgpu info | head -1`."""
     words = [sys.executable, "-m", "simgpu", "info"]

@@ -132,6 +132,7 @@ def test_a_failure_is_found_kept_and_run_again(suite):
     assert "1 failed" in regression.stdout
 
 
+@pytest.mark.full
 def test_a_replay_of_what_no_database_keeps_says_that_nothing_was_run(suite):
     """Else a replay in another folder looks as if the mistake were mended."""
     suite(BROKEN)
@@ -159,6 +160,7 @@ def fuzzing(suite, words, started):
     )
 
 
+@pytest.mark.full
 def test_a_suite_that_loads_no_plugins_is_fuzzed_with_ours(suite, monkeypatch):
     """Whichever way it says so; also by several workers."""
     suite(BROKEN.replace("assert batch", "assert devices or batch"))
@@ -169,6 +171,7 @@ def test_a_suite_that_loads_no_plugins_is_fuzzed_with_ours(suite, monkeypatch):
     assert "4 examples" in done.stdout
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_with_the_report(suite):
     """Sent after the second example of a property that would go on for hours."""
     suite(ENDLESS)
@@ -186,6 +189,7 @@ def test_an_interrupt_ends_with_the_report(suite):
     assert report["examples"]["test_it.py::test_on_and_on"] >= 2
 
 
+@pytest.mark.full
 def test_a_suite_without_properties_is_told_so(suite):
     suite("def test_it(): pass")
     words = ("fuzz", "--examples", "1", "--jobs", "1")
@@ -212,6 +216,7 @@ class TestIn:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_the_pasted_test_works_as_the_suite_is_imported(suite, mode):
     """Also for a method, with a value of a class of the test file."""
@@ -241,6 +246,7 @@ class {}:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_method_that_fails_is_run_again_by_its_code(suite, holder):
     """Wherever it stands; the example itself was kept nowhere else."""
@@ -274,6 +280,7 @@ def test_on_and_on(turn, batch, number):
 """
 
 
+@pytest.mark.full
 def test_an_interrupt_loses_no_example(suite):
     """Two processes, each in the middle of a property: what they had tried is in the report."""
     suite(COUNTED)

@@ -69,6 +69,7 @@ def programs(tmp_path):
     return tmp_path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_prints_what_it_prints_under_python(python, programs, way):
     words = ["-c", PROGRAM] if way == "-c" else [way]
@@ -80,6 +81,7 @@ def test_a_program_prints_what_it_prints_under_python(python, programs, way):
     assert "late 3" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["folder", "p.py"])
 def test_with_a_safe_path_no_more_is_found_than_under_python(python, programs, way):
     """What is in the folder that is run, and not what is beside the script."""

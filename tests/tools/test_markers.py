@@ -119,6 +119,7 @@ def test_ranks_have_the_devices_of_the_options(pytester):
     seen.stdout.fnmatch_lines("*needs 5 devices, this session has 4*")
 
 
+@pytest.mark.full
 def test_more_ranks_than_devices_by_the_name_of_cuda_are_skipped(pytester):
     """As those of a test that takes `devices`, also where nothing says how many there are."""
     pytester.makepyfile(

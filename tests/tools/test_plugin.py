@@ -219,6 +219,7 @@ def test_an_index(devices):
 """
 
 
+@pytest.mark.full
 def test_a_device_that_is_not_there_gets_a_hint(pytester):
     pytester.makepyfile(NAMES)
     result = pytester.runpytest_subprocess("--devices", "simgpu", "-p", "no:cacheprovider")
@@ -247,6 +248,7 @@ def test_nobody_is_told_to_take_what_he_has(index, count, has, as_cuda):
     assert ("let it take the fixture" in told) == (count == 0 and not has and not as_cuda)
 
 
+@pytest.mark.full
 def test_who_runs_with_the_name_of_cuda_is_not_told_to(pytester):
     pytester.makepyfile(
         """

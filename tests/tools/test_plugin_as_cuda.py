@@ -109,6 +109,7 @@ def test_memory():
 """
 
 
+@pytest.mark.full
 def test_child_processes_have_the_devices_too(pytester):
     """And so has a worker, which is a child process itself."""
     pytester.makepyfile(CHILDREN)
@@ -120,6 +121,7 @@ def test_child_processes_have_the_devices_too(pytester):
         result.stdout.fnmatch_lines(line)
 
 
+@pytest.mark.full
 def test_a_conftest_that_fails_is_the_only_thing_that_is_told(pytester):
     pytester.makeconftest("import torch\nx = torch.ones(1, device='cuda')\nraise KeyError('mine')")
     result = pytester.runpytest_subprocess("--as-cuda")

@@ -76,6 +76,7 @@ def test_an_option_goes_before_the_environment(option, variable):
         assert simulated_pool(DeviceOptions(model=option)).model == (option or variable)
 
 
+@pytest.mark.full
 def test_a_suite_keeps_its_own_option(pytester):
     pytester.makeconftest(
         "def pytest_addoption(parser):\n"

@@ -146,6 +146,7 @@ def test_many(devices, turn):
 """
 
 
+@pytest.mark.full
 def test_workers_on_a_machine_with_four_gpus(pytester, monkeypatch):
     """Each has GPUs of its own and one thread; what is skipped is counted at the end."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

@@ -21,6 +21,7 @@ def script(tmp_path):
     return write
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "device", "end", "status"),
     [((), "cuda:1", "sys.exit()", 0), (("--as", "simgpu"), "simgpu:1", "raise SystemExit(7)", 7)],
@@ -57,6 +58,7 @@ def test_mistakes_are_told_without_a_traceback(python, args, says):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["run", "variable"])
 def test_a_block_of_devices_in_a_process_that_has_some_is_told_who_made_them(python, way):
     """And that is the last that is said, also while the interpreter ends."""
@@ -82,6 +84,7 @@ if len(sys.argv) > 1:
 """
 
 
+@pytest.mark.full
 def test_a_script_for_cuda_runs_and_so_do_its_children(python, script):
     done = python("-m", "simgpu", "run", "--devices", 4, script(CUDA_SCRIPT), "x")
     assert done.returncode == 0, done.stderr
@@ -91,6 +94,7 @@ def test_a_script_for_cuda_runs_and_so_do_its_children(python, script):
     assert done.stderr == ""
 
 
+@pytest.mark.full
 def test_data_parallel_can_be_replaced(python, script):
     run = ("-m", "simgpu", "run", "--devices", 4, "--replace-data-parallel")
     done = python(*run, script(CUDA_SCRIPT))
@@ -107,6 +111,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.full
 def test_real_cuda_is_left_alone_unless_forced(python, script):
     path = script("import torch; print(torch.cuda.device_count())")
     run = ("-c", WITH_CUDA, "run", "--devices", 4)
@@ -163,6 +168,7 @@ def check_timeline(events):
     assert max(e["args"]["bytes"] for e in memory) >= 512
 
 
+@pytest.mark.full
 def test_the_timeline_is_written_when_the_script_fails(python, script, tmp_path):
     timeline = tmp_path / "out.json"
     path = script("import torch; torch.ones(1, device='cuda'); raise KeyError('lost')")
@@ -195,6 +201,7 @@ FAIL
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("end", ["", "raise KeyError('lost')"])
 def test_threads_that_outlive_the_script_are_watched_to_their_end(python, script, tmp_path, end):
     timeline = tmp_path / "out.json"

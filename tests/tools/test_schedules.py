@@ -102,6 +102,7 @@ def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch)
     assert started[0][:2] == (name, token)
 
 
+@pytest.mark.full
 def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch):
     """Whatever devices the environment gives a process, and whatever else the suite asks for."""
     monkeypatch.chdir(tmp_path)
@@ -114,6 +115,7 @@ def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch):
     assert not Path(".pytest_cache").exists()
 
 
+@pytest.mark.full
 def test_a_property_draws_its_schedule_and_shrinks_it(pytester):
     """To one deviation, and the fewest threads that have it; the token is of this example."""
     pytester.makepyfile(test_it=SUITE)

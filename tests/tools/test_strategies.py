@@ -318,6 +318,7 @@ def test_what_cannot_be_is_refused_at_once(call):
         call()
 
 
+@pytest.mark.full
 def test_importing_simgpu_needs_no_hypothesis(python):
     done = python("-c", "import sys, simgpu; simgpu.devices; print('hypothesis' in sys.modules)")
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr

@@ -36,6 +36,7 @@ with torch.cuda.stream(side):
 RIGHT, WRONG = "[4.0, 4.0, 4.0]", "[nan, nan, nan]"
 
 
+@pytest.mark.full
 @pytest.mark.without("--async", "--races", reason="runs a program that forgets to wait, at once")
 def test_a_script_is_wrong_without_a_wait_and_right_with_it(python, tmp_path, capsys):
     """Under `run --async`; at once, both are right.

@@ -17,6 +17,7 @@ from simgpu._startup.process_devices import start_process_devices
 from simgpu.errors import InvalidDeviceError
 
 
+@pytest.mark.full
 def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
     code = (
         "import torch; n = torch.cuda.device_count();"
@@ -30,6 +31,7 @@ def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
     assert "SIMGPU_DEVICE_MEMORY: memory='much' must be" in wrong.stderr.splitlines()[-1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("value", ["many", "65"])
 def test_a_wrong_number_of_devices_is_told_in_one_line(python, value):
     done = python("-c", "import torch; print('ran')", SIMGPU_DEVICE_COUNT=value)
@@ -40,6 +42,7 @@ def test_a_wrong_number_of_devices_is_told_in_one_line(python, value):
 WRONG = {"SIMGPU_DEVICE_MEMORY": "memory", "SIMGPU_MODEL": "model", "SIMGPU_RNG": "rng"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_variable_is_told_in_one_line(python, name):
     told = {"SIMGPU_DEVICE_COUNT": "2", name: "1GiB,2GiB,3GiB"}
@@ -125,6 +128,7 @@ def test_info_names_variables_that_are_not_known(names, known):
     assert found == sorted(given_.keys() - set(variables.NAMES))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", ["simgpu.devices", "simgpu.as_cuda", "simgpu.errors"])
 def test_the_variables_count_whatever_is_imported_first(python, first):
     told = {"SIMGPU_DEVICE_COUNT": "2", "SIMGPU_DEVICE_MEMORY": "1GiB", "SIMGPU_AS_CUDA": "1"}

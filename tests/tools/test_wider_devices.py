@@ -150,6 +150,7 @@ def test_three(devices):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "workers"), [("cuda", ()), ("simgpu", ("-n", "1"))])
 def test_devices_that_the_process_has(pytester, monkeypatch, kind, workers):
     monkeypatch.setenv("SIMGPU_DEVICE_COUNT", "2")

@@ -139,6 +139,7 @@ def test_randomness_within_vmap_comes_from_the_device(devices, data, seed):
     assert not torch.equal(different[0], different[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("slot", [0, -1])
 def test_compiled_modules(devices, compiler, slot, fullgraph):

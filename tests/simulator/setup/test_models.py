@@ -255,6 +255,7 @@ def test_data_parallel_warns_of_unlike_gpus(library, names, warns):
     assert len(said) == warns
 
 
+@pytest.mark.full
 def test_the_variable_and_the_command_name_models(python):
     """SIMGPU_MODEL and SIMGPU_RNG in a child of `simgpu run --model --rng`, which sets them."""
     asks = "import torch; print([torch.cuda.get_device_name(i) for i in range(2)], end=' '); "

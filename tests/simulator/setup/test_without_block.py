@@ -155,6 +155,7 @@ def test_a_block_decorates_a_function():
     gc.collect()  # without a warning
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", ["import torch\nimport simgpu", "import simgpu"])
 @pytest.mark.parametrize("name", ["simgpu", "cuda"])
 def test_a_session_that_never_disables_ends_in_silence(python, first, name):

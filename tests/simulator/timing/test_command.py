@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from unittest import mock
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_ranks_of_torchrun_are_not_run_again(python, tmp_path):
     """A rank alone would wait for the others, for as long as its group has patience."""
     (tmp_path / "train.py").write_text(RANKS, encoding="utf-8")
