@@ -1,4 +1,4 @@
-"""tests/README.md: the table of tests that run without an option of the session, and why.
+"""tests/left_out.md: the table of tests that run without an option of the session, and why.
 
 `python -m tests.project.left_out` writes it anew, between its two comments.
 """
@@ -7,7 +7,7 @@ import ast
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS / "README.md"
+PAGE = TESTS / "left_out.md"
 BEGIN, END = "<!-- begin of the tests that leave an option out -->\n", "<!-- end of these -->\n"
 
 

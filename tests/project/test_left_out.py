@@ -1,4 +1,4 @@
-"""tests/README.md names each test that runs without an option, and says why."""
+"""tests/left_out.md names each test that runs without an option, and says why."""
 
 import pytest
 
