@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 import dataparallel
 import simgpu
 from simgpu.errors import DevicesActiveError, RealCudaError
-from tests.support.plant import Edit
 
 
 def test_the_devices_have_cudas_names(cuda):
@@ -421,43 +420,3 @@ def test_kernels_of_a_cuda_build_are_hidden_for_as_long(python):
     done = python("-c", COVERED)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["torch.Size([3]) cuda:1", "cpu", "cuda:1"]
-
-
-# What would be wrong, and the test above that says so.
-FAULTS = {
-    "a bare name is the first device": (
-        Edit(
-            "simgpu._cuda.renaming:to_simgpu",
-            "found = torch.device(DEVICE_TYPE, world.resolve(device))",
-            "found = torch.device(DEVICE_TYPE, device.index or 0)",
-        ),
-        lambda: test_every_way_to_make_a_tensor(make="zeros"),
-    ),
-    "a number is not understood": (
-        Edit("simgpu._cuda.tensors:_cuda", "world.resolve(target)", "0"),
-        lambda: test_every_way_to_make_a_tensor(make="cuda"),
-    ),
-    "cuda() moves a tensor to the current device, whatever else is named": (
-        Edit(
-            "simgpu._cuda.tensors:_cuda",
-            'raise RuntimeError("Invalid device, must be cuda device")',
-            "target = None",
-        ),
-        lambda: test_cuda_refuses_what_it_refuses_without_simulated_devices(("cpu",)),
-    ),
-    "everyone is told the truth": (
-        Edit("simgpu._cuda.tensors:_is_cuda", "in _naming.names", "== CUDA"),
-        lambda: test_every_way_to_make_a_tensor(make="to"),
-    ),
-    "whoever sees functions is told by another name": (
-        Edit("simgpu._cuda.tensors:_is_cuda", "in _naming.names", "== DEVICE_TYPE"),
-        test_is_cuda_is_the_same_for_whoever_sees_functions,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_caught(name):
-    edit, test = FAULTS[name]
-    with edit.planted(), pytest.raises((AssertionError, pytest.fail.Exception)):
-        test()

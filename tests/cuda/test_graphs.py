@@ -10,7 +10,6 @@ from torch import nn
 
 import simgpu
 from simgpu.errors import CaptureError
-from tests.support.plant import Edit, run
 
 SIZE = 4
 
@@ -294,57 +293,6 @@ def test_traces_show_the_kernels_of_a_replay(cuda):
     with simgpu.trace() as records:
         graph.replay()
     assert [(r.op.partition(".")[0], r.device.index) for r in records] == [("add_", 2), ("exp", 2)]
-
-
-# What would be wrong, and the test above that says so.
-FAULTS = {
-    "a capture is done as well": (
-        Edit("simgpu._memory.graphs:Recording._undo", "copy_(HOST_KEYS, tensor, values)", "pass"),
-        test_replays_are_the_program_done_so_often,
-    ),
-    "generators stay where a capture left them": (
-        Edit("simgpu._memory.graphs:Recording._undo", "generator.set_state(state)", "pass"),
-        test_replays_are_the_program_done_so_often,
-    ),
-    "a capture leaves its results": (
-        Edit("simgpu._memory.graphs:_Memory.spoil", "in self._results:", "in ():"),
-        test_memory_of_dead_tensors_stays_with_the_graph,
-    ),
-    "a replay writes to new memory": (
-        Edit("simgpu._memory.graphs:_into", "if outputs:", "if False:"),
-        test_replays_are_the_program_done_so_often,
-    ),
-    "no stream has to be waited for": (
-        Edit(
-            "simgpu._runtime.captures:Capture.check_end",
-            "if known.get(key, -1) < clock[key]:",
-            "if False:",
-        ),
-        test_streams_join_by_waiting_and_have_to_be_waited_for,
-    ),
-    "a copy leaves the other device out": (
-        Edit(
-            "simgpu._runtime.captures:Capture.before_launch", "if other is not None:", "if False:"
-        ),
-        test_a_copy_between_devices_takes_the_streams_of_both,
-    ),
-    "nobody waits for a copy of another device": (
-        Edit("simgpu._runtime.captures:Capture.launched", "other is not None", "False"),
-        test_a_copy_between_devices_takes_the_streams_of_both,
-    ),
-}
-
-
-@pytest.mark.without("--races", reason="one of the faults races")
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_caught(cuda, name):
-    edit, test = FAULTS[name]
-    # What lies in memory that was never written may also be no index.
-    with (
-        edit.planted(),
-        pytest.raises((AssertionError, IndexError, CaptureError, pytest.fail.Exception)),
-    ):
-        run(test, cuda=cuda)
 
 
 @given(seed=st.integers(0, 9), turns=st.lists(st.integers(0, 1), min_size=1, max_size=4))

@@ -8,7 +8,7 @@ import torch
 
 import dataparallel
 import simgpu
-from tests.support.plant import Edit
+from tests.support.plant import Edit, call_instead, constant, instead
 
 
 def in_threads(*functions):
@@ -198,15 +198,10 @@ def wrong_current_device(devices):
     assert not wrong
 
 
-_APPLY = "dataparallel.parallel_apply:parallel_apply"
-_RUN = "dataparallel.parallel_apply:_Call.run"
-_ONE_DONE = "dataparallel._threads.worker_pool:_Batch.one_done"
-
-
 def _with_edits(step, *edits):
     with contextlib.ExitStack() as planted:
         for edit in edits:
-            planted.enter_context(Edit(*edit).planted())
+            planted.enter_context(edit.planted())
         return step()
 
 
@@ -223,28 +218,36 @@ def thread_given_back_twice(devices):
         inputs = [(torch.ones(1, device=device), barrier) for device in devices[:2]]
         dataparallel.parallel_apply([Meeting(), Meeting()], inputs)
 
-    twice = _ONE_DONE, "self._free.append(worker)", "self._free += [worker, worker]"
+    change = call_instead("append", lambda free, worker: free.extend([worker, worker]))
+    twice = Edit("_Batch.one_done", change)
     _with_edits(lambda: [call() for _ in range(3)], twice)
 
 
 def returned_too_early(devices):
     """A call does not wait for its last replica."""
     net = dataparallel.DataParallel(torch.nn.ReLU(), [0, 1, 2])
-    early = _ONE_DONE, "if self._left == 0:", "if self._left == 1:"
+    early = Edit("_Batch.one_done", constant(0, 1))
     return _with_edits(lambda: net(torch.arange(3.0, device=devices[0])).cpu(), early)
 
 
 def joined_as_they_end(devices):
     """Outputs of replicas are joined in the order in which these are done."""
     net = dataparallel.DataParallel(torch.nn.ReLU(), [0, 1, 2])
-    run, joined = (
-        "self.output = self.module(*self.arguments, **self.kwargs)",
-        "return [call.output for call in calls]",
-    )
+    ended = []
+
+    def in_order_of_ending(outputs):
+        return [each for each in ended if any(each is output for output in outputs)]
+
     return _with_edits(
         lambda: net(torch.arange(3.0, device=devices[0])).cpu(),
-        (_RUN, run, f"{run}\n            import time; self.kwargs = time.monotonic()"),
-        (_APPLY, joined, joined.replace("in calls", "in sorted(calls, key=lambda it: it.kwargs)")),
+        Edit(
+            "_Call.run",
+            instead(lambda stock: lambda call: (stock(call), ended.append(call.output))),
+        ),
+        Edit(
+            "parallel_apply",
+            instead(lambda stock: lambda *args: in_order_of_ending(stock(*args))),
+        ),
     )
 
 
@@ -255,17 +258,22 @@ def hook_of_the_caller(devices):
     def hook(module, args, output):
         assert torch.simgpu.current_device() == output.device.index
 
+    def apply_then_call_hooks(stock):
+        def apply(modules, *args):
+            outputs = stock(modules, *args)
+            for module, output in zip(modules, outputs, strict=True):
+                for each in modules[0]._forward_hooks.values():
+                    each(module, (), output)
+            return outputs
+
+        return apply
+
     net.module.register_forward_hook(hook)
-    joined = "return [call.output for call in calls]"
-    called = "[hook(it.module, (), it.output) for it in calls for hook in hooks]"
+    without_hooks = call_instead("module", lambda call, *args: call.module.forward(*args))
     return _with_edits(
         lambda: net(torch.arange(3.0, device=devices[0])).cpu(),
-        (_RUN, "self.module(*self.arguments", "self.module.forward(*self.arguments"),
-        (
-            _APPLY,
-            joined,
-            f"hooks = calls[0].module._forward_hooks.values(); {called}; {joined}",
-        ),
+        Edit("_Call.run", without_hooks),
+        Edit("parallel_apply", instead(apply_then_call_hooks)),
     )
 
 

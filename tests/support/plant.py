@@ -1,100 +1,507 @@
-"""Plant a fault: give a function of the library the code of its own text with an edit.
+"""Plant a fault: give a function of the packages the code of its own syntax tree with an edit.
 
-The function object stays the same and gets the edited code, so everyone who imported it before
-has the fault too. An edit whose text is not found says so: the table has to follow the library.
+A function is named by its qualified name, wherever its module is, and an edit names a part of its
+tree by meaning: the second condition, the call of `record_stream`. So a file that moves, a local
+variable with another name and lines in another layout change no row of a table. A name or a part
+that is not found, or found twice, is a LookupError.
+
+The function object stays the same and gets the edited code, so everyone who imported it before has
+the fault too. Nothing is written to a file.
 """
 
+from __future__ import annotations
 import __future__
 
 import ast
 import contextlib
 import functools
 import importlib
+import importlib.util
 import inspect
 import operator
 import textwrap
+import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 
-
-def named(where: str) -> Any:
-    """What "module:name.name" names."""
-    module, _, name = where.partition(":")
-    return operator.attrgetter(name)(importlib.import_module(module))
+PACKAGES = ("dataparallel", "simgpu")
 
 
 @dataclass(frozen=True)
 class Edit:
-    """In the function `where` ("module:name.name"), put `new` in the place of `old`.
+    """An edit of one function.
 
-    `keepers` are other objects, named likewise, that keep answers of it: functions with a
-    `cache_clear`, or dicts.
+    `where` is its qualified name, such as "Device.allocate". Where several files define it, the
+    beginning of a path comes before it: "dataparallel/comm:gather".
     """
 
     where: str
-    old: str
-    new: str
-    keepers: tuple[str, ...] = ()
+    change: Change
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
         function = self.function()
         sound = function.__code__
-        function.__code__ = self.edited(function)
-        self.forget()
+        function.__code__ = edited(function, self.change)
+        self._forget()
         try:
             yield
         finally:
             function.__code__ = sound
-            self.forget()
+            self._forget()
 
-    def forget(self) -> None:
-        """Empty the caches of what keeps answers: the function itself, and those in `keepers`."""
-        for keeper in (self.where, *self.keepers):
-            kept = named(keeper)
-            getattr(kept, "cache_clear", getattr(kept, "clear", lambda: None))()
+    def trees(self) -> tuple[ast.FunctionDef, ast.FunctionDef]:
+        """The syntax tree of the function, without and with the edit."""
+        sound, changed = tree_of(self.function()), tree_of(self.function())
+        self.change(changed, Objects(self.function()))
+        return sound, changed
 
     def function(self) -> Any:
-        found = named(self.where)
+        found = self._attribute()
         found = found.fget if isinstance(found, property) else found
         return inspect.unwrap(getattr(found, "__func__", found))
 
-    def texts(self, function: Any) -> tuple[str, str]:
-        """The function's source as it is, and with the edit."""
-        text = textwrap.dedent(inspect.getsource(function))
-        if text.count(self.old) != 1:
-            raise LookupError(
-                f"{self.old!r} stands {text.count(self.old)} times in {self.where}, and it has to "
-                f"stand there once for the fault to be planted:\n{text}"
-            )
-        return text, text.replace(self.old, self.new)
+    def _forget(self) -> None:
+        """Empty the cache of a function that keeps its answers."""
+        getattr(self._attribute(), "cache_clear", lambda: None)()
 
-    def edited(self, function: Any) -> Any:
-        tree = ast.parse(self.texts(function)[1])
-        definition = tree.body[0]
-        assert isinstance(definition, ast.FunctionDef)
-        definition.decorator_list = []
-        name, definition.name = definition.name, "edited"  # it may call itself: that is a global
-        around = ast.parse("def around():\n return edited")
-        enclosing = around.body[0]
-        assert isinstance(enclosing, ast.FunctionDef)
-        # Names of an enclosing scope, such as the class that super() looks for.
-        free = ast.parse("\n".join(f"{each} = None" for each in function.__code__.co_freevars))
-        enclosing.body[:0] = [*free.body, definition]
+    def _attribute(self) -> Any:
+        module, _, name = found_function(self.where)
+        return operator.attrgetter(name)(importlib.import_module(module))
+
+
+# --- where -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def found_function(where: str) -> tuple[str, ast.FunctionDef, str]:
+    """The module that defines a function, its tree, and its qualified name."""
+    prefix, _, name = where.rpartition(":")
+    found = [
+        (module, tree)
+        for path, text in _sources().items()
+        if path.startswith(prefix) and f"def {name.rpartition('.')[2]}(" in text
+        for module, tree in [(path.removesuffix(".py").removesuffix("/__init__"), ast.parse(text))]
+        for tree in _named(tree, name)
+    ]
+    if len(found) != 1:
+        there = ", ".join(module for module, _ in found) or "no file"
+        raise LookupError(
+            f"{where!r} of a planted fault has to name one function, but {there} defines it: write "
+            f"the new name, or the beginning of a path before it, such as 'dataparallel:{name}'"
+        )
+    ((module, tree),) = found
+    return module.replace("/", "."), tree, name
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+    """The text of each file of the packages, by its path from the folder that has them."""
+    found = {}
+    for package in PACKAGES:
+        (here,) = importlib.util.find_spec(package).submodule_search_locations  # type: ignore[union-attr,misc]
+        for path in sorted(Path(here).rglob("*.py")):
+            name = path.relative_to(Path(here).parent).as_posix()
+            found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+def _named(tree: ast.AST, name: str) -> Iterator[ast.FunctionDef]:
+    """The definition of "function" or "Class.function" in a module: the last of several."""
+    first, _, rest = name.partition(".")
+    kind = ast.ClassDef if rest else ast.FunctionDef
+    nodes = [node for node in _outside_functions(tree) if isinstance(node, kind)]
+    here = [node for node in nodes if node.name == first]
+    for node in here[-1:]:
+        if rest:
+            yield from _named(node, rest)
+        else:
+            yield node  # type: ignore[misc]
+
+
+def _outside_functions(tree: ast.AST) -> Iterator[ast.stmt]:
+    """The statements of a module or class, and those within `if` and `try`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt):
+            yield node
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                yield from _outside_functions(node)
+
+
+# --- what --------------------------------------------------------------------------------------
+
+Change = Callable[[ast.FunctionDef, "Objects"], None]
+"""Edits the tree of a function in place, or raises LookupError; objects may be put into it."""
+
+
+class Objects:
+    """Objects that an edited tree uses, such as a function that it calls."""
+
+    def __init__(self, function: Any = None) -> None:
+        self.stock = function
+        self.kept: dict[str, Any] = {}
+
+    def constant(self, value: Any) -> ast.expr:
+        """An expression that evaluates to `value`."""
+        if isinstance(value, (bool, int, float, str, bytes, type(None), type(...))):
+            return ast.Constant(value)
+        name = f"<planted object {len(self.kept)}>"
+        self.kept[name] = value
+        return ast.Constant(name)
+
+    def put_into(self, code: types.CodeType) -> types.CodeType:
+        def of(constant: Any) -> Any:
+            if isinstance(constant, types.CodeType):
+                return self.put_into(constant)
+            return self.kept.get(constant, constant) if type(constant) is str else constant
+
+        return code.replace(co_consts=tuple(map(of, code.co_consts)))
+
+
+def edited(function: Any, change: Change) -> types.CodeType:
+    """The code of a function with a change of its tree."""
+    definition = tree_of(function)
+    objects = Objects(function)
+    before = ast.dump(definition)
+    change(definition, objects)
+    if ast.dump(definition) == before:
+        raise LookupError(f"the fault changes nothing of {function.__qualname__}")
+    free = function.__code__.co_freevars
+    definition.decorator_list = []
+    name, definition.name = definition.name, "edited"  # it may call itself: that is a global
+    # A name of an enclosing scope stays one, if the edit takes its only use away too.
+    definition.body.insert(0, _parsed(f"if 0: ({', '.join(free)},)" if free else "pass"))
+    around = _parsed("def around():\n return edited")
+    around.body[:0] = [*(_parsed(f"{each} = None") for each in free), definition]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # a constant is called: it is replaced
         code = compile(
-            around,
-            f"<fault in {self.where}>",
+            ast.fix_missing_locations(ast.Module([around], [])),
+            function.__code__.co_filename,
             "exec",
             flags=__future__.annotations.compiler_flag,
             dont_inherit=True,
         )
-        made: dict[str, Any] = {}
-        exec(code, function.__globals__, made)
-        return made["around"]().__code__.replace(co_name=name)
+    made: dict[str, Any] = {}
+    exec(code, dict(function.__globals__), made)
+    return objects.put_into(made["around"]().__code__.replace(co_name=name))
+
+
+def tree_of(function: Any) -> ast.FunctionDef:
+    """The syntax tree of a function, with the line numbers of its file."""
+    source, first = inspect.getsourcelines(function)
+    tree = ast.increment_lineno(ast.parse(textwrap.dedent("".join(source))), first - 1)
+    (definition,) = tree.body
+    assert isinstance(definition, ast.FunctionDef)
+    _own_operators(definition)
+    return definition
+
+
+def _own_operators(tree: ast.AST) -> None:
+    """Give each operator a node of its own: the parser uses one for all."""
+    for node in ast.walk(tree):
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, (ast.operator, ast.boolop, ast.unaryop)):
+                setattr(node, field, type(value)())
+            elif isinstance(node, ast.Compare) and field == "ops":
+                node.ops = [type(each)() for each in node.ops]
+
+
+def _parsed(text: str) -> Any:
+    return ast.parse(text).body[0]
+
+
+def _pick(found: list[Any], at: int | None, what: str) -> Any:
+    """The only one, or the one numbered `at` from 1."""
+    if at is None and len(found) != 1:
+        raise LookupError(f"there are {len(found)} of {what}: say which with at=, from 1")
+    if at is not None and not 1 <= at <= len(found):
+        raise LookupError(f"there are {len(found)} of {what}, and at={at} is none of them")
+    return found[(at or 1) - 1]
+
+
+def _in_order(tree: ast.AST, *kinds: type[ast.AST]) -> Iterator[Any]:
+    """The nodes of these kinds, as they are read."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, kinds):
+            yield node
+        yield from _in_order(node, *kinds)
+
+
+def _put(tree: ast.AST, old: ast.AST, new: ast.AST) -> None:
+    """Put a node in the place of another one."""
+    for parent in ast.walk(tree):
+        for field, value in ast.iter_fields(parent):
+            if value is old:
+                setattr(parent, field, new)
+                return
+            if isinstance(value, list) and any(each is old for each in value):
+                value[:] = [new if each is old else each for each in value]
+                return
+    raise LookupError("the node is not in the tree")
+
+
+def mentions(tree: ast.AST, name: str) -> bool:
+    """Whether a variable, an attribute or a called function has this name, or a text is this."""
+    return any(
+        getattr(node, field, None) == name
+        for node in ast.walk(tree)
+        for field in ("id", "attr", "value")
+    )
+
+
+def _calls(tree: ast.AST, name: str) -> list[ast.Call]:
+    """The calls of `name(...)` or `some.name(...)`, as they are read."""
+    return [call for call in _in_order(tree, ast.Call) if _called(call) == name]
+
+
+def _called(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _conditions(tree: ast.AST) -> list[tuple[Any, str | int]]:
+    """Each condition of `if`, `while` and `assert`: the node or list that has it, and where."""
+    found: list[tuple[Any, str | int]] = []
+    for node in _in_order(tree, ast.If, ast.While, ast.IfExp, ast.Assert, ast.comprehension):
+        if isinstance(node, ast.comprehension):
+            found += [(node.ifs, number) for number in range(len(node.ifs))]
+        else:
+            found.append((node, "test"))
+    return found
+
+
+def _on_condition(which: int | str, change: Callable[[ast.expr], ast.expr]) -> Change:
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        found = _conditions(tree)
+        number = which if isinstance(which, int) else None
+        if isinstance(which, str):
+            found = [each for each in found if mentions(_condition(*each), which)]
+        holder, key = _pick(found, number, f"conditions {which} in {tree.name}")
+        test = change(_condition(holder, key))
+        if isinstance(key, str):
+            setattr(holder, key, test)
+        else:
+            holder[key] = test
+
+    return edit
+
+
+def _condition(holder: Any, key: str | int) -> ast.expr:
+    return getattr(holder, key) if isinstance(key, str) else holder[key]  # type: ignore[no-any-return]
+
+
+def always(which: int | str) -> Change:
+    """A condition is true: the one of this number, from 1, or the one that mentions a name."""
+    return _on_condition(which, lambda test: ast.Constant(True))
+
+
+def never(which: int | str) -> Change:
+    """A condition is false: the one of this number, from 1, or the one that mentions a name."""
+    return _on_condition(which, lambda test: ast.Constant(False))
+
+
+def negate_if(which: int | str) -> Change:
+    """A condition is its opposite: that of this number, from 1, or the one with a name."""
+    return _on_condition(which, lambda test: ast.UnaryOp(ast.Not(), test))
+
+
+def drop_operand(name: str, at: int | None = None) -> Change:
+    """An operand of `and` or `or` that mentions this name is left out."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        found = [
+            (node, each)
+            for node in _in_order(tree, ast.BoolOp)
+            for each in node.values
+            if mentions(each, name) and not isinstance(each, ast.BoolOp)
+        ]
+        node, operand = _pick(found, at, f"operands with {name} in {tree.name}")
+        node.values = [each for each in node.values if each is not operand]
+        if len(node.values) == 1:
+            _put(tree, node, node.values[0])
+
+    return edit
+
+
+def drop_call(name: str, at: int | None = None) -> Change:
+    """A statement that only calls this function is left out, or a `with` of what it returns."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        found: list[ast.AST] = []
+        for node in _in_order(tree, ast.Expr, ast.withitem):
+            call = node.value if isinstance(node, ast.Expr) else node.context_expr
+            if isinstance(call, ast.Call) and _called(call) == name:
+                found.append(node)
+        node = _pick(found, at, f"statements that call {name} in {tree.name}")
+        if isinstance(node, ast.withitem):
+            node.context_expr = ast.Call(objects.constant(contextlib.nullcontext), [], [])
+        else:
+            _put(tree, node, ast.Pass())
+
+    return edit
+
+
+def drop_assignment(name: str, at: int | None = None) -> Change:
+    """An assignment to this attribute, or to an item of what has this name, is left out."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        found = []
+        for node in _in_order(tree, ast.Assign, ast.AugAssign, ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            target = targets[0].value if isinstance(targets[0], ast.Subscript) else targets[0]
+            is_name = target is not targets[0] and getattr(target, "id", "") == name
+            if is_name or getattr(target, "attr", "") == name:
+                found.append(node)
+        _put(tree, _pick(found, at, f"assignments to {name} in {tree.name}"), ast.Pass())
+
+    return edit
+
+
+def drop_raise(number: int = 1) -> Change:
+    """The `raise` of this number, from 1, is left out."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        found = list(_in_order(tree, ast.Raise))
+        _put(tree, _pick(found, number, f"raise in {tree.name}"), ast.Pass())
+
+    return edit
+
+
+def drop_argument(name: str, key: str, at: int | None = None) -> Change:
+    """A call of this function leaves out a keyword argument."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        found = [
+            call for call in _calls(tree, name) if any(each.arg == key for each in call.keywords)
+        ]
+        call = _pick(found, at, f"calls of {name} with {key}= in {tree.name}")
+        call.keywords = [each for each in call.keywords if each.arg != key]
+
+    return edit
+
+
+def argument(name: str, key: int | str, value: Any, at: int | None = None) -> Change:
+    """A call of this function gets another argument: `value`, or what a function makes of its own.
+
+    `key` is the number of a positional argument from 0, or the name of a keyword argument.
+    """
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        call = _pick(_calls(tree, name), at, f"calls of {name} in {tree.name}")
+        if isinstance(key, int):
+            call.args[key] = _other(call.args[key], value, objects)
+            return
+        for keyword in call.keywords:
+            if keyword.arg == key:
+                keyword.value = _other(keyword.value, value, objects)
+                return
+        call.keywords.append(ast.keyword(key, objects.constant(value)))
+
+    return edit
+
+
+def _other(node: ast.expr, value: Any, objects: Objects) -> ast.expr:
+    made = objects.constant(value)
+    return ast.Call(made, [node], []) if callable(value) else made
+
+
+def swap_args(name: str, first: int, second: int, at: int | None = None) -> Change:
+    """A call of this function gets two of its positional arguments in each other's position."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        args = _pick(_calls(tree, name), at, f"calls of {name} in {tree.name}").args
+        args[first], args[second] = args[second], args[first]
+
+    return edit
+
+
+def result(name: str, change: Callable[[Any], Any], at: int | None = None) -> Change:
+    """What a call of this function returns is changed."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        call = _pick(_calls(tree, name), at, f"calls of {name} in {tree.name}")
+        _put(tree, call, ast.Call(objects.constant(change), [call], []))
+
+    return edit
+
+
+def call_instead(name: str, function: Callable[..., Any], at: int | None = None) -> Change:
+    """Another function is called; for a method, with its object as the first argument."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        call = _pick(_calls(tree, name), at, f"calls of {name} in {tree.name}")
+        if isinstance(call.func, ast.Attribute):
+            call.args.insert(0, call.func.value)
+        call.func = objects.constant(function)
+
+    return edit
+
+
+_OPERATORS: dict[str, type[ast.AST]] = {
+    "<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE, "==": ast.Eq, "!=": ast.NotEq,
+    "is": ast.Is, "is not": ast.IsNot, "in": ast.In, "not in": ast.NotIn, "and": ast.And,
+    "or": ast.Or, "+": ast.Add, "-": ast.Sub, "*": ast.Mult, "/": ast.Div, "//": ast.FloorDiv,
+    "%": ast.Mod, "|": ast.BitOr, "&": ast.BitAnd,
+}  # fmt: skip
+
+
+def operator_instead(old: str, new: str, at: int | None = None) -> Change:
+    """An operator such as "<" or "and" is another one."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        found = list(_in_order(tree, _OPERATORS[old]))
+        _put(tree, _pick(found, at, f"{old!r} in {tree.name}"), _OPERATORS[new]())
+
+    return edit
+
+
+def constant(old: Any, new: Any, at: int | None = None) -> Change:
+    """A number, a text, True, False or None is another one."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        found = [
+            node
+            for node in _in_order(tree, ast.Constant)
+            if type(node.value) is type(old) and node.value == old
+        ]
+        _put(tree, _pick(found, at, f"{old!r} in {tree.name}"), ast.Constant(new))
+
+    return edit
+
+
+def returns(number: int) -> Change:
+    """The function only returns its argument of this number, from 0; `self` counts."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        given = [*tree.args.posonlyargs, *tree.args.args]
+        tree.body = [ast.Return(ast.Name(given[number].arg, ast.Load()))]
+
+    return edit
+
+
+def instead(make: Callable[[Any], Callable[..., Any]]) -> Change:
+    """Another function, which `make` makes of the one that is there, is called in its place."""
+
+    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
+        real = objects.stock
+        stock = types.FunctionType(
+            real.__code__, real.__globals__, real.__name__, real.__defaults__, real.__closure__
+        )
+        stock.__kwdefaults__ = real.__kwdefaults__
+        everything = _parsed("def f(*args, **kwargs): return it(*args, **kwargs)")
+        everything.body[0].value.func = objects.constant(make(stock))
+        tree.args, tree.body = everything.args, everything.body
+
+    return edit
+
+
+# --- a row of the table ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,8 +510,11 @@ class Fault:
 
     name: str
     edits: tuple[Edit, ...]
-    caught_by: Callable[..., None]
-    raises: tuple[type[BaseException], ...]
+    caught_by: str
+    """The name of a test function, wherever its file is; "file::name" where two have the name."""
+    given: tuple[tuple[str, Any], ...]
+    """Arguments of the test that are not fixtures."""
+    raises: type[BaseException] | tuple[type[BaseException], ...]
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
@@ -113,20 +523,71 @@ class Fault:
                 stack.enter_context(edit.planted())
             yield
 
+    @property
+    def test(self) -> Callable[..., None]:
+        module, _, name = found_test(self.caught_by).partition(":")
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+    def arguments(self) -> dict[str, Any]:
+        """The given arguments; a text also names a function or class among the parameters."""
+        choices: dict[str, list[Any]] = {}
+        for mark in getattr(self.test, "pytestmark", ()):
+            if mark.name == "parametrize":
+                names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+                for row in mark.args[1]:
+                    values = getattr(row, "values", row)
+                    values = values if isinstance(values, (tuple, list)) else (values,)
+                    for name, value in zip(names, values if names[1:] else (row,), strict=False):
+                        choices.setdefault(name.strip(), []).append(value)
+        return {
+            name: next(
+                (each for each in choices.get(name, ()) if getattr(each, "__name__", 0) == value),
+                value,
+            )
+            for name, value in self.given
+        }
+
 
 def fault(
-    name: str,
+    title: str,
     where: str,
-    old: str,
-    new: str,
-    caught_by: Callable[..., None],
+    change: Change,
+    caught_by: str,
+    /,
     *more: Edit,
     raises: type[BaseException] | None = None,
-    keepers: tuple[str, ...] = (),
+    **given: Any,
 ) -> Fault:
-    """Make a line of the table; `raises` if the fault shows as another error than a failed test."""
+    """Make a row of the table; `raises` if the fault shows as another error than a failed test."""
     errors = (AssertionError, pytest.fail.Exception) if raises is None else (raises,)
-    return Fault(name, (Edit(where, old, new, keepers), *more), caught_by, errors)
+    return Fault(title, (Edit(where, change), *more), caught_by, tuple(given.items()), errors)
+
+
+@functools.cache
+def found_test(caught_by: str) -> str:
+    """The "module:function" of a test that is named without its folder."""
+    stem, _, name = caught_by.rpartition("::")
+    found = [
+        path
+        for path, text in _test_files().items()
+        if f"\ndef {name}(" in text and path.endswith(f"{stem}.py" if stem else ".py")
+    ]
+    if len(found) != 1:
+        raise LookupError(
+            f"{caught_by!r} of a planted fault has to name one test, but "
+            f"{', '.join(found) or 'no file'} has it: write the new name, or the file before it, "
+            f"such as 'test_file::{name}'"
+        )
+    return found[0].removesuffix(".py").replace("/", ".") + f":{name}"
+
+
+@functools.cache
+def _test_files() -> dict[str, str]:
+    here = Path(__file__).parents[1]
+    return {
+        path.relative_to(here.parent).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(here.rglob("test_*.py"))
+    }
 
 
 def run(

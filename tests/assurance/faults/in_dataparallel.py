@@ -1,0 +1,428 @@
+"""Mistakes in `dataparallel`: cutting, joining, sums, replicas, threads. Each file has a row."""
+
+import torch
+
+from tests.support.plant import (
+    always,
+    argument,
+    call_instead,
+    constant,
+    drop_call,
+    drop_operand,
+    fault,
+    instead,
+    never,
+    operator_instead,
+)
+
+
+def backwards(items):
+    return items[::-1]
+
+
+def cat_several(parts, dim):
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
+
+
+def only_the_first_leaf(stock):
+    def scatter_leaf(leaf, sizes, devices, dim):
+        row = stock(leaf, sizes, devices, dim)
+        return row if isinstance(leaf, torch.Tensor) else [leaf] + [None] * (len(row) - 1)
+
+    return scatter_leaf
+
+
+def sizes_in_order(stock):
+    def forward(ctx, *args):
+        output = stock(ctx, *args)
+        ctx.sizes = sorted(ctx.sizes)
+        return output
+
+    return forward
+
+
+def own_buffers(stock):
+    def broadcast_laid_out(tensors, *args):
+        first, *others = stock(tensors, *args)
+        return [[tensor.clone() for tensor in first], *others]
+
+    return broadcast_laid_out
+
+
+def holding_itself(stock):
+    def build(plan, row):
+        replica = stock(plan, row)
+        replica.__dict__["me"] = replica
+        return replica
+
+    return build
+
+
+def other_keywords(stock):
+    def parallel_apply(modules, inputs, kwargs_tup=None, *args):
+        return stock(modules, inputs, kwargs_tup and [*kwargs_tup[1:], kwargs_tup[0]], *args)
+
+    return parallel_apply
+
+
+def registered_twice(stock):
+    def init(module, *args, **kwargs):
+        stock(module, *args, **kwargs)
+        module.inner = module.module
+
+    return init
+
+
+STATE = "test_fault_12_threads_lose_the_callers_state"
+
+DATAPARALLEL = [
+    # Cutting and joining.
+    fault("all chunks are balanced", "chunk_sizes", always(3), "test_scatter::test_sizes"),
+    fault(
+        "balanced chunks are not asked for",
+        "chunk_sizes",
+        never(3),
+        "test_fault_08_balanced_chunks_differ_by_at_most_one_row",
+    ),
+    fault(
+        "chunks go to the devices in reverse",
+        "dataparallel:_scatter_leaf",
+        argument("scatter_split", 1, backwards),
+        "test_every_chunk_is_on_its_device",
+    ),
+    fault(
+        "chunks are cut in reverse",
+        "scatter_chunks",
+        argument("zip", 0, backwards),
+        "test_rows_stay_in_order_and_none_is_lost",
+    ),
+    fault(
+        "an object that is no tensor reaches the first device only",
+        "dataparallel:_scatter_leaf",
+        instead(only_the_first_leaf),
+        "test_scatter::test_structure_is_kept",
+    ),
+    fault(
+        "rows of the longer input are dropped",
+        "dataparallel/scatter_gather:_scatter",
+        never(7),
+        "test_inputs_of_different_batches_lose_no_row",
+    ),
+    fault(
+        "a single output is returned as it is",
+        "gather_checked",
+        call_instead(
+            "cat", lambda _, parts, dim: torch.cat(parts, dim) if parts[1:] else parts[0], 1
+        ),
+        "test_the_whole_is_a_copy",
+    ),
+    fault(
+        "outputs are joined in reverse",
+        "gather_checked",
+        argument("cat", 0, backwards, at=1),
+        "test_gather_undoes_scatter",
+    ),
+    fault(
+        "large outputs are written in reverse",
+        "write_chunks",
+        argument("zip", 1, lambda tensors: list(tensors)[::-1]),
+        "test_large_outputs",
+    ),
+    fault(
+        "gradients of outputs are cut as if these were sorted",
+        "Gather.forward",
+        instead(sizes_in_order),
+        "test_gradient_is_cut_as_the_outputs_were",
+        raises=Exception,
+    ),
+    fault(
+        "gradients of chunks come back in reverse",
+        "Scatter.backward",
+        instead(lambda stock: lambda ctx, *grads: stock(ctx, *grads[::-1])),
+        "test_gradient_comes_back_in_order",
+    ),
+    fault(
+        "named tuples become tuples",
+        "_rebuild_namedtuple",
+        instead(lambda stock: lambda example, values: tuple(values)),
+        "test_gather::test_structure_is_kept",
+    ),
+    fault(
+        "dataclasses are leaves",
+        "dataparallel:children_of",
+        never("is_dataclass"),
+        "test_fault_05_dataclasses_are_shared_and_not_cut",
+    ),
+    fault(
+        "registered dicts are joined in the order of their children",
+        "_keys_of_registered",
+        always(1),
+        "test_children_are_joined_by_their_keys",
+        name="in its own order",
+    ),
+    fault(
+        "keys of outputs are not compared",
+        "dataparallel/scatter_gather:_gather",
+        never("keys"),
+        "test_each_kind_next_to_each_other",
+        common="key a",
+        other="key b",
+        raises=Exception,
+    ),
+    fault(
+        "different constants count as one",
+        "dataparallel:_agree",
+        operator_instead("and", "or"),
+        "test_constants_that_agree_are_one",
+        name="nan and a number",
+    ),
+    fault(
+        "the warning of scalars comes with each call",
+        "warn_of_scalars",
+        drop_call("add"),
+        "test_a_vector_of_scalars_is_told_once",
+    ),
+    fault(
+        "chunks of sequences in order get indices",
+        "dataparallel:split",
+        argument("_permutations", 1, True),
+        "test_chunks_have_indices_if_the_whole_has",
+    ),
+    fault(
+        "outputs on the CPU are accepted",
+        "_refuse_cpu",
+        never(2),
+        "test_bad_calls_say_what_cuda_says",
+        name="broadcast into the CPU",
+    ),
+    # Sums and copies.
+    fault(
+        "one gradient is dropped",
+        "sum_to",
+        constant(1, 2, at=2),
+        "test_gradient_sum::test_exact_sums_are_bitwise",
+    ),
+    fault(
+        "a sum is written over an input",
+        "sum_to",
+        instead(lambda stock: lambda inputs, root: inputs[root].copy_(stock(inputs, root))),
+        "test_summing_leaves_its_inputs_alone",
+    ),
+    fault(
+        "gradients are averaged",
+        "dataparallel:_sum",
+        instead(lambda stock: lambda devices, replicas, parts: stock(devices, replicas, parts) / 2),
+        "test_parameter_gradients_are_those_of_one_device",
+    ),
+    fault(
+        "a copy for another device stays where it was",
+        "broadcast_to",
+        call_instead("to", lambda tensor, *args, **kwargs: tensor.clone()),
+        "test_broadcast_puts_the_same_values_everywhere",
+    ),
+    fault(
+        "outputs of a broadcast stay as they were",
+        "dataparallel/comm:broadcast",
+        drop_call("copy_"),
+        "test_broadcast_into_tensors",
+    ),
+    fault(
+        "NCCL sums two tensors of one device",
+        "dataparallel:usable",
+        never(2),
+        "test_what_a_sum_asks_for",
+        kind="dense",
+        spoiled="repeated",
+    ),
+    fault(
+        "buckets take every tensor for contiguous",
+        "lay_out",
+        never("is_contiguous"),
+        "test_fault_10_strides_are_kept_there_and_back",
+    ),
+    fault(
+        "complex tensors begin anywhere in a bucket",
+        "lay_out",
+        never(2),
+        "test_fault_11_complex_and_real_parameters_in_any_order",
+        raises=Exception,
+    ),
+    fault(
+        "streams are used within a transform",
+        "scatter_split",
+        drop_operand("active"),
+        "test_inputs_from_the_cpu",
+        raises=Exception,
+    ),
+    fault(
+        "a transform is not noticed",
+        "dataparallel:active",
+        instead(lambda stock: lambda *args: False),
+        "test_transforms_of_transfers",
+        name="Gather of scalars",
+        derivative="jvp",
+        raises=Exception,
+    ),
+    # Replicas.
+    fault(
+        "a replica keeps the original's tensors",
+        "broadcast_laid_out",
+        drop_call("unflatten"),
+        "test_each_replica_is_whole_and_at_home",
+    ),
+    fault(
+        "the first replica has buffers of its own",
+        "broadcast_laid_out",
+        instead(own_buffers),
+        "test_only_the_first_replica_shares_buffers",
+    ),
+    fault(
+        "replicas hold on to themselves",
+        "Plan.build",
+        instead(holding_itself),
+        "test_nothing_to_collect_after_a_step",
+    ),
+    fault(
+        "a plan outlives an edit of the module",
+        "Plan.is_current_for",
+        instead(lambda stock: lambda plan, network: True),
+        "test_the_next_call_sees_it",
+        name="parametrization",
+    ),
+    fault(
+        "detach is ignored",
+        "dataparallel:replicate",
+        instead(lambda stock: lambda network, devices, detach=False: stock(network, devices)),
+        "test_a_detached_replica_asks_for_no_gradient",
+    ),
+    fault(
+        "kept parameters of inference mode count as unchanged",
+        "dataparallel:_unchanged",
+        constant(False, True),
+        "test_a_module_made_in_inference_mode_is_always_sent",
+    ),
+    fault(
+        "other memory of the same version is not seen",
+        "dataparallel:_unchanged",
+        drop_operand("_memory"),
+        "test_kept_copies_follow",
+        name="other data",
+    ),
+    fault(
+        "the module is registered twice",
+        "DataParallel.__init__",
+        instead(registered_twice),
+        "test_state_dicts_are_the_modules",
+    ),
+    fault(
+        "a plan is pickled",
+        "DataParallel.__getstate__",
+        instead(lambda stock: lambda module: dict(module.__dict__)),
+        "test_a_pickle_is_that_of_one_that_was_never_called",
+        raises=Exception,
+    ),
+    fault(
+        "names keep their prefix",
+        "strip_prefix",
+        call_instead("removeprefix", lambda name, prefix: name, at=1),
+        "test_versions_are_the_wrappers",
+    ),
+    # Devices.
+    fault(
+        "the output is always on the first device",
+        "DataParallel.forward",
+        argument("_devices", 0, lambda devices: [0], at=2),
+        "test_output_device_is_obeyed",
+    ),
+    fault(
+        "a module elsewhere is not noticed",
+        "dataparallel:_check_placement",
+        never(1),
+        "test_a_module_elsewhere_is_refused",
+        raises=Exception,
+    ),
+    fault(
+        "devices of two types are accepted",
+        "choose_devices",
+        never(6),
+        "test_devices_of_two_types_are_refused",
+    ),
+    fault(
+        "exactly 75 % of the memory is reported",
+        "warn_of_imbalance",
+        operator_instead("<", "<="),
+        "test_a_device_below_75_percent_of_another_is_named",
+    ),
+    fault(
+        "True is the second device",
+        "dataparallel:resolve",
+        drop_operand("bool"),
+        "test_what_names_no_device_is_refused",
+        name="scatter",
+        wrong=True,
+    ),
+    fault(
+        "no device is made current",
+        "dataparallel:on_device",
+        always(1),
+        "test_a_device_is_current_within_its_context",
+    ),
+    # Threads.
+    fault(
+        "a failure is lost",
+        "_raise_failures",
+        instead(lambda stock: lambda calls: None),
+        "test_no_failure_is_lost_among_results",
+    ),
+    fault(
+        "the last failure is raised and not the first",
+        "_raise_failures",
+        instead(lambda stock: lambda calls: stock(calls[::-1])),
+        "test_the_first_failure_is_raised_again",
+    ),
+    fault(
+        "grad mode does not reach the replicas",
+        "ThreadState.run",
+        argument("_set_grad_enabled", 0, True, at=1),
+        "test_grad_mode_reaches_every_replica",
+    ),
+    fault(
+        "autocast does not reach the replicas",
+        "ThreadState.__init__",
+        never(2),
+        STATE,
+        name="autocast dtype",
+    ),
+    fault(
+        "context variables do not reach the replicas",
+        "dataparallel:parallel_apply",
+        call_instead("copy_context", lambda contextvars: contextvars.Context()),
+        STATE,
+        name="context variables",
+    ),
+    fault(
+        "the current device is not set",
+        "_Call.run",
+        drop_call("on_stream"),
+        "test_each_call_has_its_device_as_the_current_one",
+    ),
+    fault(
+        "keywords go to another replica",
+        "dataparallel:parallel_apply",
+        instead(other_keywords),
+        "test_keywords_reach_their_own_replica",
+    ),
+    fault(
+        "a call returns before its last replica is done",
+        "_Batch.one_done",
+        constant(0, 1),
+        "test_training_is_the_same_in_every_order",
+        cached=True,
+    ),
+    fault(
+        "a thread is given back twice",
+        "_Batch.one_done",
+        call_instead("append", lambda free, worker: free.extend([worker, worker])),
+        "test_replicas_may_wait_for_each_other_and_be_parallel_themselves",
+    ),
+]

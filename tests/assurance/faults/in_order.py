@@ -1,0 +1,295 @@
+"""Mistakes in the order of streams, in graphs, in the clock and in schedules of threads."""
+
+from tests.support.plant import (
+    always,
+    argument,
+    call_instead,
+    drop_assignment,
+    drop_call,
+    drop_operand,
+    drop_raise,
+    fault,
+    instead,
+    negate_if,
+    never,
+    swap_args,
+)
+
+
+def give_up(*_):
+    raise TimeoutError
+
+
+MISSING = "test_what_is_missing_is_reported_and_nothing_else"
+PATHS = "test_a_step_is_reported_if_no_path_leads_to_it"
+REUSE = "test_memory_is_used_again_once_all_its_readers_are_known_to_be"
+BY_HAND = "test_any_program_takes_what_it_takes_by_hand"
+
+RACES = [
+    fault(
+        "the stream that is waited for waits",
+        "Order.wait",
+        swap_args("join", 0, 1),
+        MISSING,
+        name="read_after_write",
+    ),
+    fault(
+        "an event marks what comes after it too",
+        "Order.record",
+        call_instead("dict", lambda clock: clock),
+        MISSING,
+        name="event_recorded_too_early",
+    ),
+    fault("a write after a read is no race", "Region.meet", drop_operand("writes", at=3), PATHS),
+    fault("the host never waits", "Order.host_waits", drop_call("host_waits_for", at=1), PATHS),
+    fault("memory is free whoever reads it", "Detector.after_free", always(2), REUSE),
+    fault(
+        "record_stream is not followed",
+        "Detector.memory_used_on_stream",
+        drop_call("add"),
+        REUSE,
+    ),
+    fault(
+        "a wait for a collective is not followed",
+        "Detector.collectives_awaited",
+        never(1),
+        "test_an_output_is_used_after_its_collective_if_somebody_waits",
+        name="broadcast",
+    ),
+    fault(
+        "a captured launch runs at once",
+        "Detector.launched",
+        never("captured"),
+        "test_a_graph_is_in_the_order_of_its_replays",
+    ),
+]
+
+ASYNCHRONOUS = [
+    fault(
+        "a stream does not wait for another",
+        "Asynchronous.stream_waits",
+        drop_call("wait"),
+        "test_chunks_of_the_host_arrive_in_the_laziest_order",
+    ),
+    fault(
+        "copies of pageable memory read it when they run",
+        "simgpu:staged",
+        instead(lambda stock: lambda launch: None),
+        "test_copies_between_host_and_device",
+    ),
+    fault(
+        "queues have no end",
+        "Queues.add",
+        never("LONGEST"),
+        "test_a_queue_is_as_long_as_that_of_cuda",
+    ),
+    fault(
+        "work in front of a wait always runs first",
+        "Queues.force",
+        never("_random"),
+        "test_a_stream_that_has_not_waited_comes_before_and_after_each_step",
+    ),
+    fault(
+        "memory is used again before its recorded streams are done",
+        "simgpu/_simulation/asynchronous:Memory.allocates",
+        always(3),
+        "test_memory_is_used_again_by_the_next_allocation_of_its_stream",
+    ),
+    fault(
+        "kernels run with the settings of the thread that waits",
+        "LaunchState.call",
+        always(1),
+        "test_a_kernel_runs_with_the_settings_of_its_launch",
+    ),
+    fault(
+        "an event that is polled is never done",
+        "Asynchronous.is_done",
+        call_instead("step", give_up),
+        "test_events_are_passed_when_what_they_mark_has_run",
+        raises=TimeoutError,
+    ),
+    fault(
+        "errors that nobody waits for are lost",
+        "Asynchronous.check_all",
+        drop_raise(1),
+        "test_an_error_that_nobody_waits_for_is_told_at_the_end",
+        raises=Exception,
+    ),
+]
+
+SLEEP = "test_whoever_waits_for_a_stream_waits_for_its_sleep"
+
+STREAMS = [
+    fault(
+        "an event is done before the work in front of it",
+        "Event.record",
+        call_instead("max", lambda now, busy: now),
+        SLEEP,
+    ),
+    fault("an event is awaited by the current stream", "Event.wait", always(1), SLEEP),
+    fault(
+        "a device is done with its first stream",
+        "simgpu/_runtime:synchronize",
+        call_instead("max", min),
+        SLEEP,
+    ),
+    fault(
+        "waits of autograd's engine are not reported",
+        "_Log._tell",
+        drop_call("wait"),
+        "test_each_kernel_comes_after_the_one_that_made_its_gradient",
+    ),
+    fault(
+        "an event in a graph counts as done",
+        "Event._refuse_captured",
+        never(1),
+        "test_nobody_waits_for_a_mark_in_a_graph",
+    ),
+]
+
+REPLAYS = "test_replays_are_the_program_done_so_often"
+EVENTS = "test_each_replay_does_what_the_program_would"
+STATES = "test_states_that_are_set_in_a_capture_are_set_in_each_replay"
+
+GRAPHS = [
+    fault("a capture is executed too", "Recording._undo", drop_call("copy_"), REPLAYS),
+    fault(
+        "generators stay where a capture left them",
+        "Recording._undo",
+        drop_call("set_state"),
+        REPLAYS,
+    ),
+    fault(
+        "a replay writes to new memory",
+        "simgpu/_memory:_into",
+        never("outputs"),
+        REPLAYS,
+        raises=Exception,
+    ),
+    fault(
+        "no stream has to be joined",
+        "Capture.check_end",
+        never("get"),
+        "test_streams_join_by_waiting_and_have_to_be_waited_for",
+    ),
+    fault(
+        "a copy leaves the other device out of a capture",
+        "Capture.before_launch",
+        never(1),
+        "test_a_copy_between_devices_takes_the_streams_of_both",
+    ),
+    fault(
+        "a replay records an event where the program waits for it",
+        "Graph.replay",
+        always("records"),
+        EVENTS,
+    ),
+    fault(
+        "a graph keeps no external events",
+        "Recording.external_event",
+        negate_if(1),
+        EVENTS,
+    ),
+    fault(
+        "a replay draws from a state that was set later",
+        "Recording.go_on_at",
+        drop_call("append_aside"),
+        STATES,
+    ),
+]
+
+CLOCK = [
+    fault(
+        "a kernel does not wait for the one before it",
+        "Machine._queue",
+        call_instead("max", lambda ready, free: ready, at=1),
+        BY_HAND,
+    ),
+    fault("a copy occupies one of its two devices", "Machine._copy", never(2), BY_HAND),
+    fault("a waiting host goes on at once", "Machine.wait_until", drop_call("wait"), BY_HAND),
+    fault(
+        "links are never occupied",
+        "Timelines.take_links",
+        instead(lambda stock: lambda *args: None),
+        "test_two_copies_over_one_link_queue_and_over_two_do_not",
+    ),
+]
+
+SCHEDULES = [
+    fault(
+        "a time-out that comes late sets the clock back",
+        "Baton._expire",
+        call_instead("max", lambda now, due: due),
+        "test_time_goes_on_and_no_wait_is_shorter_than_it_said",
+    ),
+    fault(
+        "a replay accepts another program",
+        "Replay.chose",
+        instead(lambda stock: lambda *args: None),
+        "test_a_replay_of_another_program_says_where_it_diverged",
+    ),
+    fault(
+        "a deadlock names lines of Python's library",
+        "_is_library",
+        instead(lambda stock: lambda frame: False),
+        "test_a_deadlock_names_every_thread_and_its_line",
+    ),
+    fault(
+        "a program can hide a deadlock",
+        "Scheduler.running",
+        never(5),
+        "test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden",
+        name="event",
+    ),
+    fault(
+        "threads that outlive a schedule go on waiting",
+        "Scheduler._end_others",
+        never(2),
+        "test_threads_that_outlive_a_schedule_are_ended",
+    ),
+    fault(
+        "the results of schedules are not compared",
+        "_explored",
+        never("same"),
+        "test_what_is_wrong_in_some_orders_is_found_and_repeated",
+        program="lost_update",
+    ),
+    fault(
+        "the first choice is not deviated from",
+        "single_deviations",
+        argument("range", 0, lambda start: start + 1, at=1),
+        "test_every_deviation_is_tried_once",
+    ),
+    fault(
+        "a state that a schedule changes is not put back",
+        "simgpu/_simulation/state:State.restore",
+        drop_call("copy_"),
+        "test_what_is_right_in_every_order_has_no_problems",
+    ),
+    fault(
+        "a reported test does not name its schedule",
+        "regression_test",
+        never(6),
+        "test_what_fuzzing_reports_names_the_schedule",
+    ),
+    fault(
+        "a thread that polls an event keeps others from running",
+        "simgpu:is_set",
+        drop_call("point"),
+        "test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on",
+    ),
+    fault(
+        "others run while a thread ends",
+        "Scheduler._finish",
+        drop_assignment("_leaving"),
+        "test_what_a_thread_does_at_its_very_end_is_done_before_others_go_on",
+    ),
+    fault(
+        "a thread that catches everything never stops",
+        "Baton._end_here",
+        never(2),
+        "test_a_thread_that_will_not_end_stands_still_for_good",
+    ),
+]
+
+ORDER = [*RACES, *ASYNCHRONOUS, *STREAMS, *GRAPHS, *CLOCK, *SCHEDULES]

@@ -1,0 +1,239 @@
+"""Mistakes in collectives, and in what belongs to each rank."""
+
+import torch
+
+from tests.support.plant import (
+    always,
+    argument,
+    call_instead,
+    constant,
+    drop_assignment,
+    drop_call,
+    drop_raise,
+    fault,
+    instead,
+    never,
+    operator_instead,
+    result,
+)
+
+RULE = "test_it_is_what_it_is_defined_to_be"
+DIFFER = "test_ranks::test_ranks_that_differ_are_all_told_so"
+
+
+def from_the_first_rank(stock):
+    def broadcast(calls):
+        for call in calls:
+            for out in call.outs:
+                out.copy_(calls[0].ins[0])
+
+    return broadcast
+
+
+COLLECTIVES = [
+    fault(
+        "a broadcast is from the first rank",
+        "simgpu/_ranks:_broadcast",
+        instead(from_the_first_rank),
+        RULE,
+        case="broadcast",
+    ),
+    fault(
+        "a root gathers in reverse",
+        "simgpu/_ranks:_gather",
+        argument("zip", 1, lambda calls: calls[::-1]),
+        RULE,
+        case="gather_and_scatter",
+    ),
+    fault(
+        "every rank gets the first part",
+        "simgpu/_ranks:_all_to_all",
+        result("enumerate", lambda pairs: [(0, call) for _, call in pairs]),
+        RULE,
+        case="all_to_all",
+    ),
+    fault(
+        "a reduction is that of the first part",
+        "simgpu/_ranks:_reduce_scatter",
+        argument("_prepared", 1, 0),
+        RULE,
+        case="reduce_scatter",
+    ),
+    fault(
+        "the first rank's bucket is added twice",
+        "simgpu/comm:_in_turn",
+        constant(1, 0),
+        RULE,
+        case="all_reduce",
+    ),
+    fault("a mean is twice as large", "Reduction.prepare", constant(1.0, 2.0), RULE, case="mean"),
+    fault(
+        "a wait leaves the output as it was",
+        "Work._land",
+        call_instead("land", lambda pending, limit: pending.await_(limit)),
+        RULE,
+        case="all_gather",
+    ),
+    fault(
+        "a wait completes its own call only",
+        "Pending._and_before",
+        instead(lambda stock: lambda pending: [pending]),
+        "test_a_wait_for_the_last_call_is_one_for_those_before",
+    ),
+    fault(
+        "an output without a wait has its old numbers",
+        "poison",
+        drop_call("fill_", at=1),
+        "test_a_read_before_the_wait_sees_no_number",
+    ),
+    fault(
+        "a call that failed writes its output",
+        "Pending.finish",
+        drop_assignment("_landing"),
+        "test_a_call_that_fails_lands_nothing_and_keeps_nothing_from_landing",
+    ),
+    fault(
+        "a call overwrites what it has not read",
+        "Communicator.submit",
+        drop_call("read_apart"),
+        "test_a_call_reads_what_it_overwrites_before",
+    ),
+    fault(
+        "calls in other orders are carried out",
+        "simgpu/_distributed/agreement:check",
+        always(1),
+        DIFFER,
+        seed=None,
+        raises=Exception,
+    ),
+    fault(
+        "splits that do not fit are carried out",
+        "Transport._split_difference",
+        always(1),
+        DIFFER,
+        seed=None,
+        raises=Exception,
+    ),
+    fault(
+        "two ranks have one device",
+        "simgpu/_distributed:_check_devices",
+        never(1),
+        "test_two_ranks_on_one_device_are_refused",
+    ),
+    fault(
+        "a rank uses another device than before",
+        "Communicator._tell_device",
+        never(1),
+        "test_ranks_change_their_devices_together_or_are_told_so",
+        raises=BaseException,
+    ),
+    fault(
+        "tensors with gaps are sent",
+        "simgpu/_distributed/rules:_order",
+        drop_raise(1),
+        "test_tensors_with_gaps_are_refused",
+    ),
+    fault(
+        "NCCL reduces bits",
+        "check_reduction",
+        never(5),
+        "test_what_cannot_be_reduced_is_refused",
+        backend="nccl",
+        dtype=torch.int32,
+        op="BOR",
+        error=ValueError,
+        text="Cannot use ReduceOp.BOR with NCCL",
+    ),
+    fault(
+        "NCCL looks at tags",
+        "_looked_at",
+        never("nccl"),
+        "test_ranks_that_are_threads_pair_messages_as_the_backend_does",
+    ),
+    fault(
+        "channels_last is sent by dimensions",
+        "simgpu/_distributed:host_aliases",
+        call_instead("permute", lambda alias, order: alias),
+        "test_what_is_flat_has_what_lies_in_memory",
+        name="all_gather_into_tensor",
+    ),
+    fault(
+        "a group that has ended makes calls",
+        "Communicator.submit",
+        never("ended"),
+        "test_a_group_that_has_ended_makes_no_calls",
+        raises=BaseException,
+    ),
+    fault(
+        "C++ cannot wait for a call after its world",
+        "leave_to_outputs",
+        drop_call("live_as_outputs"),
+        "test_what_a_rank_returns_is_waited_for_after_its_world",
+    ),
+    fault(
+        "a rank writes where others still read",
+        "SharedMemory.write",
+        operator_instead("-", "*"),
+        "test_ranks_read_what_was_written_for_their_call",
+    ),
+    fault(
+        "a rank that sends nothing leaves an exchange out",
+        "Transport._perform",
+        constant("all_to_all", ""),
+        "test_one_that_has_nothing_to_do_keeps_nobody_waiting",
+        rows=[[0, 0, 0], [0, 1, 2], [0, 3, 1]],
+    ),
+]
+
+NUMPY = "test_what_numpy_draws_goes_on_where_it_was"
+SEEDED = "test_a_seed_gives_the_same_order_and_numbers"
+RESTORE = "simgpu/_ranks/isolation:State.restore"
+
+RANKS = [
+    fault("ranks share PyTorch's generator", RESTORE, drop_call("set_rng_state"), SEEDED),
+    fault("ranks share Python's generator", RESTORE, drop_call("setstate"), SEEDED),
+    fault("ranks share NumPy's generator", RESTORE, drop_call("put_back", at=1), NUMPY),
+    fault("a number that NumPy keeps is lost", "Kept.put_back", drop_call("_briefly"), NUMPY),
+    fault(
+        "a rank has the environment of another",
+        RESTORE,
+        drop_call("update"),
+        "test_each_rank_knows_itself",
+        raises=Exception,
+    ),
+    fault(
+        "a rank runs code that another one compiled",
+        "simgpu/_ranks/compiled_code:_of_a_rank",
+        always(1),
+        "test_a_rank_runs_what_was_compiled_for_it",
+    ),
+    fault(
+        "the caller keeps variables of a rank",
+        "CallerState.restore",
+        drop_call("pop"),
+        "test_orders_of_ranks::test_nothing_is_left_behind",
+    ),
+    fault(
+        "a call is done before the last rank has come",
+        "Transport._meet_all",
+        operator_instead("==", "<="),
+        "test_a_rank_that_leaves_early_is_a_deadlock",
+        raises=BaseException,
+    ),
+    fault(
+        "a store of a rank waits for no other ranks",
+        "TCPStore._wait_for_others",
+        instead(lambda stock: lambda *args: None),
+        "test_a_group_that_others_do_not_make_is_a_deadlock",
+        how={},
+        text="rank 0 waits for 2 ranks at the store tcp://localhost:0; rank 1 has ended",
+    ),
+    fault(
+        "calls of one default group meet those of the next",
+        "simgpu:life",
+        instead(lambda stock: lambda: 1),
+        "test_default_groups_follow_each_other",
+    ),
+]
+
+IN_RANKS = [*COLLECTIVES, *RANKS]

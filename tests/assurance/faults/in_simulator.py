@@ -1,0 +1,353 @@
+"""Mistakes in the devices that simgpu simulates: memory, launches, dtypes, draws, refusals."""
+
+import numpy as np
+import torch
+
+from tests.support.plant import (
+    argument,
+    call_instead,
+    constant,
+    drop_assignment,
+    drop_call,
+    drop_operand,
+    fault,
+    instead,
+    never,
+    operator_instead,
+)
+
+MEMORY = [
+    fault(
+        "the last bytes of a device are given to all who ask",
+        "Device.allocate",
+        never("limit"),
+        "test_a_capacity_is_what_was_asked_for",
+    ),
+    fault(
+        "freed memory is not given back to the device",
+        "Device.collect_frees",
+        drop_assignment("freed"),
+        "test_a_capacity_is_what_was_asked_for",
+        raises=torch.OutOfMemoryError,
+    ),
+    fault(
+        "freed memory stays in the statistics",
+        "Device.collect_frees",
+        drop_call("_note"),
+        "test_bytes_are_counted_where_they_are",
+    ),
+    fault(
+        "the peak is the memory in use now",
+        "max_memory_allocated",
+        instead(lambda stock: lambda device=None: torch.simgpu.memory_allocated(device)),
+        "test_the_peak_is_the_most_there_was",
+    ),
+    fault(
+        "free blocks are not joined",
+        "CachingAllocator.free",
+        drop_call("_join"),
+        "test_blocks_and_segments_are_where_the_rules_put_them",
+    ),
+    fault(
+        "each large block has a segment of its own",
+        "segment_size",
+        never(2),
+        "test_blocks_and_segments_are_where_the_rules_put_them",
+    ),
+    fault(
+        "empty_cache releases nothing",
+        "empty_cache",
+        drop_call("release"),
+        "test_every_device_gives_back_what_is_unused",
+    ),
+    fault(
+        "a resized storage forgets its bytes",
+        "resize_storage",
+        drop_call("launch"),
+        "test_a_storage_that_is_resized_keeps_its_bytes_and_its_views",
+    ),
+    fault(
+        "a tensor may reach further than any storage",
+        "bytes_needed",
+        never("_MOST_BYTES"),
+        "test_a_tensor_cannot_reach_further_than_any_storage",
+        way="set_",
+        geometry="offset",
+    ),
+    fault(
+        "many numbers are copied before their memory is checked",
+        "simgpu/_kernels/copies:to_copy",
+        never(6),
+        "test_room_is_asked_for_before_many_numbers_are_copied",
+        name="to",
+    ),
+    fault(
+        "arguments that share memory look separate",
+        "shares_storage_with_another",
+        never("on_one_storage"),
+        "test_overlapping_memory_is_refused_where_the_cpu_refuses_it",
+        name="mul out",
+    ),
+    fault(
+        "a storage that is sent to a process is copied",
+        "_move_to_shared_memory",
+        drop_call("swap_memory"),
+        "test_what_is_received_is_what_was_sent_and_the_same_memory",
+    ),
+    fault(
+        "tensors over one storage are received over several",
+        "on_shared_memory",
+        never(1),
+        "test_a_tensor_that_is_sent_back_is_the_memory_that_was_sent",
+    ),
+    fault(
+        "pinned memory has other values",
+        "simgpu/_memory:pin_memory",
+        drop_call("copy_"),
+        "test_pinning_copies_once_and_views_are_pinned",
+    ),
+    fault(
+        "a launch that fails keeps the memory it was to use",
+        "Device.release",
+        drop_assignment("taken"),
+        "test_a_failed_launch_has_changed_nothing",
+    ),
+    fault(
+        "kernels that draw run before their memory is charged",
+        "simgpu:charge",
+        instead(lambda stock: lambda *args: None),
+        "test_a_failed_launch_has_changed_nothing",
+    ),
+]
+
+LAUNCHES = [
+    fault(
+        "results are on the first device",
+        "adopt",
+        instead(lambda stock: lambda host, index: stock(host, 0)),
+        "test_a_default_device_is_obeyed_with_its_index",
+    ),
+    fault(
+        "mixed devices are computed",
+        "DeviceRules._iterator_device",
+        never(4),
+        "test_mixing_devices_raises",
+        name="add",
+    ),
+    fault(
+        "a device that is gone computes",
+        "simgpu/_runtime:launch",
+        operator_instead(">=", ">"),
+        "test_what_outlives_its_device_can_be_copied_to_the_host_alone",
+        name="add_",
+    ),
+    fault(
+        "a cast is recorded as a copy",
+        "simgpu/_kernels/copies:to_copy",
+        never(7),
+        "test_what_is_recorded_of_a_call",
+        name="another dtype",
+    ),
+    fault(
+        "copies between devices make the host wait",
+        "launch_copy",
+        drop_operand("target", at=2),
+        "test_what_is_recorded_of_a_call",
+        name="to another device",
+    ),
+    fault(
+        "an instrument is not asked before an allocation",
+        "Device._ask",
+        drop_call("before"),
+        "test_instruments_are_asked_once_for_each_allocation",
+    ),
+    fault(
+        "fresh memory counts as a kernel that may fail",
+        "Faults.before_launch",
+        never("memory"),
+        "test_all_that_count_kernels_count_those_that_cuda_launches",
+        raises=KeyError,
+    ),
+    fault(
+        "a device stays lost in the next set of devices",
+        "_LostDevices.devices_removed",
+        drop_call("find_devices"),
+        "test_a_lost_device_is_of_no_use_until_the_devices_end",
+        raises=Exception,
+    ),
+    fault(
+        "a sweep does not put parameters back",
+        "simgpu/_simulation/state:State.restore",
+        drop_call("copy_"),
+        "test_an_optimizer_that_fails_midway_is_told_apart",
+        raises=Exception,
+    ),
+    fault(
+        "a NaN is the same result as any number",
+        "_same_array",
+        instead(lambda stock: lambda one, other: bool(((one == other) | (one != one)).all())),
+        "test_results_are_compared_to_the_bit",
+    ),
+    fault(
+        "cuda devices have the name of simulated ones",
+        "simgpu/_cuda:_is_cuda",
+        instead(lambda stock: lambda tensor: tensor.device.type == "simgpu"),
+        "test_every_way_to_make_a_tensor",
+        make="to",
+    ),
+    fault(
+        "a bare name is the first cuda device",
+        "to_simgpu",
+        call_instead("resolve", lambda world, device: device.index or 0),
+        "test_every_way_to_make_a_tensor",
+        make="zeros",
+    ),
+]
+
+DTYPES = [
+    fault(
+        "autocast casts float64 too",
+        "_eligible",
+        drop_operand("float64"),
+        "test_operators_run_in_the_dtype_of_their_policy",
+        name="mm",
+    ),
+    fault(
+        "autocast keeps activations as it keeps parameters",
+        "simgpu/_kernels/autocast:_cast",
+        drop_operand("is_leaf"),
+        "test_a_parameter_is_cast_once_per_region",
+    ),
+    fault(
+        "casts outlive their region",
+        "simgpu:clear_cache",
+        drop_call("clear"),
+        "test_a_region_sees_what_the_optimizer_wrote",
+        where="device",
+    ),
+    fault(
+        "a vector of one element counts as a number",
+        "DeviceRules._iterator_device",
+        call_instead("dim", lambda tensor: tensor.numel() - 1),
+        "test_a_tensor_of_one_element_on_the_cpu_is_no_number",
+    ),
+    fault(
+        "a wider result stays wide",
+        "_in_wider",
+        argument("tree_map_only", 1, lambda change: lambda tensor: tensor),
+        "test_complex_halves_are_computed_in_floats_and_rounded_once",
+        name="exp",
+    ),
+]
+
+RANDOM = [
+    fault(
+        "a key takes no step in its second round",
+        "keys_of",
+        constant(1, 0),
+        "test_words_of_threads",
+    ),
+    fault(
+        "the second call of a thread repeats the first",
+        "simgpu/_random/fill:draw",
+        argument("words_of_threads", 1, lambda place: place // 4 * 4),
+        "test_threads_elements_and_offset",
+        kind="float",
+    ),
+    fault(
+        "uniform numbers reach their upper bound",
+        "Uniform.transform",
+        never(1),
+        "test_cuda_samplers::test_uniform",
+        dtype=torch.float32,
+    ),
+    fault(
+        "sine and cosine are exchanged",
+        "_pair_of_floats",
+        argument("zip", 1, lambda functions: functions[::-1]),
+        "test_cuda_samplers::test_normal",
+        dtype=torch.float32,
+    ),
+    fault(
+        "equal keys stay in their order",
+        "simgpu/_random:permutation",
+        drop_call("_shuffle_equals"),
+        "test_a_permutation_with_equal_keys",
+    ),
+    fault(
+        "a number equal to the chance is no success",
+        "toss_each",
+        call_instead("less_equal", lambda numpy, *args, **kwargs: np.less(*args, **kwargs)),
+        "test_tosses_by_a_tensor_do_not_depend_on_the_gpu",
+    ),
+    fault(
+        "a channel is dropped with the chance to be kept",
+        "bernoulli_float",
+        argument("limit_of", 0, lambda chance: 1 - chance),
+        "test_feature_dropout",
+    ),
+    fault(
+        "one seed is the seed of all devices",
+        "simgpu/_backend:manual_seed",
+        instead(lambda stock: lambda seed: torch.simgpu.manual_seed_all(seed)),
+        "test_seeding_one_device_leaves_the_others_alone",
+    ),
+    fault(
+        "a state is put back on another device",
+        "simgpu/_backend:set_rng_state",
+        argument("device", 0, 0),
+        "test_a_seed_repeats_what_it_gave",
+    ),
+    fault(
+        "a device draws from the host's generator",
+        "check_generator",
+        never("type"),
+        "test_a_generator_of_the_wrong_kind_of_device_raises",
+        draw="randn",
+    ),
+]
+
+REFUSALS = [
+    fault(
+        "a generator of another device is accepted",
+        "check_generator",
+        never("exact"),
+        "test_randperm_wants_a_generator_of_its_very_device",
+    ),
+    fault(
+        "an index past the end is the last device",
+        "simgpu/_runtime:device",
+        instead(lambda stock: lambda index, hint="": stock(min(index, 0), hint)),
+        "test_an_index_past_the_end_raises",
+    ),
+    fault(
+        "memory below 0 is accepted",
+        "simgpu/_runtime:_bytes",
+        never(4),
+        "test_memory_below_0_is_refused",
+        memory="-1GiB",
+    ),
+    fault(
+        "flash attention takes a mask",
+        "simgpu/_kernels/attention_rules:_flash",
+        never(2),
+        "test_masks_and_causal_calls",
+    ),
+    fault(
+        "a link of no device is accepted",
+        "Topology._shortest",
+        never(2),
+        "test_a_topology_that_does_not_fit_is_refused",
+        asked=[(0, 1, 1e9), (1, "host", 1e9)],
+        count=2,
+        words="no way from device 0 to the host",
+    ),
+    fault(
+        "the longest example of the workers is kept",
+        "Tally.add",
+        operator_instead("<", ">"),
+        "test_the_shortest_example_of_all_workers_is_kept",
+    ),
+]
+
+SIMULATOR = [*MEMORY, *LAUNCHES, *DTYPES, *RANDOM, *REFUSALS]
