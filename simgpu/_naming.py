@@ -27,8 +27,8 @@ _AS_PRODUCT = re.compile(
     | \b{DEVICE_TYPE}(?= [A-Z] | \ error | \ out\ of )
     | (?<=re-initialize\ ) {DEVICE_TYPE}\b | (?<=To\ use\ ) {DEVICE_TYPE}\b"""
 )
-# How C++ calls the type of a tensor: to become "torch.cuda.FloatTensor".
-_AS_TENSOR_TYPE = re.compile(rf"\b{DEVICE_TYPE}([A-Z]\w*?)Type\b")
+# How C++ calls the type of a tensor: to become "torch.cuda.FloatTensor", if there is such a name.
+_AS_TENSOR_TYPE = re.compile(rf"\b{DEVICE_TYPE}(Byte|Char|Double|Float|Half|Int|Long|Short)Type\b")
 
 
 def visible_text(text: str) -> str:

@@ -34,6 +34,11 @@ _ALL = frozenset(found for found in vars(torch).values() if isinstance(found, to
 _NO_COMPLEX_HALF = _ALL - {torch.complex32}
 _NO_FLOAT8 = _ALL - _FLOAT8
 _NO_KERNEL = "\"{}\" not implemented for '{}'"
+# The dtypes that tensor types have a name for in Python: torch.FloatTensor.
+_WITH_TENSOR_TYPE = (
+    *(torch.float16, torch.float32, torch.float64, torch.uint8),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
 # Names that C++ gives to dtypes, where they are not those of Python with a capital letter.
 _NAMES = {
     torch.bfloat16: "BFloat16",
@@ -100,6 +105,16 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype) or str(dtype).removeprefix("torch.").capitalize()
 
 
+def type_of(tensor: Tensor) -> str:
+    """What C++ calls the type of a tensor, as errors that pass to Python have it.
+
+    Python has a name such as torch.cuda.FloatTensor for dtypes of old only.
+    """
+    if tensor.dtype in _WITH_TENSOR_TYPE:
+        return tensor.type()
+    return f"{'CPU' if tensor.is_cpu else DEVICE_TYPE}{name_of(tensor.dtype)}Type"
+
+
 def no_kernel(kernel: str, dtype: torch.dtype) -> NotImplementedError:
     """The error of a CUDA kernel that was not compiled for a dtype."""
     return NotImplementedError(_NO_KERNEL.format(kernel, name_of(dtype)))
@@ -112,7 +127,7 @@ def _angle(self: Tensor, **_: Any) -> None:
 
 def _convolution(input: Tensor, weight: Tensor, **_: Any) -> None:
     if input.dtype != weight.dtype:
-        found = (visible_text(_type_of(tensor)) for tensor in (input, weight))
+        found = (visible_text(type_of(tensor)) for tensor in (input, weight))
         raise RuntimeError("Input type ({}) and weight type ({}) should be the same".format(*found))
     if input.dtype in (torch.int8, torch.uint8, torch.int32):
         raise RuntimeError("GET was unable to find an engine to execute this computation")
@@ -139,13 +154,6 @@ def _normalized(input: Tensor, weight: Tensor | None, bias: Tensor | None, **_: 
     given = {parameter.dtype for parameter in (weight, bias) if parameter is not None}
     if input.dtype in _NO_HALF and given == {torch.float32}:
         raise RuntimeError(f"expected scalar type {name_of(input.dtype)} but found Float")
-
-
-def _type_of(tensor: Tensor) -> str:
-    """What C++ calls the type of a tensor; it has no tensor type for bfloat16."""
-    if tensor.dtype is torch.bfloat16:
-        return f"{DEVICE_TYPE}BFloat16Type"
-    return tensor.type()
 
 
 def _scaled_mm(

@@ -1,7 +1,8 @@
 """Kernels of `x[i, j]` and `x[i] = y`, the only computation that moves its arguments by itself.
 
-Indices may lie on the CPU or with the indexed tensor, as on CUDA, and a value without dimensions
-anywhere (aten/src/ATen/native/TensorAdvancedIndexing.cpp, _index_put_impl_).
+As on CUDA, indices of a tensor that is read may lie on the CPU or with it, those of one that is
+written to anywhere, and so may a value without dimensions
+(aten/src/ATen/native/TensorAdvancedIndexing.cpp, _index_put_impl_).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def indexing_kernel(name: str) -> PythonKernel:
         for index in indices:
             if index is None or index.device == home:
                 near.append(index)
-            elif index.is_cpu:
+            elif index.is_cpu or puts:
                 near.append(index.to(home))
             else:
                 raise DeviceMismatchError(

@@ -138,6 +138,8 @@ class DeviceRules:
         if names is None:
             return None
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if self._base == "masked_fill" and named["self"].is_cpu:
+            return None
         home = next(
             (t.device for t in tensors_in(*named.values()) if not t.is_cpu), torch.device("cpu")
         )
@@ -152,8 +154,6 @@ class DeviceRules:
         }
         if not near:
             return None
-        if self._base == "masked_fill" and home.type == "cpu":
-            raise DeviceMismatchError("masked_fill_: Expected inputs to be on same device")
         moved = [near.get(name, value) for name, value in zip(self._names, args, strict=False)]
         return tuple(moved), {name: near.get(name, value) for name, value in kwargs.items()}
 
@@ -171,6 +171,9 @@ class DeviceRules:
         operator = self._operator
         if operator == "convolution":
             self._check_convolution(pairs)
+            # cuDNN multiplies, and then an elementwise kernel adds the bias.
+            self._common_device(pairs[:2], _COMPOSED_ON_CUDA[operator], False)
+            return self._iterator_device(pairs)
         self._check_pair(dict(pairs))
         operator = _COMPOSED_ON_CUDA.get(operator, operator)
         facts = native_function(operator)
@@ -196,6 +199,8 @@ class DeviceRules:
         one, other, words = _PAIRS.get((self._kind, self._base), ("", "", ""))
         if words and named[one].device != named[other].device:
             raise DeviceMismatchError(words.format(named[one].device, named[other].device))
+        if self._base == "masked_fill" and named["self"].is_cpu:
+            raise DeviceMismatchError("masked_fill_: Expected inputs to be on same device")
 
     def _common_device(
         self, pairs: list[tuple[str, Tensor]], operator: str, structured: bool

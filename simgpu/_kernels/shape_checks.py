@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu._kernels.dtype_rules import name_of
+from simgpu._kernels.dtype_rules import name_of, type_of
 from simgpu._naming import visible_text
 
 Tensor = torch.Tensor
@@ -43,10 +43,10 @@ def embedding(arguments: dict[str, Any]) -> None:
     """Indices are integers: PyTorch asks that before it asks on which device they are."""
     indices = arguments["indices"]
     if indices.dtype not in (torch.int64, torch.int32):
+        found = visible_text(type_of(indices))
         raise RuntimeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: "
-            f"Long, Int; but got {visible_text(indices.type())} instead (while checking arguments "
-            "for embedding)"
+            f"Long, Int; but got {found} instead (while checking arguments for embedding)"
         )
 
 

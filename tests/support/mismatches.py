@@ -94,6 +94,12 @@ NAMED = {
         ("input", "weight", "bias"),
         "_native_layer_norm",
     ),
+    "rms_norm": (
+        lambda x, w: F.rms_norm(x, (3,), w),
+        (X, V),
+        ("input", "weight"),
+        "__fused_rms_norm",
+    ),
     "nll_loss": (
         lambda x, i, w: F.nll_loss(x, i, w),
         (X, I, V),

@@ -56,25 +56,27 @@ def check_recurrent_networks(devices, kind, data):
 
 
 def check_indices(devices, name, data, mask):
-    """Never from another device, and never from a device into a tensor of the CPU."""
+    """What is read is indexed from the CPU or its own device, what is written from anywhere."""
     home, away = elsewhere(data, devices)
     index = torch.tensor([True, False, True]) if mask else torch.tensor([0, 2])
-    here, there = torch.arange(9.0).reshape(3, 3), torch.arange(9.0, device=home).reshape(3, 3)
-    expected = INDEXING[name](here, index)
-    if away.type == "cpu":
-        got = INDEXING[name](there, index)
-        if expected is not None:
-            assert got.device == home
-            assert plain(got) == plain(expected)
-        assert plain(there) == plain(here)
-    else:
-        words = (
-            f"indices should be either on cpu or on the same device as the indexed tensor ({home})"
-        )
-        with pytest.raises(RuntimeError, match=re.escape(words)):
-            INDEXING[name](there, index.to(away))
-    with pytest.raises(RuntimeError, match=r"indexed tensor \(cpu\)"):
-        INDEXING[name](here, index.to(home))
+    reads = name.startswith("get")
+    expected = torch.arange(9.0).reshape(3, 3)
+    row = INDEXING[name](expected, index)
+    for target, source in ((home, away), (torch.device("cpu"), home)):
+        x = torch.arange(9.0, device=target).reshape(3, 3)
+        if reads and source.type != "cpu":
+            words = (
+                "indices should be either on cpu or on the same device as the indexed tensor "
+                f"({target})"
+            )
+            with pytest.raises(RuntimeError, match=re.escape(words)):
+                INDEXING[name](x, index.to(source))
+            continue
+        found = INDEXING[name](x, index.to(source))
+        assert plain(x) == plain(expected)
+        if row is not None:
+            assert found.device == target
+            assert plain(found) == plain(row)
 
 
 def check_numpy(devices, data):

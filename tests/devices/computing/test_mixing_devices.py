@@ -345,6 +345,14 @@ def test_a_number_from_anywhere_is_put_anywhere(devices, slots, to_host, mask, i
     assert (value.grad.device, value.grad.item()) == (value.device, 2)
 
 
+@given(slots=st.tuples(st.integers(-1, 7), st.integers(-1, 7)))
+def test_what_is_added_to_is_indexed_from_anywhere(devices, slots):
+    home, away = (place(slot, devices) for slot in slots)
+    x, y = torch.ones(3, device=home), torch.tensor([5.0, 6.0], device=home)
+    x.index_put_((torch.tensor([2, 0], device=away),), y, accumulate=True)
+    assert (x.device, x.tolist()) == (home, [7, 1, 6])
+
+
 def test_more_than_a_number_stays_where_it_is(devices):
     x = torch.zeros(3)
     with pytest.raises(RuntimeError, match="two devices"):

@@ -51,7 +51,7 @@ def test_modules_elsewhere_than_their_input(devices, name, data):
 @pytest.mark.devices(3, distinct=True)
 @pytest.mark.parametrize("name", sorted(INDEXING))
 @given(data=st.data(), mask=st.booleans())
-def test_indices_come_from_the_cpu_or_the_same_device(devices, name, data, mask):
+def test_indices_of_what_is_read_are_on_the_cpu_or_its_device(devices, name, data, mask):
     """Never from another device, and never from a device into a tensor of the CPU."""
     misuse.check_indices(devices, name, data, mask)
 
