@@ -4,6 +4,7 @@ tests/full/docs runs the other pages; `tests/support/pages.py` has the rules for
 only what says why, and how many those are is written down here.
 """
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,8 @@ from simgpu.__main__ import main
 from simgpu._pytest import gpu_groups
 from simgpu._pytest.choose import choose_pool, group_size
 from simgpu._pytest.options import DeviceOptions
+from tests.assurance.faults.table import FAULTS
+from tests.support import plant
 from tests.support.pages import PAGES, ROOT, PageError, blocks, commands, excuses, run_page
 from tests.support.recording import FOLDER, described, load
 
@@ -22,7 +25,7 @@ NOT_RUN = {
     "it installs": 4,
     "it needs real GPUs": 5,
     "it takes minutes": 9,
-    "CI runs it": 1,
+    "CI runs it": 2,
     "GitHub runs it": 1,
 }
 
@@ -94,10 +97,19 @@ def test_the_line_about_a_recording_is_the_suites():
     assert f"\n{line}\n" in (ROOT / "docs" / "gpus.md").read_text("utf-8")
 
 
+def test_the_planted_fault_shown_is_in_the_table():
+    (block,) = (one for one in blocks(ROOT / "CONTRIBUTING.md") if one.language == "python")
+    shown = eval(block.text, vars(plant))
+    (row,) = (fault for fault in FAULTS if fault.name == shown.name)
+    assert (row.caught_by, row.edits[0].where) == (shown.caught_by, shown.edits[0].where)
+    sound, edited = shown.edits[0].trees()
+    assert ast.dump(sound) != ast.dump(edited)
+
+
 def test_who_checks_a_block_is_there():
     tests = "".join(file.read_text("utf-8") for file in Path(__file__).parent.glob("test_*.py"))
     found = [block for path in PAGES for block in blocks(path) if "checked by" in block.told]
-    assert len(found) == 3
+    assert len(found) == 4
     for block in found:
         assert f"\ndef {block.told['checked by']}(" in tests, block.where
 

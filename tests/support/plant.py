@@ -168,10 +168,7 @@ def edited(function: Any, change: Change) -> types.CodeType:
     """The code of a function with a change of its tree."""
     definition = tree_of(function)
     objects = Objects(function)
-    before = ast.dump(definition)
     change(definition, objects)
-    if ast.dump(definition) == before:
-        raise LookupError(f"the fault changes nothing of {function.__qualname__}")
     free = function.__code__.co_freevars
     definition.decorator_list = []
     name, definition.name = definition.name, "edited"  # it may call itself: that is a global
@@ -220,7 +217,7 @@ def _parsed(text: str) -> Any:
 def _pick(found: list[Any], at: int | None, what: str) -> Any:
     """The only one, or the one numbered `at` from 1."""
     if at is None and len(found) != 1:
-        raise LookupError(f"there are {len(found)} of {what}: say which with at=, from 1")
+        raise LookupError(f"there are {len(found)} of {what}: name one with at=, from 1")
     if at is not None and not 1 <= at <= len(found):
         raise LookupError(f"there are {len(found)} of {what}, and at={at} is none of them")
     return found[(at or 1) - 1]

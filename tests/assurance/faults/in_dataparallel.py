@@ -229,7 +229,7 @@ DATAPARALLEL = [
     fault(
         "NCCL sums two tensors of one device",
         "dataparallel:usable",
-        never(2),
+        never("device"),
         "test_what_a_sum_asks_for",
         kind="dense",
         spoiled="repeated",
@@ -243,7 +243,7 @@ DATAPARALLEL = [
     fault(
         "complex tensors begin anywhere in a bucket",
         "lay_out",
-        never(2),
+        never("is_complex"),
         "test_fault_11_complex_and_real_parameters_in_any_order",
         raises=Exception,
     ),
@@ -337,7 +337,7 @@ DATAPARALLEL = [
     fault(
         "a module elsewhere is not noticed",
         "dataparallel:_check_placement",
-        never(1),
+        never("device"),
         "test_a_module_elsewhere_is_refused",
         raises=Exception,
     ),
@@ -364,7 +364,7 @@ DATAPARALLEL = [
     fault(
         "no device is made current",
         "dataparallel:on_device",
-        always(1),
+        always("cpu"),
         "test_a_device_is_current_within_its_context",
     ),
     # Threads.
@@ -389,7 +389,7 @@ DATAPARALLEL = [
     fault(
         "autocast does not reach the replicas",
         "ThreadState.__init__",
-        never(2),
+        never("is_autocast_enabled"),
         STATE,
         name="autocast dtype",
     ),

@@ -42,7 +42,7 @@ RACES = [
     ),
     fault("a write after a read is no race", "Region.meet", drop_operand("writes", at=3), PATHS),
     fault("the host never waits", "Order.host_waits", drop_call("host_waits_for", at=1), PATHS),
-    fault("memory is free whoever reads it", "Detector.after_free", always(2), REUSE),
+    fault("memory is free whoever reads it", "Detector.after_free", always("recorded"), REUSE),
     fault(
         "record_stream is not followed",
         "Detector.memory_used_on_stream",
@@ -98,7 +98,7 @@ ASYNCHRONOUS = [
     fault(
         "kernels run with the settings of the thread that waits",
         "LaunchState.call",
-        always(1),
+        always("_settings"),
         "test_a_kernel_runs_with_the_settings_of_its_launch",
     ),
     fault(
@@ -126,7 +126,7 @@ STREAMS = [
         call_instead("max", lambda now, busy: now),
         SLEEP,
     ),
-    fault("an event is awaited by the current stream", "Event.wait", always(1), SLEEP),
+    fault("an event is awaited by the current stream", "Event.wait", always("stream"), SLEEP),
     fault(
         "a device is done with its first stream",
         "simgpu/_runtime:synchronize",
@@ -142,7 +142,7 @@ STREAMS = [
     fault(
         "an event in a graph counts as done",
         "Event._refuse_captured",
-        never(1),
+        never("_captured"),
         "test_nobody_waits_for_a_mark_in_a_graph",
     ),
 ]
@@ -187,7 +187,7 @@ GRAPHS = [
     fault(
         "a graph keeps no external events",
         "Recording.external_event",
-        negate_if(1),
+        negate_if("holds"),
         EVENTS,
     ),
     fault(
@@ -269,7 +269,7 @@ SCHEDULES = [
     fault(
         "a reported test does not name its schedule",
         "regression_test",
-        never(6),
+        never("schedule"),
         "test_what_fuzzing_reports_names_the_schedule",
     ),
     fault(
@@ -287,7 +287,7 @@ SCHEDULES = [
     fault(
         "a thread that catches everything never stops",
         "Baton._end_here",
-        never(2),
+        never("ended_by"),
         "test_a_thread_that_will_not_end_stands_still_for_good",
     ),
 ]

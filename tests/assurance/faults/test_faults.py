@@ -1,82 +1,20 @@
-"""Every planted fault is caught by the test that is about it, and the test passes without it.
-
-Always on simulated devices: these tests judge the suite, not the hardware.
-"""
+"""Every planted fault is caught by the test that is about it."""
 
 import ast
 import importlib.util
-import inspect
-import os
 import pathlib
 
 import pytest
-import torch
 
-from simgpu._distributed import communicators
-from simgpu._runtime import clock, instruments
-from simgpu._runtime.instruments import hooks
-from simgpu._simulation.failures.lost_devices import find_devices
 from tests.assurance.faults.table import FAULTS
+from tests.assurance.faults.trial import FILTERS, is_caught
 from tests.support import plant
 
-# As in the files whose tests are run here.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit.(script|trace|trace_method)` is deprecated",
-    "ignore::torch.jit.TracerWarning",
-    "ignore:every replica returned a 0-dimensional tensor",
-    "ignore:Was asked to gather along dimension 0",
-    "ignore:.*(is|will be) deprecated:FutureWarning",
-    "ignore:Using -1 to represent CPU tensor:FutureWarning",
-    "ignore:The AccumulateGrad node's stream",
-)
 
-# What else than devices a test may ask for.
-FIXTURES = ("cuda", "interruptible", "monkeypatch", "pytester", "tmp_path")
-# A test can do without these.
-OPTIONAL = ("compiler", "no_collector")
-
-
-@pytest.fixture
-def run(request):
-    """Run the test of a fault with the fixtures that its signature asks for."""
-
-    def run_test(fault, **how):
-        test, arguments = fault.test, fault.arguments()
-        for name in inspect.signature(test).parameters:
-            if name in ("devices", "simulated"):
-                count = plant.devices_wanted(test)
-                arguments[name] = request.getfixturevalue("simulated")[:count]
-            elif name in FIXTURES:
-                arguments[name] = request.getfixturevalue(name)
-            elif name in OPTIONAL:
-                arguments[name] = None
-        plant.run(test, **how, **arguments)
-
-    return run_test
-
-
-@pytest.fixture
-def clean():
-    """Undo what a fault may leave behind."""
-    time, environment, executor = clock._clock, dict(os.environ), hooks.executor
-    yield
-    torch._C._set_multithreading_enabled(True)
-    clock._clock = time
-    while hooks.executor not in (executor, None):
-        instruments.remove(hooks.executor)
-    os.environ.clear()
-    os.environ.update(environment)
-    find_devices()
-    for communicator in list(communicators._communicators.values()):
-        communicator._last.clear()  # calls that never end, for which the next wait would wait
-    torch.nn.parallel.DistributedDataParallel._active_ddp_module = None
-
-
+@FILTERS
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_its_test_catches_a_fault(run, clean, fault):
-    run(fault, examples=3)
-    with fault.planted(), pytest.raises(fault.raises):
-        run(fault)
+def test_a_fault_is_caught(request, fault):
+    is_caught(request, fault)
 
 
 def test_names_are_different():
@@ -92,3 +30,40 @@ def test_each_file_of_dataparallel_has_a_fault():
     }
     named = {plant.found_function(edit.where)[0] for fault in FAULTS for edit in fault.edits}
     assert sorted(files - named) == []
+
+
+def double(number):
+    return number * 2
+
+
+def test_a_fault_is_planted_and_taken_out_again(monkeypatch):
+    monkeypatch.setattr(plant.Edit, "_attribute", lambda edit: double)
+    with plant.Edit("double", plant.constant(2, 3)).planted():
+        assert double(5) == 15
+    assert double(5) == 10
+    with plant.Edit("double", plant.instead(lambda stock: lambda it: stock(it) + 1)).planted():
+        assert double(5) == 11
+    assert double(5) == 10
+
+
+@pytest.mark.parametrize(
+    "change",
+    [plant.constant(4, 3), plant.always(1), plant.drop_call("clear"), plant.argument("sum", 0, 1)],
+)
+def test_an_edit_that_finds_nothing_raises(monkeypatch, change):
+    monkeypatch.setattr(plant.Edit, "_attribute", lambda edit: double)
+    with pytest.raises(LookupError, match=r"there are 0 .* in double"):
+        plant.Edit("double", change).trees()
+
+
+@pytest.mark.parametrize(
+    ("look", "name"),
+    [
+        (plant.found_function, "nowhere"),
+        (plant.found_function, "gather"),  # in two files
+        (plant.found_test, "test_nowhere"),
+    ],
+)
+def test_a_name_of_nothing_or_of_two_raises(look, name):
+    with pytest.raises(LookupError, match=f"'{name}' of a planted fault has to name one"):
+        look(name)
