@@ -12,7 +12,8 @@ does one on the devices of a `Side` and returns what was seen as plain data. On 
 | `two_devices.py` | operators with tensors of two devices: what is accepted, words, devices |
 | `api.py` | the words of torch.cuda, and of errors that its functions raise |
 | `sharing.py` | which results of torch.nn.parallel share memory |
+| `distributed.py` | collectives of NCCL, and the Reducer of DistributedDataParallel |
 | `sides.py`, `recordings.py` | what is common to them: sides, files, known differences |
 """
 
-SUBJECTS = ("allocator", "offsets", "operators", "two_devices", "api", "sharing")
+SUBJECTS = ("allocator", "offsets", "operators", "two_devices", "api", "sharing", "distributed")

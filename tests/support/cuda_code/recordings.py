@@ -5,11 +5,11 @@ case and what was seen. `known.toml` beside them has the differences that are kn
 reason; one that is no difference any more is as wrong as one without a reason.
 """
 
-import fnmatch
 import gzip
 import importlib
 import itertools
 import json
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ else:
 FOLDER = Path(__file__).parents[2] / "recordings" / "emulated_cuda"
 # Models as the emulated CUDA names them, and as simulated devices do.
 MODELS = {"h100": "H100 SXM", "a100": "A100", "t4": "T4"}
+NO_DIFFERENCE = "known.toml has a reason, and there is no difference"
 WHAT = "PyTorch's CUDA code on an emulated runtime; no kernel of a GPU ran"
 
 
@@ -73,11 +74,15 @@ class Known:
     reason: str
     cases: tuple[str, ...]  # as key_of has them, or patterns with *
 
-    def means(self, name, case):
+    def matches(self, name, key):
+        """Whether a case of a subject is one of these, by its line."""
         return name == self.subject and any(
-            key_of(case) == pattern or fnmatch.fnmatchcase(key_of(case), pattern)
-            for pattern in self.cases
+            re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), key) for pattern in self.cases
         )
+
+    def means(self, name, case):
+        """Whether a case of a subject is one of these."""
+        return self.matches(name, key_of(case))
 
 
 def known(path=FOLDER / "known.toml"):
@@ -98,8 +103,7 @@ class Replay:
     agreed: int = 0
     not_compared: int = 0
     reasons: Counter = field(default_factory=Counter)
-    wrong: list = field(default_factory=list)  # (case, recorded, seen) without a known reason
-    used: set = field(default_factory=set)  # entries of the table that were needed
+    wrong: list = field(default_factory=list)  # (case, recorded, seen or NO_DIFFERENCE)
 
     def add(self, other):
         self.cases += other.cases
@@ -107,7 +111,6 @@ class Replay:
         self.not_compared += other.not_compared
         self.reasons += other.reasons
         self.wrong += other.wrong
-        self.used |= other.used
 
 
 def first_difference(recorded, seen):
@@ -120,6 +123,28 @@ def first_difference(recorded, seen):
     return "", recorded, seen
 
 
+def table(entries):
+    """A Markdown table of the recordings, and the reasons of known differences below it."""
+    lines = [("recording", "model", "torch", "cases", "agree", "differ"), ("---",) * 6]
+    reasons, sums = Counter(), [0, 0, 0]
+    for path in files():
+        recording = load(path)
+        origin, cases = recording["origin"], [entry["case"] for entry in recording["cases"]]
+        known_here = Counter(
+            next((entry.reason for entry in entries if entry.means(origin["subject"], case)), "")
+            for case in cases
+        )
+        agree = known_here.pop("", 0)
+        counts = [len(cases), agree, len(cases) - agree]
+        sums = [a + b for a, b in zip(sums, counts, strict=True)]
+        lines.append((origin["subject"], origin["model"].upper(), origin["torch"], *counts))
+        reasons += Counter({(origin["subject"], why): n for why, n in known_here.items()})
+    lines.append(("all", "", "", *sums))
+    text = "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
+    text += "".join(f"\n- {name}: {why} ({n})" for (name, why), n in sorted(reasons.items()))
+    return text.rstrip("\n") + "\n"
+
+
 def replay(recording, side, entries):
     """Run the cases of a recording on other devices, and hold them against it."""
     name, found = recording["origin"]["subject"], Replay()
@@ -129,17 +154,15 @@ def replay(recording, side, entries):
         case, recorded = entry["case"], entry["seen"]
         found.cases += 1
         seen = json.loads(json.dumps(module.run(case, side)))
+        entry = next((one for one in entries if one.means(name, case)), None)
         if seen is None:
             found.not_compared += 1
-        elif agree(recorded, seen):
+        elif agree(recorded, seen) != (entry is None):
+            found.wrong.append((case, recorded, seen if entry is None else NO_DIFFERENCE))
+        elif entry is None:
             found.agreed += 1
         else:
-            reason = next((one for one in entries if one.means(name, case)), None)
-            if reason is None:
-                found.wrong.append((case, recorded, seen))
-            else:
-                found.used.add(reason)
-                found.reasons[reason.reason] += 1
+            found.reasons[entry.reason] += 1
     return found
 
 
@@ -149,6 +172,8 @@ def replay_on_simulated(recording, entries):
 
     found, origin = Replay(), recording["origin"]
     side = Side("simgpu")
+    if getattr(subject(origin["subject"]), "OWN_DEVICES", False):
+        return replay(recording, side, entries)
     for memory, cases in itertools.groupby(
         recording["cases"], lambda entry: entry["case"].get("memory", origin["memory"])
     ):
