@@ -6,11 +6,8 @@ a session into one that records what hardware does. Choose a profile with
 `pytest --hypothesis-profile=dev` (or `fuzz`).
 """
 
-import atexit
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -36,12 +33,12 @@ for name in ("CI", "BUILD_NUMBER"):
     os.environ.pop(name, None)
 
 # Where Python may write no compiled files beside the sources (PYTHONDONTWRITEBYTECODE), each of
-# the suite's many interpreters would compile the same files again: they share a folder for them.
+# the suite's many interpreters, and each session, would compile all modules again: they share a
+# folder for them.
 if sys.dont_write_bytecode and sys.pycache_prefix is None:
-    sys.dont_write_bytecode, sys.pycache_prefix = False, tempfile.mkdtemp(prefix="compiled-")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
-    atexit.register(shutil.rmtree, sys.pycache_prefix, ignore_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parent / ".pytest_cache" / "compiled")
+    sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ["PYTHONPYCACHEPREFIX"]
 
 # `devices` is made once per test and shared by the test's examples, which each use it through a
 # subset of their own and leave nothing behind: hypothesis cannot know that the sharing is intended.
