@@ -5,9 +5,10 @@ kernels. If it launched any, the same operator is then called on CPU tensors ove
 and the results are written where the kernels would have written them. If it launched none, it
 copied or made views, which is real here, and nothing is changed.
 
-What this cannot do: an operator that reads on the host what an earlier kernel of its own wrote (a
-size, a check, `info` of linear algebra) reads whatever was in memory. Those that are operators of
-their own are in `_BY_THE_HOST`; inside others the results are not to be believed.
+The first call runs with the mode on, so that operators which CUDA's code calls on its way (a
+maximum that becomes a size, a check of all values) have their values when that code reads them.
+What this cannot do: where the host reads what a kernel wrote directly, it reads whatever was in
+memory. Such operators are in `_BY_THE_HOST`, and run on CPU tensors only.
 """
 
 import ctypes
@@ -26,13 +27,25 @@ not_computed: Counter = Counter()  # calls by operator and reason: their values 
 
 # Their C++ reads from the device how large the result is, or whether a value is wrong.
 _BY_THE_HOST = {
-    aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten._unique.default,
-    aten.unique_dim.default, aten.unique_consecutive.default, aten.unique_dim_consecutive.default,
-    aten.bincount.default, aten.repeat_interleave.Tensor, aten.histc.default,
+    aten.nonzero.default, aten._unique2.default, aten._unique.default, aten.unique_dim.default,
+    aten.unique_consecutive.default, aten.unique_dim_consecutive.default,
     aten._to_sparse.default, aten._to_sparse.sparse_dim, aten._to_sparse_csr.default,
-    aten.equal.default, aten.is_nonzero.default, aten.allclose.default,
-    aten._linalg_check_errors.default, aten._assert_async.default, aten._assert_async.msg,
+    aten.equal.default, aten._assert_async.default, aten._assert_async.msg,
 }  # fmt: skip
+# It calls others with numbers on the device, which PyTorch cannot pass to a mode.
+_NOT_WITHIN = {aten.linalg_matrix_exp.default}
+_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+# Where the CPU has no kernel for a dtype: compute in the wider one, and round the result to it.
+_WIDER = (
+    {
+        torch.float16: torch.float32,
+        torch.bfloat16: torch.float32,
+        torch.complex32: torch.complex64,
+    },
+    dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.int32), torch.float64)
+    | {torch.int64: torch.float64, torch.bool: torch.float64},
+)
 _INDEXED = {
     aten.index.Tensor, aten.index_put.default, aten.index_put_.default,
     aten._index_put_impl_.default, aten._unsafe_index.Tensor, aten._unsafe_index_put.default,
@@ -163,22 +176,25 @@ class Values(TorchDispatchMode):
             args = _masks_as_indices(args)
         return self._both(op, args, kwargs)
 
-    @staticmethod
-    def _both(op, args, kwargs):
+    def _both(self, op, args, kwargs):
         written = _written(op)
         try:
             there = [(n, _all_on_host(v, n in written)) for n, v in _named(op, args, kwargs)]
         except Exception as error:  # the operator still has to run, and to raise its own error
             there = error
         before = _library.launches()
-        out = op(*args, **kwargs)
+        if op in _NOT_WITHIN or _has_numbers_for_tensors(op, args, kwargs):
+            out = op(*args, **kwargs)
+        else:
+            with self:
+                out = op.redispatch(_CUDA, *args, **kwargs)
         if _library.launches() == before:
             return out
         if isinstance(there, Exception):
             not_computed[f"{op}: {_first_line(there)}"] += 1
             return out
         try:
-            result = op(*[v for _, v in there[: len(args)]], **dict(there[len(args) :]))
+            there, result = _on_the_cpu(op, there, len(args))
         except Exception as error:  # the CPU has no such kernel: the values stay as they are
             not_computed[f"{op}: {_first_line(error)}"] += 1
             return out
@@ -218,6 +234,36 @@ class Values(TorchDispatchMode):
         computed[f"{op} (on the host only)"] += 1
         device = tensors[0].device
         return tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, result)
+
+
+def _has_numbers_for_tensors(op, args, kwargs):
+    """Whether a number is given for a tensor of the schema, which `redispatch` refuses."""
+    given = dict(_named(op, args, kwargs))
+    return any(
+        isinstance(given.get(argument.name), bool | int | float | complex)
+        and "Tensor" in str(argument.type)
+        for argument in op._schema.arguments
+    )
+
+
+def _on_the_cpu(op, named, positional):
+    """Call an operator with CPU tensors; returns the arguments that it accepted, and its result."""
+    failure = None
+    for dtypes in ({}, *_WIDER):
+
+        def widened(value, dtypes=dtypes):
+            if isinstance(value, torch.Tensor):
+                return value.to(dtypes[value.dtype]) if value.dtype in dtypes else value
+            return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
+
+        arguments = [(name, tree_map(widened, value)) for name, value in named]
+        try:
+            result = op(*[v for _, v in arguments[:positional]], **dict(arguments[positional:]))
+        except (NotImplementedError, RuntimeError) as error:
+            failure = failure or error
+        else:
+            return arguments, result
+    raise failure
 
 
 def _masks_as_indices(args):
