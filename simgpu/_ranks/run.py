@@ -35,6 +35,7 @@ from simgpu._ranks.turns import Turns, scheduler_of
 from simgpu._runtime import world
 from simgpu._runtime.error_words import began_twice
 from simgpu._runtime.rngs import RNGS
+from simgpu._simulation.schedules.older_locks import adopted
 from simgpu._simulation.schedules.scheduler import Scheduler
 from simgpu._simulation.schedules.tasks import Ended
 
@@ -132,6 +133,7 @@ def ranks(
         before = isolation.CallerState()
         ends.callback(before.restore)
         scheduler = ends.enter_context(scheduler_of(schedule))
+        ends.enter_context(adopted(function))
         return _World(count, function, backend, scheduler).results()
 
 

@@ -13,8 +13,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from simgpu._simulation.schedules import reports
+from simgpu._patches import Patches
+from simgpu._simulation.schedules import replaced, reports, system_waits
 from simgpu._simulation.schedules.block import controlled, seeded
+from simgpu._simulation.schedules.older_locks import adopted_in_modules
 from simgpu._simulation.schedules.replays import Replay
 from simgpu._simulation.schedules.scheduler import Scheduler, current
 from simgpu._simulation.schedules.strategies import Strategy
@@ -28,7 +30,10 @@ _MADE_BY_CPP: Any = vars(threading)["_DummyThread"]
 
 
 class _InTurn(Strategy):
-    """Who runs goes on until it waits, or asks for what others do; then the next one that can."""
+    """Who runs goes on until it waits, or asks for what others do; then the next one that can.
+
+    Time-outs come where nobody can go on, the earliest first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,10 +41,19 @@ class _InTurn(Strategy):
 
     @staticmethod
     def _order(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
-        if me in ready and not me.yielding:
+        busy = [task for task in ready if not task.yielding]
+        if me in busy:
             return [me]
-        first = [task for task in ready if task.number > me.number]
-        return first or ready or expiring
+        due = [task for task in expiring if task.due]
+        if not busy and due:  # those who ask in a loop have asked before
+            return [min(due, key=_end_of_wait)]
+        able = busy or ready
+        first = [task for task in able if task.number > me.number]
+        return first or able or [min(expiring, key=_end_of_wait)]
+
+
+def _end_of_wait(task: Task) -> tuple[float, int]:
+    return task.deadline or 0.0, task.number
 
 
 @contextlib.contextmanager
@@ -49,9 +63,16 @@ def scheduler_of(schedule: int | str | None) -> Iterator[Scheduler]:
     if inner is not None:
         yield inner
     elif schedule is None:
-        scheduler = Scheduler(_InTurn(), sys.maxsize, traced=False)
-        with scheduler.running(watch=False):
-            yield scheduler
+        scheduler, patches = (
+            Scheduler(_InTurn(), sys.maxsize, traced=False, real_time=True),
+            Patches(),
+        )
+        try:
+            patches.apply((*replaced.WAITS, *system_waits.PATCHES))
+            with adopted_in_modules(), scheduler.running():
+                yield scheduler
+        finally:
+            patches.undo()
     else:
         strategy = Replay(schedule) if isinstance(schedule, str) else seeded("random", schedule)
         with controlled(strategy) as controls:
@@ -65,7 +86,7 @@ class Turns:
         self._scheduler = scheduler
         self._tasks: list[Task] = []
         self._waiting: dict[Task, tuple[int, str]] = {}
-        self._asked_in_vain = self._asked_at = 0
+        self._asked_in_vain = self._asked = self._other_steps = 0
         self.failures: dict[int, BaseException] = {}
         """What each rank raised, in the order in which they did."""
         self.stopped: BaseException | None = None
@@ -116,14 +137,17 @@ class Turns:
         if calling_task() is None:
             return
         scheduler = self._scheduler
-        nothing_else = scheduler.steps == self._asked_at
-        scheduler.point(what, yielding=True)
-        self._asked_at = scheduler.steps
-        self._asked_in_vain = self._asked_in_vain + 1 if nothing_else else 0
+        self._asked += 1
+        with self._waits(rank, f"{what}, asked {_IN_VAIN} times in a row"):
+            scheduler.point(what, yielding=True)
+        other_steps = scheduler.steps - self._asked
+        in_vain = other_steps == self._other_steps and not scheduler.others_may_help()
+        self._asked_in_vain = self._asked_in_vain + 1 if in_vain else 0
+        self._other_steps = other_steps
         if self._asked_in_vain > _IN_VAIN:
             with self._waits(rank, f"{what}, asked {_IN_VAIN} times in a row"):
                 self._stop()
-            self.check()
+        self.check()
 
     def wait(
         self, rank: int, ready: Callable[[], bool], what: str, seconds: float | None = None
@@ -179,9 +203,16 @@ class Turns:
 
     def _stop(self) -> bool:
         """Nobody can go on: tell all who wait. False where none of them does, or all are told."""
-        if self.stopped is not None or not self._waiting:
+        others = [
+            task
+            for task in self._tasks
+            if self._scheduler.real_time and task.until is not None and task not in self._waiting
+        ]
+        if self.stopped is not None or not (self._waiting or others):
             return False
         self.stopped = self._why_nobody_can()
+        for task in others:
+            task.interrupt, task.until = copy.copy(self.stopped), None
         return True
 
     def _why_nobody_can(self) -> BaseException:

@@ -11,7 +11,7 @@ from simgpu._backend.torch_patches import apply_all, serialization
 from simgpu._cuda import as_cuda
 from simgpu._patches import Action
 from simgpu._ranks import run as ranks
-from simgpu._simulation.schedules import replaced
+from simgpu._simulation.schedules import replaced, system_waits
 
 PAGE = Path(__file__).parents[2] / "docs" / "replaced_names.md"
 
@@ -51,7 +51,8 @@ INTRODUCTIONS = {
     FOR_A_WORLD: (
         "For as long as `simgpu.ranks` runs, the rows below are in place "
         "(`simgpu/_ranks/run.py`). What they say of ranks holds in the threads of the ranks; other "
-        "threads find what PyTorch has."
+        "threads find what PyTorch has. Without a schedule, the rows of the last table are in "
+        "place, and the first ones of `simgpu.schedule` up to `time.sleep`."
     ),
 }
 BY_PYTORCH = (
@@ -63,7 +64,7 @@ FILES = {
     FOR_GOOD: apply_all.FILES,
     FOR_A_WHILE: as_cuda.FILES,
     IN_A_SCHEDULE: (replaced,),
-    FOR_A_WORLD: ranks.FILES,
+    FOR_A_WORLD: (*ranks.FILES, system_waits),
 }
 
 

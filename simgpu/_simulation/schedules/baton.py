@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import operator
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,9 @@ MAX_STEPS = 10_000_000
 PATIENCE = 5.0  # real seconds for a thread to end
 _STUBBORN = 100  # times that a thread may catch Ended and go on
 _LOOK_EVERY = 0.2  # real seconds
+_REST = 0.002  # real seconds between looks at what may come from outside
+_LOOKS = 10  # times that nobody is there who may help: a thread that begins is not seen at once
+_sleep, _now = time.sleep, time.monotonic  # of the host
 join_thread = threading.Thread.join
 _number_of, _new_tuple = operator.attrgetter("number"), tuple.__new__
 
@@ -43,11 +47,20 @@ class Baton:
         trace: every choice so far, if it is kept.
         when_stuck: called where no thread can go on; true if one can by then.
         steps, switches: points that were passed, and how often the baton changed hands.
+        real_time: whether sleeps and waits for others than tasks take real time. The order in
+            which sleeps end is that of the schedule's clock all the same.
+        resting: whether no task can go on before real time has passed.
     """
 
     def __init__(
-        self, strategy: Strategy, max_steps: int = MAX_STEPS, *, traced: bool = True
+        self,
+        strategy: Strategy,
+        max_steps: int = MAX_STEPS,
+        *,
+        traced: bool = True,
+        real_time: bool = False,
     ) -> None:
+        self.real_time, self.resting = real_time, False
         self.strategy, self.max_steps, self._is_traced = strategy, max_steps, traced
         self._order, self._rank = strategy.order, strategy.rank
         self._is_told = type(strategy).chose is not Strategy.chose
@@ -85,9 +98,13 @@ class Baton:
 
     def block(
         self, until: Callable[[], bool], timeout: float | None = None, what: str = "wait",
-        on: Any = None,
+        on: Any = None, others: Callable[[], bool] | None = None,
     ) -> bool:  # fmt: skip
-        """Go on when `until()` is true, or the time-out is chosen to come first: then False."""
+        """Go on when `until()` is true, or the time-out is chosen to come first: then False.
+
+        With `others`, which says whether a thread of no schedule or another process may make
+        `until()` true, the wait takes real time in a scheduler of real time.
+        """
         me = calling_task()
         if me is None:
             raise ScheduleError("only a thread of the schedule can wait in it")
@@ -96,12 +113,15 @@ class Baton:
         me.what, me.on, me.until, me.expired = what, on, until, False
         me.deadline = None if timeout is None else self.now + max(timeout, 0.0)
         me.patient = timeout is not None and timeout >= PATIENT
+        if self.real_time:
+            me.others = others
+            me.due = 0.0 if timeout is None or others is None else _now() + timeout
         try:
             chosen = self._next(me)
             if chosen is not me:
                 self._hand_over(me, chosen)
         finally:
-            me.until = me.deadline = None
+            me.until = me.deadline = me.others = None
         self._raise_if_due(me)
         return not me.expired
 
@@ -133,6 +153,8 @@ class Baton:
         ready, expiring = self._able(me)
         if self._draining:
             return self._next_to_drain(ready, expiring)
+        if self.real_time and not ready:
+            ready, expiring = self._able_in_time(me, expiring)
         if not ready and not expiring:
             ready, expiring = self._able_by_now(me)
         idle = self.steps - self.progress_at
@@ -166,6 +188,8 @@ class Baton:
             if until is None or until():
                 ready.append(task)
             elif task.deadline is not None:
+                if task.due and ready and task.due > _now():
+                    continue
                 (patient if task.patient else expiring).append(task)
         if patient and not expiring and (not ready or self._is_time_to_pass(me)):
             expiring.append(min(patient, key=lambda task: (task.deadline, task.number)))
@@ -180,6 +204,34 @@ class Baton:
             if ready or expiring:
                 return ready, expiring
         raise DeadlockError(reports.of_deadlock(self._alive))
+
+    def _able_in_time(self, me: Task, expiring: list[Task]) -> tuple[list[Task], list[Task]]:
+        """The same where nobody can go on now: who can first, once real time has passed."""
+        self.resting, looks = True, 0
+        try:
+            while self._urgent is None and not self.over:
+                first = min(expiring, key=lambda task: (task.deadline, task.number), default=None)
+                left = 0.0 if first is None else first.due - _now()
+                if first is not None and left <= 0:
+                    return [], [first]
+                looks = 0 if first is not None or self.others_may_help() else looks + 1
+                if looks > _LOOKS or not any(task.others for task in self._alive):
+                    return [], []
+                _sleep(min(left, _REST) if first is not None else _REST)
+                self.progress_at = self.steps
+                ready, expiring = self._able(me)
+                if ready:
+                    return ready, expiring
+            return [self.tasks[0]], []  # Ctrl-C, or the end: raised there
+        finally:
+            self.resting = False
+
+    def others_may_help(self) -> bool:
+        """Whether time, another process or a thread of no schedule may let a task go on."""
+        return any(
+            task.others is not None and (task.deadline is not None or task.others())
+            for task in self._alive
+        )
 
     def _be_fair(self, me: Task, ready: list[Task], expiring: list[Task]) -> None:
         """Let the others have a turn, and time pass, where threads wait in loops."""

@@ -12,6 +12,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from simgpu._simulation.schedules import reports
 from simgpu._simulation.schedules.tasks import Task, calling_task
 
 _new_lock, _new_rlock = _thread.allocate_lock, _thread.RLock
@@ -35,14 +36,16 @@ def take(
     if timeout != -1 and (timeout < 0 or not blocking):
         return bool(lock.acquire(blocking, timeout))  # which raises what Python raises
     scheduler = me.scheduler
-    if not scheduler.over:  # a thread that ends may still unwind, and take what is free
+    if (
+        not scheduler.over and not scheduler.real_time
+    ):  # a thread that ends may still unwind, and take what is free
         scheduler.point("lock", owner)
     deadline = None if timeout == -1 else scheduler.now + timeout
     while not lock.acquire(False):
         if not blocking:
             return False
         left = None if deadline is None else deadline - scheduler.now
-        if not scheduler.block(lambda: is_free(lock), left, "lock", owner):
+        if not scheduler.block(lambda: is_free(lock), left, "lock", owner, reports.outsiders):
             return False
     return True
 

@@ -3,6 +3,10 @@
 Each is put under the schedule's rules where a function finds it (a global name, a variable around
 it, an attribute, an entry of a list or dictionary), and stays the lock that it is: both are taken
 and free at the same time.
+
+Ranks also wait for those of libraries: the globals of all modules and the attributes of their
+classes are looked at, each module once. Such as the lock of torch.compile, which a rank has while
+it waits for processes that compile.
 """
 
 from __future__ import annotations
@@ -34,6 +38,44 @@ def adopted(*roots: Any) -> Iterator[None]:
     finally:
         for put_back in reversed(undo):
             put_back()
+
+
+_looked_at: dict[str, ModuleType] = {}
+_of_modules: list[tuple[Any, str]] = []  # a module or class, and the name of its lock
+_LEFT_OUT = ("threading", "simgpu")  # no thread waits while it has one of these
+
+
+@contextmanager
+def adopted_in_modules() -> Iterator[None]:
+    """Within the block, locks that modules and their classes have follow the schedule."""
+    for name, module in list(sys.modules.items()):
+        if _looked_at.get(name) is not module and name.partition(".")[0] not in _LEFT_OUT:
+            if getattr(getattr(module, "__spec__", None), "_initializing", False):
+                continue
+            _looked_at[name] = module
+            _of_modules.extend(_locks_of(name, module))
+    undo: list[tuple[Any, str, Any, Any]] = []
+    for owner, name in _of_modules:
+        lock = vars(owner).get(name)
+        if isinstance(lock, PYTHONS):
+            ours = around(lock)
+            setattr(owner, name, ours)
+            undo.append((owner, name, lock, ours))
+    try:
+        yield
+    finally:
+        for owner, name, lock, ours in undo:
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, lock)
+
+
+def _locks_of(name: str, module: Any) -> Iterator[tuple[Any, str]]:
+    kinds = set(PYTHONS)  # by type(), since a proxy would load what it stands for
+    for key, value in list(getattr(module, "__dict__", {}).items()):
+        if type(value) in kinds:
+            yield module, key
+        elif issubclass(type(value), type) and vars(value).get("__module__") == name:
+            yield from ((value, key) for key, lock in vars(value).items() if type(lock) in kinds)
 
 
 def _walk(thing: Any, undo: list[Callable[[], None]], seen: set[int], depth: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
-from simgpu._patches import Patch, Row
+from simgpu._patches import Action, Patch, Patches, Row
 from simgpu._simulation.schedules import locks, one_cpu, threads, waiting
 
 _LOCKS = "waiting for a lock is the schedule's decision"
@@ -16,7 +17,17 @@ _TIME = "time goes by where the schedule says so"
 _CPUS = "the one CPU of the schedule's threads is no matter of the program or its processes"
 _ADDRESSES = "the order in which a set is gone through must not depend on addresses"
 
-PATCHES: tuple[Row, ...] = (
+_stock_sleep = time.sleep
+
+
+def _replace_copies_of_sleep(patches: Patches) -> None:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("sleep") is _stock_sleep:
+            patches.set(module, "sleep", threads.sleep)
+
+
+# What a thread waits for. Ranks without a schedule have these only, and wait in real time.
+WAITS: tuple[Row, ...] = (
     Patch("threading", "Lock", locks.Lock, why=_LOCKS),
     Patch("threading", "_allocate_lock", locks.Lock, why=_LOCKS),
     Patch("_thread", "allocate_lock", locks.Lock, why=_LOCKS),
@@ -26,6 +37,17 @@ PATCHES: tuple[Row, ...] = (
     Patch("threading.Condition", "wait", waiting.wait, why=_WAITS),
     Patch("threading.Event", "is_set", waiting.is_set, why=_WAITS),
     Patch("queue", "SimpleQueue", waiting.SimpleQueue, why=_WAITS),
+    Patch("threading.Thread", "join", threads.join, why=_THREADS),
+    Patch("time", "sleep", threads.sleep, why=_TIME),
+    Action(
+        "`sleep` in modules that have imported it from `time`",
+        run=_replace_copies_of_sleep,
+        why=_TIME,
+    ),
+)
+
+PATCHES: tuple[Row, ...] = (
+    *WAITS,
     Patch("threading.Thread", "start", wrap=threads.new_start, why=_THREADS),
     Patch("threading", "_counter", wrap=threads.new_counter, why=_NAMES),
     Patch(
@@ -34,9 +56,7 @@ PATCHES: tuple[Row, ...] = (
         wrap=threads.new_counter,
         why=_NAMES,
     ),
-    Patch("threading.Thread", "join", threads.join, why=_THREADS),
     Patch("_thread", "interrupt_main", threads.interrupt_main, why=_THREADS),
-    Patch("time", "sleep", threads.sleep, why=_TIME),
     *(
         Patch("time", stock.__name__, threads.telling(stock), why=_TIME)
         for stock in (

@@ -12,17 +12,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from simgpu._counting import plural
 from simgpu._runtime.frames import current_frames
-from simgpu._simulation.schedules.tasks import Task
+from simgpu._simulation.schedules.tasks import Task, has_task
 
 _LIBRARY = {threading.__file__, queue.__file__, _base.__file__, thread.__file__}
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[2])
+_TORCH = str(Path(torch.__file__).parent)
+_PYTHON = str(Path(threading.__file__).parent)
 _WATCHDOG = str(Path(__file__).with_name("watchdog.py"))
 _sleep, _monotonic = time.sleep, time.monotonic  # of the host
 _LOOK_EVERY, _LOOKS, _LONGEST = 0.01, 3, 0.5  # seconds, times without a movement, seconds
 
 _WORDS = {
+    "thread": "waits for the end of a thread",
+    "process": "waits for a child process",
+    "socket": "waits for a socket or a pipe",
     "lock": "waits for a lock",
     "queue.get": "waits for an item of a queue",
     "condition": "waits on a condition (an event, barrier, semaphore, queue or future)",
@@ -88,8 +95,7 @@ def place_of(task: Task) -> str:
         place = place.f_back
     if place is None:
         return "its beginning"
-    name, line = place.f_code.co_filename, place.f_lineno
-    return f"{name}:{line}: {linecache.getline(name, line).strip()}"
+    return _line_of_frame(place)
 
 
 def _is_library(frame: FrameType) -> bool:
@@ -105,6 +111,57 @@ def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
         for ident, frame in current_frames().items()
         if ident not in ours and frame.f_code.co_filename != _WATCHDOG
     }
+
+
+def outsiders() -> bool:
+    """Whether the process has threads that are of no schedule, and may let one of ours go on."""
+    return any(
+        not has_task(ident) and frame.f_code.co_filename != _WATCHDOG
+        for ident, frame in current_frames().items()
+    )
+
+
+def of_held_turn(tasks: Sequence[Task], running: Task, seconds: float, resting: bool) -> str:
+    """What the watchdog of ranks prints where the same one has had the turn for so long."""
+    others = [task for task in tasks if task.number and (resting or task is not running)]
+    if resting:
+        head = (
+            f"simgpu.ranks: no rank has gone on for {seconds:.0f} s. They sleep, or wait for each "
+            "other, or for what comes from outside, as from another process:"
+        )
+    else:
+        head = (
+            f"simgpu.ranks: {running.name} has had the turn for {seconds:.0f} s, at "
+            f"{_places_of(running)}. It computes, or waits in a way that simgpu does not know."
+        )
+        if others:
+            head += (
+                " The others go on where it waits for them, sleeps (in a loop: time.sleep(0)), or "
+                "waits for a lock, condition, queue, thread, child process or socket of Python:"
+            )
+    return "\n".join([head, *map(line_of, others)])
+
+
+def _places_of(task: Task) -> str:
+    """The line of the program where a task is, and the innermost one where that is another."""
+    innermost = frame = current_frames().get(task.ident)
+    while frame is not None and _is_of_the_system(frame.f_code.co_filename):
+        frame = frame.f_back
+    if innermost is None:
+        return "its beginning"
+    found = dict.fromkeys(map(_line_of_frame, filter(None, (frame, innermost))))
+    return " in ".join(found)
+
+
+def _line_of_frame(frame: FrameType) -> str:
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{name}:{line}: {linecache.getline(name, line).strip()}".rstrip(": ")
+
+
+def _is_of_the_system(file: str) -> bool:
+    """Whether a file is of Python, of torch or of simgpu."""
+    of_python = file.startswith((_PYTHON, "<frozen")) and "-packages" not in file
+    return of_python or file.startswith((_HERE, _TORCH))
 
 
 def others_make_progress(tasks: Sequence[Task]) -> bool:

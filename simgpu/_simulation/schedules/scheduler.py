@@ -132,11 +132,8 @@ class Scheduler(Baton):
         chosen.give_baton()
 
     @contextmanager
-    def running(self, watch: bool = True) -> Iterator[Scheduler]:
-        """Let the calling thread be task 0, and end what is left of the others at the end.
-
-        A thread that waits for what it does not know of is told, unless `watch` is false.
-        """
+    def running(self) -> Iterator[Scheduler]:
+        """Let the calling thread be task 0, and end what is left of the others at the end."""
         global _current
         if _current is not None or self.tasks:
             raise ScheduleError(
@@ -154,7 +151,7 @@ class Scheduler(Baton):
         _current = self
         try:
             try:
-                with interrupts_wait(lambda: first.in_line, self.interrupt), watched(self, watch):
+                with interrupts_wait(lambda: first.in_line, self.interrupt), watched(self):
                     yield self
             except BaseException as error:
                 if self.failed is None or not isinstance(error, (Ended, Exception)):

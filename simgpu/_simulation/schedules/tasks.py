@@ -39,6 +39,8 @@ class Task:
         in_line: whether it waits for the baton.
         interrupt: what is to be raised in it at its next point.
         patient: whether its time-out comes only where nobody else can go on.
+        others: where it waits in real time, whether anybody but tasks may end its wait.
+        due: when its time-out comes in real time; 0 where that takes no time.
         expired: whether the time-out came first.
         what: where it stands, in a word; `on` is what it waits for, if there is an object.
         priority, hasty_after: for the strategies.
@@ -48,8 +50,8 @@ class Task:
     """
 
     __slots__ = (
-        "_thread", "baton", "daemon", "deadline", "done", "ended_by", "expired", "expiries",
-        "hasty_after", "ident", "in_line", "interrupt", "name", "number", "on", "patient",
+        "_thread", "baton", "daemon", "deadline", "done", "due", "ended_by", "expired", "expiries",
+        "hasty_after", "ident", "in_line", "interrupt", "name", "number", "on", "others", "patient",
         "priority", "run_length", "scheduler", "state", "until", "what", "yielding",
     )  # fmt: skip
 
@@ -62,6 +64,8 @@ class Task:
         self.daemon = False
         self.until: Callable[[], bool] | None = None
         self.deadline: float | None = None
+        self.others: Callable[[], bool] | None = None
+        self.due = 0.0
         self.expired = self.done = self.yielding = self.in_line = self.patient = False
         self.interrupt: BaseException | None = None
         self.what, self.on = "start", None
@@ -95,6 +99,11 @@ class Task:
 def calling_task() -> Task | None:
     """The task of the calling thread; None if it belongs to no schedule."""
     return _tasks.get(_thread.get_ident())
+
+
+def has_task(ident: int) -> bool:
+    """Whether the thread with this identifier belongs to a schedule."""
+    return ident in _tasks
 
 
 def register(task: Task) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from simgpu._runtime.clock import Clock
+from simgpu._simulation.schedules import reports
 from simgpu._simulation.schedules.baton import TICK
 from simgpu._simulation.schedules.scheduler import Scheduler, current
 from simgpu._simulation.schedules.tasks import Task, calling_task, outside
@@ -72,6 +73,9 @@ def join(self: threading.Thread, timeout: float | None = None) -> None:
     """`Thread.join`."""
     me = calling_task()
     task = None if me is None else _task_of(self, me.scheduler)
+    if me is not None and me.scheduler.real_time and self.is_alive() and task is not me:
+        me.scheduler.block(lambda: not self.is_alive(), timeout, "thread", self, reports.outsiders)
+        timeout = 0 if self.is_alive() else timeout
     if me is None or task is None or task is me or self.ident is None:
         _stock_join(self, timeout)  # which also raises what Python raises
         return
@@ -85,14 +89,14 @@ def join(self: threading.Thread, timeout: float | None = None) -> None:
 
 
 def sleep(seconds: float) -> None:
-    """`time.sleep`: takes no real time."""
+    """`time.sleep`: others go on meanwhile. It takes no time but in a scheduler of real time."""
     me = calling_task()
     if me is None or seconds < 0:
         _sleep(seconds)
     elif seconds == 0:
         me.scheduler.point("sleep", yielding=True)
     else:
-        me.scheduler.block(lambda: False, seconds, "sleep")
+        me.scheduler.block(lambda: False, seconds, "sleep", others=lambda: False)
 
 
 def interrupt_main(*args: Any) -> None:

@@ -11,6 +11,7 @@ import threading
 from types import GenericAlias
 from typing import Any
 
+from simgpu._simulation.schedules import reports
 from simgpu._simulation.schedules.locks import PYTHONS, is_free, take
 from simgpu._simulation.schedules.tasks import calling_task
 
@@ -41,13 +42,19 @@ def wait(self: Any, timeout: float | None = None) -> bool:
     saved = self._release_save()
     notified = False
     try:
-        notified = bool(me.scheduler.block(lambda: not waiter.locked(), timeout, "condition", self))
+        notified = bool(
+            me.scheduler.block(
+                lambda: not waiter.locked(), timeout, "condition", self, reports.outsiders
+            )
+        )
         return notified
     finally:
         try:
             if isinstance(self._lock, PYTHONS) and not me.scheduler.over:
                 while not is_free(self._lock):
-                    me.scheduler.block(lambda: is_free(self._lock), None, "lock")
+                    me.scheduler.block(
+                        lambda: is_free(self._lock), None, "lock", None, reports.outsiders
+                    )
         finally:  # whoever is ended in here gives the lock back, and so has to have it
             if not isinstance(self._lock, PYTHONS) or is_free(self._lock):
                 self._acquire_restore(saved)
@@ -59,7 +66,9 @@ def is_set(self: threading.Event) -> bool:
     """`Event.is_set`: a point, or who asks again and again would keep all others from going on."""
     me = calling_task()
     if me is not None and not me.scheduler.over:
-        me.scheduler.point("event", self)
+        asks_again = me.what == "event" and me.on is self
+        yielding = me.scheduler.real_time and asks_again and not _stock_is_set(self)
+        me.scheduler.point("event", self, yielding=yielding)
     return _stock_is_set(self)
 
 
@@ -83,7 +92,8 @@ class SimpleQueue:
         if me is None or (timeout is not None and timeout < 0):
             return self._queue.get(block, timeout)
         scheduler = me.scheduler
-        scheduler.point("queue.get", self)
+        if not scheduler.real_time:
+            scheduler.point("queue.get", self)
         deadline = None if timeout is None else scheduler.now + timeout
         while True:
             try:
@@ -92,7 +102,9 @@ class SimpleQueue:
                 if not block:
                     raise
             left = None if deadline is None else deadline - scheduler.now
-            if not scheduler.block(lambda: not self._queue.empty(), left, "queue.get", self):
+            if not scheduler.block(
+                lambda: not self._queue.empty(), left, "queue.get", self, reports.outsiders
+            ):
                 raise queue.Empty
 
     def get_nowait(self) -> Any:

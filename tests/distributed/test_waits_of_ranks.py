@@ -1,0 +1,272 @@
+"""Ranks that wait for each other by other means than collectives, or hold the turn for long."""
+
+import concurrent.futures
+import io
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from time import sleep
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed as dist
+
+import simgpu
+from simgpu._simulation.schedules import watchdog
+from simgpu.errors import DeadlockError
+from tests.support.worlds import few
+
+MOMENT = 1e-4  # seconds
+
+
+def polls(pause):
+    """A file that rank 1 writes, and rank 0 asks for in a loop."""
+
+    def make(folder):
+        path = folder / "written"
+
+        def wait():
+            while not path.exists():
+                pause()
+            return path.read_text()
+
+        return wait, lambda: path.write_text("come")
+
+    return make
+
+
+def event(_):
+    it = threading.Event()
+    return (lambda: it.wait() and "come"), it.set
+
+
+def asked_event(_):
+    it = threading.Event()
+
+    def wait():
+        while not it.is_set():
+            pass
+        return "come"
+
+    return wait, it.set
+
+
+def condition(_):
+    it, come = threading.Condition(), []
+
+    def wait():
+        with it:
+            return it.wait_for(lambda: come)[0]
+
+    def act():
+        with it:
+            come.append("come")
+            it.notify()
+
+    return wait, act
+
+
+def simple_queue(_):
+    boxes = {}  # made within the world, where the class is another one
+    made = threading.Barrier(2)
+
+    def wait():
+        boxes["it"] = queue.SimpleQueue()
+        made.wait()
+        return boxes["it"].get()
+
+    def act():
+        made.wait()
+        boxes["it"].put("come")
+
+    return wait, act
+
+
+def fifo(_):
+    it = queue.Queue()
+    return it.get, lambda: it.put("come")
+
+
+def future(_):
+    it = concurrent.futures.Future()
+    return it.result, lambda: it.set_result("come")
+
+
+def lock(_):
+    it = threading.Lock()
+    it.acquire()
+    return (lambda: it.acquire() and "come"), it.release
+
+
+def thread(_):
+    it = threading.Event()
+
+    def wait():
+        helper = threading.Thread(target=it.wait)
+        helper.start()
+        helper.join()
+        return "come"
+
+    return wait, it.set
+
+
+def connection(_):
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def wait():
+        found, _ = server.accept()
+        with found, server:
+            return found.recv(4).decode()
+
+    def act():
+        with socket.create_connection(server.getsockname()) as it:
+            it.sendall(b"come")
+
+    return wait, act
+
+
+WAYS = {
+    "a loop that sleeps": polls(lambda: time.sleep(MOMENT)),
+    "a loop that sleeps by a name of its own": polls(lambda: sleep(MOMENT)),
+    "a loop that sleeps for no time": polls(lambda: time.sleep(0)),
+    "an event": event,
+    "an event asked in a loop": asked_event,
+    "a condition": condition,
+    "a simple queue": simple_queue,
+    "a queue": fifo,
+    "a future": future,
+    "a lock": lock,
+    "a thread": thread,
+    "a connection": connection,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_waits_lets_the_others_go_on(tmp_path, way):
+    wait, act = WAYS[way](tmp_path)
+    found = simgpu.ranks(2, lambda rank: wait() if rank == 0 else act() and None)
+    assert found == ["come", None]
+
+
+@pytest.mark.full
+def test_a_rank_that_waits_for_a_child_process_lets_the_others_go_on(tmp_path):
+    code = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'it')!r}).exists(): "
+    command = [sys.executable, "-c", code + "time.sleep(0.01)\nprint('come')"]
+
+    def go(rank):
+        if rank == 0:
+            return subprocess.check_output(command, text=True)
+        (tmp_path / "it").write_text("")
+        return None
+
+    assert simgpu.ranks(2, go) == ["come\n", None]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True))
+def test_sleeps_end_in_the_order_of_their_lengths(lengths):
+    woken = []
+
+    def go(rank):
+        time.sleep(lengths[rank] * MOMENT)
+        woken.append(lengths[rank])
+        dist.barrier(device_ids=[rank])
+
+    simgpu.ranks(len(lengths), go)
+    assert woken == sorted(lengths)
+
+
+@few
+@given(st.integers(1, 50))
+def test_a_rank_that_asks_a_store_waits_for_one_that_sleeps(times):
+    def go(rank):
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            while not store.check(["it"]):
+                pass
+            return store.get("it")
+        for _ in range(times):
+            time.sleep(MOMENT)
+        return store.set("it", "come")
+
+    assert simgpu.ranks(2, go) == [b"come", None]
+
+
+@pytest.mark.parametrize("way", ["an event", "a condition", "a queue", "a future", "a lock"])
+def test_what_no_rank_does_is_a_deadlock(tmp_path, way):
+    wait, _ = WAYS[way](tmp_path)
+
+    def go(rank):
+        wait() if rank == 0 else dist.barrier(device_ids=[rank])
+
+    with pytest.raises(DeadlockError, match="no rank can go on: thread 1") as caught:
+        simgpu.ranks(2, go)
+    assert "(rank 0) waits" in str(caught.value)
+    assert f"rank 1 waits for barrier at {__file__}" in str(caught.value)
+
+
+def test_a_thread_of_no_rank_is_waited_for():
+    """It computes, and nothing says that it will come to an end."""
+
+    def go(rank):
+        come = threading.Event()
+        helper = threading.Thread(target=lambda: sum(range(10**6)) and come.set())
+        helper.start()
+        assert come.wait(timeout=60)
+        helper.join()
+        return rank
+
+    assert simgpu.ranks(2, go) == [0, 1]
+
+
+def test_a_time_out_comes_when_nobody_ends_the_wait():
+    def go(_):
+        with pytest.raises(queue.Empty):
+            queue.Queue().get(timeout=MOMENT)
+        return threading.Event().wait(MOMENT)
+
+    assert simgpu.ranks(2, go) == [False, False]
+
+
+def test_the_lock_of_a_library_is_waited_for(monkeypatch):
+    """torch.compile has one, which a rank holds while it waits for processes that compile."""
+    library = ModuleType("library_with_a_lock")
+    library.lock = threading.RLock()
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    held = []
+
+    def go(rank):
+        with vars(library)["lock"]:
+            held.append(rank)
+            time.sleep(MOMENT)
+            assert held == [rank]
+            held.clear()
+
+    simgpu.ranks(3, go)
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_a_rank_that_holds_the_turn_is_reported(monkeypatch, rests):
+    words = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", words)
+    monkeypatch.setattr(watchdog, "LONG", MOMENT)
+    head = "no rank has gone on for" if rests else "rank 0 has had the turn for"
+
+    def go(rank):
+        if rank == 0:
+            while f"simgpu.ranks: {head}" not in words.getvalue():  # of which nothing is known
+                if rests:
+                    sleep(MOMENT)
+        dist.barrier(device_ids=[rank])
+
+    simgpu.ranks(2, go)
+    text = words.getvalue()
+    if rests:
+        assert "thread 1 (rank 0) sleeps" in text
+    else:
+        assert f" s, at {__file__}:" in text
+        assert "thread 2 (rank 1) can go on" in text
