@@ -35,10 +35,10 @@ def simulated():
 
 @pytest.fixture
 def cuda():
-    """Four simulated devices by the name of CUDA, whatever the session runs on."""
+    """Four simulated devices as CUDA, whatever the session runs on."""
     import simgpu
 
-    with simgpu.as_cuda(4) as devices:
+    with simgpu.as_cuda(4, force=True) as devices:
         yield devices
 
 
@@ -62,7 +62,7 @@ def everything_imported():
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     importlib.import_module("torch._dynamo")  # by PyTorch itself, where a function needs it
-    with simgpu.as_cuda(1):
+    with simgpu.as_cuda(1, force=True):
         pass
 
 

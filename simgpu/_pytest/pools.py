@@ -67,6 +67,7 @@ class CudaPool:
         import torch
 
         devices = [torch.device("cuda", ordinal) for ordinal in self.ordinals[:count]]
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # counters of memory need it
         torch.cuda.set_device(devices[0])
         torch.manual_seed(self.seed)
         for device in set(devices):

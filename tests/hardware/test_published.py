@@ -79,7 +79,7 @@ def test_one_other_number_would_be_noticed(case, data):
     """And so would a chunk less, and a reason that nothing needs."""
     places = leaves(case["seen"])
     other = changed(case["seen"], data.draw(st.sampled_from(places))) if places else [1]
-    with simgpu.as_cuda(case["devices"], model=case.get("model")):
+    with simgpu.as_cuda(case["devices"], model=case.get("model"), force=True):
         assert published.outcome(case).verdict == "agreed"
         assert published.outcome({**case, "seen": other}).is_wrong
         assert published.outcome({**case, "known": "no reason"}).is_wrong
@@ -113,7 +113,7 @@ def test_a_difference_needs_a_reason_and_a_reason_a_difference(printed, reason, 
         case[reason] = "it is so"
     differ = [printed == 0, printed == 1] if by_library else [printed == 0]
     excused = {None: [False, False], "known": [True, True], "ours": [False, True]}[reason]
-    with simgpu.as_cuda(1):
+    with simgpu.as_cuda(1, force=True):
         found = published.outcome(case)
     assert found.is_wrong == (differ != excused[: len(differ)])
     assert found.verdict == ("wrong" if found.is_wrong else "differs" if reason == "known" else

@@ -224,7 +224,12 @@ class Options:
     """The command line `--record FILE` without anything about devices."""
 
     def __init__(self, path):
-        self.options = {"--record": path, "--devices": "auto", "--oversubscribe": False}
+        self.options = {
+            "--full": False,
+            "--record": path,
+            "--devices": "auto",
+            "--oversubscribe": False,
+        }
 
     def getoption(self, name):
         return self.options[name]

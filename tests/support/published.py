@@ -217,7 +217,7 @@ def replay(recording):
     for (count, model), cases in groups:
         with contextlib.ExitStack() as devices:
             try:
-                devices.enter_context(simgpu.as_cuda(count, model=model))
+                devices.enter_context(simgpu.as_cuda(count, model=model, force=True))
             except (TypeError, ValueError) as error:
                 raise RecordingError(
                     f"a published recording has no such devices: {error}"

@@ -78,7 +78,7 @@ def _rank(function, rank, count, arguments, backend, timeout, named, debug, fold
     torch.set_num_threads(1)
     distributed.set_debug_level(distributed.DebugLevel.__members__[debug])
     try:
-        with simgpu.as_cuda(count):
+        with simgpu.as_cuda(count, force=True):
             torch.cuda.set_device(rank)
             distributed.init_process_group(
                 backend,

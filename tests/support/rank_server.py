@@ -4,5 +4,5 @@ import importlib
 
 import simgpu
 
-with simgpu.as_cuda(1):
+with simgpu.as_cuda(1, force=True):
     importlib.import_module("torch._dynamo")  # as DistributedDataParallel does; it takes seconds

@@ -19,7 +19,7 @@ def with_devices(test):
     """A test of a file whose tests find devices, with devices around it."""
 
     def run():
-        with simgpu.as_cuda(4):
+        with simgpu.as_cuda(4, force=True):
             test()
 
     return run

@@ -96,6 +96,10 @@ class _Threading:
         return getattr(threading, name)
 
 
+def _prefers_simulated() -> bool:
+    return accelerators.may_be_cuda() and accelerators.is_simulated()
+
+
 _ALONE = not torch._C._has_cuda
 _WHY = "takes numbers of devices: those of the kind of devices that its arguments are on"
 _WHY_FOR_STREAMS = "C++ makes current only streams of the accelerator"
@@ -135,7 +139,7 @@ PATCHES: tuple[Row, ...] = (
         Patch(
             "torch.nn.parallel.data_parallel",
             name,
-            wrap=routed(ours, accelerators.is_simulated),
+            wrap=routed(ours, _prefers_simulated),
             kept=_ALONE,
             why="DataParallel looks for CUDA first",
         )
