@@ -1,7 +1,7 @@
 """Mutation testing: small mistakes made by rule, and the tests that notice each.
 
     python -m tests.assurance.mutants                                # all mutants of dataparallel
-    python -m tests.assurance.mutants --package simgpu --sample 400 --seed 7
+    python -m tests.assurance.mutants --package core --tier full --sample 400 --seed 7
     python -m tests.assurance.mutants --only dataparallel/replicate.py --budget 60
 
 The output is each mutant that no test notices, as a diff, and a score for each folder. Some mutants

@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--package", choices=PACKAGES, default="dataparallel", help="default dataparallel")
+    add("--tier", choices=("default", "full"), default="default", help="of the tests that judge")
     add("--only", action="append", metavar="PATH", help="only this folder or file of the package")
     add("--tests", action="append", metavar="PATH", help="only these tests")
     add("--sample", type=int, metavar="N", help="only so many mutants, chosen by the seed")
@@ -78,7 +79,7 @@ class Campaign:
         self.package, self.budget = package, budget
         self.servers = Servers(package, jobs)
         self.map = covering.Map()
-        self.kept = Kept(package.name)
+        self.kept = Kept(f"{package.name}-{package.tier}")
         self.sound: dict[str, bool] = {}
         self.deadline = math.inf
 
@@ -102,7 +103,7 @@ class Campaign:
                 folders = self.package.folders
                 return server.ask("measure", tests=names, folders=folders)  # type: ignore[no-any-return]
 
-        return covering.measured_file(name, tests, self.package.folders, measure)
+        return covering.measured_file(name, tests, self.package, measure)
 
     def run(self, mutant: Mutant) -> Result | None:
         """Let the tests that cover a mutant judge it; None if there is no time left."""
@@ -154,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.afresh:
         covering.forget()
-    package = PACKAGES[options.package]
+    package = PACKAGES[options.package].judged_by(options.tier)
     if options.tests:
         package = dataclasses.replace(package, tests=tuple(options.tests))
     folders = options.only or package.folders

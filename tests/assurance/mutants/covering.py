@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.assurance.mutants.mutants import ROOT, Mutant
+from tests.assurance.mutants.packages import Package
 
 KEPT = ROOT / ".mutation"
 SHARED = (
@@ -110,11 +111,12 @@ Measure = Callable[[list[str]], dict[str, Any]]
 
 
 def measured_file(
-    name: str, tests: list[str], folders: Sequence[str], measure: Measure
+    name: str, tests: list[str], package: Package, measure: Measure
 ) -> dict[str, Any]:
-    """What the tests of one file cost and run in the folders: kept from before, or measured now."""
-    key = hashlib.sha256(json.dumps([name, tests, folders]).encode()).hexdigest()[:16]
-    packages = sorted({folder.partition("/")[0] for folder in folders})
+    """What the tests of a file cost and run in the package: kept from before, or measured now."""
+    words = [name, tests, package.folders, package.tier]
+    key = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+    packages = sorted({folder.partition("/")[0] for folder in package.folders})
     stamp = f"{key}-{digest(*packages)}-{digest(*SHARED)}-{digest(name)}"
     kept = KEPT / "map" / f"{stamp}.json.gz"
     if kept.exists():
@@ -125,7 +127,7 @@ def measured_file(
         if len(rest) == len(tests):
             raise RuntimeError(f"the tests of {name} could not be measured: {found['words']}")
         print(f"left out, since it ends its process ({found['words']}): {found['test']}")
-        found = measured_file(name, rest, folders, measure) if rest else {"tests": {}, "failed": []}
+        found = measured_file(name, rest, package, measure) if rest else {"tests": {}, "failed": []}
     for stale in kept.parent.glob(f"{key}-*"):
         stale.unlink()
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -11,35 +12,39 @@ class Package:
     folders: tuple[str, ...]
     """What is mutated."""
     tests: tuple[str, ...]
+    """Folders and files of tests."""
+    tier: str = "default"
 
+    def judged_by(self, tier: str) -> Package:
+        """This package with the tests of a tier: "default" or "full"."""
+        more = ("tests/full/processes", "tests/full/programs") if tier == "full" else ()
+        return dataclasses.replace(self, tier=tier, tests=(*self.tests, *more))
+
+
+_CORE = ("_runtime", "_memory", "_distributed", "_ranks", "_simulation")
+_ON_DEVICES = ("tests/devices", "tests/simulator", "tests/cuda", "tests/dataparallel")
 
 PACKAGES = {
-    "dataparallel": Package(
-        "dataparallel",
-        ("dataparallel",),
-        (
-            "tests/dataparallel",
-            "tests/devices/computing/test_autocast_regions.py",
-            "tests/simulator/schedules/test_data_parallel.py",
-            "tests/simulator/launches/test_stream_records.py",
-            "tests/simulator/launches/test_trace.py",
-            "tests/simulator/streams/test_who_waits.py",
+    package.name: package
+    for package in (
+        Package(
+            "dataparallel",
+            ("dataparallel",),
+            (
+                "tests/dataparallel",
+                "tests/devices/computing/test_autocast_regions.py",
+                "tests/simulator/asynchronous/test_data_parallel.py",
+                "tests/simulator/asynchronous/test_results_on_the_host.py",
+                "tests/simulator/launches",
+                "tests/simulator/schedules/test_data_parallel.py",
+                "tests/simulator/streams",
+            ),
         ),
-    ),
-    "simgpu": Package(
-        "simgpu",
-        ("simgpu/_runtime", "simgpu/_memory", "simgpu/_kernels", "simgpu/_backend"),
-        (
-            "tests/devices",
-            "tests/simulator",
-            "tests/cuda",
-            "tests/dataparallel",
-            "tests/hardware/test_published.py",
+        Package(
+            "core",
+            tuple(f"simgpu/{name}" for name in _CORE),
+            (*_ON_DEVICES, "tests/distributed", "tests/hardware", "tests/tools"),
         ),
-    ),
-    "distributed": Package(
-        "distributed",
-        ("simgpu/_distributed", "simgpu/_ranks"),
-        ("tests/distributed",),
-    ),
+        Package("kernels", ("simgpu/_kernels", "simgpu/_backend", "simgpu/_cuda"), _ON_DEVICES),
+    )
 }

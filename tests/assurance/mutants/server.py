@@ -39,17 +39,19 @@ OPTIONS = [
     "ignore::pytest.PytestAssertRewriteWarning",
     "--assert=plain",  # pytest would import the package itself, and make other code of its asserts
 ]
+FULL = "--full"
 
 
 class Profile:
-    """The examples are those of every run; how small one can be made that fails, nobody reads."""
+    """The examples are those of the tier; no example that fails is made smaller."""
 
     @pytest.hookimpl(trylast=True)
-    def pytest_configure(self) -> None:
+    def pytest_configure(self, config: pytest.Config) -> None:
+        of_tier = settings.get_profile("full" if config.getoption(FULL) else "ci")
         settings.register_profile(
             "mutants",
-            settings.get_profile("ci"),
-            max_examples=int(os.environ.get(EXAMPLES, settings.get_profile("ci").max_examples)),
+            of_tier,
+            max_examples=int(os.environ.get(EXAMPLES, of_tier.max_examples)),
             phases=(Phase.explicit, Phase.generate),
             report_multiple_bugs=False,
             print_blob=False,
@@ -60,9 +62,10 @@ class Profile:
 class Server:
     """Answers requests; `items` are there in a warm server only."""
 
-    def __init__(self, channel: socket.socket, package: str, folder: str) -> None:
+    def __init__(self, channel: socket.socket, package: str, tier: str, folder: str) -> None:
         self.lines = channel.makefile("rw")
         self.package = package
+        self.options = [*OPTIONS, FULL] if tier == "full" else OPTIONS
         self.items: dict[str, pytest.Item] = {}
         self.functions: dict[str, list[Any]] = {}
         self.folder = folder  # where children keep what is gone with them
@@ -122,7 +125,7 @@ class Server:
                 child.run_items([self.items[name] for name in tests])
             else:
                 torch._import_device_backends()  # type: ignore[no-untyped-call]
-                pytest.main([*OPTIONS, *tests], plugins=[Profile(), reporter, _InOrder(tests)])
+                pytest.main([*self.options, *tests], plugins=[Profile(), reporter, _InOrder(tests)])
                 if text is not None and is_bypassed(path):
                     reporter.tell(status="bypassed")
                     return
@@ -165,17 +168,17 @@ class _Warm:
         return True
 
 
-def main(kind: str, descriptor: str, package: str, *folders: str) -> None:
+def main(kind: str, descriptor: str, package: str, tier: str, *folders: str) -> None:
     channel = socket.socket(fileno=int(descriptor))
     os.chdir(ROOT)
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        _serve(kind, Server(channel, package, folder), folders)
+        _serve(kind, Server(channel, package, tier, folder), folders)
 
 
 def _serve(kind: str, server: Server, folders: Sequence[str]) -> None:
     sys.dont_write_bytecode = kind == "fresh"
     if kind == "warm":
-        pytest.main([*OPTIONS, *folders], plugins=[Profile(), _Warm(server)])
+        pytest.main([*server.options, *folders], plugins=[Profile(), _Warm(server)])
     else:
         # `import torch` was told to leave the package alone: a child imports what torch would have.
         os.environ.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)

@@ -38,6 +38,7 @@ class Server:
                 kind,
                 str(number),
                 package.name,
+                package.tier,
                 *package.tests,
             ]
             self.process = subprocess.Popen(
