@@ -17,7 +17,7 @@ from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, PositionP
 
 from tests.assurance.mutants import operators
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @cache
