@@ -152,6 +152,61 @@ print(json.dumps([x.tolist(), without == [1, 2, 3, 4], *sums]))
     assert python(code, devices=2) == [[0, 1, 2, 3], False, [1, 2, 3, 4], 1]
 
 
+@needs_cuda_build
+def test_values_are_those_of_the_cpu_also_within_other_operators():
+    code = """
+import json, torch
+from tests.assurance.emulated_cuda import values
+values.switch_on()
+x = torch.tensor([1, 5, 3, 2], device="cuda:0")
+halves = torch.tensor([0.5, 0.25], dtype=torch.complex32, device="cuda:0")
+print(json.dumps([
+    torch.isin(x, torch.tensor([5, 2] * 40, device="cuda:0")).tolist(),
+    torch.bincount(x).tolist(),
+    x[x > 2].tolist(),
+    halves.sum().to(torch.complex64).real.item(),
+    torch.linalg.eigvals(torch.diag(x.double())).real.sort().values.tolist(),
+]))
+"""
+    assert python(code, devices=1) == [
+        [False, True, False, True],
+        [0, 1, 1, 1, 0, 1],
+        [5, 3],
+        0.75,
+        [1, 2, 3, 5],
+    ]
+
+
+BESIDE = """
+import json, torch, simgpu
+
+def backward(device):
+    x = torch.ones(3, device=device, requires_grad=True)
+    (x * 2).sum().backward()
+    return [str(x.grad.device), str(torch.accelerator.current_accelerator())]
+
+seen = [backward("cuda:1")]
+with simgpu.devices(2):
+    seen += [backward("cuda:1"), backward("simgpu:1")]
+seen += [backward("cuda:1")]
+with simgpu.devices(2):
+    seen += [backward("simgpu:1")]
+print(json.dumps(seen))
+"""
+
+
+@needs_cuda_build
+def test_backward_works_on_gpus_beside_simulated_devices():
+    within = "simgpu"
+    assert python(BESIDE, devices=2) == [
+        ["cuda:1", "cuda"],
+        ["cuda:1", within],
+        ["simgpu:1", within],
+        ["cuda:1", "cuda"],
+        ["simgpu:1", within],
+    ]
+
+
 SHARE = """
 import json, torch, torch.multiprocessing as mp
 

@@ -34,7 +34,10 @@ _BY_THE_HOST = {
 }  # fmt: skip
 # It calls others with numbers on the device, which PyTorch cannot pass to a mode.
 _NOT_WITHIN = {aten.linalg_matrix_exp.default}
-_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_CUDA, _NESTED = (
+    torch._C.DispatchKeySet(key)
+    for key in (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.NestedTensorCUDA)
+)
 
 # Where the CPU has no kernel for a dtype: compute in the wider one, and round the result to it.
 _WIDER = (
@@ -93,14 +96,32 @@ def host(tensor):
     else:
         whole = torch.empty(0, dtype=torch.uint8)
     with torch.no_grad():
-        return torch.empty(0, dtype=tensor.dtype).set_(
+        out = torch.empty(0, dtype=tensor.dtype).set_(
             whole.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
         )
+        out = torch._conj(out) if tensor.is_conj() else out
+        return torch._neg_view(out) if tensor.is_neg() else out
+
+
+def _write(tensor, image):
+    """Give a strided tensor on an emulated GPU the values of a CPU tensor."""
+    there = host(tensor)
+    for dim, stride in enumerate(there.stride()):
+        if stride == 0 and there.size(dim) > 1:  # expanded: one element is many
+            there, image = there.narrow(dim, 0, 1), image.narrow(dim, 0, 1)
+    there.copy_(image)
 
 
 def host_of_sparse(tensor):
-    """A sparse CPU tensor over the parts of a COO tensor on an emulated GPU."""
+    """A sparse CPU tensor over the parts of one on an emulated GPU."""
     with torch.no_grad():
+        if tensor.layout != torch.sparse_coo:
+            rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+            names = ("crow_indices", "col_indices") if rows else ("ccol_indices", "row_indices")
+            parts = [host(getattr(tensor, name)()) for name in (*names, "values")]
+            return torch.sparse_compressed_tensor(
+                *parts, tensor.shape, layout=tensor.layout, check_invariants=False
+            )
         out = torch.sparse_coo_tensor(
             host(tensor._indices()), host(tensor._values()), tensor.shape, check_invariants=False
         )
@@ -121,7 +142,7 @@ def _copy_of(tensor):
 
 def _on_host(value, written):
     if is_cuda(value):
-        if value.layout == torch.sparse_coo:
+        if value.layout != torch.strided:
             return host_of_sparse(value)
         # What the operator writes to must keep its values for the second call.
         return _copy_of(value) if written else host(value)
@@ -168,7 +189,12 @@ class Values(TorchDispatchMode):
             isinstance(leaf, torch.device) and leaf.type == "cuda" for leaf in leaves
         ):
             return op(*args, **kwargs)
-        if any(one.layout != torch.strided for one in tensors):
+        if _on_two_devices(leaves):
+            return op(*args, **kwargs)  # refused, or a copy
+        if any(one.is_nested for one in tensors):
+            with self:  # works on the memory of all parts, by operators that have values
+                return op.redispatch(_NESTED, *_numbers_as_tensors(op, args), **kwargs)
+        if any(isinstance(one, torch.Tensor) and one.layout != torch.strided for one in leaves):
             return self._sparse(op, args, kwargs, tensors)
         if op in _BY_THE_HOST:
             return self._by_the_host(op, args, kwargs, tensors)
@@ -183,7 +209,7 @@ class Values(TorchDispatchMode):
         except Exception as error:  # the operator still has to run, and to raise its own error
             there = error
         before = _library.launches()
-        if op in _NOT_WITHIN or _has_numbers_for_tensors(op, args, kwargs):
+        if not _can_be_within(op, args, kwargs):
             out = op(*args, **kwargs)
         else:
             with self:
@@ -204,8 +230,10 @@ class Values(TorchDispatchMode):
 
     @staticmethod
     def _sparse(op, args, kwargs, tensors):
-        layouts = {one.layout for one in tensors}
-        if _REAL_OF_SPARSE.match(str(op)) or not layouts <= {torch.strided, torch.sparse_coo}:
+        cast = op is aten._to_copy.default and kwargs.get("dtype") is not None
+        if not tensors or (
+            _REAL_OF_SPARSE.match(str(op)) and not (cast and "device" not in kwargs)
+        ):
             before = _library.launches()
             out = op(*args, **kwargs)
             if _library.launches() != before:
@@ -221,7 +249,7 @@ class Values(TorchDispatchMode):
             if name in _written(op) and is_cuda(real):
                 out = real
                 if real.layout == torch.strided:
-                    host(real).copy_(image)
+                    _write(real, image)
                 else:
                     real.copy_(image.to(real.device))
         computed[f"{op} (sparse)"] += 1
@@ -229,17 +257,45 @@ class Values(TorchDispatchMode):
 
     @staticmethod
     def _by_the_host(op, args, kwargs, tensors):
-        """Without CUDA's code: the CPU's result, copied to the device."""
-        result = op(*_all_on_host(args), **_all_on_host(kwargs))
+        """The CPU's result, copied to the device. Of CUDA's code only its refusals are believed."""
+        try:
+            op(*args, **kwargs)
+        except NotImplementedError:
+            raise
+        except Exception:  # it read what no kernel had written
+            pass
+        there = [(name, _all_on_host(value)) for name, value in _named(op, args, kwargs)]
+        result = _on_the_cpu(op, there, len(args))[1]
         computed[f"{op} (on the host only)"] += 1
         device = tensors[0].device
         return tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, result)
 
 
-def _has_numbers_for_tensors(op, args, kwargs):
-    """Whether a number is given for a tensor of the schema, which `redispatch` refuses."""
+def _on_two_devices(leaves):
+    """Whether tensors with dimensions are on two devices."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return len({one.device for one in tensors if one.dim() or is_cuda(one)}) > 1
+
+
+def _numbers_as_tensors(op, args):
+    """Positional arguments with a tensor for each number that is given for one."""
+    return [
+        torch.scalar_tensor(value)
+        if isinstance(value, bool | int | float) and str(argument.type) == "Tensor"
+        else value
+        for argument, value in zip(op._schema.arguments, args, strict=False)
+    ]
+
+
+def _can_be_within(op, args, kwargs):
+    """Whether `redispatch` takes these arguments: no number for a tensor, no lazy conjugate."""
+    if op in _NOT_WITHIN:
+        return False
+    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+    if any(one.is_conj() or one.is_neg() for one in tensors):
+        return False
     given = dict(_named(op, args, kwargs))
-    return any(
+    return not any(
         isinstance(given.get(argument.name), bool | int | float | complex)
         and "Tensor" in str(argument.type)
         for argument in op._schema.arguments
@@ -256,7 +312,8 @@ def _on_the_cpu(op, named, positional):
                 return value.to(dtypes[value.dtype]) if value.dtype in dtypes else value
             return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
 
-        arguments = [(name, tree_map(widened, value)) for name, value in named]
+        # The CPU has one driver for each decomposition, and refuses a name.
+        arguments = [(name, tree_map(widened, v)) for name, v in named if name != "driver"]
         try:
             result = op(*[v for _, v in arguments[:positional]], **dict(arguments[positional:]))
         except (NotImplementedError, RuntimeError) as error:
@@ -281,11 +338,13 @@ def _masks_as_indices(args):
 
 
 def _write_arguments(op, named, there):
-    for (name, real), (_, image) in zip(named, there, strict=True):
+    images = dict(there)
+    for name, real in named:
         if name in _written(op):
+            image = images[name]
             for r, i in zip(tree_flatten(real)[0], tree_flatten(image)[0], strict=True):
                 if is_cuda(r):
-                    host(r).copy_(i)
+                    _write(r, i)
 
 
 def _write_results(op, given, out, result):
@@ -296,7 +355,7 @@ def _write_results(op, given, out, result):
         if isinstance(real, torch.Tensor):
             if id(real) not in inputs and real.layout == torch.strided:
                 if real.shape == image.shape:
-                    (host(real) if is_cuda(real) else real).copy_(image)
+                    _write(real, image) if is_cuda(real) else real.copy_(image)
                 else:
                     shapes = f"{tuple(real.shape)} on CUDA, {tuple(image.shape)} on the CPU"
                     not_computed[f"{op}: {shapes}"] += 1

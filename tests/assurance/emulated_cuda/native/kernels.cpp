@@ -215,8 +215,8 @@ API CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* nam
   *function = (CUfunction)strdup(name);
   return CUDA_SUCCESS;
 }
-API CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction) {
-  *value = 0;
+API CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
+  *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
   return CUDA_SUCCESS;
 }
 API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, CUfunction, int block, size_t shared) {
