@@ -21,7 +21,8 @@ from dataparallel._structure import packed_sequences
 from dataparallel._structure.scalar_warning import warn_of_scalars
 from dataparallel._structure.trees import children_of, path_to, paths, put_together, take_apart
 from dataparallel._transfer.autograd import Gather, Scatter, apply, scatter_split
-from dataparallel._transfer.copies import gather_checked
+from dataparallel._transfer.copies import gather_checked, move_to_each
+from dataparallel._transfer.plain_tensors import is_plain
 from dataparallel.comm.scatter_and_gather import check_gatherable
 
 __all__ = ["Chunking", "gather", "scatter", "scatter_kwargs"]
@@ -120,7 +121,7 @@ def _stays(leaf: Any, device: DeviceLike, dim: int) -> bool:
     """Whether one chunk on `device` is the leaf itself: a tensor that is there, or a constant."""
     if isinstance(leaf, torch.Tensor):
         dims = leaf.dim()
-        return (-dims <= dim < dims or dims == 0) and leaf.device == device
+        return (-dims <= dim < dims or dims == 0) and leaf.device == device and is_plain(leaf)
     return leaf is None or type(leaf) in (bool, int, float, str)
 
 
@@ -190,8 +191,8 @@ def _scatter_leaf(
 ) -> Sequence[Any]:
     if isinstance(leaf, torch.Tensor):
         if sizes is None:
-            return [leaf.to(device, non_blocking=device != CPU) for device in devices]
-        if len(sizes) == 1 and leaf.device == devices[0]:
+            return move_to_each(leaf, devices)
+        if len(sizes) == 1 and is_plain(leaf) and leaf.device == devices[0]:
             return [leaf]  # whole, and where it shall be
         if leaf.requires_grad and torch.is_grad_enabled():
             chunks: tuple[torch.Tensor, ...] = apply(Scatter, devices, sizes, dim, leaf)

@@ -216,12 +216,11 @@ def scatter_split(
     tensor: torch.Tensor, devices: Sequence[torch.device], sizes: Sequence[int], dim: int
 ) -> tuple[torch.Tensor, ...]:
     """The chunks of `tensor`, those from the CPU copied on background streams."""
-    chunks = tensor.split_with_sizes(sizes, dim)
     # A stream that an allocator is told of must belong to memory, which a transform's tensors hide.
     if tensor.device.type != "cpu" or transforms.active([tensor]):
-        return scatter_chunks(chunks, devices)
+        return scatter_chunks(tensor, devices, sizes, dim)
     streams = [copy_stream(device) for device in devices]
-    outputs = scatter_chunks(chunks, devices, streams)
+    outputs = scatter_chunks(tensor, devices, sizes, dim, streams)
     for stream, output in zip(streams, outputs, strict=False):
         if stream is not None:
             main = current_stream(output.device)

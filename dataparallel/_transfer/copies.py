@@ -15,6 +15,7 @@ import torch
 from dataparallel._devices import CPU, on_stream
 from dataparallel._transfer import nccl, transforms
 from dataparallel._transfer.buckets import Layout, flatten, unflatten, without_buckets
+from dataparallel._transfer.plain_tensors import as_in_cpp
 
 # A result up to this size is made by one torch.cat; a larger one is written chunk by chunk, so that
 # the destination never holds it twice. Within a transform it is always torch.cat: chunks may belong
@@ -22,6 +23,13 @@ from dataparallel._transfer.buckets import Layout, flatten, unflatten, without_b
 _SMALL_BYTES = 2**20
 
 
+@as_in_cpp
+def move_to_each(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
+    """The tensor itself for its own device, and a copy for every other one."""
+    return [tensor.to(device, non_blocking=device != CPU) for device in devices]
+
+
+@as_in_cpp
 def broadcast_to(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.Tensor]:
     """The tensor itself for the first entry that names its device, and a copy for every other."""
     source = tensor.device
@@ -40,6 +48,7 @@ def broadcast_to(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[
     return results
 
 
+@as_in_cpp
 def broadcast_laid_out(
     tensors: list[torch.Tensor], devices: Sequence[torch.device], layout: Layout
 ) -> list[list[torch.Tensor]]:
@@ -68,12 +77,21 @@ def broadcast_laid_out(
     return outputs
 
 
+@as_in_cpp
 def scatter_chunks(
-    chunks: Sequence[torch.Tensor],
+    tensor: torch.Tensor,
     devices: Sequence[torch.device],
+    sizes: Sequence[int] | None,
+    dim: int,
     streams: Sequence[Any] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Move each chunk to its device; one that is there already stays the view that it is."""
+    """Cut a tensor and move each chunk to its device; one that is there already stays a view.
+
+    Without `sizes`, those are of `tensor.chunk(len(devices), dim)`.
+    """
+    chunks = (
+        tensor.chunk(len(devices), dim) if sizes is None else tensor.split_with_sizes(sizes, dim)
+    )
     moved = []
     for index, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
         if chunk.device == device:
@@ -93,6 +111,7 @@ def scatter_chunks(
     return tuple(moved)
 
 
+@as_in_cpp
 def gather_checked(tensors: Sequence[torch.Tensor], dim: int, device: torch.device) -> torch.Tensor:
     """The tensors concatenated on `device`, in the dtype of the first."""
     first = tensors[0]
@@ -114,6 +133,7 @@ def gather_checked(tensors: Sequence[torch.Tensor], dim: int, device: torch.devi
     return result
 
 
+@as_in_cpp
 def write_chunks(result: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int) -> None:
     """Copy tensors one after the other along `dim` of `result`."""
     parts = result.split_with_sizes([tensor.size(dim) for tensor in tensors], dim)
@@ -121,3 +141,18 @@ def write_chunks(result: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int
     non_blocking = result.device != CPU
     for part, tensor in zip(parts, tensors, strict=True):
         part.copy_(tensor, non_blocking=non_blocking)
+
+
+@as_in_cpp
+def write_to_all(outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
+    """Copy a tensor into each of `outputs`."""
+    for output in outputs:
+        output.copy_(tensor, non_blocking=True)
+
+
+@as_in_cpp
+def write_parts(outputs: Sequence[torch.Tensor], tensor: torch.Tensor, dim: int) -> None:
+    """Copy the parts of a tensor along `dim` into `outputs`, whose sizes add up to its size."""
+    sizes = [output.size(dim) for output in outputs]
+    for part, output in zip(tensor.split_with_sizes(sizes, dim), outputs, strict=True):
+        output.copy_(part, non_blocking=True)

@@ -15,7 +15,7 @@ import torch
 from dataparallel._devices import DeviceLike, current_device, resolve, resolve_all
 from dataparallel._transfer import nccl, transforms
 from dataparallel._transfer.buckets import BUCKET_BYTES, Layout, lay_out, without_buckets
-from dataparallel._transfer.copies import broadcast_laid_out, broadcast_to
+from dataparallel._transfer.copies import broadcast_laid_out, broadcast_to, write_to_all
 from dataparallel._transfer.sums import densify_mixed_rows, sum_columns, sum_to
 from dataparallel.comm.scatter_and_gather import check_outputs
 
@@ -63,8 +63,7 @@ def broadcast(
     if nccl.usable([tensor, *outputs]):
         nccl.broadcast([tensor, *outputs])
     else:
-        for output in outputs:
-            output.copy_(tensor, non_blocking=True)
+        write_to_all(outputs, tensor)
     return outputs
 
 

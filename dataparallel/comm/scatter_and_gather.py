@@ -20,7 +20,7 @@ from dataparallel._devices import (
     resolve,
     resolve_all,
 )
-from dataparallel._transfer.copies import gather_checked, scatter_chunks, write_chunks
+from dataparallel._transfer.copies import gather_checked, scatter_chunks, write_chunks, write_parts
 
 
 def scatter(
@@ -68,7 +68,7 @@ def scatter(
     if not targets:
         raise RuntimeError(f"Expected at least one device to scatter to, but got {devices=}")
     if chunk_sizes is None:
-        return scatter_chunks(tensor.chunk(len(targets), dim), targets, streams)
+        return scatter_chunks(tensor, targets, None, dim, streams)
     chunk_sizes = list(chunk_sizes)
     if len(chunk_sizes) != len(targets):
         raise RuntimeError(
@@ -80,7 +80,7 @@ def scatter(
             "given chunk sizes don't sum up to the tensor's size "
             f"(sum(chunk_sizes) == {sum(chunk_sizes)}, but expected {tensor.size(dim)})"
         )
-    return scatter_chunks(tensor.split_with_sizes(chunk_sizes, dim), targets, streams)
+    return scatter_chunks(tensor, targets, chunk_sizes, dim, streams)
 
 
 def _scatter_out(
@@ -107,8 +107,7 @@ def _scatter_out(
             f"Total size for output tensors along scatter dim {dim} does not match the source "
             f"tensor size at dim {dim}. Expected {length}, but got total size {sum(sizes)}"
         )
-    for chunk, output in zip(tensor.split_with_sizes(sizes, dim), outputs, strict=True):
-        output.copy_(chunk, non_blocking=True)
+    write_parts(outputs, tensor, dim)
     return outputs
 
 

@@ -21,7 +21,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import _functions
 
 from simgpu import _naming, comm
-from simgpu._backend.torch_patches.routing import routed
+from simgpu._backend.torch_patches.routing import as_in_cpp, routed
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Patch, Row
 from simgpu._runtime import accelerators, world
@@ -330,7 +330,7 @@ PATCHES: tuple[Row, ...] = (
         Patch(
             "torch._C",
             name,
-            wrap=routed(ours, _simulated),
+            wrap=routed(as_in_cpp(ours), as_in_cpp(_simulated)),
             why="torch.nn.parallel and torch.cuda.comm call these, which a CPU build lacks",
         )
         for name, ours in _OURS.items()
