@@ -27,7 +27,7 @@ from simgpu._memory.ownership import adopt
 from simgpu._naming import DEVICE_TYPE
 from simgpu._native.dlpack_relabel import host_alias
 from simgpu._runtime import world
-from simgpu._runtime.device import Allocation
+from simgpu._runtime.allocations import Allocation
 from simgpu._runtime.launch import HOST_KEYS, Kernel, launch
 from simgpu._runtime.out_of_memory import raise_out_of_memory
 

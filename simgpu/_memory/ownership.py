@@ -67,10 +67,7 @@ def make_sure_of_room(index: int, shape: Sequence[int], dtype: torch.dtype | Non
     """Raise if device `index` has no room for a tensor, before the host makes one."""
     device = active_devices[index] if index < len(active_devices) else world.device(index)
     nbytes = math.prod(shape) * (torch.get_default_dtype() if dtype is None else dtype).itemsize
-    # What has died and is not counted yet only makes room.
-    if nbytes > device.limit - device.taken + device.freed and nbytes > (
-        device.limit - device.allocated
-    ):
+    if not device.has_ample_room(nbytes) and not device.has_room(nbytes):
         raise_out_of_memory(device, nbytes)
 
 

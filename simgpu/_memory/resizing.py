@@ -11,6 +11,7 @@ from torch.utils import deterministic
 from simgpu._memory.extents import bytes_needed
 from simgpu._memory.host_aliases import bytes_of, host_empty
 from simgpu._memory.storages import copy_on_device, new_storage, resize_storage
+from simgpu._memory.stream_uses import note_use
 from simgpu._native.dlpack_relabel import LABELS, relabel
 from simgpu._runtime.host_operators import empty, set_storage
 from simgpu._runtime.instruments import hooks
@@ -101,6 +102,7 @@ def lazy_clone(self: torch.Tensor) -> torch.Tensor:
 
 
 def record_stream(self: torch.Tensor, s: torch.Stream) -> None:
-    """`Tensor.record_stream`, for the blocks that follow streams; by itself no memory is reused."""
+    """`Tensor.record_stream`: the memory is free, once it is dropped, when the stream is done."""
+    note_use(self, s)
     for used in hooks.tensor_used_on_stream:
         used(self, s)

@@ -22,8 +22,6 @@ from simgpu._runtime.meta_kernels import call_on_meta
 from simgpu._runtime.operators import written
 from simgpu._runtime.out_of_memory import raise_out_of_memory
 
-_AMPLE = 2**20  # bytes that the room exceeds every estimate by, to be sure of it
-
 
 def changes_more_than_results(op: torch._ops.OpOverload) -> bool:
     """Whether `op` makes tensors, and also draws random numbers or writes to an argument."""
@@ -41,9 +39,10 @@ class Charge:
         self._op, self._device, self._sizes = op, device, list[int]()
         try:
             for nbytes in sizes:
-                if not device.hold(nbytes):
+                held = device.hold(nbytes)
+                if held is None:
                     raise_out_of_memory(device, nbytes)
-                self._sizes.append(nbytes)
+                self._sizes.append(held)
         except BaseException:
             self.release(())
             raise
@@ -54,9 +53,10 @@ class Charge:
         Instruments are not asked about them again, unless their sizes are others than expected.
         That is noted on the memory itself: it is forgotten with it where the launch fails now.
         """
-        self._device.release(sum(self._sizes))
         expected = self._sizes
         self._sizes = []
+        for held in reversed(expected):  # so that each finds the same block again
+            self._device.release(held)
         for storage in _new_storages(self._op, results) if expected else ():
             nbytes = rounded(storage.nbytes())
             if nbytes in expected:
@@ -87,7 +87,7 @@ def _has_ample_room(device: Device, args: Iterable[Any]) -> bool:
             factor *= max(value, 1)
         elif isinstance(value, (list, tuple)):  # a shape
             factor *= math.prod(max(size, 1) for size in value if isinstance(size, int))
-    return 16 * (nbytes + 1) * factor + _AMPLE < device.limit - (device.taken - device.freed)
+    return device.has_ample_room(int(16 * (nbytes + 1) * factor))
 
 
 def _result_sizes(

@@ -6,7 +6,6 @@ The memory itself is that of CPU tensors; `simgpu._memory` says which belong to 
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Callable
 
@@ -15,35 +14,17 @@ import torch
 from simgpu._models.gpus import GENERIC, Model
 from simgpu._naming import DEVICE_TYPE
 from simgpu._random.geometry import resident_threads
-from simgpu._runtime.caching_allocator import CachingAllocator
-from simgpu._runtime.event_log import EventLog
+from simgpu._runtime import clock, thread_state
+from simgpu._runtime.allocations import Allocation, Block
+from simgpu._runtime.caching_allocator import LARGE_SEGMENT, MOST, CachingAllocator
+from simgpu._runtime.event_log import BEGUN, EventLog
 from simgpu._runtime.instruments import hooks
 from simgpu._runtime.random import make_generator
+from simgpu._runtime.thread_state import STREAMS
 from simgpu._runtime.tracked_objects import newest_first
 
-
-class Allocation(functools.partial[None]):
-    """Bytes of a device that are taken for as long as this object lives; made by `Device.allocate`.
-
-    It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
-    last tensor, view or autograd node over that memory does. It is a call to be made then, all of
-    it in C: a Python function would let the handler of a signal (Ctrl-C) run, and an error that it
-    raises while an object dies is lost, together with the bytes.
-    """
-
-    __slots__ = ()
-    __del__ = functools.partial.__call__
-
-
-class Block(int):
-    """The bytes of one allocation, as a number that can be told from all others.
-
-    `Device.allocate` makes one where instruments see allocations, and hands them the same object
-    when it is given back.
-    """
-
-    address: int  # of the storage, 0 where none is known
-    requested: int  # bytes before they were rounded up
+# Events that are written down before the allocator's model follows them: 20 MB.
+_EVENTS_AT_ONCE = 2**17
 
 
 class _ToldFree:
@@ -66,17 +47,22 @@ class Device:
 
     __slots__ = (
         "_count_later",
+        "_enough_for",
+        "_follow_at",
         "_give_back",
         "_note",
+        "_note_taken",
         "_pending_frees",
+        "_place_of_stream",
+        "_stream",
         "background_stream",
         "busy_until",
-        "cache_releases",
         "capacity",
         "freed",
         "freed_count",
         "generator",
         "index",
+        "is_tiny",
         "limit",
         "log",
         "model",
@@ -94,15 +80,21 @@ class Device:
         self.index = index
         self.model = model
         self.torch_device = torch.device(DEVICE_TYPE, index)
+        # Whether it has less than one segment of a GPU's: it is full when its tensors fill it.
+        self.is_tiny = capacity < LARGE_SEGMENT
         # The ledger: bytes and allocations taken and given back ever, and the most bytes at once.
         self.capacity = self.limit = capacity
         self.taken = self.freed = self.peak = 0
         self.taken_count = self.freed_count = 0
         self.out_of_memory_count = 0
-        self.cache_releases = 0  # calls of `empty_cache`
         # What was taken and given back, in this order.
-        self.log = EventLog()
-        self._note = self.log.note
+        self.log = EventLog(self)
+        self._note, self._note_taken = self.log.note, self.log.note_taken
+        # While `taken` and `taken_count` are no more than these and one stream allocates, there is
+        # room for sure, and the log is short (`_make_sure`).
+        self._enough_for = self._follow_at = -1
+        self._stream = 0
+        self._place_of_stream = STREAMS + index  # in the row of a thread
         # Sizes of allocations that have died and are not counted as given back yet.
         self._pending_frees: deque[int] = deque()
         self._count_later = self._pending_frees.append
@@ -128,23 +120,134 @@ class Device:
 
         `storage` is whose they are: instruments are told its address and exact size.
         """
-        nbytes = (nbytes + 511) & -512  # of a block; and a number object that is no other's
+        token = (nbytes + 511) & -512  # of a block; and a number object that is no other's
         if hooks.before_allocate:
-            self._ask(nbytes, storage)
+            self._ask(token, storage)
+        stream = thread_state.per_thread.row[self._place_of_stream]
+        if hooks.allocations:
+            token = Block.of(token, stream, storage)
         if self._pending_frees:
             self.collect_frees()
-        allocated = self.taken - self.freed + nbytes
-        if allocated > self.limit:  # asked here: the answer and the entry below are one step
-            return None
-        if allocated > self.peak:
-            self.peak = allocated
-        self.taken += nbytes
+        taken = self.taken + token
+        if taken > self._enough_for or stream != self._stream or self.taken_count > self._follow_at:
+            return self._allocate_exactly(token, nbytes, stream, storage)
+        self.taken = taken
         self.taken_count += 1
+        if taken - self.freed > self.peak:
+            self.peak = taken - self.freed
+        allocation = Allocation(self._give_back, token)
+        self._note_taken((token, stream << 9 | token - nbytes))  # `event_log.about`
         if hooks.allocations:
-            return self._allocated_watched(nbytes, storage)
-        allocation = Allocation(self._give_back, nbytes)
-        self._note(nbytes)
+            self._tell_allocated(token, storage, allocation)
         return allocation
+
+    def _allocate_exactly(
+        self, token: int, nbytes: int, stream: int, storage: torch.UntypedStorage | None
+    ) -> Allocation | None:
+        """`allocate` where the model of the allocator has to say whether there is room."""
+        try:
+            if not self._place(token, nbytes, stream):
+                return None
+            if self.is_tiny and not self._fits(token):  # by now
+                self.log.take_back(token)
+                return None
+            self.taken += token
+            self.taken_count += 1
+            self.peak = max(self.peak, self.taken - self.freed)
+            allocation = Allocation(self._give_back, token)
+        except BaseException:
+            self.log.forget()  # which may have a block for what nobody has
+            raise
+        self._make_sure(stream)
+        if hooks.allocations:
+            self._tell_allocated(token, storage, allocation)
+        return allocation
+
+    def _place(self, token: int, nbytes: int, stream: int) -> bool:
+        """Whether there is a block for `token` now, by the model of the allocator."""
+        if nbytes >= MOST:
+            return False
+        if self.is_tiny and not self._fits(token):
+            self.placement().retry()
+            return False
+        busy = self._busy_streams()
+        if busy:
+            self._note((None, busy))
+        return self.log.place(token, nbytes, stream)
+
+    def _fits(self, token: int) -> bool:
+        return self.taken - self.freed + token <= self.limit
+
+    def _busy_streams(self) -> list[int]:
+        """Numbers of the streams that sleep."""
+        if not self.busy_until:
+            return []
+        now = clock.now()
+        return [number for number, moment in self.busy_until.items() if moment > now]
+
+    def sleep_until(self, moment: float, stream: int) -> None:
+        """Let a stream sleep at least until a moment of the clock."""
+        self.busy_until[stream] = max(moment, self.busy_until.get(stream, 0.0))
+        self._enough_for = -1  # memory that it uses is not free yet, where an allocation asks
+
+    def note_use(self, token: int, stream: int) -> None:
+        """Note that a stream uses the memory of an allocation that was made on another one."""
+        self._note((token, stream))
+
+    def _make_sure(self, stream: int) -> None:
+        """Note until when a stream may allocate without asking the model.
+
+        Before a stream begins a segment of 2 MiB, its blocks have taken more than 1 MiB of the last
+        one that it has begun, counting those that were freed meanwhile; before one of 20 MiB, more
+        than 10 MiB; and a block with a segment of its own takes more than half of that. So for
+        whatever it takes, it reserves at most twice as much, beyond one begun segment of each kind.
+        """
+        reserved = self.log.reserved
+        left = self.limit - reserved - BEGUN
+        asks = self.is_tiny or self._busy_streams()
+        self._enough_for = -1 if asks else self.taken + left // 2
+        self._follow_at = self.taken_count + _EVENTS_AT_ONCE
+        self._stream = stream
+
+    def has_ample_room(self, nbytes: int) -> bool:
+        """Whether the current stream may allocate `nbytes`, in however many blocks, for sure."""
+        stream = thread_state.per_thread.row[self._place_of_stream]
+        return self.taken + nbytes <= self._enough_for and stream == self._stream
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `allocate` would find a block for `nbytes`; nothing is asked, and none is taken.
+
+        Where the answer is no, unused segments have been given back, as for an allocation.
+        """
+        held = self.hold(nbytes, ask=False)
+        if held is None:
+            return False
+        self.release(held)
+        return True
+
+    def hold(self, nbytes: int, ask: bool = True) -> int | None:
+        """Take a block for `nbytes`, allocated after a `release` of the result; None if no room."""
+        token = (nbytes + 511) & -512
+        if ask:
+            for before in hooks.before_allocate:
+                before(self.torch_device, token)
+        if self._pending_frees:
+            self.collect_frees()
+        stream = thread_state.per_thread.row[self._place_of_stream]
+        if self.taken + token > self._enough_for or stream != self._stream:
+            if not self._place(token, nbytes, stream):
+                return None
+            if self.is_tiny and not self._fits(token):
+                self.log.take_back(token)
+                return None
+        self.taken += token
+        return token
+
+    def release(self, held: int) -> None:
+        """Give back what `hold` took."""
+        self.taken -= held
+        self._enough_for -= held
+        self.log.take_back(held)
 
     def _ask(self, nbytes: int, storage: torch.UntypedStorage | None) -> None:
         """Ask the instruments, unless `hold` has done so for this very storage."""
@@ -154,34 +257,14 @@ class Device:
         for before in hooks.before_allocate:
             before(self.torch_device, nbytes)
 
-    def hold(self, nbytes: int) -> bool:
-        """Take a block for `nbytes`, allocated after a `release`; False if it has no room."""
-        for before in hooks.before_allocate:
-            before(self.torch_device, nbytes)
-        if self._pending_frees:
-            self.collect_frees()
-        if self.taken - self.freed + nbytes > self.limit:
-            return False
-        self.taken += nbytes
-        return True
-
-    def release(self, nbytes: int) -> None:
-        """Give back what `hold` took."""
-        self.taken -= nbytes
-
-    def _allocated_watched(self, nbytes: int, storage: torch.UntypedStorage | None) -> Allocation:
-        """What has been entered, told to the instruments with its address and exact size."""
-        block = Block(nbytes)
-        block.address = 0 if storage is None else storage.data_ptr()
-        block.requested = nbytes if storage is None else storage.nbytes()
-        allocation = Allocation(self._give_back, block)
-        self._note(block)
+    def _tell_allocated(
+        self, token: int, storage: torch.UntypedStorage | None, allocation: Allocation
+    ) -> None:
         for after in hooks.after_allocate:
-            after(self.torch_device, block)
-        if storage is not None and nbytes:
+            after(self.torch_device, token)
+        if storage is not None and token:
             for owned in hooks.memory_owned:
                 owned(self.index, storage, allocation)
-        return allocation
 
     def owns(self, allocation: Allocation) -> bool:
         """Whether an allocation is one of this device."""
@@ -232,4 +315,10 @@ class Device:
     def placement(self) -> CachingAllocator:
         """The segments and blocks that CUDA's caching allocator would have by now."""
         self.collect_frees()
-        return self.log.placement(self)
+        return self.log.placement()
+
+    def limit_to(self, nbytes: int) -> None:
+        """Let it have no more segments than `nbytes` hold; those that it has remain."""
+        self.placement()  # which follows what has happened so far, with the limit of that time
+        self.limit = nbytes
+        self._enough_for = -1

@@ -55,9 +55,8 @@ def _raise_out_of_memory(
     """
     asked = re.search(r"allocate (\d+) bytes", str(error))
     for device in world.active_devices[index : index + 1]:
-        in_use = device.taken - device.freed
         on_host = route is not None and route[1] is None  # a copy to the host
-        if asked and not on_host and in_use + int(asked[1]) > device.limit:
+        if asked and not on_host and not device.has_room(int(asked[1])):
             raise_out_of_memory(device, int(asked[1]))
     raise OutOfMemoryError(
         f"{DEVICE_TYPE} out of memory. GPU {index} is simulated in the memory of this machine, "

@@ -12,14 +12,12 @@ from typing import NoReturn
 import torch
 
 from simgpu._naming import DEVICE_TYPE
-from simgpu._runtime.caching_allocator import rounded, segment_size
+from simgpu._runtime.caching_allocator import MOST, rounded, segment_size
 from simgpu._runtime.device import Device
 from simgpu._runtime.instruments import hooks
 from simgpu.errors import OutOfMemoryError
 
 _RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
-
-_MOST = 2**60  # bytes; CUDA's caching allocator takes larger requests for mistakes
 
 _VARIABLES = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
 _OPTIMIZING = (
@@ -67,7 +65,7 @@ class Figures:
 
 def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
     """The words of `torch.OutOfMemoryError` of one release."""
-    if figures.asked >= _MOST:
+    if figures.asked >= MOST:
         return f"{name} out of memory. Tried to allocate more than 1EB memory."
     if version < (2, 1):
         return _text_of_1(figures, version, name)
@@ -124,25 +122,20 @@ def _text_of_1(figures: Figures, version: tuple[int, int], name: str) -> str:
 
 
 def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
-    """Raise what CUDA raises when `device` has no room for `nbytes` more."""
-    device.out_of_memory_count += 1
-    allocated = device.allocated
-    for told in hooks.out_of_memory:
-        told(device.torch_device, nbytes, allocated, device.limit)
+    """Raise what CUDA raises where `device` has found no room for `nbytes` more."""
+    figures = _figures(device, nbytes)
+    if nbytes < MOST:  # a mistake is not counted
+        device.out_of_memory_count += 1
+        for told in hooks.out_of_memory:
+            told(device.torch_device, nbytes, figures.allocated, device.limit)
     # Not chained to what the host's allocator may have said before.
-    raise OutOfMemoryError(text(_figures(device, nbytes), _RELEASE, DEVICE_TYPE)) from None
+    raise OutOfMemoryError(text(figures, _RELEASE, DEVICE_TYPE)) from None
 
 
 def _figures(device: Device, nbytes: int) -> Figures:
-    """What the allocator says after it has given back its cache, and tried once more.
-
-    A device may have less room than one segment; it then reserves what it has.
-    """
+    """What the allocator says after it has given back its cache, and tried once more."""
     placement = device.placement()
-    placement.retries += 1
-    placement.release()
-    allocated = placement.allocated
-    reserved = max(allocated, min(placement.reserved, device.limit))
+    allocated, reserved = placement.allocated, placement.reserved
     return Figures(
         device=device.index,
         asked=segment_size(rounded(nbytes)),

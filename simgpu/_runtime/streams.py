@@ -10,7 +10,9 @@ waits for a stream asks both. Shapes follow `torch.cuda.Stream`.
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -26,26 +28,30 @@ Key = tuple[int, int]  # of a stream: the index of its device, and its number
 # The streams that are being captured into graphs.
 captured: set[Key] = set()
 
-_stream_numbers = itertools.count(1)
+_POOLED = 32  # streams that a device has of each priority
+_FIRST_PRIORITY = -3  # the one that goes first
+
+# How many were asked for so far, by the index of the device and the priority.
+_asked: dict[tuple[int, int], Iterator[int]] = {}
 
 
-def _new_number() -> int:
-    """The number of a new stream, unlike all others of the process.
+def _pooled_number(index: int, priority: int) -> int:
+    """The number of the next stream of a device and priority: of 32 in turn (CUDAStream.cpp).
 
-    A program may keep a stream of devices that are gone, and use it with those that have come
-    since; there it must be none that is made later.
+    A number holds which of them it is, the priority's place, and a bit that says so.
     """
-    return next(_stream_numbers)
+    priority = max(_FIRST_PRIORITY, min(operator.index(priority), 0))
+    count = next(_asked.setdefault((index, priority), itertools.count()))
+    return count % _POOLED << 5 | 1 - priority << 1 | 1
 
 
 class Stream(torch.Stream):
     """A queue of work on one simulated device (torch.cuda.Stream).
 
-    Args: `device` as a torch.device, index or None for the current device; `priority` is accepted
-    and kept, and has no effect.
+    Args: `device` as a torch.device, index or None for the current device; `priority` from -3,
+    which would go first, to 0. It has no effect. Of each priority a device has 32 streams, which
+    are handed out in turn: the 33rd is the first one again.
     """
-
-    priority: int
 
     def __new__(
         cls,
@@ -57,19 +63,29 @@ class Stream(torch.Stream):
         **_: Any,
     ) -> Stream:
         owner = world.device(world.resolve(device if device_index is None else device_index))
-        number = _new_number() if stream_id is None else stream_id
+        number = _pooled_number(owner.index, priority) if stream_id is None else stream_id
         self: Stream = super().__new__(
             cls, stream_id=number, device_index=owner.index, device_type=PRIVATE_USE_1
         )
         return self
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        self.priority = priority
+        pass  # what it is, `__new__` has told C++
+
+    @property
+    def priority(self) -> int:
+        """From -3 to 0."""
+        return 1 - (self.stream_id >> 1 & 15) if self.stream_id & 1 else 0
 
     @property
     def cuda_stream(self) -> int:
         """What stands for the stream where C would take a pointer; 0 for the default stream."""
         return handle_of(self.device_index, self.stream_id)
+
+    @property
+    def native_handle(self) -> int:
+        """The same, by the name that it has for all kinds of devices."""
+        return self.cuda_stream
 
     def wait_event(self, event: torch.Event) -> None:
         """Let later work wait for `event`."""
@@ -118,13 +134,13 @@ class Stream(torch.Stream):
 
     def __repr__(self) -> str:
         return visible_text(
-            f"<torch.{DEVICE_TYPE}.Stream device={self.device} id={self.stream_id}>"
+            f"<torch.{DEVICE_TYPE}.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
         )
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
         """The least and the greatest priority; a lower number would go first."""
-        return 0, -1
+        return 0, _FIRST_PRIORITY
 
 
 class _PerThread(threading.local):
@@ -159,8 +175,7 @@ def busy_until(index: int, stream: torch.Stream | None) -> float:
 def stay_busy(stream: torch.Stream, moment: float) -> None:
     """Let `stream` sleep until `moment`, unless that is over."""
     if moment > clock.now():
-        until = world.device(stream.device_index).busy_until
-        until[stream.stream_id] = max(moment, until.get(stream.stream_id, 0.0))
+        world.device(stream.device_index).sleep_until(moment, stream.stream_id)
 
 
 def key_of(stream: torch.Stream) -> Key:

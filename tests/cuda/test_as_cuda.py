@@ -225,7 +225,8 @@ def test_old_types_are_named_and_written_as_on_cuda(cuda):
 
 def test_what_streams_and_events_say_of_themselves(cuda):
     stream, event = torch.cuda.Stream(1), torch.cuda.Event()
-    assert repr(stream) == f"<torch.cuda.Stream device=cuda:1 id={stream.stream_id}>"
+    handle = f"{stream.cuda_stream:#x}"
+    assert repr(stream) == f"<torch.cuda.Stream device=cuda:1 cuda_stream={handle}>"
     assert repr(event) == "<torch.cuda.Event not recorded>"
     assert isinstance(torch.Stream("cuda:1"), torch.cuda.Stream)
     assert isinstance(torch.Event("cuda"), torch.cuda.Event)

@@ -100,7 +100,7 @@ def test_what_happened_is_told_in_order(recorded, context):
     kinds = ["alloc", "alloc", *2 * ["free_requested", "free_completed"]]
     assert [event["action"] for event in told] == kinds
     assert {event["addr"] for event in told[:2]} == {event["addr"] for event in told[2:]}
-    assert [event["size"] for event in told[:2]] == [12, 16]
+    assert [event["size"] for event in told] == [12, 16, 16, 16, 12, 12]
     made = ["makes_a_tensor" in names(event["frames"]) for event in told[:2]]
     freed = ["frees" in names(event["frames"]) for event in told[2:]]
     assert made == 2 * [context in ("alloc", "all")]
@@ -115,10 +115,11 @@ def test_a_full_device_is_told(recorded):
     torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: seen.append(numbers))
     x = torch.ones(128, device="cuda:1")
     with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate"):
-        torch.empty(2**40, device="cuda:1")
-    total = 16 * 2**30
-    assert seen == [(1, 2**42, 512, total - 512)]
-    assert [(e["action"], e.get("device_free")) for e in events(1)][-1] == ("oom", total - 512)
+        torch.empty(2**40 + 1, device="cuda:1")
+    total, free = 16 * 2**30, 16 * 2**30 - 2**21
+    assert seen == [(1, 2**42 + 2**21, total, free)]
+    told = events(1)[-1]
+    assert [told[name] for name in ("action", "size", "device_free")] == ["oom", 2**42 + 512, free]
     with pytest.raises(RuntimeError, match="Tried to allocate more than 1EB memory"):
         torch.empty(2**60, dtype=torch.int8, device=x.device)
 

@@ -1,8 +1,7 @@
 """`torch.simgpu.memory_allocated`, `memory_stats` and others, as in `torch.cuda.memory`, in bytes.
 
 The numbers are those of a model of CUDA's caching allocator (`simgpu._runtime.caching_allocator`),
-which keeps what is freed. Where a device is full is decided by what its tensors take alone: nothing
-is refused because memory is fragmented.
+which keeps what is freed, and by which a device is full.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from typing import Any
 from simgpu._counting import format_bytes
 from simgpu._naming import visible_text
 from simgpu._runtime import world
+from simgpu._runtime.allocator_amounts import KINDS, POOLS
 from simgpu._runtime.device import Device
 from simgpu._runtime.world import DeviceLike
-
-_KINDS = ("current", "peak", "allocated", "freed")
 
 
 def _state(device: DeviceLike) -> Device:
@@ -29,7 +27,7 @@ def memory_allocated(device: DeviceLike = None) -> int:
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """The most bytes that were taken at once, since the start or the last reset."""
-    return _state(device).placement().amounts["allocated_bytes"]["all"].peak
+    return _state(device).placement().amounts["allocated_bytes"].peak()
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
@@ -53,7 +51,7 @@ def memory_reserved(device: DeviceLike = None) -> int:
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
     """The most bytes that were kept at once."""
-    return _state(device).placement().amounts["reserved_bytes"]["all"].peak
+    return _state(device).placement().amounts["reserved_bytes"].peak()
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
@@ -66,7 +64,6 @@ def empty_cache() -> None:
     """Give back the segments of all devices that nothing is in use of."""
     for device in world.active_devices:
         device.placement().release()
-        device.cache_releases += 1
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
@@ -74,19 +71,20 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     state = _state(device)
     placement = state.placement()
     stats: dict[str, Any] = {
-        f"{name}.{pool}.{kind}": getattr(amount, kind)
-        for name, pools in placement.amounts.items()
-        for pool, amount in pools.items()
-        for kind in _KINDS
+        f"{name}.{pool}.{kind}": getattr(amount, kind)(number)
+        for name, amount in placement.amounts.items()
+        for number, pool in enumerate((*POOLS, "all"))
+        for kind in KINDS
     }
     for name in ("oversize_allocations", "oversize_segments"):
-        stats |= {f"{name}.{kind}": 0 for kind in _KINDS}
+        stats |= {f"{name}.{kind}": 0 for kind in KINDS}
     stats["max_split_size"] = -1
     stats["num_ooms"] = state.out_of_memory_count
     stats["num_alloc_retries"] = placement.retries
     stats["num_device_alloc"] = placement.device_allocs
     stats["num_device_free"] = placement.device_frees
-    stats["num_sync_all_streams"] = state.cache_releases
+    stats["num_sync_all_streams"] = placement.syncs
+    stats["num_oom_rejections"] = 0  # of a policy that is off unless a setting asks for it
     return dict(sorted(stats.items()))
 
 
@@ -119,7 +117,7 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
         ("reserved_bytes", format_bytes),
         ("allocation", str),
     ):
-        row = [show(stats[f"{name}.all.{kind}"]) for kind in _KINDS]
+        row = [show(stats[f"{name}.all.{kind}"]) for kind in KINDS]
         lines.append(f"{name:<18}" + "".join(f"{cell:>14}" for cell in row))
     lines.append(f"{'out of memory':<18}{stats['num_ooms']:>14}")
     return "\n".join(lines)
@@ -132,7 +130,7 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
     state = _state(device)
-    state.limit = int(state.capacity * fraction)
+    state.limit_to(int(state.capacity * fraction))
 
 
 def get_per_process_memory_fraction(device: DeviceLike = None) -> float:

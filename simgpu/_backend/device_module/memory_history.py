@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
-from simgpu._runtime import instruments, world
-from simgpu._runtime.caching_allocator import Piece, Segment
-from simgpu._runtime.device import Block, Device
+from simgpu._runtime import instruments, streams, world
+from simgpu._runtime.allocations import Block
+from simgpu._runtime.allocator_amounts import POOLS
+from simgpu._runtime.caching_allocator import AWAITING, Piece, Segment, rounded, segment_size
+from simgpu._runtime.device import Device
 
 _CONTEXTS = (None, "state", "alloc", "all")
 # Frames in these files are between the program and the allocation, and tell it nothing.
@@ -31,10 +33,18 @@ _OWN_FILES = (str(Path(__file__).resolve().parents[2]) + os.sep, torch._ops.__fi
 class _Entry:
     """One line of the history of a device."""
 
-    def __init__(self, action: str, size: int, address: int, stack: Any, **more: int) -> None:
-        self.told = {"action": action, "size": size, "stream": 0, "addr": address, **more}
+    def __init__(self, action: str, size: int, stream: int, stack: Any, **more: int) -> None:
+        self.told = {"action": action, "size": size, "stream": stream, **more}
         self.told["time_us"] = time.time_ns() // 1000
         self.stack = stack
+
+    @classmethod
+    def of_block(cls, action: str, index: int, block: int, stack: Any) -> _Entry:
+        """What happens to a block of a device; of others than a Block, only the bytes are known."""
+        if not isinstance(block, Block):
+            return cls(action, block, 0, stack, addr=0)
+        stream = streams.handle_of(index, block.stream)
+        return cls(action, block.requested, stream, stack, addr=block.address)
 
 
 class History(instruments.Instrument):
@@ -66,19 +76,17 @@ class History(instruments.Instrument):
 
     def after_allocate(self, device: torch.device, nbytes: int) -> None:
         """Keep the stack; `nbytes` is a Block, since there is someone who asks for it."""
-        assert isinstance(nbytes, Block), "so `Device.allocate` says"
         stack = self._stack("state")
         if stack is not None:
             self.stacks[id(nbytes)] = stack
         told = stack if self._context in ("alloc", "all") else None
-        self._note(device.index, _Entry("alloc", nbytes.requested, nbytes.address, told))
+        self._note(device.index, _Entry.of_block("alloc", device.index, nbytes, told))
 
     def on_free(self, index: int, nbytes: int) -> None:
         """Memory dies, in this thread and at this moment."""
-        address = nbytes.address if isinstance(nbytes, Block) else 0
         stack = self._stack("all")
         for action in ("free_requested", "free_completed"):
-            self._note(index, _Entry(action, nbytes, address, stack))
+            self._note(index, _Entry.of_block(action, index, nbytes, stack))
 
     def after_free(self, device: torch.device, nbytes: int) -> None:
         """The memory of a block may be used again, and so may its id."""
@@ -86,9 +94,10 @@ class History(instruments.Instrument):
 
     def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
         """An allocation failed."""
-        free = limit - allocated
-        stack = self._stack("alloc")
-        self._note(device.index, _Entry("oom", nbytes, 0, stack, device_free=free))
+        stack, index = self._stack("alloc"), device.index
+        stream = streams.handle_of(index, streams.current_stream_id(index))
+        free = _free(world.device(index))
+        self._note(index, _Entry("oom", rounded(nbytes), stream, stack, device_free=free))
 
     def devices_removed(self) -> None:
         """There is nothing more to record."""
@@ -184,16 +193,16 @@ def _segment(
     index: int, segment: Segment, frames: dict[Piece, list[dict[str, Any]]]
 ) -> dict[str, Any]:
     pieces = list(segment.pieces())
-    used = [piece for piece in pieces if piece.token is not None]
+    active = [piece for piece in pieces if piece.token is not None]
     return {
         "device": index,
         "address": segment.address,
         "total_size": segment.size,
-        "allocated_size": sum(piece.size for piece in used),
-        "active_size": sum(piece.size for piece in used),
-        "requested_size": sum(piece.requested for piece in used),
-        "stream": 0,
-        "segment_type": segment.pool.removesuffix("_pool"),
+        "allocated_size": sum(piece.size for piece in active if piece.token is not AWAITING),
+        "active_size": sum(piece.size for piece in active),
+        "requested_size": sum(piece.requested for piece in active),
+        "stream": streams.handle_of(index, segment.pool.stream),
+        "segment_type": POOLS[segment.pool.number].removesuffix("_pool"),
         "segment_pool_id": (0, 0),
         "is_expandable": False,
         "frames": frames[pieces[0]],
@@ -202,13 +211,19 @@ def _segment(
                 # A recorded block says where its tensor really is, as the events of its history do.
                 "address": getattr(piece.token, "address", piece.address),
                 "size": piece.size,
-                "requested_size": getattr(piece.token, "requested", piece.requested),
-                "state": "inactive" if piece.token is None else "active_allocated",
+                "requested_size": piece.requested,
+                "state": _state(piece),
                 "frames": frames[piece],
             }
             for piece in pieces
         ],
     }
+
+
+def _state(piece: Piece) -> str:
+    if piece.token is None:
+        return "inactive"
+    return "active_pending_free" if piece.token is AWAITING else "active_allocated"
 
 
 def snapshot(_: Any = None) -> dict[str, Any]:
@@ -241,6 +256,11 @@ def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
     return None
 
 
+def _free(device: Device) -> int:
+    """Bytes that are in no segment."""
+    return max(0, device.capacity - device.placement().reserved)
+
+
 class _OutOfMemoryObserver(instruments.Instrument):
     """Calls a function of the program wherever a device is full, until the devices end."""
 
@@ -248,8 +268,9 @@ class _OutOfMemoryObserver(instruments.Instrument):
         self._observer = observer
 
     def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
-        """Tell device, bytes asked for, bytes taken, and bytes free."""
-        self._observer(device.index, nbytes, allocated, limit - allocated)
+        """Tell device, bytes of the segment that was asked for, bytes allowed, and bytes free."""
+        asked = segment_size(rounded(nbytes))
+        self._observer(device.index, asked, limit, _free(world.device(device.index)))
 
     def devices_removed(self) -> None:
         """Others that come are another program's."""
@@ -257,5 +278,5 @@ class _OutOfMemoryObserver(instruments.Instrument):
 
 
 def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
-    """Call `observer(device, asked, allocated, free)` wherever one of these devices is full."""
+    """Call `observer(device, asked, allowed, free)` wherever one of these devices is full."""
     instruments.add(_OutOfMemoryObserver(observer))

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import event_log, world
-from simgpu._runtime.caching_allocator import CachingAllocator
+from simgpu._runtime import device as runtime_device
+from simgpu._runtime import world
+from simgpu._runtime.allocator_amounts import Amount
+from simgpu._runtime.caching_allocator import AWAITING, CachingAllocator
 
 KIB, MIB = 2**10, 2**20
+AWAITED = "awaited"
 sizes = st.one_of(
     st.integers(0, 4 * KIB),
     st.integers(0, 3 * MIB),
@@ -25,127 +28,215 @@ sizes = st.one_of(
 class Plain:
     """The rules as they are described, without any haste."""
 
-    def __init__(self):
-        self.segments = []  # of [small, [[name or None, size], ...]], by address
-        self.most = 0
+    def __init__(self, limit):
+        self.segments = []  # of [stream, small, [[name or None, size, streams, state], ...]]
+        self.limit, self.most = limit, 0
+        self.retries = self.syncs = 0
 
-    def allocate(self, name, nbytes):
+    def allocate(self, name, nbytes, stream):
         size = -(-nbytes // 512) * 512
         if not size:
-            return
+            return True
+        self.free_awaited()
         small = size <= MIB
         fits = [
             (block[1], s, b)
-            for s, (kind, blocks) in enumerate(self.segments)
+            for s, (of, kind, blocks) in enumerate(self.segments)
             for b, block in enumerate(blocks)
-            if kind == small and block[0] is None and block[1] >= size
+            if of == stream and kind == small and block[0] is None and block[1] >= size
         ]
-        if fits:
-            _, s, b = min(fits)
-        else:
+        if not fits:
             whole = 2 * MIB if small else 20 * MIB
             if size >= 10 * MIB:
                 whole = -(-size // (2 * MIB)) * 2 * MIB
-            self.segments.append((small, [[None, whole]]))
-            s, b = len(self.segments) - 1, 0
-        blocks = self.segments[s][1]
+            if self.reserved + whole > self.limit:
+                self.release()
+                self.retries += 1
+                if self.reserved + whole > self.limit:
+                    return False
+            self.segments.append((stream, small, [[None, whole, set()]]))
+            fits = [(0, len(self.segments) - 1, 0)]
+        _, s, b = min(fits)
+        blocks = self.segments[s][2]
         left = blocks[b][1] - size
         if left >= 512 if small else left > MIB:
-            blocks[b : b + 1] = [[name, size], [None, left]]
+            blocks[b : b + 1] = [[name, size, set()], [None, left, set()]]
         else:
             blocks[b][0] = name
         self.most = max(self.most, self.reserved)
+        return True
+
+    def blocks(self):
+        return [block for _, _, blocks in self.segments for block in blocks]
+
+    def use(self, name, stream):
+        for of, _, blocks in self.segments:
+            for block in blocks:
+                if block[0] == name and of != stream:
+                    block[2].add(stream)
 
     def free(self, name):
-        for _, blocks in self.segments:
-            for block in blocks:
-                if block[0] == name:
-                    block[0] = None
+        for block in self.blocks():
+            if block[0] == name:
+                block[0] = AWAITED if block[2] else None
+        self.join()
+
+    def free_awaited(self):
+        for block in self.blocks():
+            if block[0] == AWAITED:
+                block[0], block[2] = None, set()
+        self.join()
+
+    def join(self):
+        for _, _, blocks in self.segments:
             for b in reversed(range(1, len(blocks))):
                 if blocks[b][0] is blocks[b - 1][0] is None:
                     blocks[b - 1][1] += blocks.pop(b)[1]
 
     def release(self):
-        self.segments = [s for s in self.segments if len(s[1]) > 1 or s[1][0][0] is not None]
+        self.free_awaited()
+        self.segments = [s for s in self.segments if len(s[2]) > 1 or s[2][0][0] is not None]
+        self.syncs += 1
 
     @property
     def reserved(self):
-        return sum(block[1] for _, blocks in self.segments for block in blocks)
+        return sum(block[1] for block in self.blocks())
 
     def shape(self):
         return [
-            (small, [(size, name is not None) for name, size in blocks])
-            for small, blocks in self.segments
+            (stream, small, [(size, state(name)) for name, size, _ in blocks])
+            for stream, small, blocks in self.segments
         ]
+
+
+def state(name):
+    return name if name in (None, AWAITED) else "used"
 
 
 @st.composite
 def histories(draw):
-    """Allocations by number, frees of one that lives, and now and then an empty cache."""
+    """Allocations by number on streams, their uses and frees, and now and then an empty cache."""
     events, live = [], []
+    streams = st.integers(0, draw(st.sampled_from([0, 0, 1, 2])))
     for number in range(draw(st.integers(1, 40))):
-        kind = draw(st.sampled_from("aaaffe" if live else "ae"))
+        kind = draw(st.sampled_from("aaaffue" if live else "ae"))
         if kind == "a":
             live.append(number)
-            events.append(("allocate", number, draw(sizes)))
-        elif kind == "f":
-            events.append(("free", live.pop(draw(st.integers(0, len(live) - 1))), 0))
+            events.append(("allocate", number, draw(sizes), draw(streams)))
+        elif kind == "e":
+            events.append(("release", 0, 0, 0))
         else:
-            events.append(("release", 0, 0))
+            place = draw(st.integers(0, len(live) - 1))
+            which = live[place] if kind == "u" else live.pop(place)
+            events.append(("use" if kind == "u" else "free", which, 0, draw(streams)))
     return events
 
 
-@given(events=histories())
-def test_blocks_and_segments_are_where_the_rules_put_them(events):
-    plain, model, tokens = Plain(), CachingAllocator(0), {}
-    for what, number, nbytes in events:
+def follow(model, token, what, nbytes, stream, limit):
+    """One event, for the model that is tested: whether an allocation had room."""
+    if what == "allocate":
+        return model.allocate(token, nbytes, stream, limit)
+    if what == "release":
+        model.release()
+    elif what == "use":
+        model.use(token, stream)
+    else:
+        model.free(token)
+    return True
+
+
+@given(events=histories(), limit=st.sampled_from([30 * MIB, 64 * MIB, 100 * MIB + 511, 2**50]))
+def test_blocks_and_segments_are_where_the_rules_put_them(events, limit):
+    plain, model, tokens = Plain(limit), CachingAllocator(0), {}
+    for what, number, nbytes, stream in events:
         if what == "allocate":
             tokens[number] = -(-nbytes // 512) * 512  # a number object of its own
-            plain.allocate(number, nbytes)
-            model.follow(tokens[number], 2**50)
-        elif what == "free":
-            plain.free(number)
-            model.follow((tokens[number],), 2**50)
+            had_room = plain.allocate(number, nbytes, stream)
+        elif what == "release":
+            had_room = plain.release() is None
         else:
-            plain.release()
-            model.release()
-        shape = [
-            (s.pool == "small_pool", [(p.size, p.token is not None) for p in s.pieces()])
-            for _, s in sorted(model.segments.items())
-        ]
-        assert shape == plain.shape()
-        check_amounts(model)
-    assert model.amounts["reserved_bytes"]["all"].peak == plain.most
+            had_room = plain.free(number) if what == "free" else plain.use(number, stream)
+            had_room = had_room is None
+        assert follow(model, tokens.get(number), what, nbytes, stream, limit) == had_room
+        assert shape(model) == plain.shape()
+        check_amounts(model, {id(tokens[e[1]]): e[2] for e in events if e[1] in tokens and e[2]})
+    assert model.amounts["reserved_bytes"].peak() == plain.most
+    assert (model.retries, model.syncs) == (plain.retries, plain.syncs)
 
 
-def check_amounts(model):
+def shape(model):
+    return [
+        (s.pool.stream, s.pool.number == 0, [(p.size, state_of(p)) for p in s.pieces()])
+        for _, s in sorted(model.segments.items())
+    ]
+
+
+def state_of(piece):
+    return piece.token if piece.token is None else AWAITED if piece.token is AWAITING else "used"
+
+
+def check_amounts(model, requested):
     """Every amount is what can be counted in the segments."""
-    for pool in ("all", "large_pool", "small_pool"):
-        segments = [s for s in model.segments.values() if pool in ("all", s.pool)]
+    for number in range(3):
+        segments = [s for s in model.segments.values() if number in (2, s.pool.number)]
         pieces = [piece for segment in segments for piece in segment.pieces()]
-        used = [piece for piece in pieces if piece.token is not None]
+        active = [piece for piece in pieces if piece.token is not None]
+        used = [piece for piece in active if piece.token is not AWAITING]
         split = [p for p in pieces if p.token is None and (p.previous or p.next)]
         counted = {
             "segment": len(segments),
             "reserved_bytes": sum(segment.size for segment in segments),
             "allocation": len(used),
-            "active": len(used),
+            "active": len(active),
             "allocated_bytes": sum(piece.size for piece in used),
-            "active_bytes": sum(piece.size for piece in used),
-            "requested_bytes": sum(int(piece.token) for piece in used),
+            "active_bytes": sum(piece.size for piece in active),
+            "requested_bytes": sum(piece.requested for piece in active),
             "inactive_split": len(split),
             "inactive_split_bytes": sum(piece.size for piece in split),
         }
-        assert {name: model.amounts[name][pool].current for name in counted} == counted
-        for amounts in model.amounts.values():
-            amount = amounts[pool]
-            assert amount.allocated - amount.freed == amount.current <= amount.peak
+        assert {name: model.amounts[name].current(number) for name in counted} == counted
+        assert all(piece.requested == requested[id(piece.token)] for piece in used)
+        for amount in model.amounts.values():
+            now = amount.current(number)
+            assert amount.allocated(number) - amount.freed(number) == now <= amount.peak(number)
     for segment in model.segments.values():
         address = segment.address
         for piece in segment.pieces():
             assert piece.address == address
             address += piece.size
         assert address == segment.address + segment.size
+
+
+def figures(model):
+    """All amounts, but for peaks and what a new segment changes."""
+    amounts = {
+        name: model.amounts[name] for name in model.amounts if name[:3] not in ("seg", "res")
+    }
+    return {
+        (name, number): (amount.current(number), amount.allocated(number), amount.freed(number))
+        for name, amount in amounts.items()
+        for number in range(3)
+    }
+
+
+@given(events=histories(), nbytes=st.integers(1, 40 * MIB), stream=st.integers(0, 1))
+def test_an_attempt_that_is_taken_back_leaves_a_segment_at_most(events, nbytes, stream):
+    """So does a kernel that fails when its results have their memory, on CUDA."""
+    model, tokens = CachingAllocator(0), {}
+    for what, number, size, of in events:
+        if what == "allocate":
+            tokens[number] = -(-size // 512) * 512
+        follow(model, tokens.get(number), what, size, of, 2**50)
+    model._free_awaited()
+    before, blocks, token = figures(model), shape(model), -(-nbytes // 512) * 512
+    asked = [[piece.requested for piece in s.pieces()] for s in model.segments.values()]
+    assert model.allocate(token, nbytes, stream, 2**50)
+    model.take_back(token)
+    assert figures(model) == before
+    assert shape(model)[: len(blocks)] == blocks
+    segments = list(model.segments.values())
+    assert [[p.requested for p in s.pieces()] for s in segments[: len(asked)]] == asked
+    assert all(not s.first.is_split for s in segments[len(asked) :])
 
 
 @given(
@@ -179,40 +270,29 @@ def test_asking_in_between_changes_nothing(events, asks):
 
 
 @given(steps=st.integers(1, 60), length=st.integers(4, 20))
-def test_a_past_that_is_too_long_is_placed_anew(steps, length):
-    """What lives is placed, and as much is reserved as was once needed."""
-    kept, event_log.LOG_LENGTH = event_log.LOG_LENGTH, length
-    try:
-        with simgpu.devices(1, memory="1GiB"):
-            most = torch.empty(30 * MIB, dtype=torch.uint8, device="simgpu:0")
-            del most
-            held = [torch.empty(3 * MIB, dtype=torch.uint8, device="simgpu:0")]
-            for _ in range(steps):
-                held.append(torch.empty(5, device="simgpu:0"))
-                held[-1] + 1
-            assert len(world.device(0).log) <= length
-            assert torch.simgpu.memory_allocated(0) == 3 * MIB + 512 * steps
-            assert torch.simgpu.memory_reserved(0) >= 30 * MIB
-            del held[0]
-            assert torch.simgpu.memory_allocated(0) == 512 * steps
-            held.clear()
-            torch.simgpu.empty_cache()
-            assert torch.simgpu.memory_reserved(0) == 0
-    finally:
-        event_log.LOG_LENGTH = kept
+def test_a_long_past_is_followed_though_nobody_asks(steps, length):
+    """And what is written down stays short."""
+    with simgpu.devices(1, memory="1GiB"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime_device, "_EVENTS_AT_ONCE", length)
+        most = torch.empty(30 * MIB, dtype=torch.uint8, device="simgpu:0")
+        del most
+        held = [torch.empty(3 * MIB, dtype=torch.uint8, device="simgpu:0")]
+        for _ in range(steps):
+            held.append(torch.empty(5, device="simgpu:0"))
+            held[-1] + 1
+        log = world.device(0).log
+        assert len(log) <= 4 * (length + 2)
+        assert torch.simgpu.max_memory_allocated(0) == max(30 * MIB, 3 * MIB + 512 * (steps + 1))
+        assert torch.simgpu.memory_reserved(0) == 32 * MIB
+        stats = torch.simgpu.memory_stats(0)
+        assert stats["allocation.all.allocated"] == 2 + 2 * steps
+        del held
 
 
-def test_a_long_past_is_followed_though_nobody_has_asked():
-    with simgpu.devices(1, memory="1GiB"):
-        for _ in range(500):
-            torch.empty(3 * MIB, dtype=torch.uint8, device="simgpu:0")
-        assert torch.simgpu.memory_reserved(0) == 20 * MIB  # and not what was once needed
-
-
-@given(number=st.integers(0, 9))
+@given(number=st.integers(0, 10))
 def test_a_question_that_was_interrupted_is_answered_the_next_time(number):
     """Wherever it was: a step that is half done is not taken for done."""
-    calls, change = [], CachingAllocator._change
+    calls, change = [], Amount.change
 
     def interrupted(self, *args):
         calls.append(args)
@@ -221,8 +301,9 @@ def test_a_question_that_was_interrupted_is_answered_the_next_time(number):
         change(self, *args)
 
     with simgpu.devices(1, memory="1GiB"), pytest.MonkeyPatch.context() as patch:
-        held = [torch.empty(size, dtype=torch.uint8, device="simgpu:0") for size in (3 * MIB, 5)]
-        patch.setattr(CachingAllocator, "_change", interrupted)
+        sizes = 7, 3 * MIB, 5  # the first is placed where it is asked for, to see if there is room
+        held = [torch.empty(size, dtype=torch.uint8, device="simgpu:0") for size in sizes]
+        patch.setattr(Amount, "change", interrupted)
         with pytest.raises(KeyboardInterrupt):
             torch.simgpu.memory_reserved(0)
         patch.undo()
@@ -232,8 +313,8 @@ def test_a_question_that_was_interrupted_is_answered_the_next_time(number):
             for block in segment["blocks"]
             if block["state"] == "active_allocated"
         ]
-        assert sorted(blocks) == [512, 3 * MIB]
-        assert torch.simgpu.memory_allocated(0) == 3 * MIB + 512
+        assert sorted(blocks) == [512, 512, 3 * MIB]
+        assert torch.simgpu.memory_allocated(0) == 3 * MIB + 1024
         del held
 
 
@@ -266,34 +347,50 @@ def test_a_segment_that_just_fits_leaves_the_cache(first, more, missing):
     allocator = CachingAllocator(0)
     cached, wanted = 2 * first * MIB, 2 * (first + more) * MIB
     limit = cached + wanted - missing * 512
-    allocator.allocate(cached, limit)
+    allocator.allocate(cached, cached, 0, limit)
     allocator.free(cached)
-    allocator.allocate(wanted, limit)
+    allocator.allocate(wanted, wanted, 0, limit)
     assert allocator.retries == (missing > 0)
     assert allocator.reserved == (wanted if missing else cached + wanted)
 
 
-@given(size=st.sampled_from([MIB // 2, MIB, 2 * MIB, 4 * MIB, 5 * MIB, 12 * MIB]), data=st.data())
-def test_no_more_is_reserved_than_there_is(size, data):
-    """Where nothing lies scattered; a GPU would be full before it."""
-    count, rest = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([0, 1, 511]))
+@given(size=st.sampled_from([MIB // 2, MIB, 2 * MIB, 3 * MIB]), data=st.data())
+def test_a_tiny_device_is_full_when_its_tensors_fill_it(size, data):
+    """One that is smaller than one segment of a GPU: it shrinks its segments to what is left."""
+    count = data.draw(st.integers(1, 20 * MIB // size - 1))
+    rest = data.draw(st.sampled_from([0, 511]))
     with simgpu.devices(1, memory=count * size + rest):
         held = [torch.empty(size, dtype=torch.uint8, device="simgpu:0") for _ in range(count)]
         assert torch.simgpu.memory_allocated(0) == count * size
         assert torch.simgpu.memory_reserved(0) == count * size
         assert torch.simgpu.mem_get_info(0) == (rest, count * size + rest)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(rest + 1, dtype=torch.uint8, device="simgpu:0")
         del held
 
 
-@given(cached=st.integers(1, 9), nbytes=st.integers(1, 40 * MIB))
-def test_what_is_cached_counts_as_reserved(cached, nbytes):
-    """What a past needs that is not known in full is reserved beside it."""
-    allocator, size = CachingAllocator(0), cached * 4 * MIB
-    allocator.allocate(size, 2**40)
-    allocator.free(size)
-    before = allocator.reserved
-    allocator.reserve_at_least(nbytes)
-    assert allocator.reserved == before + max(0, -(-(nbytes - before) // (2 * MIB))) * 2 * MIB
+@given(sizes=st.lists(st.integers(1, 12 * MIB), max_size=40), freed=st.sets(st.integers(0, 39)))
+def test_a_device_is_full_where_a_segment_has_no_room(sizes, freed):
+    """Whether or not its free blocks, together, are large enough."""
+    plain, held, refused = Plain(64 * MIB), {}, 0
+    with simgpu.devices(1, memory="64MiB"):
+        for number, nbytes in enumerate(sizes):
+            fits = plain.allocate(number, nbytes, 0)
+            try:
+                held[number] = torch.empty(nbytes, dtype=torch.uint8, device="simgpu:0")
+            except torch.OutOfMemoryError:
+                assert not fits
+                refused += 1
+            else:
+                assert fits
+            if number - 5 in freed & held.keys():
+                del held[number - 5]
+                plain.free(number - 5)
+        stats = torch.simgpu.memory_stats(0)
+        assert stats["reserved_bytes.all.current"] == plain.reserved <= 64 * MIB
+        assert stats["num_alloc_retries"] == stats["num_sync_all_streams"] == plain.retries
+        assert stats["num_ooms"] == refused
+        held.clear()
 
 
 @given(nbytes=st.integers(1, 64 * MIB) | st.sampled_from([MIB, MIB + 1, 10 * MIB - 511]))

@@ -35,7 +35,7 @@ def test_the_statistics_are_those_of_the_history(steps, limit):
         torch.simgpu.set_per_process_memory_fraction(limit / 8, devices[1])
         held, sizes = [], []
         taken = freed = count_in = count_out = ooms = peak = most = 0
-        segments = [0, 0]  # asked of the device, and given back; there is one at most
+        segments, before = [0, 0], [0, 0]  # asked of the device, and given back; one at most is
         for step in steps:
             size = {"take": 1, "take 3": 3, "too much": 9, "copy too much": 9}.get(step, 0)
             if size and sum(sizes) + size <= limit:
@@ -60,6 +60,7 @@ def test_the_statistics_are_those_of_the_history(steps, limit):
             elif step == "reset flow":
                 torch.simgpu.reset_accumulated_memory_stats(devices[1])
                 taken = freed = count_in = count_out = ooms = 0
+                before = [*segments]
             elif step == "reset peak":
                 torch.simgpu.reset_peak_memory_stats(devices[1])
                 peak, most = 0, 0
@@ -77,7 +78,9 @@ def test_the_statistics_are_those_of_the_history(steps, limit):
                 assert stats[f"{name}.large_pool.{kind}"] == 0
         assert world.device(1).peak == 512 * peak  # which profiles tell
         assert stats["num_ooms"] == stats["num_alloc_retries"] == ooms
-        assert [stats["num_device_alloc"], stats["num_device_free"]] == segments
+        assert stats["num_sync_all_streams"] == ooms
+        counted = [now - then for now, then in zip(segments, before, strict=True)]
+        assert [stats["num_device_alloc"], stats["num_device_free"]] == counted
         is_reserved = segments[0] > segments[1]
         assert stats["reserved_bytes.all.current"] == (512 * limit if is_reserved else 0)
         free = CAPACITY - 512 * limit * is_reserved

@@ -1,0 +1,102 @@
+"""Streams have segments of their own, and `record_stream` keeps memory until they are done."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+from simgpu._runtime import clock, sleeping
+
+MIB = 2**20
+AMOUNTS = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
+
+
+def amounts():
+    stats = torch.simgpu.memory_stats(0)
+    return [stats[f"{name}.all.current"] for name in AMOUNTS]
+
+
+def empty(nbytes, stream=None):
+    with torch.simgpu.stream(stream):
+        return torch.empty(nbytes, dtype=torch.uint8, device="simgpu:0")
+
+
+@given(count=st.integers(1, 4), nbytes=st.integers(1, 9 * MIB))
+def test_each_stream_has_a_segment_of_its_own(count, nbytes):
+    with simgpu.devices(1, memory="1GiB"):
+        streams = [None, *(torch.simgpu.Stream(0) for _ in range(count - 1))]
+        for _ in range(2):
+            held = [empty(nbytes, stream) for stream in streams]
+            del held
+        segment = 2 * MIB if nbytes <= MIB else 20 * MIB
+        assert torch.simgpu.memory_reserved(0) == count * segment
+        found = torch.simgpu.memory_snapshot()
+        handles = {0, *(stream.cuda_stream for stream in streams[1:])}
+        assert {segment["stream"] for segment in found} == handles
+
+
+@given(nbytes=st.integers(1, 3 * MIB), wait=st.sampled_from(["allocate", "empty_cache"]))
+def test_dropped_memory_is_active_until_an_allocation_finds_its_users_done(nbytes, wait):
+    block = -(-nbytes // 512) * 512
+    with simgpu.devices(1, memory="1GiB"):
+        x = empty(nbytes)
+        x.record_stream(torch.simgpu.current_stream(0))  # its own: nothing to wait for
+        x[:1].view(1, 1).record_stream(torch.simgpu.Stream(0))
+        reserved = torch.simgpu.memory_reserved(0)
+        del x
+        assert amounts() == [0, block, reserved, nbytes]
+        (segment,) = torch.simgpu.memory_snapshot()
+        assert segment["blocks"][0]["state"] == "active_pending_free"
+        if wait == "allocate":
+            held = empty(nbytes)
+            assert amounts() == [block, block, reserved, nbytes]
+            del held
+        else:
+            torch.simgpu.empty_cache()
+        assert amounts()[:2] == [0, 0]
+
+
+class Stopped(clock.Clock):
+    """A clock that only waiting moves."""
+
+    time = 0.0
+
+    def now(self):
+        return self.time
+
+    def wait_until(self, moment):
+        self.time = max(self.time, moment)
+
+
+def test_memory_that_a_sleeping_stream_uses_goes_to_no_allocation():
+    with simgpu.devices(1), clock.use(Stopped()):
+        stream, x, y = torch.simgpu.Stream(0), empty(30 * MIB), empty(5)
+        x.record_stream(stream)
+        with torch.simgpu.stream(stream):
+            sleeping.sleep(3.0)
+        del x
+        held = empty(30 * MIB)
+        assert torch.simgpu.memory_reserved(0) == 62 * MIB
+        del held
+        stream.synchronize()
+        held = [empty(30 * MIB) for _ in range(2)]
+        assert torch.simgpu.memory_reserved(0) == 62 * MIB
+        del held, y
+
+
+@given(data=st.data())
+def test_uses_are_known_of_tensors_from_before_and_after_the_first_one(data):
+    """Those that live when `record_stream` is first called, and those that come later."""
+    with simgpu.devices(1, memory="1GiB"):
+        stream, held, recorded = torch.simgpu.Stream(0), [], set()
+        for number in range(data.draw(st.integers(1, 12))):
+            held.append(empty(512))
+            if data.draw(st.booleans()):
+                held[-1].record_stream(stream)
+                recorded.add(number)
+        for number in range(len(held)):
+            if data.draw(st.booleans()) and number not in recorded:
+                held[number].record_stream(stream)
+                recorded.add(number)
+        held.clear()
+        assert amounts()[:2] == [0, 512 * len(recorded)]
