@@ -370,19 +370,6 @@ def drop_raise(number: int = 1) -> Change:
     return edit
 
 
-def drop_argument(name: str, key: str, at: int | None = None) -> Change:
-    """A call of this function leaves out a keyword argument."""
-
-    def edit(tree: ast.FunctionDef, objects: Objects) -> None:
-        found = [
-            call for call in _calls(tree, name) if any(each.arg == key for each in call.keywords)
-        ]
-        call = _pick(found, at, f"calls of {name} with {key}= in {tree.name}")
-        call.keywords = [each for each in call.keywords if each.arg != key]
-
-    return edit
-
-
 def argument(name: str, key: int | str, value: Any, at: int | None = None) -> Change:
     """A call of this function gets another argument: `value`, or what a function makes of its own.
 

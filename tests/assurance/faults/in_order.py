@@ -10,7 +10,6 @@ from tests.support.plant import (
     drop_raise,
     fault,
     instead,
-    negate_if,
     never,
     swap_args,
 )
@@ -76,12 +75,6 @@ ASYNCHRONOUS = [
         "simgpu:staged",
         instead(lambda stock: lambda launch: None),
         "test_copies_between_host_and_device",
-    ),
-    fault(
-        "queues have no end",
-        "Queues.add",
-        never("LONGEST"),
-        "test_a_queue_is_as_long_as_that_of_cuda",
     ),
     fault(
         "work in front of a wait always runs first",
@@ -185,12 +178,6 @@ GRAPHS = [
         EVENTS,
     ),
     fault(
-        "a graph keeps no external events",
-        "Recording.external_event",
-        negate_if("holds"),
-        EVENTS,
-    ),
-    fault(
         "a replay draws from a state that was set later",
         "Recording.go_on_at",
         drop_call("append_aside"),
@@ -206,7 +193,6 @@ CLOCK = [
         BY_HAND,
     ),
     fault("a copy occupies one of its two devices", "Machine._copy", never(2), BY_HAND),
-    fault("a waiting host goes on at once", "Machine.wait_until", drop_call("wait"), BY_HAND),
     fault(
         "links are never occupied",
         "Timelines.take_links",
@@ -265,12 +251,6 @@ SCHEDULES = [
         "simgpu/_simulation/state:State.restore",
         drop_call("copy_"),
         "test_what_is_right_in_every_order_has_no_problems",
-    ),
-    fault(
-        "a reported test does not name its schedule",
-        "regression_test",
-        never("schedule"),
-        "test_what_fuzzing_reports_names_the_schedule",
     ),
     fault(
         "a thread that polls an event keeps others from running",
