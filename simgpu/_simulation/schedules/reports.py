@@ -155,7 +155,8 @@ def _places_of(task: Task) -> str:
 
 def _line_of_frame(frame: FrameType) -> str:
     name, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{name}:{line}: {linecache.getline(name, line).strip()}".rstrip(": ")
+    text = linecache.getline(name, line).strip()
+    return f"{name}:{line}: {text}" if text else f"{name}:{line}"
 
 
 def _is_of_the_system(file: str) -> bool:
