@@ -78,6 +78,7 @@ def test_copies_have_a_stream_of_their_own(devices, data):
     assert _devices.current_stream(target) != stream
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_forked_child_waits_for_no_thread_of_its_parent(python):
     """Were the lock its parent's, it would hang where CUDA says that it may use no device."""

@@ -208,6 +208,7 @@ def test_the_corpus_is_as_wide_as_it_says():
     assert {len(case.slots) for case in corpus(3)} == {1, 2, 3}
 
 
+@pytest.mark.full
 def test_the_option_records_and_does_nothing_else(python, tmp_path):
     path = tmp_path / "new.json"
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--record", path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from simgpu._runtime import host_operators, launch, operators
-from tests.support.architecture import import_statements
+from tests.support.architecture import facts
 
 PACKAGE = Path(__file__).parents[2] / "simgpu"
 
@@ -51,17 +51,17 @@ def listed():
 def reached(text):
     """The operators whose code a file with this text calls."""
     yield from STRAIGHT.findall(text)
-    for statement in import_statements(text):
-        if getattr(statement, "module", None) == host_operators.__name__:
-            yield from (SHARED[alias.name] for alias in statement.names)
+    for _, module, names in facts("", text).imports:
+        if module == host_operators.__name__:
+            yield from (SHARED[name] for name in names)
 
 
 def test_what_is_shared_is_imported_by_its_names():
     shared = {name for name, value in vars(host_operators).items() if hasattr(value, "__self__")}
     assert shared == set(SHARED)
     for path in PACKAGE.rglob("*.py"):
-        for statement in import_statements(path.read_text(encoding="utf-8")):
-            assert "host_operators" not in (alias.name.split(".")[-1] for alias in statement.names)
+        for _, _, names in facts("", path.read_text(encoding="utf-8")).imports:
+            assert "host_operators" not in (name.split(".")[-1] for name in names)
 
 
 def test_who_writes_past_launch_is_listed():

@@ -46,6 +46,7 @@ def differences(python, code):
     return {what: names for what, names in json.loads(done.stdout).items() if names}
 
 
+@pytest.mark.full
 def test_the_tables_hold_what_changes_and_nothing_else(python):
     assert differences(python, RUN) == {}
 

@@ -57,7 +57,7 @@ def _has_line(path: str, text: str) -> bool:
 
 @functools.cache
 def _row(path: str, text: str) -> tuple[str, Row]:
-    doc = ast.get_docstring(parsed(text)) or ""
+    doc = facts(path, text).docstring
     allowed = doc.partition("May import:")[2].partition("\n\n")[0]
     folder = path.removesuffix("__init__.py")
     where = path if folder.rstrip("/") in (path, *PACKAGES) else folder
@@ -86,32 +86,63 @@ def modules_of(tree: Tree) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the rules ask of a file. Its tree of syntax is not kept: all have a million objects."""
+
+    docstring: str
+    imports: tuple[tuple[int, str, tuple[str, ...]], ...]
+    """The line of each import, the module after `from` (or ""), and the names."""
+    functions: tuple[tuple[int, str, int, tuple[str, ...]], ...]
+    """The line and the name of each, its lines without its docstring, and its arguments."""
+
+
 @functools.cache
-def parsed(text: str) -> ast.Module:
+def facts(path: str, text: str) -> Facts:
     """A file is parsed once, however many rules read it."""
-    return ast.parse(text)
+    tree = ast.parse(text)
+    imports: list[tuple[int, str, tuple[str, ...]]] = []
+    functions = []
+    for node in statements(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = tuple(alias.name for alias in node.names)
+            if isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{path}:{node.lineno} imports by dots: write the module out"
+            imports.append((node.lineno, getattr(node, "module", ""), names))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = tuple(each.arg for each in node.args.args)
+            functions.append((node.lineno, node.name, _lines(node), arguments))
+    return Facts(ast.get_docstring(tree) or "", tuple(imports), tuple(functions))
 
 
-@functools.cache
-def import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
-    return [n for n in ast.walk(parsed(text)) if isinstance(n, ast.Import | ast.ImportFrom)]
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements within `node`; expressions, which are most of a tree, are not looked into."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, field, ()):
+            yield inner
+            yield from statements(inner)
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    lines = (node.end_lineno or 0) - node.lineno + 1
+    if ast.get_docstring(node):
+        doc = node.body[0]
+        lines -= (doc.end_lineno or 0) - doc.lineno + 1
+    return lines
 
 
 def imports(path: str, tree: Tree, modules: dict[str, str]) -> Iterator[tuple[int, str]]:
     """The line and the target of each import: a path of the tree, or an outside module's name."""
-    for node in import_statements(tree[path]):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            assert not node.level, f"{path}:{node.lineno} imports by dots: write the module out"
-            whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in modules else str(node.module) for name in whole]
+    for line, module, names in facts(path, tree[path]).imports:
+        if module:
+            whole = [f"{module}.{name}" for name in names]
+            names = tuple(name if name in modules else module for name in whole)
         for name in names:
             top = name.partition(".")[0]
             if name in modules:
-                yield node.lineno, modules[name]
+                yield line, modules[name]
             elif top in WATCHED or top not in sys.stdlib_module_names:
-                yield node.lineno, top
+                yield line, top
 
 
 def wrong_directions(tree: Tree) -> list[str]:
@@ -215,17 +246,11 @@ def long_functions(tree: Tree) -> list[str]:
     for path, text in tree.items():
         if path.split("/")[0] not in PACKAGES:
             continue
-        for node in ast.walk(parsed(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if ast.get_docstring(node):
-                    doc = node.body[0]
-                    lines -= (doc.end_lineno or 0) - doc.lineno + 1
-                if lines > MAX_FUNCTION:
-                    complaints.append(
-                        f"{path}:{node.lineno} {node.name} has {lines} lines, and "
-                        f"{MAX_FUNCTION} are the most"
-                    )
+        complaints += [
+            f"{path}:{line} {name} has {lines} lines, and {MAX_FUNCTION} are the most"
+            for line, name, lines, _ in facts(path, text).functions
+            if lines > MAX_FUNCTION
+        ]
     return complaints
 
 
@@ -255,11 +280,11 @@ def simulator_imports(tree: Tree, folder: str) -> list[str]:
 def fixtures_elsewhere(tree: Tree, folder: str, wrong: set[str]) -> list[str]:
     """Tests under `folder` that ask for a fixture in `wrong`."""
     return [
-        f"{path}:{node.lineno} {node.name} asks for {argument.arg}"
+        f"{path}:{line} {name} asks for {argument}"
         for path, text in tree.items()
         if path.startswith(folder)
-        for node in parsed(text).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-        for argument in node.args.args
-        if argument.arg in wrong
+        for line, name, _, arguments in facts(path, text).functions
+        if name.startswith("test_")
+        for argument in arguments
+        if argument in wrong
     ]

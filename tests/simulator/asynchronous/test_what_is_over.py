@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
+from simgpu._simulation.asynchronous.queues import Work
 from simgpu.errors import DeviceLostError
-
-WORK = "simgpu._simulation.asynchronous.queues", "Work"
 
 
 @pytest.mark.without("--races", reason="races on purpose")
@@ -57,8 +56,7 @@ def work_left(device, rounds):
         assert queued.pending > 2 * rounds
         torch.simgpu.synchronize(device)
         gc.collect()
-        kinds = [type(found) for found in gc.get_objects()]
-        return sum((kind.__module__, kind.__name__) == WORK for kind in kinds)
+        return sum(type(found) is Work for found in gc.get_objects())
 
 
 @given(rounds=st.integers(40, 60))

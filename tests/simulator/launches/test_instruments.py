@@ -224,6 +224,7 @@ def test_clocks_nest():
         assert (clock.now(), inner.seconds, outer.seconds) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_forked_child_can_add_an_instrument_whose_parent_held_the_lock(python):
     """The lock is renewed in the child: with the parent's, adding the fork check would hang."""
