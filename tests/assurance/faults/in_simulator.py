@@ -17,9 +17,9 @@ from tests.support.plant import (
 
 MEMORY = [
     fault(
-        "the last bytes of a device are given to all who ask",
-        "Device.allocate",
-        never("limit"),
+        "an allocation that failed is no error",
+        "adopt",
+        never(2),
         "test_a_capacity_is_what_was_asked_for",
     ),
     fault(

@@ -72,7 +72,7 @@ WAITS = [
     ),
     fault(
         "what is not cut comes to the host without a wait",
-        "dataparallel:_scatter_leaf",
+        "move_to_each",
         argument("to", "non_blocking", True),
         HOST,
         name="scatter_what_is_not_cut",
