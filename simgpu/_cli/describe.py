@@ -23,8 +23,9 @@ def description() -> Iterator[str]:
     yield _line("python", f"{platform.python_version()} ({sys.executable})")
     yield _line("system", platform.platform())
     yield _line("variables", ", ".join(f"{name}={value}" for name, value in told.items()) or "none")
+    known = (*variables.NAMES, *variables.SETTINGS)
     for name in variables.misspelt():
-        yield _line("unknown", f"{name}={os.environ[name]} (known: {', '.join(variables.NAMES)})")
+        yield _line("unknown", f"{name}={os.environ[name]} (known: {', '.join(known)})")
     try:
         import torch
     except Exception as error:  # whatever an installation that is broken raises

@@ -10,17 +10,16 @@ when it begins.
 from __future__ import annotations
 
 import functools
-import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._library.utils import RegistrationHandle
 
+from simgpu._kernels.program_kernels import is_of_a_program
 from simgpu._kernels.registry import HANDWRITTEN_ABOVE_AUTOGRAD
 from simgpu._patches import Action, Patch, Patches, Row
 
@@ -43,22 +42,6 @@ _twins: weakref.WeakKeyDictionary[Library, tuple[Any, RegistrationHandle]] = (
 _looked_at: weakref.WeakKeyDictionary[Library, tuple[int, list[tuple[str, str]]]] = (
     weakref.WeakKeyDictionary()
 )
-
-# PyTorch's own kernels for CUDA are written for the memory of a GPU. What it registers in the name
-# of a program comes from these files of it.
-_TORCH, _SIMGPU = Path(torch.__file__).parent, Path(__file__).parents[1]
-_FOR_PROGRAMS = (_TORCH / "library.py", _TORCH / "_library")
-
-
-def _is_of_a_program(operator: str, key: str) -> bool:
-    """Whether neither PyTorch nor simgpu has made the library of this kernel for itself."""
-    found = re.search(r"registered at (.+):\d+", str(_registered(operator, key)))
-    if found is None:
-        return True
-    file = Path(found[1])
-    if any(file.is_relative_to(place) for place in _FOR_PROGRAMS):
-        return True
-    return not (file.is_relative_to(_TORCH) or file.is_relative_to(_SIMGPU))
 
 
 def _twin_of(library: Library) -> Any:
@@ -88,7 +71,7 @@ def _is_defined(operator: str) -> bool:
 def _is_for_devices(library: Library, name: str, key: str) -> bool:
     operator = f"{library.ns}::{name}"
     return _is_defined(operator) and (
-        _falls_through(operator, key) or _is_of_a_program(operator, key)
+        _falls_through(operator, key) or is_of_a_program(operator, key)
     )
 
 

@@ -52,6 +52,7 @@ from simgpu._kernels.from_schema import device_kernel
 from simgpu._kernels.indexing import indexing_kernel
 from simgpu._kernels.mixed_devices import composed_where_mixed
 from simgpu._kernels.overloads import PythonKernel, overload, register_kernels
+from simgpu._kernels.program_kernels import check_not_for_cpu_only
 from simgpu._kernels.recorded import composed_while_traced
 from simgpu._memory import extents, resizing
 from simgpu._native.dispatch_tables import use_cpu_kernels
@@ -240,6 +241,7 @@ _fallback_kernels: dict[torch._ops.OpOverload, PythonKernel] = {}
 def _fallback(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Operators without a registration, such as those of other libraries: the host's kernel."""
     kernel = _fallback_kernels.get(op)
+    check_not_for_cpu_only(op)
     if kernel is None:
         kernel = _fallback_kernels[op] = device_kernel(op)
     try:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from simgpu._naming import MAX_DEVICES
+from simgpu._naming import CPU_KERNELS, MAX_DEVICES
 from simgpu._runtime.rngs import RNGS, check_rng
 
 COUNT = "SIMGPU_DEVICE_COUNT"
@@ -16,6 +16,7 @@ RNG = "SIMGPU_RNG"
 AS_CUDA = "SIMGPU_AS_CUDA"
 
 NAMES = (COUNT, MEMORY, MODEL, RNG, AS_CUDA)
+SETTINGS = (CPU_KERNELS,)  # which give a process no devices
 
 
 def device_count() -> int | None:
@@ -85,7 +86,8 @@ def by_device(text: str | None) -> str | list[str] | None:
 
 def misspelt() -> list[str]:
     """Return the variables that have a name like ours and are none of them, in order."""
-    return sorted(name for name in os.environ if name.startswith("SIMGPU_") and name not in NAMES)
+    known = {*NAMES, *SETTINGS}
+    return sorted(name for name in os.environ if name.startswith("SIMGPU_") and name not in known)
 
 
 def clear() -> dict[str, str]:

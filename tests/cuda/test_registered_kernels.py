@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import library
 
 import simgpu
+from simgpu._kernels import program_kernels
 
 SPACE = "simgpu_registered"
 X = torch.tensor([3.0, 5.0])
@@ -228,3 +229,93 @@ def test_a_library_whose_operator_has_ended_is_nobodys(uses):
     finally:
         kernels._destroy()
         own._destroy()
+
+
+def cpu_by_key(own, kernel):
+    own.impl("only", kernel, "CPU")
+
+
+def cpu_by_the_librarys_key(own, kernel):
+    kernels = library.Library(SPACE, "IMPL", "CPU")
+    kernels.impl("only", kernel)
+    return kernels
+
+
+def cpu_by_device(own, kernel):
+    library.impl(f"{SPACE}::only", "cpu", lib=own)(kernel)
+
+
+def cpu_by_register_kernel(own, kernel):
+    library.register_kernel(f"{SPACE}::only", "cpu", kernel, lib=own)
+
+
+@contextlib.contextmanager
+def operator_for_the_cpu(register=cpu_by_key):
+    with library._scoped_library(SPACE, "FRAGMENT") as own:
+        own.define("only(Tensor x) -> Tensor")
+        kept = register(own, scaling(2))
+        yield own
+        if kept is not None:
+            kept._destroy()
+
+
+ONLY_CPU = [cpu_by_key, cpu_by_the_librarys_key, cpu_by_device, cpu_by_register_kernel]
+
+
+@pytest.mark.parametrize("register", ONLY_CPU)
+@given(by_cuda=st.booleans())
+def test_an_operator_that_is_registered_for_the_cpu_only_is_refused(register, by_cuda):
+    with (
+        operator_for_the_cpu(register),
+        (simgpu.as_cuda if by_cuda else simgpu.devices)(2) as found,
+    ):
+        only = torch.ops.simgpu_registered.only
+        backend = "CUDA" if by_cuda else "simgpu"
+        words = f"Could not run '{SPACE}::only' with arguments from the '{backend}' backend[.]"
+        with pytest.raises(NotImplementedError, match=words) as caught:
+            only(X.to(found[1]))
+        assert f"SIMGPU_CPU_KERNELS={SPACE}::only" in str(caught.value)
+        assert factor_on("cpu", only) == 2
+
+
+@pytest.mark.parametrize("pattern", [f"{SPACE}::only", f"{SPACE}::*", f"other::op, {SPACE}::on*"])
+def test_an_operator_for_the_cpu_runs_on_devices_where_that_is_allowed(cuda, monkeypatch, pattern):
+    with operator_for_the_cpu():
+        monkeypatch.setenv("SIMGPU_CPU_KERNELS", "other::*")
+        with pytest.raises(NotImplementedError):
+            factor_on(cuda[1], torch.ops.simgpu_registered.only)
+        monkeypatch.setenv("SIMGPU_CPU_KERNELS", pattern)
+        assert factor_on(cuda[1], torch.ops.simgpu_registered.only) == 2
+
+
+def test_an_operator_has_the_kernel_of_the_cpu_beside_one_for_cuda():
+    with operator_for_the_cpu() as own:
+        own.impl("only", scaling(3), "CUDA")
+        only = torch.ops.simgpu_registered.only
+        with simgpu.devices(2):
+            assert factor_on("simgpu:1", only) == 2
+        with simgpu.as_cuda(2):
+            assert factor_on("cuda:1", only) == 3
+
+
+def test_a_custom_op_for_the_cpu_is_refused_and_one_for_all_devices_is_not(cuda):
+    @library.custom_op(f"{SPACE}::for_cpu", mutates_args=(), device_types="cpu")
+    def for_cpu(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @library.custom_op(f"{SPACE}::for_all", mutates_args=())
+    def for_all(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    assert factor_on(cuda[1], for_all) == 2
+    with pytest.raises(NotImplementedError, match="from the 'CUDA' backend"):
+        factor_on(cuda[1], for_cpu)
+
+
+def test_a_compiled_operator_runs_on_devices(cuda, monkeypatch):
+    """A library's build for the CPU has no kernels for CUDA, which its build for GPUs has."""
+    with operator_for_the_cpu():
+        monkeypatch.setattr(
+            program_kernels, "_registered", lambda *_: "registered at /build/csrc/only.cpp:12 [...]"
+        )
+        assert factor_on(cuda[1], torch.ops.simgpu_registered.only) == 2

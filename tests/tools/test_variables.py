@@ -118,14 +118,14 @@ def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
 
 @given(
     names=st.lists(st.text("ABDEGIMNOPRSUV_", max_size=9).map(lambda end: f"SIMGPU_{end}")),
-    known=st.sets(st.sampled_from(variables.NAMES)),
+    known=st.sets(st.sampled_from((*variables.NAMES, *variables.SETTINGS))),
 )
 def test_info_names_variables_that_are_not_known(names, known):
     """Such as SIMGPU_DEVICES: nothing else would be said of it."""
     given_ = dict.fromkeys([*names, *known], "3")
     with mock.patch.dict(os.environ, given_, clear=True):
         found = variables.misspelt()
-    assert found == sorted(given_.keys() - set(variables.NAMES))
+    assert found == sorted(given_.keys() - {*variables.NAMES, *variables.SETTINGS})
 
 
 @pytest.mark.full

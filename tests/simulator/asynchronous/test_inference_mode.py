@@ -20,6 +20,11 @@ library.impl("double_", lambda x: [x.mul_(2)].clear(), "CPU")
 library.impl("double_", lambda x: None, "Meta")
 
 
+@pytest.fixture(autouse=True)
+def run_on_devices(monkeypatch):
+    monkeypatch.setenv("SIMGPU_CPU_KERNELS", "simgpu_inference_mode::*")
+
+
 def mode(inference):
     return torch.inference_mode() if inference else contextlib.nullcontext()
 

@@ -222,8 +222,9 @@ def sparse_like(x):
 
 
 @pytest.fixture
-def mixed():
+def mixed(monkeypatch):
     """An operator that writes to a tensor, which is a result, and has others of every kind."""
+    monkeypatch.setenv("SIMGPU_CPU_KERNELS", "simgpu_charging_test::mixed")
     library = torch.library.Library("simgpu_charging_test", "DEF")
     library.define("mixed(Tensor(a!) x) -> (Tensor(a!), Tensor, int, Tensor)")
 
