@@ -1,8 +1,8 @@
 """Kernels that a program has registered: for the CPU and not for devices, they are refused there.
 
 An operator that `torch.library` gave a kernel for the CPU only cannot run on CUDA. A device here
-computes with the CPU's kernels, so the forgotten registration would not be noticed. Compiled kernels
-are left out: a build of a library for the CPU has none for CUDA, and its build for GPUs has.
+computes with the CPU's kernels, so the forgotten registration would not be noticed. Compiled
+kernels are left out: a build of a library for the CPU has none for CUDA, its build for GPUs has.
 """
 
 from __future__ import annotations
