@@ -1,5 +1,7 @@
 """Tracebacks of tests: where a test broke a rule, they end at a line of the test."""
 
+import pytest
+
 REFUSED = {
     "mixed": "torch.ones(3, device='simgpu:0') + torch.ones(3, device='simgpu:1')",
     "past the last": "torch.ones(3).to('simgpu:9')",
@@ -19,6 +21,7 @@ FORMS = {
     "@given(st.just(1))\ndef test_it(devices, one):\n    {}",
     "fixture": "@pytest.fixture\ndef made(devices):\n    {}\n\ndef test_it(made):\n    pass",
 }
+FULL, REST = pytest.mark.full, sorted(set(FORMS) - {"function"})
 # Who simgpu calls, and what fails there, by errors of any type.
 CALLED = {
     "rank": "def test_it():\n    simgpu.ranks(2, lambda rank: {})",
@@ -61,11 +64,11 @@ def failures(pytester, *options):
     return [str(report.longrepr) for report in reports]
 
 
-def make_suite(pytester):
+def make_suite(pytester, forms=tuple(FORMS)):
     pytester.makepyfile(
         **{
-            f"test_{form}_{at}": IMPORTS + text.format(line)
-            for form, text in FORMS.items()
+            f"test_{form}_{at}": IMPORTS + FORMS[form].format(line)
+            for form in forms
             for at, line in enumerate(REFUSED.values())
         }
     )
@@ -105,8 +108,9 @@ def test_nor_is_what_simgpu_calls_shown_below_the_line_of_the_test(pytester):
     assert "torch/_ops.py" in text
 
 
-def test_all_frames_are_shown_where_they_are_asked_for(pytester):
-    make_suite(pytester)
+@pytest.mark.parametrize("form", ["function", *(pytest.param(f, marks=FULL) for f in REST)])
+def test_all_frames_are_shown_where_they_are_asked_for(pytester, form):
+    make_suite(pytester, [form])
     assert all("simgpu/_" in text for text in failures(pytester, "--full-trace"))
 
 

@@ -12,14 +12,6 @@ from hypothesis import strategies as st
 import simgpu
 
 
-@pytest.fixture(autouse=True)
-def freeze_again():
-    """As tests/conftest.py has done for the whole suite."""
-    yield
-    gc.collect()
-    gc.freeze()
-
-
 @contextlib.contextmanager
 def no_collector():
     """Objects stay as young as a test has left them, and nothing stays frozen."""
