@@ -34,7 +34,7 @@ def _parser():
         ("record", "write what CUDA's code did into tests/recordings/emulated_cuda"),
     ):
         one = commands.add_parser(name, help=text)
-        environment.add_options(one, devices=2)
+        environment.add_options(one, devices=3)
         one.add_argument("subjects", nargs="*", metavar="SUBJECT", help=", ".join(SUBJECTS))
     return parser
 

@@ -32,12 +32,19 @@ _BY_THE_HOST = {
     aten._to_sparse.default, aten._to_sparse.sparse_dim, aten._to_sparse_csr.default,
     aten.equal.default, aten._assert_async.default, aten._assert_async.msg,
 }  # fmt: skip
-# It calls others with numbers on the device, which PyTorch cannot pass to a mode.
-_NOT_WITHIN = {aten.linalg_matrix_exp.default}
+_CALLS_ITSELF = {aten.detach.default}
+# What PyTorch raises where a call cannot go through a mode (a number on the device), or where the
+# kernel belongs to another key (an operator that makes a sparse tensor of dense ones).
+_NOT_THIS_WAY = re.compile(r"pybind_utils\.cpp|^Could not run 'aten::")
 _CUDA, _NESTED = (
     torch._C.DispatchKeySet(key)
     for key in (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.NestedTensorCUDA)
 )
+# What PyTorch has done before it calls a kernel, and a kernel's own calls must not do again.
+_DONE = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+_KEYS = ("AutogradOther", "AutogradCPU", "AutogradCUDA", "AutogradNestedTensor")
+for _name in (*_KEYS, "AutocastCPU", "AutocastCUDA"):
+    _DONE |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _name))
 
 # Where the CPU has no kernel for a dtype: compute in the wider one, and round the result to it.
 _WIDER = (
@@ -87,17 +94,23 @@ def is_cuda(value):
     return isinstance(value, torch.Tensor) and value.device.type == "cuda"
 
 
+def _bytes(tensor):
+    """The memory of a tensor's storage as bytes on the CPU."""
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return torch.empty(0, dtype=torch.uint8)
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
 def host(tensor):
     """A CPU tensor over the memory of a strided tensor on an emulated GPU."""
-    storage = tensor.untyped_storage()
-    if storage.nbytes():
-        memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-    else:
-        whole = torch.empty(0, dtype=torch.uint8)
     with torch.no_grad():
         out = torch.empty(0, dtype=tensor.dtype).set_(
-            whole.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+            _bytes(tensor).untyped_storage(),
+            tensor.storage_offset(),
+            tensor.size(),
+            tensor.stride(),
         )
         out = torch._conj(out) if tensor.is_conj() else out
         return torch._neg_view(out) if tensor.is_neg() else out
@@ -192,7 +205,7 @@ class Values(TorchDispatchMode):
         if _on_two_devices(leaves):
             return op(*args, **kwargs)  # refused, or a copy
         if any(one.is_nested for one in tensors):
-            with self:  # works on the memory of all parts, by operators that have values
+            with torch._C._ExcludeDispatchKeyGuard(_DONE), self:
                 return op.redispatch(_NESTED, *_numbers_as_tensors(op, args), **kwargs)
         if any(isinstance(one, torch.Tensor) and one.layout != torch.strided for one in leaves):
             return self._sparse(op, args, kwargs, tensors)
@@ -212,8 +225,7 @@ class Values(TorchDispatchMode):
         if not _can_be_within(op, args, kwargs):
             out = op(*args, **kwargs)
         else:
-            with self:
-                out = op.redispatch(_CUDA, *args, **kwargs)
+            out = self._within(op, args, kwargs)
         if _library.launches() == before:
             return out
         if isinstance(there, Exception):
@@ -227,6 +239,16 @@ class Values(TorchDispatchMode):
         computed[str(op)] += 1
         _write_arguments(op, _named(op, args, kwargs), there)
         return _write_results(op, (args, kwargs), out, result)
+
+    def _within(self, op, args, kwargs):
+        """Call CUDA's code with the mode on, so that what it calls has values."""
+        try:
+            with torch._C._ExcludeDispatchKeyGuard(_DONE), self:
+                return op.redispatch(_CUDA, *args, **kwargs)
+        except RuntimeError as error:
+            if not _NOT_THIS_WAY.search(str(error)):
+                raise
+        return op(*args, **kwargs)
 
     @staticmethod
     def _sparse(op, args, kwargs, tensors):
@@ -289,7 +311,7 @@ def _numbers_as_tensors(op, args):
 
 def _can_be_within(op, args, kwargs):
     """Whether `redispatch` takes these arguments: no number for a tensor, no lazy conjugate."""
-    if op in _NOT_WITHIN:
+    if op in _CALLS_ITSELF:
         return False
     tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
     if any(one.is_conj() or one.is_neg() for one in tensors):
@@ -353,7 +375,9 @@ def _write_results(op, given, out, result):
     leaves = []
     for real, image in zip(reals, tree_flatten(result)[0], strict=False):
         if isinstance(real, torch.Tensor):
-            if id(real) not in inputs and real.layout == torch.strided:
+            if id(real) not in inputs and real.is_nested:
+                _bytes(real).copy_(torch.empty(0, dtype=torch.uint8).set_(image.untyped_storage()))
+            elif id(real) not in inputs and real.layout == torch.strided:
                 if real.shape == image.shape:
                     _write(real, image) if is_cuda(real) else real.copy_(image)
                 else:
