@@ -8,7 +8,8 @@ of them:
         loss.backward()
 
 While a model other than "ordered" is on, `torch.cuda.nccl.is_available` says yes for tensors on
-distinct simulated devices, and `torch.cuda.nccl.reduce` adds as the model says.
+distinct simulated devices, and `torch.cuda.nccl.reduce` adds as the model says. Tensors on distinct
+devices that NCCL refuses (of several dtypes, of int16) are refused in any order.
 
 May import: `torch`.
 """
@@ -26,6 +27,26 @@ import torch
 Reduction = _Literal["ordered", "ring", "tree", "random"]
 
 __all__ = ["Reduction", "reduce_add", "reduction"]
+
+FLOAT8 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
+# What NCCL knows. Complex numbers travel as two, but not in torch.cuda.comm.reduce_add.
+NCCL_DTYPES = {
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.bool,
+    *FLOAT8,
+}
 
 Into = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -96,6 +117,9 @@ def reduce_add(tensors: Sequence[torch.Tensor], root: int = 0) -> torch.Tensor:
         )
     here = tensors[root].device
     near = [tensor if tensor.device == here else tensor.to(here) for tensor in tensors]
+    if near[0].dtype in FLOAT8:
+        wide = [tensor.float() for tensor in near]
+        return _FOLDS[_Model.name](wide, root, _add).to(near[0].dtype)
     return _FOLDS[_Model.name](near, root, _add)
 
 

@@ -14,9 +14,18 @@ from torch.cuda import nccl
 
 from dataparallel._transfer import transforms
 
+# Those of torch/csrc/cuda/nccl.cpp, to_nccl_data_type; complex numbers travel as two of them.
+_DTYPES = {
+    *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+}
+
 
 def usable(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether NCCL takes these tensors: on devices of their own, dense, contiguous, of one dtype.
+
+    A dtype that NCCL does not know, such as int16, is copied and added without it.
 
     Source: torch/cuda/nccl.py, is_available.
     """
@@ -57,6 +66,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     # A conjugate or negative bit is a promise that only ATen kernels keep.
     return (
         tensor.numel() > 0
+        and (tensor.dtype in _DTYPES or tensor.is_complex())
         and tensor.is_contiguous()
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )

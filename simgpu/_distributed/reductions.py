@@ -18,6 +18,7 @@ from torch import distributed
 
 from simgpu import comm
 from simgpu._distributed import factors
+from simgpu.comm import FLOAT8
 
 Tensor = torch.Tensor
 
@@ -25,13 +26,6 @@ Tensor = torch.Tensor
 _call_method = inspect.unwrap(torch._C.ScriptMethod.__call__)
 
 BITWISE = ("BAND", "BOR", "BXOR")
-FLOAT8 = (
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-)
-
 _COMBINE: dict[str, Callable[..., Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,

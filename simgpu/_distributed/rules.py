@@ -16,29 +16,18 @@ import torch
 
 from simgpu._distributed.calls import LIES, described
 from simgpu._distributed.communicators import Communicator
-from simgpu._distributed.reductions import BITWISE, FLOAT8, Reduction
+from simgpu._distributed.reductions import BITWISE, Reduction
 from simgpu._native.dlpack_relabel import host_alias
+from simgpu.comm import FLOAT8, NCCL_DTYPES
 
 Tensor = torch.Tensor
 
-_NCCL_DTYPES = {
-    torch.int8,
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.bool,
-    *FLOAT8,
-}
 _CHANNELS_LAST = {
     4: (torch.channels_last, (0, 2, 3, 1)),
     5: (torch.channels_last_3d, (0, 2, 3, 4, 1)),
 }
 _PREMUL_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_GLOO_DTYPES = _NCCL_DTYPES - set(FLOAT8)
+_GLOO_DTYPES = NCCL_DTYPES - set(FLOAT8)
 _FNUZ = {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 # As C++ calls them in the error.
 _CPP_NAMES = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32"}
@@ -124,7 +113,7 @@ def kind_of(tensors: Sequence[Tensor], group: Communicator) -> str:
 
 def _check_dtype(dtype: torch.dtype, kind: str, between_two: bool) -> None:
     dtype = dtype.to_real() if dtype.is_complex else dtype
-    if kind == "nccl" and dtype not in _NCCL_DTYPES:
+    if kind == "nccl" and dtype not in NCCL_DTYPES:
         name = _CPP_NAMES.get(dtype, str(dtype).removeprefix("torch."))
         raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
     if kind == "gloo" and dtype not in _GLOO_DTYPES and not between_two:

@@ -54,3 +54,14 @@ def test_nccl_takes_dense_tensors_of_devices_of_their_own(cuda, kind, indices, o
     tensors = [make(torch.ones(2, 3, device=cuda[index])) for index in indices]
     with simgpu.comm.reduction(order):
         assert bool(nccl.is_available(tensors)) == (taken and indices == (0, 1) and order == "ring")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_is_added_by_nccl(cuda, dtype):
+    """No kernel of CUDA adds it: on one device it raises."""
+    parts = [torch.tensor([0.5, 16.0, -3.0], device=cuda[k]).to(dtype) for k in (0, 1, 2)]
+    total = comm.reduce_add(parts, 1)
+    assert (total.dtype, total.device) == (dtype, cuda[1])
+    assert total.float().tolist() == [1.5, 48.0, -9.0 if dtype is torch.float8_e4m3fn else -8.0]
+    with pytest.raises(NotImplementedError, match="add"):
+        comm.reduce_add([part.to(cuda[0]) for part in parts], 0)

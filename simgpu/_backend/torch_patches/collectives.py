@@ -22,6 +22,7 @@ from torch.nn.parallel import _functions
 
 from simgpu import _naming, comm
 from simgpu._backend.torch_patches.routing import as_in_cpp, routed
+from simgpu._kernels.dtype_rules import name_of
 from simgpu._naming import DEVICE_TYPE
 from simgpu._patches import Patch, Row
 from simgpu._runtime import accelerators, world
@@ -39,19 +40,16 @@ def _device(index: int | None) -> torch.device:
 def broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
     """The tensor itself for its own device, and copies for the others."""
     own = tensor.get_device()
+    _check_as_nccl([tensor], [own, *(index for index in devices if index != own)])
     return [
         tensor if index == own else tensor.to(_device(index), non_blocking=True, copy=True)
         for index in devices
     ]
 
 
-def _copies(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
-    """A copy for each device but the first, also where that comes again."""
-    return [tensor.to(_device(index), non_blocking=True, copy=True) for index in devices[1:]]
-
-
 def broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> Sequence[Tensor]:
     """Copy the tensor into every tensor of `out`."""
+    _check_as_nccl([tensor, *out])
     for index, target in enumerate(out):
         _check_on_device(target, index, "output tensor")
         if target.shape != tensor.shape:
@@ -67,26 +65,53 @@ def broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> Sequence[Tensor]:
 def broadcast_coalesced(
     tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int
 ) -> list[list[Tensor]]:
-    """`broadcast` of many tensors, in flat buckets of one dtype and up to `buffer_size` bytes."""
+    """`broadcast` of many tensors, in flat buckets of one dtype and up to `buffer_size` bytes.
+
+    A bucket with a single tensor is that tensor's memory, which so comes again where its device
+    does. The parts of any other bucket are shared by all further entries of the device.
+    """
     if any(tensor.get_device() != devices[0] for tensor in tensors):
         raise RuntimeError(f"All tensors must be on devices[0]: {devices[0]}")
     outputs: list[list[Any]] = [list(tensors), *([None] * len(tensors) for _ in devices[1:])]
     for bucket in _buckets(tensors, buffer_size):
-        if tensors[bucket[0]].is_sparse:
-            for position in bucket:
-                for output, copy in zip(
-                    outputs[1:], _copies(tensors[position], devices), strict=True
-                ):
-                    output[position] = copy
-            continue
         originals = [tensors[position] for position in bucket]
-        flat = _flatten_dense_tensors(originals)  # type: ignore[no-untyped-call]
-        for output, copy in zip(outputs[1:], _copies(flat, devices), strict=True):
-            parts = _unflatten_dense_tensors(copy, originals)  # type: ignore[no-untyped-call]
+        if originals[0].is_sparse:
+            copies = _broadcast_sparse(originals, devices)
+        else:
+            copies = _broadcast_flat(originals, devices)
+        for output, parts in zip(outputs[1:], copies[1:], strict=True):
             for position, part in zip(bucket, parts, strict=True):
-                # Parts share a buffer that nobody sees: each gets a version counter of its own.
-                output[position] = part.data
+                output[position] = part
     return outputs
+
+
+def _broadcast_flat(tensors: Sequence[Tensor], devices: Sequence[int]) -> list[list[Tensor]]:
+    """Parts of one buffer for each device, each with a version counter of its own."""
+    flat = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return [
+        [
+            part.data
+            for part in _unflatten_dense_tensors(copy, tensors)  # type: ignore[no-untyped-call]
+        ]
+        for copy in broadcast(flat, devices)
+    ]
+
+
+def _broadcast_sparse(tensors: Sequence[Tensor], devices: Sequence[int]) -> list[list[Tensor]]:
+    """Sparse tensors for each device, whose indices and values are parts of two buffers."""
+    indices = _broadcast_flat([tensor._indices() for tensor in tensors], devices)
+    values = _broadcast_flat([tensor._values() for tensor in tensors], devices)
+    return [
+        [
+            torch.sparse_coo_tensor(
+                *(index, value, tensor.shape),
+                check_invariants=False,
+                is_coalesced=tensor.is_coalesced(),
+            )
+            for index, value, tensor in zip(*parts, tensors, strict=True)
+        ]
+        for parts in zip(indices, values, strict=True)
+    ]
 
 
 def _buckets(tensors: Sequence[Tensor], limit: int) -> Iterator[list[int]]:
@@ -247,23 +272,47 @@ def _wrapped(dim: int, rank: int) -> int:
     return dim + rank if -rank <= dim < 0 else dim
 
 
-def nccl_is_available(tensors: Sequence[Tensor]) -> bool:
-    """Whether a model of NCCL is in force and would take these tensors."""
-    if comm.is_ordered():
-        return False
-    fit = all(
+def _is_for_nccl(tensors: Sequence[Tensor], devices: Sequence[int]) -> bool:
+    """Whether PyTorch lets NCCL move these tensors among these devices."""
+    return len(set(devices)) == len(devices) and all(
         tensor.device.type == DEVICE_TYPE
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         for tensor in tensors
     )
-    return fit and len({tensor.get_device() for tensor in tensors}) == len(tensors)
+
+
+def _check_as_nccl(tensors: Sequence[Tensor], devices: Sequence[int] | None = None) -> None:
+    """Raise where NCCL would be asked to move these among devices, and would refuse."""
+    if devices is None:
+        devices = [tensor.get_device() for tensor in tensors]
+    dtypes = {tensor.dtype for tensor in tensors}
+    if (len(dtypes) == 1 and dtypes <= comm.NCCL_DTYPES) or not _is_for_nccl(tensors, devices):
+        return
+    if len(dtypes) > 1:
+        raise RuntimeError("all inputs and outputs must be of the same Tensor dtype")
+    raise RuntimeError(f"Unconvertible NCCL type {name_of(dtypes.pop())}")
+
+
+def nccl_is_available(tensors: Sequence[Tensor]) -> bool:
+    """Whether a model of NCCL is in force and would take these tensors, or any would refuse them.
+
+    Float8, which peer copies cannot add, is always NCCL's.
+    """
+    if not _is_for_nccl(tensors, [tensor.get_device() for tensor in tensors]):
+        return False
+    dtypes = {tensor.dtype for tensor in tensors}
+    return not (comm.is_ordered() and len(dtypes) == 1 and dtypes <= _ADDED_BY_COPIES)
+
+
+_ADDED_BY_COPIES = comm.NCCL_DTYPES - {*comm.FLOAT8}
 
 
 def nccl_all_reduce(
     inputs: Sequence[Tensor], outputs: Sequence[Tensor], *_: Any, **__: Any
 ) -> None:
     """Write the sum of `inputs` into each of `outputs`, in the order of the model in force."""
+    _check_as_nccl(inputs)
     total = comm.reduce_add(inputs)
     for output in outputs:
         output.copy_(total)
@@ -273,11 +322,13 @@ def nccl_reduce(
     inputs: Sequence[Tensor], output: Tensor, root: int = 0, *_: Any, **__: Any
 ) -> None:
     """Write the sum of `inputs` into `output`, in the order of the model in force."""
+    _check_as_nccl(inputs)
     output.copy_(comm.reduce_add(inputs, root))
 
 
 def nccl_broadcast(inputs: Sequence[Tensor], root: int = 0, *_: Any, **__: Any) -> None:
     """Copy `inputs[root]` into the others."""
+    _check_as_nccl(inputs)
     for index, tensor in enumerate(inputs):
         if index != root:
             tensor.copy_(inputs[root])

@@ -1,8 +1,8 @@
 """replicate, parallel_apply, data_parallel and DataParallel next to PyTorch's own.
 
 Left out are the rows of `torch_faults`: what a replica lists (1), parameters that no replica
-uses (6), layouts other than contiguous (10), complex parameters (11), state of threads (12), and
-the kind of a failure that is no Exception (13).
+uses (6), layouts other than contiguous (10), complex parameters (11), state of threads (12), the
+kind of a failure that is no Exception (13), and buffers without another of their dtype (20).
 """
 
 import re
@@ -32,6 +32,7 @@ class Parts(nn.Module):
         self.frozen = nn.Parameter(torch.ones(2, dtype=torch.float64), requires_grad=not frozen)
         self.register_parameter("nothing", None)
         self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("next", torch.tensor(8))  # or row 20 of the faults would be seen
         self.register_buffer("scale", torch.full((2,), 2.0, dtype=torch.float64))
         self.register_buffer("hidden", torch.ones(1, dtype=torch.float64), persistent=False)
         self.register_buffer("learned", torch.ones(2, dtype=torch.float64).requires_grad_())

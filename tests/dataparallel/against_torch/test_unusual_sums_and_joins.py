@@ -62,12 +62,18 @@ def test_gradients_add_in_their_order(devices, data, seed):
 
 @given(data=st.data(), names=st.lists(st.sampled_from(REAL), min_size=2, max_size=4))
 def test_dtypes_that_differ(devices, data, names):
-    """The first part's in a join; the first two's in a sum."""
+    """The first part's in a join; the first two's in a sum, theirs where a device comes again."""
     targets = data.draw(strategies.device_lists(devices, min_size=len(names)))[: len(names)]
     names = names[: len(targets)]
     parts = [values((3,), n, k).to(t) for k, (n, t) in enumerate(zip(names, targets, strict=True))]
     wanted = data.draw(st.sampled_from(targets))
-    same(lambda: ours.reduce_add(parts, wanted), lambda: theirs.reduce_add(parts, wanted.index))
+    here = [part.to(wanted) for part in parts]
+    same(lambda: ours.reduce_add(here, wanted), lambda: theirs.reduce_add(here, wanted.index))
+    if 1 < len(set(targets)) == len(targets) and len(set(names)) > 1:  # row 21 of the faults
+        with pytest.raises(RuntimeError, match="same Tensor dtype"):
+            theirs.reduce_add(parts, wanted.index)
+    else:
+        same(lambda: ours.reduce_add(parts, wanted), lambda: theirs.reduce_add(parts, wanted.index))
     if data.draw(st.booleans()):
         parts = [part.repeat(2**17) for part in parts]
     whole, expected = ours.gather(parts, 0, wanted), theirs.gather(parts, 0, wanted.index)

@@ -1,4 +1,4 @@
-"""Faults 1, 6, 10, 11 and 16: what a replica is made of, and where its gradients go."""
+"""Faults 1, 6, 10, 11, 16, 20 and 21: what a replica is made of, and where its gradients go."""
 
 import contextlib
 
@@ -212,3 +212,67 @@ def test_fault_16_what_is_bound_to_the_original_stays_there(devices, how):
     with pytest.raises(RuntimeError, match=rf"in replica 1 on device {devices[1].index}\."):
         model(rows(8))
     assert told(OURS, devices, lambda replica, x: replica.weight.device, rows(8)) == devices
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer of integers, of which it has one or two."""
+
+    def __init__(self, integers: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        if integers == 2:
+            self.register_buffer("other", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.count += 1
+        return x * self.weight
+
+
+@pytest.mark.parametrize("integers", [1, 2])
+@pytest.mark.parametrize("slots", [[0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
+def test_fault_20_a_buffer_of_its_own_dtype_is_counted_twice(devices, slots, integers):
+    """Theirs hands the module's own buffer to each replica there; ours, to the first one only."""
+    devices = [devices[slot % len(devices)] for slot in slots]
+    own = devices.count(devices[0])
+    for side, counted in ((THEIRS, own if integers == 1 else 1), (OURS, 1)):
+        model = side.DataParallel(Counting(integers).to(devices[0]), devices)
+        model(rows(len(slots), 2))
+        assert model.module.count.item() == counted
+
+
+NOT_OF_NCCL = [torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e8m0fnu]
+
+
+@pytest.mark.devices(2, distinct=True)
+@pytest.mark.parametrize("dtype", NOT_OF_NCCL)
+def test_fault_21_dtypes_that_nccl_does_not_know(devices, dtype):
+    """Theirs replicates no such buffer, and adds no such tensors; ours copies and adds without."""
+    module = nn.Module()
+    module.register_buffer("kept", torch.ones(2).to(dtype))
+    module.to(devices[0])
+    with pytest.raises(RuntimeError, match="Unconvertible NCCL type"):
+        THEIRS.functions.replicate(module, devices)
+    for replica, device in zip(OURS.functions.replicate(module, devices), devices, strict=True):
+        assert (replica.kept.device, replica.kept.dtype) == (device, dtype)
+        assert replica.kept.float().tolist() == [1, 1]
+
+
+@pytest.mark.devices(2, distinct=True)
+def test_fault_21_sums_that_nccl_refuses(devices):
+    """Of two dtypes, of int16 and of complex numbers."""
+    for first, second in (
+        (torch.float32, torch.float16),
+        (torch.int64, torch.float32),
+        (torch.int16, torch.int16),
+        (torch.complex64, torch.complex64),
+    ):
+        parts = [
+            torch.ones(2, dtype=dtype, device=device)
+            for dtype, device in zip((first, second), devices, strict=True)
+        ]
+        with pytest.raises(RuntimeError, match=r"same Tensor dtype|Unconvertible NCCL type"):
+            torch.cuda.comm.reduce_add(parts, devices[0].index)
+        total = dataparallel.comm.reduce_add(parts, devices[0])
+        assert total.dtype == torch.promote_types(first, second)
+        assert total.tolist() == [2, 2]
