@@ -50,6 +50,8 @@ def collected(pytester):
         ("tests/test_a.py", "quick slow"),
         ("tests tests/full/d", "quick d"),
         ("--full tests/b", "b"),
+        ("--full -m full", "slow b c d"),
+        ("-m full", ""),
         ("--assurance tests/b/test_b.py", "b"),
     ],
 )

@@ -7,6 +7,8 @@ line takes what is in it: a folder of a tier, or a file with tests that have the
 
 from pathlib import Path
 
+import pytest
+
 OPTIONS = {
     "--full": "run the full tier too: processes, compilers, whole databases, all examples",
     "--assurance": "run the assurance tier, and nothing else unless --full is given too",
@@ -59,18 +61,18 @@ def pytest_ignore_collect(collection_path, config):
     return True if apart else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config, items):
-    """Leave out tests with the marker `full`, but those of files on the command line."""
-    if config.getoption("--full"):
-        return
-    files = named(config)
-    out = [
-        item
-        for item in items
-        if item.get_closest_marker("full")
-        and tier_of(item.path, config) == "default"
-        and item.path not in files
-    ]
-    if out:
+    """Mark what is in the folder of the full tier, and leave out other tests with its marker.
+
+    But those stay that are in a file on the command line.
+    """
+    files, out = named(config), []
+    for item in items:
+        if tier_of(item.path, config) == "full":
+            item.add_marker("full")
+        elif item.get_closest_marker("full") and item.path not in files:
+            out.append(item)
+    if out and not config.getoption("--full"):
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=out)

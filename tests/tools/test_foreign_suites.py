@@ -136,7 +136,13 @@ def suite(pytester, monkeypatch):
     return pytester
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(words, id=name, marks=[pytest.mark.full] if "-n" in words else [])
+        for name, words in OPTIONS.items()
+    ],
+)
 def test_a_suite_has_the_same_results_with_the_plugin_and_without(suite, options):
     def run(*words):
         if "--lf" in options:
