@@ -32,7 +32,7 @@ from clock_runs import (  # noqa: E402
     texts,
 )
 
-from simgpu._models.gpus import Model, find  # noqa: E402
+from simgpu._config.gpus import Model, find  # noqa: E402
 
 KNEE = 0.9  # of what each GPU does where there are fewer; beyond the knee all do less
 

@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import simgpu
-from simgpu._models.gpus import find
-from simgpu._simulation.timing.presets import topology_of
-from simgpu._simulation.timing.topology import NETWORK, Link
+from simgpu._clock.topology import NETWORK, Link, topology_of
+from simgpu._config.gpus import find
 
 STEPS = 3
 SIZE = 8  # GPUs of one machine of several

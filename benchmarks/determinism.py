@@ -32,7 +32,7 @@ from torch import nn
 import simgpu
 from benchmarks.pairs import launches_compared
 from dataparallel import DataParallel
-from simgpu._simulation.schedules.one_cpu import one_cpu
+from simgpu._explore.schedules.one_cpu import one_cpu
 from tests.support.ordering_faults import ALWAYS_WRONG, PROGRAMS, outcome
 
 

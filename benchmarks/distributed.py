@@ -31,7 +31,7 @@ import torch
 from torch import distributed, multiprocessing, nn
 
 import simgpu
-from simgpu._distributed import communicators
+from simgpu._distributed import groups as distributed_groups
 
 STEP_LIMIT, SPAWN_LIMIT, THREADED_LIMIT = 1.6, 50, 2
 
@@ -186,7 +186,7 @@ def what_is_left(worlds: int, count: int) -> bool:
     def counted() -> tuple[int, int, bool, int]:
         gc.collect()
         taken = sum(torch.cuda.memory_allocated(index) for index in range(count))
-        groups = len(communicators._communicators)
+        groups = len(distributed_groups._communicators)
         return threading.active_count(), groups, distributed.is_initialized(), taken
 
     def host_memory() -> int:

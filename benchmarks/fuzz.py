@@ -95,7 +95,7 @@ def properties(seconds: float, seed: int) -> tuple[dict[str, list[float]], list[
     import torch
 
     import simgpu
-    from simgpu._testing import example_log
+    from simgpu._strategies import examples
     from tests.dataparallel import test_gather, test_gradient_sum, test_scatter
 
     torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def properties(seconds: float, seed: int) -> tuple[dict[str, list[float]], list[
     }
     counts: dict[str, list[float]] = {}
     shapes: list[tuple[int, ...]] = []
-    example_log.set_listener(lambda batch, n, error: shapes.append((n or 1, batch or 0)))
+    examples.set_listener(lambda batch, n, error: shapes.append((n or 1, batch or 0)))
     with simgpu.devices(8) as devices:
         for name, test in tests.items():
             start = time.perf_counter()

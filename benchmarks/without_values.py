@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from simgpu._runtime import launch
-from simgpu._runtime.operators import tensors_in
+from simgpu._core import launch
+from simgpu._core.operators import tensors_in
 
 LITTLE = 4096  # bytes that a kernel reads or writes, up to which it is computed
 

@@ -6,37 +6,37 @@
 The folders, from the ground up; each imports only what is above it here:
 
     errors, comm    public: every error; the order in which simulated NCCL reductions add
-    _naming, _patches, _class_proxies   the device type's name; tables of monkey patches
+    _util           names, tables of monkey patches, frames, interrupts; no torch
+    _config         options of devices, and the numbers of real GPUs; no torch
     _native         code that reads and writes memory by address: C++ objects, machine code
-    _models         the numbers of real GPUs, which a device can be told to show
     _random         CUDA's random numbers: generator, threads, elements, distributions
-    _runtime        devices, current device, memory accounting, streams, launches, instruments
-    _memory         the memory of tensors: ownership, host aliases, storages, pinned memory
-    _kernels        the kernel of each operator, and the table of which operator gets which
+    _core           the machine: devices, current device, streams, launches, hooks
+    _memory         the memory of tensors: ownership, storages, sharing, pinned memory
+    _ops            the kernel of each operator, and the table of which operator gets which
     _distributed    torch.distributed: collectives, what ranks agree on, the backend "nccl"
-    _backend        registration with PyTorch; device_module is torch.simgpu; torch_patches are
-                    the monkey patches of torch that stay
-    _cuda           simgpu.as_cuda: devices that answer to "cuda", for the length of a block
-    _ranks          simgpu.ranks: worlds of torch.distributed in threads
-    _startup        SIMGPU_DEVICE_COUNT and SIMGPU_AS_CUDA at import torch; simgpu.enable
+    _backend        registration with PyTorch; namespace is torch.simgpu; torch_patches are the
+                    monkey patches of torch that stay
+    _cuda           patches of torch by which simulated devices answer to "cuda"
+    _devices        simgpu.devices, as_cuda and enable; SIMGPU_DEVICE_COUNT at import torch
+    _explore        simgpu.faults, schedule, asynchronous and races: failures, orders of threads,
+                    streams that overlap, and what nothing puts in order
+    _clock          simgpu.clock: estimated time
     _profiling      simgpu.trace(); simgpu run --trace and --summary
-    _simulation     simgpu.faults, simgpu.sweep: failures on purpose; simgpu.schedule and
-                    simgpu.schedules: the order of threads; simgpu.asynchronous and simgpu.races:
-                    streams that overlap, and what nothing orders; simgpu.clock: estimated time
+    _ranks          simgpu.ranks: worlds of torch.distributed in threads
     _cli, __main__  the commands
 
 Beside it, for tests:
 
-    _testing, strategies    inputs drawn by hypothesis
+    _strategies, strategies     inputs drawn by hypothesis
     _fuzz           simgpu fuzz and replay: look for examples that break a property
     _pytest, pytest_plugin  the fixture `devices` and the options
 
 Importing this package does not import torch; the first use of a public name does. It never
 imports dataparallel.
 
-May import: `_ranks`, `_startup`, `_cuda`, `_backend/devices`, `_simulation/asynchronous`,
-`_simulation/timing`, `_backend/device_module`, `_simulation/failures`, `_simulation/schedules`,
-`_profiling`, `_simulation/races`, `_runtime`, `errors`, `strategies`, `comm`.
+May import: `_ranks`, `_devices`, `_clock`, `_backend/namespace`, `_explore/asynchronous`,
+`_explore/faults`, `_explore/schedules`, `_explore/races`, `_profiling`, `_core`, `errors`,
+`strategies`, `comm`.
 """
 
 from __future__ import annotations
@@ -45,28 +45,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simgpu import (
-        comm,
-        errors,
-    )
+    from simgpu import comm, errors
     from simgpu import (
         strategies as strategies,  # needs hypothesis: a name, not in __all__
     )
-    from simgpu._backend import device_module
-    from simgpu._backend.devices import devices
-    from simgpu._cuda.as_cuda import as_cuda
+    from simgpu._backend import namespace as device_module
+    from simgpu._clock.estimate import Estimate, clock
+    from simgpu._clock.topology import Link
+    from simgpu._core.hooks import Record
+    from simgpu._devices.block import as_cuda, devices
+    from simgpu._devices.process import disable, enable
+    from simgpu._explore.asynchronous.executor import asynchronous
+    from simgpu._explore.faults.faults import faults
+    from simgpu._explore.faults.sweep import sweep
+    from simgpu._explore.races.detector import races
+    from simgpu._explore.schedules.explore import schedule, schedules
     from simgpu._profiling.trace import Trace, trace
     from simgpu._ranks.run import ranks
-    from simgpu._runtime.instruments import Record
-    from simgpu._simulation.asynchronous.block import asynchronous
-    from simgpu._simulation.failures.faults import faults
-    from simgpu._simulation.failures.sweep import sweep
-    from simgpu._simulation.races.block import races
-    from simgpu._simulation.schedules.block import schedule
-    from simgpu._simulation.schedules.explore import schedules
-    from simgpu._simulation.timing.block import Estimate, clock
-    from simgpu._simulation.timing.topology import Link
-    from simgpu._startup.without_block import disable, enable
 
 __all__ = [
     "Estimate",
@@ -92,22 +87,22 @@ __all__ = [
 ]
 
 _HOME = {
-    "Estimate": "simgpu._simulation.timing.block",
-    "Link": "simgpu._simulation.timing.topology",
-    "Record": "simgpu._runtime.instruments",
+    "Estimate": "simgpu._clock.estimate",
+    "Link": "simgpu._clock.topology",
+    "Record": "simgpu._core.hooks",
     "Trace": "simgpu._profiling.trace",
-    "as_cuda": "simgpu._cuda.as_cuda",
-    "asynchronous": "simgpu._simulation.asynchronous.block",
-    "clock": "simgpu._simulation.timing.block",
-    "devices": "simgpu._backend.devices",
-    "disable": "simgpu._startup.without_block",
-    "enable": "simgpu._startup.without_block",
-    "faults": "simgpu._simulation.failures.faults",
-    "races": "simgpu._simulation.races.block",
+    "as_cuda": "simgpu._devices.block",
+    "asynchronous": "simgpu._explore.asynchronous.executor",
+    "clock": "simgpu._clock.estimate",
+    "devices": "simgpu._devices.block",
+    "disable": "simgpu._devices.process",
+    "enable": "simgpu._devices.process",
+    "faults": "simgpu._explore.faults.faults",
+    "races": "simgpu._explore.races.detector",
     "ranks": "simgpu._ranks.run",
-    "schedule": "simgpu._simulation.schedules.block",
-    "schedules": "simgpu._simulation.schedules.explore",
-    "sweep": "simgpu._simulation.failures.sweep",
+    "schedule": "simgpu._explore.schedules.explore",
+    "schedules": "simgpu._explore.schedules.explore",
+    "sweep": "simgpu._explore.faults.sweep",
     "trace": "simgpu._profiling.trace",
 }
 
@@ -115,7 +110,7 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     modules = {
         **{public: f"simgpu.{public}" for public in ("comm", "errors", "strategies")},
-        "device_module": "simgpu._backend.device_module",
+        "device_module": "simgpu._backend.namespace",
     }
     if name not in modules and name not in _HOME:
         raise AttributeError(f"module 'simgpu' has no attribute {name!r}")

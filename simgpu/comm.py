@@ -54,7 +54,7 @@ Into = Callable[[torch.Tensor, torch.Tensor], None]
 class _Model:
     """The model in force, for all threads: hardware is the same for all of them too.
 
-    Where threads are ranks, it is exchanged when they take turns (`simgpu._ranks.settings`).
+    Where threads are ranks, it is exchanged when they take turns (`simgpu._ranks.rank_state`).
     """
 
     name: Reduction = "ordered"

@@ -3,7 +3,7 @@
 Each class also derives from the built-in (or torch) type that the same mistake raises on real
 GPUs, so that code written for CUDA catches it without knowing about simgpu.
 
-May import: `_naming`, `torch`.
+May import: `_util`, `torch`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from simgpu._naming import visible_text
+from simgpu._util.naming import visible_text
 
 if TYPE_CHECKING:
     _BackendError = RuntimeError

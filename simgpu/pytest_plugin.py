@@ -4,7 +4,7 @@ Here are the hooks and the fixtures that pytest looks up by name; what they do i
 `simgpu/_pytest`. The plugin is loaded in every pytest session of an environment that has simgpu
 installed, so it imports torch only when a test (or an option naming real GPUs) needs it.
 
-May import: `_pytest`, `_counting`, `torch`, `pytest`.
+May import: `_pytest`, `_util`, `torch`, `pytest`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simgpu._counting import plural
-from simgpu._pytest import every_oom, races, schedules, skips, without
-from simgpu._pytest.choose import session_pool
-from simgpu._pytest.header import header_line
-from simgpu._pytest.hints import add_hint
-from simgpu._pytest.marker import (
-    DESCRIPTION,
+from simgpu._pytest import markers, repeats
+from simgpu._pytest.header import add_hint, header_line
+from simgpu._pytest.markers import (
+    DEVICES_MARKER,
     MARKED_DEVICES,
     Wanted,
     fail_if_wrong,
@@ -29,10 +26,11 @@ from simgpu._pytest.marker import (
     wanted_by,
 )
 from simgpu._pytest.options import add_options, check, read_options
-from simgpu._pytest.pools import Scope
+from simgpu._pytest.pools import Scope, session_pool
 from simgpu._pytest.ranks import DESCRIPTION as RANKS_DESCRIPTION
 from simgpu._pytest.ranks import Run, lend_ranks, tell_if_unused
-from simgpu._pytest.wrapping import wrapped
+from simgpu._pytest.repeats import wrapped
+from simgpu._util.naming import plural
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 # Those that others import come first: pytest warns of a plugin that was imported before.
 pytest_plugins = [
     "simgpu._pytest.short_option",
-    "simgpu._pytest.option_names",
+    "simgpu._pytest.options",
     "simgpu._pytest.as_cuda",
     "simgpu._pytest.asynchronous",
     "simgpu._pytest.tracebacks",
@@ -54,11 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", DESCRIPTION)
-    config.addinivalue_line("markers", every_oom.DESCRIPTION)
-    config.addinivalue_line("markers", schedules.DESCRIPTION)
+    config.addinivalue_line("markers", DEVICES_MARKER)
+    config.addinivalue_line("markers", repeats.EVERY_OOM_MARKER)
+    config.addinivalue_line("markers", repeats.SCHEDULES_MARKER)
     config.addinivalue_line("markers", RANKS_DESCRIPTION)
-    config.addinivalue_line("markers", without.DESCRIPTION)
+    config.addinivalue_line("markers", markers.WITHOUT_MARKER)
     options = read_options(config)
     check(options)
     # `auto` waits for the first test that needs it, because only torch can count the GPUs.
@@ -78,11 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     give_devices_if_marked(item)
     tell_if_unused(item)
-    without.read_markers(item)
-    options = without.options_for(item)
-    every_oom.repeat_if_wanted(item, options.faults == "oom")
-    races.watch_if_wanted(item, options.races)
-    schedules.repeat_if_wanted(item, options.schedules, options.schedule)
+    markers.read_markers(item)
+    options = markers.options_for(item)
+    repeats.repeat_with_ooms(item, options.faults == "oom")
+    repeats.watch_if_wanted(item, options.races)
+    repeats.repeat_with_schedules(item, options.schedules, options.schedule)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -114,7 +112,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests were skipped because there are too few devices, or left an option out."""
     stats = terminalreporter.stats
     ran = [report for how in ("passed", "failed") for report in stats.get(how, [])]
-    lines = [*skips.count_lines(stats.get("skipped", [])), *without.count_lines(ran)]
+    lines = [*markers.skip_lines(stats.get("skipped", [])), *markers.left_out_lines(ran)]
     for line in lines:
         terminalreporter.write_line(line)
 
@@ -192,8 +190,8 @@ def _lend(
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     if wanted.count > pool.count:
         needs = plural(wanted.count, "device")
-        skips.skip(request, f"needs {needs}, this session has {pool.count}")
+        markers.skip(request, f"needs {needs}, this session has {pool.count}")
     if wanted.distinct and not pool.distinct:
         needs = f"{wanted.count} distinct devices"
-        skips.skip(request, f"needs {needs}, this session has {pool.describe()}")
+        markers.skip(request, f"needs {needs}, this session has {pool.describe()}")
     return pool.lend(pool.count if wanted.at_least else wanted.count, scope)

@@ -13,7 +13,7 @@ All of them shrink: to the fewest devices in their given order, the smallest bat
 contiguous layout, the network of one layer. Nothing here makes a device or names a device type.
 Needs hypothesis (`pip install hypothesis`); importing simgpu does not.
 
-May import: `_counting`, `_testing`, `torch`, `hypothesis`.
+May import: `_strategies`, `_util`, `torch`, `hypothesis`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from simgpu._counting import plural
+from simgpu._util.naming import plural
 
 try:
     from hypothesis import strategies as st
@@ -35,11 +35,8 @@ except ImportError as error:
 import torch
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from simgpu._testing.drawn import Drawn
-from simgpu._testing.example_log import tried, within_limits
-from simgpu._testing.modules import load_module
-from simgpu._testing.network import ACTIVATIONS, Network
-from simgpu._testing.values import exact_values, ordinary_values
+from simgpu._strategies.examples import Drawn, load_module, tried, within_limits
+from simgpu._strategies.networks import ACTIVATIONS, Network, exact_values, ordinary_values
 
 __all__ = [
     "DTYPES",

@@ -1,7 +1,11 @@
 """What PyTorch's C++ asks of a device type: its registration, device guard, generators.
 
-`install` registers it all, once per process. `device_module` is `torch.simgpu`, and
-`torch_patches` has every attribute of torch that is replaced for good.
+install         registers everything, once per process
+guard           the current device and streams, for C++; pinned memory
+generators      `torch.Generator` of a device
+namespace       `torch.simgpu`, with the names of torch.cuda
+torch_patches   attributes of torch that are replaced for good
+dynamo          functions that torch.compile leaves alone
 
-May import: `_native`, `_runtime`, `errors`, `_naming`, `_random`, `torch`.
+May import: `_core`, `_native`, `errors`, `_random`, `_util`, `torch`.
 """

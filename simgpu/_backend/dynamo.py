@@ -9,7 +9,7 @@ traced, except those about streams and generators, where the graph breaks.
 The marks are kept with the code objects (`torch._C._dynamo.eval_frame`), so the compiler itself
 need not be imported for them, which would take a second.
 
-May import: `_backend/device_module`, `torch`.
+May import: `_backend/namespace`, `torch`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from torch._C._dynamo import eval_frame
 
-from simgpu._backend import device_module
+from simgpu._backend import namespace
 
 # For a function itself; what it calls, such as a program's hooks, is compiled as ever.
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
@@ -29,8 +29,8 @@ _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._
 _SKIP_ALL = eval_frame._FrameExecStrategy(
     eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
 )
-_WATCHING = tuple(f"simgpu._simulation.{name}" for name in ("asynchronous", "races", "timing"))
-_CALLING = "simgpu._simulation.races.host"  # but for this, by way of modes of PyTorch
+_WATCHING = ("simgpu._explore.asynchronous", "simgpu._explore.races", "simgpu._clock")
+_CALLING = "simgpu._explore.races.host"  # but for this, by way of modes of PyTorch
 _marked_modules: set[str] = set()
 _seen_classes: set[type] = set()
 _imported = 0  # how many modules there were when this was last looked at
@@ -58,7 +58,7 @@ def skip_own_frames() -> None:
     if imported == _imported:
         return
     for name in _GRAPH_BREAKS:  # the mark that `torch.compiler.disable` leaves
-        getattr(device_module, name)._torchdynamo_disable = True
+        getattr(namespace, name)._torchdynamo_disable = True
     for name, module in sys.modules.copy().items():
         if _is_ours(name) and name not in _marked_modules:
             _marked_modules.add(name)

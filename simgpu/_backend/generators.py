@@ -1,27 +1,29 @@
-"""`DeviceGenerator`: what `torch.Generator(device="simgpu:1")` returns.
+"""`DeviceGenerator`, which `torch.Generator(device="simgpu:1")` returns.
 
 For C++ it is a CPU generator whose device is overwritten with "simgpu:1"
-(`simgpu._native.generator_layout`), so that CPU operators refuse it with PyTorch's own error. The
-device's kernels draw from its `host`: a stream of CUDA's numbers (`simgpu._random.stream`), or with
-`rng="host"` another CPU generator.
-`torch_patches.generators` lets `torch.Generator` return it; the generators that devices draw from
-by default are in `simgpu._runtime.random`.
+(`simgpu._native.layouts`), so that CPU operators refuse it with PyTorch's own error. The device's
+kernels draw from its `host`: a stream of CUDA's numbers (`simgpu._random.generator_state`), or with
+`rng="host"` another CPU generator. `torch_patches.generators` lets `torch.Generator` return it; the
+generators that devices draw from by default are in `simgpu._core.device_generator`.
 """
 
 from __future__ import annotations
 
+import copyreg
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from simgpu._native.generator_layout import label_generator
-from simgpu._random.stream import Stream
-from simgpu._runtime import captured_draws, world
-from simgpu._runtime.random import user_generators
+from simgpu._core import captures, world
+from simgpu._core.device_generator import user_generators
+from simgpu._native.layouts import label_generator
+from simgpu._random.generator_state import Stream
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Action, ClassProxy, Patch, Row, copy_identity
 from simgpu.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from simgpu._runtime.device import Device
+    from simgpu._core.device import Device
 
 _Stock: Any = torch._C.Generator
 
@@ -61,7 +63,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
 
     def manual_seed(self, seed: int) -> DeviceGenerator:
         """Restart the stream from `seed`."""
-        captured_draws.manual_seed(self.host, seed)
+        captures.manual_seed(self.host, seed)
         return self
 
     def initial_seed(self) -> int:
@@ -70,23 +72,23 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
 
     def seed(self) -> int:
         """Restart the stream from a seed drawn from the operating system, and return the seed."""
-        return captured_draws.seed(self.host)
+        return captures.seed(self.host)
 
     def get_state(self) -> torch.Tensor:
         """Where the stream is: a CPU uint8 tensor for `set_state`.
 
         In a capture the offset is how far it has been drawn there, as on CUDA.
         """
-        return captured_draws.get_state(self.host)
+        return captures.get_state(self.host)
 
     def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
         """Put the stream where `get_state` said it was; in a capture, also in every replay."""
-        captured_draws.set_state(self.host, new_state)
+        captures.set_state(self.host, new_state)
         return self
 
     def clone_state(self) -> DeviceGenerator:
         """A generator of the same device that will draw the same numbers."""
-        captured_draws.check_not_capturing("Cannot call CUDAGeneratorImpl::clone_impl")
+        captures.check_not_capturing("Cannot call CUDAGeneratorImpl::clone_impl")
         return DeviceGenerator(self._device, self.host.clone_state())
 
     def graphsafe_get_state(self) -> DeviceGenerator:
@@ -110,12 +112,12 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
 
     def get_offset(self) -> int:
         """How far the stream's numbers have been drawn: a multiple of 4."""
-        captured_draws.check_not_capturing("Cannot call CUDAGeneratorImpl::get_offset")
+        captures.check_not_capturing("Cannot call CUDAGeneratorImpl::get_offset")
         return self._stream().get_offset()
 
     def set_offset(self, offset: int) -> DeviceGenerator:
         """Go on from `offset`, a multiple of 4."""
-        captured_draws.check_not_capturing("Cannot call CUDAGeneratorImpl::set_offset")
+        captures.check_not_capturing("Cannot call CUDAGeneratorImpl::set_offset")
         self._stream().set_offset(offset)
         return self
 
@@ -166,7 +168,7 @@ def _rebuilt(device: str, state: torch.Tensor) -> DeviceGenerator:
 
 def make(device: torch.device) -> DeviceGenerator:
     """A generator of `device`, where no index means the current device."""
-    captured_draws.check_not_capturing("Cannot construct a new CUDAGeneratorImpl")
+    captures.check_not_capturing("Cannot construct a new CUDAGeneratorImpl")
     return DeviceGenerator(world.device(world.resolve(device)).torch_device)
 
 
@@ -177,3 +179,44 @@ def default_generators() -> tuple[DefaultGenerator, ...]:
     """
     here = world.current_world()
     return () if here is None else tuple(map(DefaultGenerator, here.devices))
+
+
+# Let `torch.Generator(device="simgpu:1")` be a `simgpu._backend.generators.DeviceGenerator`.
+
+
+class _GeneratorType(ClassProxy, type(_Stock)):  # type: ignore[misc]
+    """A metaclass of its own, since `torch._C.Generator` has one already."""
+
+
+class Generator(_Stock, metaclass=_GeneratorType):  # type: ignore[misc]
+    """The proxy of `torch.Generator`: makes generators of simulated devices too."""
+
+    _stock = _Stock
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        wanted = torch.device(device)
+        if wanted.type == DEVICE_TYPE:
+            return make(wanted)
+        return _Stock.__new__(_Stock if cls is Generator else cls, wanted)
+
+
+copy_identity(Generator, _Stock)
+
+
+def _reduce(generator: Any) -> Any:
+    return _Stock, *generator.__reduce__()[1:]
+
+
+PATCHES: tuple[Row, ...] = (
+    Action(
+        "`copyreg.pickle`: the reducer of generators of the CPU",
+        run=lambda _: copyreg.pickle(_Stock, _reduce),
+        why="PyTorch's own names torch.Generator, the proxy, which pickle finds under no name",
+    ),
+    Patch(
+        "torch",
+        "Generator",
+        value=Generator,
+        why="C++ makes generators for the device types that PyTorch comes with",
+    ),
+)

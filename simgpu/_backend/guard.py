@@ -1,4 +1,4 @@
-"""`DeviceGuard` and `BackendHooks` (a PrivateUse1Hooks): what PyTorch's C++ asks about a device.
+"""The device guard and the hooks of the backend: what PyTorch's C++ asks about devices.
 
 Both are classes of `torch._C._acc` that are meant to be derived from in Python, with few questions
 that Python can answer. The current device is not among them, so `let_guard_know` puts a function
@@ -7,18 +7,29 @@ into the guard's table of virtual functions.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from simgpu._native import accelerator_choice, guard_answers
-from simgpu._native.callbacks import GET_DEVICE, device_answer
-from simgpu._native.pending_errors import raise_pending_error
-from simgpu._native.virtual_tables import Table
-from simgpu._runtime import accelerators, instruments, thread_state, world
-from simgpu._runtime.instruments import Instrument
+from simgpu._core import hooks as core_hooks
+from simgpu._core import world
+from simgpu._core.hooks import Instrument
+from simgpu._core.launch import HOST_KEYS
+from simgpu._core.operators import empty
+from simgpu._native import accelerator_choice, guard_code
+from simgpu._native.python_objects import raise_pending_error
+from simgpu._native.vtables import (
+    GET_DEVICE,
+    SEARCHED,
+    Table,
+    address_answer,
+    allocator,
+    device_answer,
+)
+from simgpu._util import thread_rows
 
 
 def let_guard_know(guard: Table) -> None:
@@ -44,7 +55,7 @@ def let_guard_know(guard: Table) -> None:
 
 def let_cpp_count_devices() -> None:
     """Let C++ know how many devices there are, once autograd's engine has been at work."""
-    guard_answers.set_device_count(len(world.active_devices))
+    guard_code.set_device_count(len(world.active_devices))
 
 
 class _Devices(Instrument):
@@ -57,16 +68,16 @@ class _Devices(Instrument):
         accelerator_choice.set_devices_exist(False)
 
 
-def let_cpp_choose_accelerator(key: guard_answers.ThreadKey) -> None:
+def let_cpp_choose_accelerator(key: guard_code.ThreadKey) -> None:
     """On a build with CUDA, let simulated devices be C++'s accelerator only while there are some.
 
     Until `let_cuda_be_accelerator`, they are it in any case.
     """
-    if not torch._C._has_cuda or not accelerator_choice.install(key, thread_state.ACCELERATOR):
+    if not torch._C._has_cuda or not accelerator_choice.install(key, thread_rows.ACCELERATOR):
         return
     accelerator_choice.set_devices_exist(True)
-    accelerators.let_cuda_be_there()
-    instruments.add(_Devices())
+    world.let_cuda_be_there()
+    core_hooks.add(_Devices())
 
 
 def let_cuda_be_accelerator() -> None:
@@ -120,7 +131,55 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
     """What C++ asks to make a device current (c10/core/impl/DeviceGuardImplInterface.h).
 
     Its Python half says of which type the devices are, and nothing else: which device and which
-    streams are current, `simgpu._runtime` knows.
+    streams are current, `simgpu._core` knows.
     """
 
     type_ = device_type
+
+
+# `torch.empty(..., pin_memory=True)`: the allocator of pinned memory that C++ asks the hooks for.
+#
+# In releases and builds where the hooks' table of virtual functions cannot be replaced, or none of
+# its functions turns out to be the one that returns the allocator, such calls raise as before.
+
+
+def let_hooks_allocate(hooks: Table) -> None:
+    """Let tensors be made in pinned memory while there are devices, if they can.
+
+    Which virtual function returns the allocator is found by trying: each in turn is made to return
+    ours, a pinned tensor is asked for, and its storage shows whose memory it got. Where CUDA is
+    there, C++ takes pinned memory from CUDA without asking, and would start it.
+    """
+    if torch.cuda.is_available() or not allocator.copy():
+        return
+    give = address_answer(allocator.address)
+    options: dict[str, Any] = {"device": torch.device("cpu"), "pin_memory": True}
+    for position in range(2, SEARCHED):  # the first two destroy the object
+        put_back = hooks.replace(position, give)
+        try:
+            made = empty(HOST_KEYS, (1,), **options)
+        except RuntimeError:  # the stock function was asked, and has no allocator
+            continue
+        finally:
+            put_back()
+        allocator.offset = allocator.place_in(made.untyped_storage())
+        if allocator.offset is not None:
+            core_hooks.add(_AnswerWhileThereAreDevices(hooks, position, give))
+        return
+
+
+class _AnswerWhileThereAreDevices(Instrument):
+    """Lets the hooks return our allocator from when devices are created until they are removed."""
+
+    def __init__(self, hooks: Table, position: int, give: Any) -> None:
+        self._replace = functools.partial(hooks.replace, position, give)
+        self._put_back: Any = None
+
+    def devices_created(self, devices: Sequence[torch.device]) -> None:
+        if self._put_back is None:
+            self._put_back = self._replace()
+
+    def devices_removed(self) -> None:
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None

@@ -1,18 +1,20 @@
 """Register "simgpu" with PyTorch, once per process: device type, guard, kernels, patches.
 
-May import: `_backend/dynamo`, `_backend/torch_patches`, `_backend/device_module`, `_kernels`,
-`_backend`, `_distributed`, `_memory`, `_native`, `_runtime`, `errors`, `_naming`, `torch`.
+May import: `_backend/dynamo`, `_backend/torch_patches`, `_backend/namespace`, `_ops`, `_backend`,
+`_distributed`, `_memory`, `_core`, `_native`, `errors`, `_util`, `torch`.
 """
 
 from __future__ import annotations
 
 import threading
+from types import ModuleType
 
 import torch
 from torch.utils import backend_registration
 
 from simgpu._backend.guard import BackendHooks, DeviceGuard
-from simgpu._naming import DEVICE_TYPE
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Patches
 from simgpu.errors import BackendSlotTakenError
 
 _lock = threading.Lock()
@@ -58,45 +60,79 @@ def _install_in_order() -> None:
     The imports are here because many of these files keep functions of torch to call them later:
     those have to be what the program finds when it makes its first devices.
     """
-    from simgpu._backend import device_module, dynamo, pinned_allocator
+    from simgpu._backend import dynamo, namespace
     from simgpu._backend import guard as backend_guard
-    from simgpu._backend.torch_patches.apply_all import apply_all
-    from simgpu._distributed import kernels as collectives
-    from simgpu._kernels import autocast, registry
+    from simgpu._core import hooks as core_hooks
+    from simgpu._core import world
+    from simgpu._distributed import c10d_kernels
     from simgpu._memory import pinned
-    from simgpu._native import constant_answers, guard_answers, reducer_timers, registered_guard
-    from simgpu._runtime import instruments, processes, thread_state
+    from simgpu._native import guard_code, reducer_timers, vtables
+    from simgpu._ops import autocast, registry
+    from simgpu._util import thread_rows
 
     # First the device type: PyTorch takes its name in every call that follows.
     hooks, guard = BackendHooks(), DeviceGuard()
     backend_registration._setup_privateuseone_for_python_backend(
         rename=DEVICE_TYPE,
-        backend_module=device_module,
+        backend_module=namespace,
         hook=hooks,
         device_guard=guard,
     )
     # Then what C++ asks of the two objects: each replaced function is tried out by a call of
     # PyTorch's own, which `torch_patches` replaces.
-    tables = registered_guard.replace_vtables(guard, hooks)
+    tables = vtables.replace_vtables(guard, hooks)
     if tables is not None:
         backend_guard.let_guard_know(tables[0])
-        key = guard_answers.install(tables[0])
+        key = guard_code.install_guard(tables[0])
         if key is not None:
             backend_guard.let_cpp_choose_accelerator(key)
-            thread_state.announce_to(key.set)
-        pinned_allocator.let_hooks_allocate(tables[1])
-        constant_answers.install(*tables)
+            thread_rows.announce_to(key.set)
+        backend_guard.let_hooks_allocate(tables[1])
+        guard_code.install_constants(*tables)
     # The kernels, before the attributes of torch that lead programs to them.
     _libraries.extend(registry.register())
     _libraries.extend(autocast.install())
-    _libraries.append(collectives.register())
+    _libraries.append(c10d_kernels.register())
     reducer_timers.enter()
     pinned.install()
-    apply_all()
-    processes.install()
+    for file in torch_patches():
+        Patches().apply(file.PATCHES)
+    world.install()
     backend_guard.let_cuda_be_accelerator()  # what was tried out above is about simulated devices
     # torch.compile finds what `torch.get_device_module` returned by the last part of its name.
-    device_module.__name__ = f"torch.{DEVICE_TYPE}"
+    namespace.__name__ = f"torch.{DEVICE_TYPE}"
     # Last, since it marks the functions of all modules that have been imported by now.
     dynamo.skip_own_frames()
-    instruments.added.append(dynamo.skip_own_frames)  # theirs may have been imported just now
+    core_hooks.added.append(dynamo.skip_own_frames)  # theirs may have been imported just now
+
+
+def torch_patches() -> tuple[ModuleType, ...]:
+    """The files whose tables of replaced attributes are put in place for good, in this order.
+
+    No attribute is in two tables, and every file keeps the stock attributes that it calls. So no
+    table depends on another one, and the order is that of what a program meets: passing backward,
+    tensors, modules, storages, files, other processes.
+    """
+    from simgpu._backend import generators
+    from simgpu._backend.torch_patches import (
+        autograd,
+        beside_cuda,
+        collectives,
+        compile,
+        serialization,
+        storages,
+        streams,
+        tensors,
+    )
+
+    return (
+        autograd,
+        beside_cuda,
+        compile,
+        tensors,
+        streams,
+        collectives,
+        storages,
+        serialization,
+        generators,
+    )

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from simgpu._cli.needed_packages import missing_packages
-from simgpu._startup import variables
+from simgpu._cli.arguments import missing_packages
+from simgpu._config import options as config_options
 
 # Packages that the tests of a clone import, by the name under which they are imported.
 NEEDED = {"hypothesis": "hypothesis", "pytest": "pytest"}
@@ -40,7 +40,7 @@ def start(options: argparse.Namespace) -> int:
     if missing_packages("comparing", NEEDED):
         return 4
     sys.path.insert(0, str(root))
-    variables.clear()
+    config_options.clear()
     comparison = importlib.import_module("tests.support.comparison")
     errors = importlib.import_module("tests.support.recording")
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simgpu._profiling import launched_ranks
+from simgpu._profiling import timeline
 
 COUNTS = (1, 2, 4, 8)
 AGAIN = "running it again with {} devices, without its output, for a table of them all ...\n"
@@ -62,7 +62,7 @@ class ClockUntilExit:
 
     def start(self) -> str | None:
         """Put the clock in force; returns why not, where it is refused."""
-        from simgpu._simulation.timing.block import clock
+        from simgpu._clock.estimate import clock
 
         told = self._told
         names = told.model.split(",") if "," in told.model else told.model
@@ -83,7 +83,7 @@ class ClockUntilExit:
         if self._told.report is not None:
             Path(self._told.report).write_text(json.dumps(own), encoding="utf-8")
         elif self._told.summary:
-            heading = launched_ranks.heading(self._environment)
+            heading = timeline.heading(self._environment)
             if heading:  # in one piece: other ranks write there, too
                 sys.stderr.write(f"{heading}{summary}\n{NOT_AGAIN}")
                 return
@@ -133,7 +133,7 @@ class ClockUntilExit:
 
 def scaling_table(estimates: Mapping[int, Mapping[str, Any]]) -> str:
     """The estimated time of a step, or of the whole program, by number of devices."""
-    from simgpu._simulation.timing.summary import duration
+    from simgpu._clock.summary import duration
 
     good = {n: each for n, each in estimates.items() if "failed" not in each}
     by_step = bool(good) and all(each["step"] is not None for each in good.values())

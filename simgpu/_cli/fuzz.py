@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from simgpu._cli.argument_types import add_devices_and_database, at_least, output_file
-from simgpu._cli.needed_packages import missing_packages
+from simgpu._cli.arguments import add_devices_and_database, at_least, missing_packages, output_file
 
 # Packages that fuzzing and replaying import, by the name under which they are imported.
 NEEDED = {

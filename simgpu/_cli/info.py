@@ -1,13 +1,105 @@
-"""`simgpu info`: its arguments, of which there are none."""
+"""`simgpu info`: prints versions, GPUs, devices, native tricks and the pytest plugin."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
+import platform
 import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from simgpu._cli.describe import description
+# What `simgpu info` prints: versions, GPUs, devices, native tricks, the pytest plugin.
+
+PACKAGES = ("pytest", "pytest-xdist", "hypothesis", "numpy", "jinja2", "tqdm")
+
+
+def description() -> Iterator[str]:
+    """Yield the lines, some of which take a while to find out."""
+    from simgpu._config import options
+
+    told = options.clear()  # so that importing torch makes no devices: they would hide the GPUs
+    folder = Path(__file__).parents[1]
+    yield _line("simgpu", f"{_version('simgpu')} in {folder}")
+    yield _line("python", f"{platform.python_version()} ({sys.executable})")
+    yield _line("system", platform.platform())
+    yield _line("variables", ", ".join(f"{name}={value}" for name, value in told.items()) or "none")
+    known = (*options.NAMES, *options.SETTINGS)
+    for name in options.misspelt():
+        yield _line("unknown", f"{name}={os.environ[name]} (known: {', '.join(known)})")
+    try:
+        import torch
+    except Exception as error:  # whatever an installation that is broken raises
+        yield _line("torch", f"cannot be imported: {type(error).__name__}: {error}")
+        return
+    cuda = torch.version.cuda or torch.version.hip
+    yield _line("torch", f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'no CUDA'})")
+    for package in PACKAGES:
+        yield _line(package, _version(package))
+    yield _line("GPUs", _gpus())
+    yield from _devices()
+    yield _line("pytest plugin", _plugin())
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name + ':':<16}{value}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _gpus() -> str:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a driver that is too old: then there are none
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [torch.cuda.get_device_name(index) for index in range(count)]
+    return f"{count} ({', '.join(names)})" if names else "torch finds none"
+
+
+def _devices() -> Iterator[str]:
+    """Try simulated devices, and say which native tricks work with them."""
+    from simgpu._config.gpus import models
+    from simgpu._config.options import RNGS
+    from simgpu._devices.block import devices
+    from simgpu._native import status
+    from simgpu.errors import SimGPUError
+
+    try:
+        with devices(2) as made:
+            import torch
+
+            total = torch.ones(2, device=made[1]).sum().item()
+            yield _line("devices", f"can be made: {made[0]}, {made[1]}; 1 + 1 = {total:.0f}")
+            yield _line("models", ", ".join(models()))
+            yield _line("random numbers", f"rng={' or '.join(RNGS)}")
+            active = status.active_tricks()
+    except SimGPUError as error:
+        yield _line("devices", f"cannot be made: {error}")
+        return
+    for trick in status.TRICKS:
+        says = "active" if active[trick.name] else f"NOT ACTIVE: {trick.otherwise}"
+        yield f"  {trick.name + ':':<33} {says}"
+
+
+def _plugin() -> str:
+    """Say whether pytest will load the plugin, and what its tests will get."""
+    names = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")}
+    loaded = "installed" if "simgpu" in names else "NOT INSTALLED (pip install simgpu)"
+    try:
+        from simgpu._pytest.options import DeviceOptions
+        from simgpu._pytest.pools import choose_pool
+    except ImportError:
+        return f"{loaded}; pytest is not installed"
+    return f"{loaded}; a session without options has {choose_pool(DeviceOptions()).describe()}"
 
 
 def add_arguments(commands: Any) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from simgpu._cli.argument_types import add_devices_and_database
+from simgpu._cli.arguments import add_devices_and_database, missing_packages
 from simgpu._cli.fuzz import NEEDED
-from simgpu._cli.needed_packages import missing_packages
 from simgpu._fuzz import sessions
 
 PREFIX = "S1"  # of the tokens of schedules
@@ -61,9 +60,9 @@ def start(options: argparse.Namespace) -> int:
             options.ranks,
             options.schedules,
         )
-    from simgpu._pytest import schedules
+    from simgpu._pytest import repeats
 
-    name = options.property if options.blob else schedules.test_of(token)
+    name = options.property if options.blob else repeats.test_of(token)
     if name is None:
         print(
             f"no test is known here for the schedule {token}: say it too (simgpu replay "

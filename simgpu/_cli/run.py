@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from simgpu._cli import main_module, program_words
-from simgpu._cli.argument_types import device_count, output_file
+from simgpu._cli import arguments
+from simgpu._cli import run_script as cli_run_script
+from simgpu._cli.arguments import device_count, output_file
 from simgpu._cli.estimates import Clock, ClockUntilExit
 from simgpu._cli.run_script import Program, ScriptOptions, make_devices, prepare, run_script
-from simgpu._naming import MAX_DEVICES
-from simgpu._runtime.rngs import RNGS
+from simgpu._config.options import RNGS
+from simgpu._util.naming import MAX_DEVICES
 
 
 def add_arguments(commands: Any) -> None:
@@ -35,7 +36,7 @@ def cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words after `run` that are options, and those from the program's name."""
     reader = argparse.ArgumentParser()
     _add_options(reader)
-    return program_words.cut(reader, words)
+    return arguments.cut(reader, words)
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
@@ -283,7 +284,7 @@ def _program(options: argparse.Namespace) -> Program:
             error(f"no such module: {program.text}")
     elif program.kind == "script":
         path = program.text
-        if os.path.isdir(path) and not main_module.inside(path):
+        if os.path.isdir(path) and not cli_run_script.inside(path):
             error(f"the folder {path} has no __main__.py to run")
         if not os.path.exists(path):
             error(f"no such script: {path}{_meant_by(path)}")

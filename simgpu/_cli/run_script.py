@@ -1,29 +1,129 @@
-"""What `simgpu run` does: makes the devices of this process, and runs a program in it."""
+"""What `simgpu run` does: makes the devices of this process, and runs a program as `__main__`."""
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import importlib
 import importlib.util
+import linecache
 import os
 import sys
 import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import (
+    BuiltinImporter,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from typing import TYPE_CHECKING, Any
 
-from simgpu._cli import main_module
-from simgpu._counting import plural
+from simgpu._util.naming import plural
 
 if TYPE_CHECKING:
-    from simgpu._simulation.asynchronous.executor import Asynchronous
+    from simgpu._explore.asynchronous.executor import Asynchronous
+
+
+# Running a program as the module `__main__`, which it stays until the process ends.
+#
+# `runpy` would name the program otherwise in `sys.argv[0]`, and take its module away when it
+# returns, while threads and exit handlers of the program still run.
+
+
+def begin() -> None:
+    """Make `__main__` the empty module that `python` begins with; what is run fills it."""
+    main: Any = types.ModuleType("__main__")
+    main.__builtins__, main.__loader__ = builtins, BuiltinImporter
+    if sys.version_info < (3, 14):  # which makes it when it is asked for
+        main.__annotations__ = {}
+    sys.modules["__main__"] = main
+
+
+def inside(path: str) -> ModuleSpec | None:
+    """The module `__main__` in a folder or zip file; None if it has none, or is neither."""
+    spec = PathFinder.find_spec("__main__", [path])
+    return spec if spec is not None and spec.has_location else None
+
+
+def folder_of(path: str) -> str:
+    """Where the modules beside a program are: its folder, or the folder or zip file that it is.
+
+    Beside a link to a file stands nothing: what counts is where the file is.
+    """
+    return path if inside(path) else os.path.dirname(os.path.realpath(path))
+
+
+def run_path(path: str) -> None:
+    """Run a file, or the `__main__` of a folder or zip file; `path` is absolute."""
+    spec = inside(path)
+    if spec is not None:
+        _run_spec(spec)
+        return
+    source = SourceFileLoader("__main__", path)  # whose get_code would write bytecode beside it
+    data, loader = source.get_data(path), source
+    if path.endswith(".pyc") or data.startswith(importlib.util.MAGIC_NUMBER):
+        compiled = SourcelessFileLoader("__main__", path)
+        _run_code(
+            compiled.get_code("__main__"), __file__=path, __cached__=None, __loader__=compiled
+        )
+        return
+    code = _compiled(data, path)
+    _run_code(code, __file__=path, __cached__=None, __loader__=loader)
+
+
+def run_module(name: str) -> None:
+    """Run a module, or the `__main__` of a package, which is there."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or spec.origin is None:
+        raise ImportError(f"no such module: {name}", name=name)
+    sys.argv[0] = spec.origin
+    _run_spec(spec)
+
+
+def run_text(text: str) -> None:
+    """Run Python of which there is no file."""
+    if sys.version_info >= (3, 13):  # whose tracebacks show its lines
+        lines = [f"{line}\n" for line in text.splitlines()]
+        linecache.cache["<string>"] = (len(text), None, lines, "<string>")
+    _run_code(_compiled(text, "<string>"))
+
+
+def run_input(source: bytes) -> None:
+    """Run what stood on the standard input."""
+    _run_code(_compiled(source, "<stdin>"), __file__="<stdin>", __cached__=None)
+
+
+def _compiled(source: str | bytes, name: str) -> types.CodeType:
+    code: types.CodeType = compile(source, name, "exec", dont_inherit=True)
+    return code
+
+
+def _run_spec(spec: ModuleSpec) -> None:
+    loader: Any = spec.loader
+    module = importlib.util.module_from_spec(spec)  # which knows what a module is told of itself
+    told = {name: value for name, value in vars(module).items() if name != "__name__"}
+    _run_code(loader.get_code(spec.name), **told)
+
+
+def _run_code(code: types.CodeType | None, **told: Any) -> None:
+    """Run `code` in the module `__main__`, which is told this of itself."""
+    main = vars(sys.modules["__main__"])
+    main.update(told)
+    if code is None:
+        raise ImportError(f"{main['__spec__']} has no Python code: it cannot be run")
+    exec(code, main)
 
 
 # What calls a program, or runs what it has left.
-_BEFORE_PROGRAMS = (__name__, main_module.__name__, "contextlib")
-_QUEUES = "simgpu._simulation.asynchronous"
+_BEFORE_PROGRAMS = (__name__, "contextlib")
+_QUEUES = "simgpu._explore.asynchronous"
 
 
 @dataclass(frozen=True)
@@ -69,32 +169,35 @@ def make_devices(options: ScriptOptions) -> str | None:
     """Make the devices of this process and of those it starts; returns why not, where refused."""
     # PyTorch's own remark on an environment without NumPy: not about the script, which needs none.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-    from simgpu._startup import variables
+    from simgpu._config import options as config_options
 
-    inherited = variables.clear()
+    inherited = config_options.clear()
     import torch  # noqa: F401  # makes no devices, without the variables
 
-    from simgpu._startup import process_devices
+    from simgpu._devices import process
     from simgpu.errors import RealCudaError
 
     # As in a child process that the script starts: its workers have the devices too.
-    os.environ[variables.COUNT] = inherited.get(variables.COUNT) or "1"
+    os.environ[config_options.COUNT] = inherited.get(config_options.COUNT) or "1"
     told = {
-        variables.COUNT: None if options.devices is None else str(options.devices),
-        variables.MEMORY: options.memory,
-        variables.MODEL: options.model,
-        variables.RNG: options.rng,
+        config_options.COUNT: None if options.devices is None else str(options.devices),
+        config_options.MEMORY: options.memory,
+        config_options.MODEL: options.model,
+        config_options.RNG: options.rng,
     }
     for name, value in told.items():
         if value is not None or inherited.get(name):
             os.environ[name] = inherited[name] if value is None else value
     if options.as_cuda:
-        os.environ[variables.AS_CUDA] = "force" if options.force else "1"
+        os.environ[config_options.AS_CUDA] = "force" if options.force else "1"
     try:
-        process_devices.start_process_devices()
+        process.start_process_devices()
     except ValueError as error:
         said = str(error)
-        for name, option in ((variables.MEMORY, "--memory"), (variables.MODEL, "--model")):
+        for name, option in (
+            (config_options.MEMORY, "--memory"),
+            (config_options.MODEL, "--model"),
+        ):
             if told[name] is not None and said.startswith(name):
                 said = f"{option} {told[name]}{said.removeprefix(name)}"
         return said
@@ -105,14 +208,14 @@ def make_devices(options: ScriptOptions) -> str | None:
 
 def prepare(program: Program) -> str | None:
     """Let the program find its arguments, and the modules beside it; returns why it cannot run."""
-    main_module.begin()
+    begin()
     name = {"code": "-c", "module": "-m"}.get(program.kind, program.text)
     sys.argv = [name, *program.arguments]
     script = _path(program) if program.kind == "script" else None
     if not getattr(sys.flags, "safe_path", False):
         there = {"module": os.getcwd()}.get(program.kind, "")
-        sys.path[0] = there if script is None else main_module.folder_of(script)
-    elif script is not None and main_module.inside(script):
+        sys.path[0] = there if script is None else folder_of(script)
+    elif script is not None and inside(script):
         sys.path.insert(0, script)
     return _why_no_module(program.text) if program.kind == "module" else None
 
@@ -186,13 +289,13 @@ def _after_our_frames(traceback: types.TracebackType | None) -> types.TracebackT
 
 def _run(program: Program) -> None:
     if program.kind == "module":
-        main_module.run_module(program.text)
+        run_module(program.text)
     elif program.kind == "script":
-        main_module.run_path(_path(program))
+        run_path(_path(program))
     elif program.source is not None:
-        main_module.run_input(program.source)
+        run_input(program.source)
     else:
-        main_module.run_text(program.text)
+        run_text(program.text)
 
 
 @contextlib.contextmanager
@@ -201,9 +304,9 @@ def overlapping(seed: int | None) -> Iterator[Asynchronous]:
 
     If the program ends well, its queues are run, and errors that nobody was told of are raised.
     """
-    from simgpu._simulation.asynchronous import block
+    from simgpu._explore.asynchronous import executor as asynchronous_executor
 
-    executor = block.begin(seed)
+    executor = asynchronous_executor.begin(seed)
     try:
         yield executor
     except SystemExit as ended:
@@ -225,7 +328,7 @@ def told_of_races() -> Iterator[None]:
 
     That it had none is said too, or nobody would know that they were looked for.
     """
-    from simgpu._simulation.races.block import races
+    from simgpu._explore.races.detector import races
 
     with races() as found:
         try:

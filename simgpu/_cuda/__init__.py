@@ -2,7 +2,6 @@
 
 Each file has a table of replaced attributes; at the end of the block all of them are put back.
 
-May import: `_backend/devices`, `_backend/dynamo`, `_backend/device_module`, `_kernels`, `_backend`,
-`_distributed`, `_memory`, `_native`, `_runtime`, `_models`, `errors`, `_naming`, `_patches`,
-`torch`.
+May import: `_backend/namespace`, `_ops`, `_distributed`, `_memory`, `_core`, `_native`, `errors`,
+`_random`, `_util`, `torch`.
 """

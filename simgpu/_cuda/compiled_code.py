@@ -12,9 +12,9 @@ import warnings
 
 import torch
 
-from simgpu._backend.device_module import selection
-from simgpu._patches import Action, Patch, Patches, Row
-from simgpu._runtime import world
+from simgpu._backend.namespace import devices
+from simgpu._core import world
+from simgpu._util.patching import Action, Patch, Patches, Row
 
 
 def _forget() -> None:
@@ -38,7 +38,7 @@ def _forget_class_later(patches: Patches) -> None:
 def _forget_class() -> None:
     """Let the compiler trace `torch.simgpu.device` as it does any context manager."""
     variables = sys.modules.get("torch._dynamo.variables.ctx_manager")
-    getattr(variables, "_device_context_manager_map", {}).pop(selection.device, None)
+    getattr(variables, "_device_context_manager_map", {}).pop(devices.device, None)
 
 
 PATCHES: tuple[Row, ...] = (

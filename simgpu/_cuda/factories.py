@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from simgpu._core.launch import HOST_KEYS, dense_parts
 from simgpu._cuda import renaming
-from simgpu._kernels.overloads import overload
-from simgpu._patches import Action, Patches, Row
-from simgpu._runtime.launch import HOST_KEYS, dense_parts
+from simgpu._ops.calls import overload
+from simgpu._util.patching import Action, Patches, Row
 
 
 def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:

@@ -1,22 +1,341 @@
-"""`torch.cuda.CUDAGraph` under `as_cuda`: work that is captured once and replayed.
+"""`torch.cuda.CUDAGraph` under `as_cuda`: work that is recorded once and replayed.
 
 `torch.cuda.graph` and `torch.cuda.make_graphed_callables` are PyTorch's own and use this class.
-What a capture records and forbids stands in `simgpu._memory.graphs` and `simgpu._runtime.captures`.
+What a capture records and forbids stands in `simgpu._cuda.graphs` and `simgpu._core.captures`.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import math
 import warnings
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from simgpu._backend.device_module.unsupported import refusal
-from simgpu._memory.graphs import Graph, Recording
-from simgpu._patches import Action, Patch, Patches, Row
-from simgpu._runtime import streams
+from simgpu._backend.namespace.unsupported import refusal
+from simgpu._core import hooks, streams
+from simgpu._core.by_address import ByAddress
+from simgpu._core.captures import Capture
+from simgpu._core.hooks import Launch, Node
+from simgpu._core.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocking, launch
+from simgpu._core.operators import (
+    clone,
+    copy_,
+    fill_,
+    has_masks,
+    makes_memory_only,
+    set_storage,
+    tensors_in,
+    waits_for_values,
+    written,
+)
+from simgpu._memory import pinned
+from simgpu._memory.ownership import host_empty, on_one_storage, with_bits_of
+from simgpu._random.fill import Source
+from simgpu._random.generator_state import Stream
+from simgpu._util.patching import Action, Patch, Patches, Row
 from simgpu.errors import CaptureError, UnsupportedError
+
+# Work that is recorded once and replayed on the same memory, as by torch.cuda.CUDAGraph.
+#
+# A `Recording` sees every kernel and copy of the streams that it captures, with its arguments and
+# results. On CUDA nothing is computed during a capture. A kernel of the host can only tell the
+# shape of its results by computing them, so it does; at the end everything that existed before has
+# its old values again, generators their old states, and what the graph has made is filled with NaN,
+# since on CUDA there is nothing in it yet. `Graph.replay` launches the same kernels on the same
+# memory.
+#
+# The memory of a graph's results is the graph's: it stays when their tensors die. The ledger of the
+# device counts tensors alone. Tensors from outside that a graph reads or writes live as long as it.
+
+Tensor = torch.Tensor
+_detach = torch.ops.aten.detach.default._handle.redispatch_boxed
+
+_NOT_PINNED = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is "
+    "pinned. Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
+
+
+def _written(launch: Launch) -> Iterator[Tensor]:
+    changes = written(launch.kernel.op)
+    for key, value in (*enumerate(launch.args), *launch.kwargs.items()):
+        if key in changes:
+            yield from tensors_in(value)
+
+
+def _fresh(result: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors of a result that stand on none of the arguments' storages."""
+    return [
+        tensor
+        for tensor in tensors_in(result)
+        if tensor.numel() and not any(on_one_storage(tensor, each) for each in arguments)
+    ]
+
+
+class _Result:
+    """The storage that a new tensor stands on, and all of it as a row of the tensor's dtype."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.storage = storage = tensor.untyped_storage()
+        self.begin = storage.data_ptr()
+        self.end = self.begin + storage.nbytes()
+        self.whole = host_empty(0, tensor.dtype)
+        size = (storage.nbytes() // tensor.itemsize,)
+        set_storage(HOST_KEYS, self.whole, storage, 0, size, (1,))
+
+
+class _Memory:
+    """The storages that a graph's results stand on, by address."""
+
+    def __init__(self) -> None:
+        self._results: ByAddress[_Result] = ByAddress()
+
+    def add(self, tensor: Tensor) -> None:
+        """Keep the memory of a new tensor."""
+        self._results.put(_Result(tensor))
+
+    def find(self, tensor: Tensor) -> torch.UntypedStorage | None:
+        """The storage that `tensor` lies in, or None."""
+        result = self._results.at(tensor.data_ptr()) if tensor.numel() else None
+        return None if result is None else result.storage
+
+    def own(self, value: Any, fixed: bool = False) -> Any:
+        """`value`, with tensors of the graph's memory made anew: they keep no tensor alive.
+
+        With `fixed`, a number of the host is what it is now, as a CUDA kernel takes it.
+        """
+        if isinstance(value, (tuple, list)):
+            owned = [self.own(item, fixed) for item in value]
+            return tuple(owned) if isinstance(value, tuple) else owned
+        if not isinstance(value, Tensor):
+            return value
+        storage = self.find(value)
+        if storage is None:
+            return clone(HOST_KEYS, value) if fixed and is_host_number(value) else value
+        tensor = host_empty(0, value.dtype)
+        offset = (value.data_ptr() - storage.data_ptr()) // value.itemsize
+        set_storage(HOST_KEYS, tensor, storage, offset, value.shape, value.stride())
+        return with_bits_of(value, tensor)
+
+    def spoil(self) -> None:
+        """Fill all of it with what nobody takes for a result."""
+        for result in self._results:
+            whole = result.whole
+            if whole.dtype != torch.bool:
+                floats = whole.is_floating_point() or whole.is_complex()
+                fill_(HOST_KEYS, whole, math.nan if floats else torch.iinfo(whole.dtype).max)
+
+
+class _Move(NamedTuple):
+    """A stream of random numbers goes on at an offset from where it is when the graph begins."""
+
+    stream: Stream
+    offset: int
+
+
+class _EventNode(NamedTuple):
+    """An event of the program is recorded or waited for, by the current stream of a device."""
+
+    event: torch.Event
+    device_index: int
+    records: bool
+
+
+class Graph:
+    """The kernels and copies of one capture, in their order."""
+
+    def __init__(self) -> None:
+        self._work: list[tuple[Kernel, int, Any, Any, Any] | _Move | _EventNode] = []
+        self.nodes = 0  # how many kernels and copies
+        self._identity = object()  # not the graph, which its own nodes would keep alive
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def append(
+        self, about: Launch, memory: _Memory, outputs: list[Tensor], branch: int, known: list[int]
+    ) -> None:
+        """Record a launch on a branch whose new results are `outputs`.
+
+        `known` are the nodes that come before it.
+        """
+        route = None
+        if about.kind == "copy":
+            route = about.source.index, about.target.index
+        kernel = Kernel(about.kernel.op, _into(about.kernel, outputs))
+        kernel.at_once = True
+        kernel.writes = outputs
+        kernel.node = Node(self._identity, self.nodes, branch, tuple(known))
+        self.nodes += 1
+        changed = {id(tensor) for tensor in _written(about)}
+        reads = about.kind != "copy"
+        args = tuple(memory.own(v, reads and id(v) not in changed) for v in about.args)
+        kwargs = {k: memory.own(v, reads and id(v) not in changed) for k, v in about.kwargs.items()}
+        self._work.append((kernel, about.device.index, args, kwargs, route))
+
+    def append_aside(self, work: _Move | _EventNode) -> None:
+        """Record what is no kernel and no copy."""
+        self._work.append(work)
+
+    def replay(self) -> None:
+        """Launch it all again, on the current streams."""
+        moved = [work.stream for work in self._work if isinstance(work, _Move)]
+        starts = {id(stream): stream.get_offset() for stream in moved}
+        for work in self._work:
+            if isinstance(work, _Move):
+                work.stream.set_offset((starts[id(work.stream)] + work.offset) % 2**64)
+            elif isinstance(work, _EventNode):
+                stream = streams.current_stream(work.device_index)
+                (work.event.record if work.records else work.event.wait)(stream)
+            else:
+                launch(*work)
+
+
+def _into(kernel: Kernel, outputs: list[Tensor]) -> Any:
+    """Host code that writes the new results of `kernel` to `outputs`."""
+
+    def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
+        result = kernel.run(keys, *args, **kwargs)
+        if outputs:
+            given = list(tensors_in(*args, *kwargs.values()))
+            for output, tensor in zip(outputs, _fresh(result, given), strict=True):
+                copy_(HOST_KEYS, output, tensor)
+        return result
+
+    return run
+
+
+class Recording(Capture):
+    """A capture under way: what is recorded so far, and how to undo what it did."""
+
+    def __init__(self, stream: torch.Stream) -> None:
+        super().__init__(stream)
+        self._graph = Graph()
+        self._memory = _Memory()
+        hooks.finish()
+        self._before: dict[Any, tuple[Tensor, Tensor]] = {}  # written memory, and its old values
+        self._generators: dict[int, tuple[Any, Tensor]] = {}  # and their old states
+        # Of each stream: how much it had done when a node was recorded, and the node's number.
+        self._nodes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def end(self) -> Graph:
+        """Stop, and return the graph; raises if it cannot be replayed."""
+        self.stop()
+        self.check_end()
+        return self._graph
+
+    def stop(self) -> None:
+        """Record no more, and undo what was computed meanwhile."""
+        super().stop()
+        self._undo()
+
+    def before_launch(self, launch: Launch) -> None:
+        super().before_launch(launch)
+        if not self.holds(launch.device.index, launch.stream):
+            return
+        self._check(launch)
+        for tensor in _written(launch):
+            self._remember(tensor)
+        for value in (*launch.args, *launch.kwargs.values()):
+            generator = value.stream if isinstance(value, Source) else value
+            if isinstance(generator, Stream):
+                self.drawn_from(generator)
+            if isinstance(generator, (torch.Generator, Stream)):
+                self._remember_state(generator)
+
+    def _remember_state(self, generator: Any) -> None:
+        self._generators.setdefault(id(generator), (generator, generator.get_state()))
+
+    def go_on_at(self, stream: Stream, offset: int) -> None:
+        self._remember_state(stream)
+        super().go_on_at(stream, offset)
+        self._graph.append_aside(_Move(stream, offset))
+
+    def external_event(self, event: torch.Event, stream: torch.Stream, records: bool) -> None:
+        if self.holds(stream.device_index, stream.stream_id):
+            self._graph.append_aside(_EventNode(event, stream.device_index, records))
+
+    def computed(self, launch: Launch, result: Any) -> None:
+        if not self.holds(launch.device.index, launch.stream):
+            return
+        given = list(tensors_in(*launch.args, *launch.kwargs.values()))
+        fresh = _fresh(result, given)
+        outputs = []
+        for tensor in fresh:
+            if self._memory.find(tensor) is None:
+                self._memory.add(tensor)
+            outputs.append(self._memory.own(tensor))
+        if not makes_memory_only(launch.kernel.op):
+            stream = launch.device.index, launch.stream
+            branch = list(self._clocks).index(stream)
+            self._graph.append(launch, self._memory, outputs, branch, self._known(stream))
+            done = self._clocks[stream][stream], self._graph.nodes - 1
+            self._nodes.setdefault(stream, []).append(done)
+
+    def _known(self, stream: tuple[int, int]) -> list[int]:
+        """The last node of each stream that comes before what `stream` does next."""
+        known = []
+        for key, count in self._clocks[stream].items():
+            nodes = self._nodes.get(key, [])
+            place = bisect.bisect(nodes, (count, len(self._graph)))
+            if place:
+                known.append(nodes[place - 1][1])
+        return known
+
+    def _check(self, launch: Launch) -> None:
+        """Raise for work that CUDA does not capture, because the host waits for it."""
+        if launch.kind == "copy" and "cpu" in (launch.source.type, launch.target.type):
+            self._check_host_copy(launch)
+            return
+        given = list(tensors_in(*launch.args, *launch.kwargs.values()))
+        if any(tensor.layout != torch.strided or tensor.is_nested for tensor in given):
+            raise UnsupportedError(
+                f"'{launch.op}' with sparse or nested tensors cannot be captured on a simulated "
+                "device: leave it out of the graph"
+            )
+        op = launch.kernel.op
+        args, kwargs = launch.args, launch.kwargs
+        if has_masks(op, args) or waits_for_values(op, args, kwargs):
+            self.refuse()
+
+    def _check_host_copy(self, launch: Launch) -> None:
+        """Raise unless a copy from or to the host is of pinned memory, and nobody waits for it."""
+        blocks = not is_non_blocking(launch)
+        host: Tensor | None = None
+        if launch.op == "copy_":
+            host = launch.args[launch.target.type != "cpu"]
+        elif launch.op == "_to_copy" and launch.source.type == "cpu":
+            host = launch.args[0]
+        elif launch.op == "_to_copy" and blocks:  # else its result is pinned
+            raise CaptureError(_NOT_PINNED)
+        if host is not None and not pinned.is_pinned(host):
+            raise CaptureError(_NOT_PINNED)
+        if blocks:
+            self.refuse()
+
+    def _remember(self, tensor: Tensor) -> None:
+        """Keep the values of memory from outside before it is written to."""
+        if not tensor.numel() or self._memory.find(tensor) is not None:
+            return
+        key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
+        if key not in self._before:
+            # A tensor of its own: the kernel may let the given one grow.
+            self._before[key] = _detach(HOST_KEYS, tensor), clone(HOST_KEYS, tensor)
+
+    def _undo(self) -> None:
+        """Give back values and states, the last ones taken first, and empty the graph's memory."""
+        for tensor, values in reversed(self._before.values()):
+            copy_(HOST_KEYS, tensor, values)
+        for generator, state in self._generators.values():
+            generator.set_state(state)
+        self._before.clear()
+        self._generators.clear()
+        self._memory.spoil()
+
 
 _MODES = ("global", "thread_local", "relaxed")
 _NO_GRAPH = "Called CUDAGraph::{} without a preceding successful capture."

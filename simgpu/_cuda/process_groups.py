@@ -16,22 +16,9 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from simgpu._cuda.renaming import CUDA, to_cuda
-from simgpu._distributed import (
-    backends,
-    communicators,
-    factors,
-    handles,
-    hashes,
-    hooks,
-    kernels,
-    low_precision,
-    nccl,
-    restarts,
-    rpc,
-    splitting,
-)
-from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Action, Patch, Patches, Row
+from simgpu._distributed import c10d_kernels, collectives, ddp, groups, nccl
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Action, Patch, Patches, Row
 
 
 def _simulated(device: Any) -> torch.device:
@@ -51,7 +38,7 @@ def _register_backend(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def register(self: Any, device: Any, kind: Any, backend: Any = None) -> None:
         if backend is not None:
-            backends.keep_backend(self, kind, backend)
+            groups.keep_backend(self, kind, backend)
         stock(self, _simulated(device), kind, backend)
 
     return register
@@ -96,7 +83,7 @@ def _coalescing(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable
 
 def _backends(group: Any) -> list[Any]:
     """Those of all sorts of devices."""
-    return [backends.backend_of(group, _simulated(device)) for device in group._device_types]
+    return [groups.backend_of(group, _simulated(device)) for device in group._device_types]
 
 
 def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,12 +102,12 @@ def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
         named: dict[str, Any] = {}
         if device_types is not None:  # which older releases do not know
             named["device_types"] = [_simulated(device) for device in device_types]
-        options = splitting.options_of_parts(_backends(self))
-        point = splitting.meeting_point(self, ranks)
+        options = groups.options_of_parts(_backends(self))
+        point = groups.meeting_point(self, ranks)
         part = stock(self, ranks, timeout, options, point, group_desc, **named)
         if part is not None:
-            splitting.rename(part, point, group_name)
-            backends.take_kind(part, self)
+            groups.rename(part, point, group_name)
+            groups.take_kind(part, self)
             for backend in _backends(part):
                 nccl.meet(backend)
         return part
@@ -184,11 +171,11 @@ PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.distributed.distributed_c10d",
         "_create_process_group_wrapper",
-        wrap=backends.keeping_wrapped,
+        wrap=groups.keeping_wrapped,
         needs="_create_process_group_wrapper",
         why="C++ holds half of what it wraps, from which a group cannot be split",
     ),
-    Patch("torch._C._distributed_c10d", "_hash_tensors", value=hashes.of_tensors, why=_WHY_NCCL),
+    Patch("torch._C._distributed_c10d", "_hash_tensors", value=nccl.of_tensors, why=_WHY_NCCL),
     Patch(
         "torch.distributed.distributed_c10d",
         "_NCCL_AVAILABLE",
@@ -210,21 +197,21 @@ PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.distributed.rendezvous",
         "_create_c10d_store",
-        wrap=restarts.apart,
+        wrap=nccl.apart,
         needs="_create_c10d_store",
         why="ranks that torchrun starts again would read the addresses of those that have died",
     ),
     Patch(
         "torch.distributed",
         "_register_comm_hook",
-        wrap=hooks.answering,
+        wrap=ddp.answering,
         needs="_register_comm_hook",
         why="C++ ends the process where a hook returns None",
     ),
     Patch(
         "torch.distributed.rpc.options",
         "_to_device_map",
-        wrap=rpc.refusing_devices,
+        wrap=nccl.refusing_devices,
         late=True,
         why="C++ ends in an internal assertion where tensors of devices are to travel by RPC",
     ),
@@ -236,14 +223,14 @@ PATCHES: tuple[Row, ...] = (
     *(
         Patch(_REDUCER, name, wrap=wrap, needs=name, why=_WHY_BUCKETS)
         for name, wrap in (
-            ("_set_mixed_precision_param_dtype", low_precision.telling),
-            ("_run_allreduce_hook", low_precision.filling),
+            ("_set_mixed_precision_param_dtype", ddp.telling),
+            ("_run_allreduce_hook", ddp.filling),
         )
     ),
     Patch(
         _REDUCER,
         "_set_forward_pass_work_handle",
-        wrap=handles.keeping,
+        wrap=ddp.keeping,
         needs="_set_forward_pass_work_handle",
         why="C++ asks a Work for its future after it has waited for it, and holds half of it",
     ),
@@ -251,7 +238,7 @@ PATCHES: tuple[Row, ...] = (
         Patch(
             _GROUP,
             name,
-            wrap=communicators.ending(how),
+            wrap=groups.ending(how),
             needs=name,
             why="a call of a group that has ended is an error",
         )
@@ -260,7 +247,7 @@ PATCHES: tuple[Row, ...] = (
     Patch(
         f"{_GROUP}Gloo._Options",
         "__deepcopy__",
-        value=splitting.copied,
+        value=groups.copied,
         why="a part of a group has such options, of which its own parts have a copy",
     ),
     Patch(
@@ -273,23 +260,23 @@ PATCHES: tuple[Row, ...] = (
     Patch(
         _GROUP,
         "_start_coalescing",
-        wrap=functools.partial(_coalescing, kernels.start_coalescing),
+        wrap=functools.partial(_coalescing, c10d_kernels.start_coalescing),
         why="gloo cannot coalesce; here the calls are waited for together",
     ),
     Patch(
         _GROUP,
         "_end_coalescing",
-        wrap=functools.partial(_coalescing, kernels.end_coalescing),
+        wrap=functools.partial(_coalescing, c10d_kernels.end_coalescing),
         why="gloo cannot coalesce; here the calls are waited for together",
     ),
     *(
         Patch(
             _GROUP,
             name,
-            wrap=factors.noting,
+            wrap=collectives.noting,
             needs=name,
             why="an operator does not see the factor of PREMUL_SUM, which is noted here",
         )
-        for name in factors.METHODS
+        for name in collectives.METHODS
     ),
 )

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch._library.utils import RegistrationHandle
 
-from simgpu._kernels.program_kernels import is_of_a_program
-from simgpu._kernels.registry import HANDWRITTEN_ABOVE_AUTOGRAD
-from simgpu._patches import Action, Patch, Patches, Row
+from simgpu._ops.program_kernels import is_of_a_program
+from simgpu._ops.registry import HANDWRITTEN_ABOVE_AUTOGRAD
+from simgpu._util.patching import Action, Patch, Patches, Row
 
 Library = torch.library.Library
 

@@ -7,6 +7,7 @@ of its caller: code of simgpu is told "simgpu:1", all other code "cuda:1".
 
 from __future__ import annotations
 
+import atexit
 import functools
 import sys
 from collections.abc import Callable
@@ -14,13 +15,50 @@ from typing import Any
 
 import torch
 
-from simgpu import _naming
-from simgpu._cuda import error_texts
-from simgpu._naming import DEVICE_TYPE, MAX_DEVICES
-from simgpu._native.registered_guard import use_guard_for_cuda
-from simgpu._native.type_slots import replace_new
-from simgpu._patches import Action, Patch, Patches, Row
-from simgpu._runtime import world
+from simgpu._core import world
+from simgpu._native import python_objects
+from simgpu._native.python_objects import replace_new
+from simgpu._native.vtables import use_guard_for_cuda
+from simgpu._util import naming
+from simgpu._util.naming import DEVICE_TYPE, MAX_DEVICES, visible_text
+from simgpu._util.patching import Action, Patch, Patches, Row
+
+# Messages of errors under `as_cuda`: "simgpu:1" is shown as "cuda:1".
+#
+# While simulated devices go by the name of CUDA (`as_cuda`), a text that says "simgpu:1" speaks of
+# something that the program has never asked for. The errors of `simgpu.errors` are worded when they
+# are made. Those that PyTorch raises in C++ are of built-in types, and pass no Python code of ours:
+# they are worded when their text is asked for, by a `__str__` that those types are given for as
+# long as devices go by that name (`simgpu._native.python_objects`). Where an interpreter does not
+# allow that, those few texts keep the devices' own name.
+
+# What C++ raises, of types whose text is that of BaseException. Classes that were derived from
+# these before have a slot of their own, which is the stock one.
+_KINDS = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, BufferError)
+
+
+def _wording(kind: Any) -> Callable[[BaseException], str]:
+    """A `__str__` for `kind`, which words what is the text without it."""
+
+    def __str__(self: BaseException) -> str:
+        return visible_text(super(kind, self).__str__())
+
+    return __str__
+
+
+def install(patches: Patches) -> None:
+    """Let built-in errors be worded too, until everything is undone or the process ends."""
+    patches.then(_undo)
+    for kind in _KINDS:
+        python_objects.replace_str(kind, _wording(kind))
+
+
+def _undo() -> None:
+    for kind in _KINDS:
+        python_objects.restore_str(kind)
+
+
+atexit.register(_undo)
 
 CUDA = "cuda"
 _CUDA_DEVICES = tuple(torch.device(CUDA, index) for index in range(MAX_DEVICES))
@@ -31,7 +69,7 @@ _frame = sys._getframe
 
 def is_on() -> bool:
     """Whether simulated devices go by the name of CUDA now."""
-    return CUDA in _naming.names
+    return CUDA in naming.names
 
 
 def to_simgpu(device: Any) -> Any:
@@ -77,7 +115,7 @@ def renamed(read: Callable[[Any], torch.device | None]) -> property:
     def device(self: Any) -> torch.device | None:
         found = read(self)
         kind = None if found is None else found.type
-        if found is None or kind not in _naming.names:
+        if found is None or kind not in naming.names:
             return found
         for_simgpu = _belongs_to_simgpu(_frame(1).f_globals.get("__package__"))
         if kind == DEVICE_TYPE:
@@ -138,14 +176,14 @@ def _name_numbers(patches: Patches) -> None:
 
 PATCHES: tuple[Row, ...] = (
     Patch(
-        "simgpu._naming",
+        "simgpu._util.naming",
         "names",
         value=frozenset({DEVICE_TYPE, CUDA}),
         why="functions that take a device accept both names, and errors name the devices cuda:1",
     ),
     Action(
         "`str()` of the built-in errors that C++ raises, such as RuntimeError",
-        run=error_texts.install,
+        run=install,
         why="PyTorch's own texts say simgpu:1, which the program has never asked for",
         adds=(
             "builtins.BufferError.__str__",

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.jit._builtins
 
-from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Action, Patch, Patches, Row
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Action, Patch, Patches, Row
 
 
 def _teach_replacements(patches: Patches) -> None:

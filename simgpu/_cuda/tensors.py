@@ -1,4 +1,4 @@
-"""`torch.Tensor` under `as_cuda`: its attributes, its methods, and the functions that make tensors.
+"""`torch.Tensor` under `as_cuda`: attributes, methods, functions and types that make tensors.
 
 Only methods that take or show a device are replaced. Operators between tensors are not, so they
 cost what they cost on simulated devices.
@@ -6,6 +6,7 @@ cost what they cost on simulated devices.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,67 @@ import torch
 import torch._subclasses.fake_tensor
 import torch.utils._device
 
-from simgpu import _naming
-from simgpu._backend.tensor_types import TensorType
+from simgpu._backend.namespace.tensor_types import TensorType
+from simgpu._core import world
 from simgpu._cuda.renaming import CUDA, WHY_RENAMED, named, renamed, takes_device, to_cuda
-from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Action, Patch, Row
-from simgpu._runtime import world
+from simgpu._native import default_type
+from simgpu._util import naming
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Action, Patch, Row
+
+# `torch.set_default_tensor_type("torch.cuda.FloatTensor")` under `as_cuda`.
+#
+# It is a variable of the process: all threads have it, and `torch.Tensor(2)`, `torch.tensor` and
+# all factories take their device from it. `torch.set_default_device`, by contrast, is of one
+# thread, and PyTorch's own function serves it.
+
+
+def _set_default_tensor_type(kind: Any) -> None:
+    """The setter in C++, for which types of simulated devices are types as well."""
+    if isinstance(kind, TensorType) or (kind in torch._tensor_classes and kind.is_cuda):
+        default_type.set_to_device(kind.dtype)
+    else:
+        default_type.set_type(kind)
+
+
+def _get_default_device() -> str:
+    """The device type of the default type, which printing leaves out."""
+    name = default_type.device_type()
+    return CUDA if name == DEVICE_TYPE else name
+
+
+def is_of_device() -> bool:
+    """Whether the default type is one of a simulated device."""
+    return default_type.device_type() == DEVICE_TYPE
+
+
+def move(to_device: bool) -> None:
+    """Let the default type be one of a simulated device, or of the CPU, with its dtype as it is."""
+    if to_device:
+        default_type.set_to_device(torch.get_default_dtype())
+    elif is_of_device():
+        default_type.set_to_cpu()
+
+
+_DEFAULT_TYPES_PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch._C",
+        "_set_default_tensor_type",
+        value=_set_default_tensor_type,
+        why="C++ takes torch.cuda.FloatTensor only where real CUDA is",
+    ),
+    Patch(
+        "torch._C",
+        "_get_default_device",
+        value=_get_default_device,
+        why="tensors of the default device are printed without it",
+    ),
+    Action(
+        "the default type, which is the CPU's again when the devices end",
+        run=lambda patches: patches.then(functools.partial(move, False)),
+        why="new tensors would be on devices that are gone",
+    ),
+)
 
 _TensorBase: Any = torch._C.TensorBase
 _raw_device: Callable[[torch.Tensor], torch.device] = _TensorBase.device.__get__
@@ -27,13 +83,13 @@ _raw_to: Any = _TensorBase.to
 
 def _is_cuda(self: torch.Tensor) -> bool:
     # By either name: a mode or a subclass that sees functions is asked again, and answers "cuda".
-    return _raw_device(self).type in _naming.names
+    return _raw_device(self).type in naming.names
 
 
 def _cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     """`tensor.cuda(...)`: the tensor itself if it is there already."""
     target = None if device is None else torch.device(device)
-    if target is not None and target.type not in _naming.names:
+    if target is not None and target.type not in naming.names:
         raise RuntimeError("Invalid device, must be cuda device")
     place = world.device(world.resolve(target)).torch_device
     return _raw_to(self, place, non_blocking=non_blocking, **kwargs)
@@ -173,4 +229,7 @@ _FAKE_TENSORS: tuple[Row, ...] = (
     ),
 )
 
-PATCHES: tuple[Row, ...] = (*_METHODS, *_FUNCTIONS, *_FAKE_TENSORS)
+_TENSORS_PATCHES: tuple[Row, ...] = (*_METHODS, *_FUNCTIONS, *_FAKE_TENSORS)
+
+
+PATCHES: tuple[Row, ...] = (*_DEFAULT_TYPES_PATCHES, *_TENSORS_PATCHES)

@@ -1,4 +1,4 @@
-"""`ProcessGroupNCCL` for simulated devices: a ProcessGroupGloo that goes by NCCL's name.
+"""`ProcessGroupNCCL` for simulated devices, and what else a CPU build of PyTorch lacks of NCCL.
 
 PyTorch asks for an object of this class, hands it settings, and asks it what it can do. The
 collectives themselves go through the kernels, which use it as a ProcessGroupGloo.
@@ -6,15 +6,41 @@ collectives themselves go through the kernels, which use it as a ProcessGroupGlo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from simgpu._distributed import nan_check
+from simgpu._distributed import collectives
+from simgpu.errors import UnsupportedError
+
+# `_hash_tensors`: the number of what a tensor holds, which PyTorch logs in its debug mode.
+#
+# With `TORCH_DISTRIBUTED_DEBUG=DETAIL` and NCCL it logs one for each Python object that ranks send
+# and receive. A build without NCCL has no such function.
+
+
+def of_tensors(tensors: Iterable[torch.Tensor]) -> int:
+    """A number of 64 bits, equal for equal bytes on any device; 0 where there are none.
+
+    As in PyTorch, the whole memory under each tensor counts, of which it may be a part.
+    """
+    digest, count = hashlib.blake2b(digest_size=8), 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if tensor.numel() and storage.nbytes():
+            held = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            digest.update(held.cpu().numpy().tobytes())
+            count += storage.nbytes()
+    return int.from_bytes(digest.digest(), "little") if count else 0
+
 
 VERSION = (2, 27, 5)  # of NCCL, where a program asks
 # Other classes for NCCL that newer releases have, and what makes them, also in a CPU build.
@@ -94,7 +120,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
             given = timeout if isinstance(timeout, timedelta) else None
             self._given._timeout = given or distributed_c10d.default_pg_timeout
         super().__init__(store, rank, size, timeout=self._given._timeout)
-        self.looks_for_nan = nan_check.is_asked_for()
+        self.looks_for_nan = collectives.is_asked_for()
         meet(self)
 
     def name(self) -> str:
@@ -141,6 +167,54 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
 
     def abort(self) -> None:
         """Let this group's later calls fail."""
-        from simgpu._distributed import communicators
+        from simgpu._distributed import groups
 
-        communicators.abort(self)
+        groups.abort(self)
+
+
+# What the ranks that torchrun starts again read: nothing that those before them have written.
+#
+# torchrun keeps one store for all its attempts, in which the addresses of the last one still stand:
+# a rank that is faster than the others connects to processes that have ended, and fails or waits
+# until the timeout. That is a fault of PyTorch, which NCCL's ranks meet too (pytorch issue 135712).
+
+
+def apart(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """`_create_c10d_store` with the keys of each attempt apart from those of the others.
+
+    Where there are several machines, each of them counts its restarts by itself: the store is left
+    as it is.
+    """
+
+    @functools.wraps(stock)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        store = stock(*args, **kwargs)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if shared and attempt != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1":
+            return PrefixStore(f"restart {attempt}", store)
+        return store
+
+    return create
+
+
+# torch.distributed.rpc: calls with CPU tensors work, and device maps are refused.
+#
+# Its agent moves tensors between the devices of two processes by CUDA's own channels in C++, and
+# ends in an internal assertion where there is no CUDA.
+
+
+def refusing_devices(stock: Callable[[Mapping[Any, Any]], Any]) -> Callable[..., Any]:
+    """`_to_device_map` of torch/distributed/rpc/options.py, for maps of the CPU alone."""
+
+    @functools.wraps(stock)
+    def to_device_map(device_map: Mapping[Any, Any]) -> Any:
+        for pair in device_map.items():
+            if any(torch.device(device).type != "cpu" for device in pair):
+                raise UnsupportedError(
+                    f"torch.distributed.rpc cannot map {pair[0]} to {pair[1]}: tensors of "
+                    "simulated devices do not travel by RPC. Send CPU tensors, and move them there"
+                )
+        return stock(device_map)
+
+    return to_device_map

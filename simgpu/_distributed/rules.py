@@ -14,10 +14,9 @@ from collections.abc import Sequence
 
 import torch
 
-from simgpu._distributed.calls import LIES, described
-from simgpu._distributed.communicators import Communicator
-from simgpu._distributed.reductions import BITWISE, Reduction
-from simgpu._native.dlpack_relabel import host_alias
+from simgpu._distributed.collectives import BITWISE, LIES, Reduction, described
+from simgpu._distributed.groups import Communicator
+from simgpu._native.relabel import host_alias
 from simgpu.comm import FLOAT8, NCCL_DTYPES
 
 Tensor = torch.Tensor

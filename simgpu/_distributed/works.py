@@ -7,11 +7,14 @@ that it is there, where its future is asked for, or where the device is synchron
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -19,12 +22,41 @@ import torch
 from torch import distributed
 from torch.utils.weak import TensorWeakRef
 
-from simgpu._distributed import nan_check
-from simgpu._distributed.calls import Call, in_common
-from simgpu._native.reference_counts import held_by_cpp
-from simgpu._runtime import streams
-from simgpu._runtime.instruments import Collective, hooks
+from simgpu._core import streams
+from simgpu._core.hooks import Collective, hooks
+from simgpu._distributed import collectives
+from simgpu._distributed.collectives import Call, in_common
+from simgpu._native.python_objects import held_by_cpp
 from simgpu.errors import CollectiveTimeoutError
+
+# Calls within `torch.inference_mode`, which is of a thread: its tensors are written there alone.
+#
+# What a call reads and writes is written by other threads, and later: memory that ranks share lives
+# as long as their group. So its tensors are plain ones, whatever the mode of the program. NCCL
+# writes memory, and knows of no such mode.
+
+
+def plain_tensors() -> AbstractContextManager[None]:
+    """Within it new tensors are plain ones, in inference mode too; none of them has a gradient."""
+    return _left() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _left() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that runs within `plain_tensors`."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with plain_tensors():
+            return function(*args, **kwargs)
+
+    return run
+
 
 Tensor = torch.Tensor
 
@@ -98,7 +130,7 @@ class Pending:
             if earlier.error is None:
                 own.copy_(part)
         if self.call.looks_for_nan:
-            nan_check.check(self.call)
+            collectives.check_no_nan(self.call)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Say that the call has run, or failed: then nothing lands."""

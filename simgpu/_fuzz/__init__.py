@@ -1,8 +1,11 @@
 """`simgpu fuzz` and `simgpu replay`: look for examples that break a property, run one again.
 
-A campaign (`campaign`) starts sessions of pytest (`sessions`) that load a plugin of ours
-(`session_plugin`). The plugin counts and keeps what its process sees (`recorder`, `failures`), each
-process writes its counts to a file (`tally`), and their sum is the report (`report`).
+campaign        starts sessions of pytest until time is up
+sessions        one session: its environment and its command
+session_plugin  the plugin in a session: counts examples, keeps failures
+failures        failing examples, and files that repeat them
+tally           the counts of one process, in a file
+report          the sum of all counts as HTML and JSON
 
-May import: `_counting`, `_testing`, `torch`, `hypothesis`, `jinja2`, `pytest`, `tqdm`.
+May import: `_strategies`, `_util`, `torch`, `hypothesis`, `jinja2`, `pytest`, `tqdm`.
 """

@@ -7,20 +7,166 @@ plugins: `hypothesis.inner_test` and settings profiles.
 
 from __future__ import annotations
 
+import functools
+import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator
+import unittest
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
 import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import HypothesisException
+from hypothesis.strategies import DataObject
 
 from simgpu._fuzz import failures
-from simgpu._fuzz.database import database_of
-from simgpu._fuzz.recorder import ExampleRecorder
-from simgpu._fuzz.session_settings import SessionSettings
-from simgpu._testing import example_log
+from simgpu._fuzz.failures import DrawRecorder
+from simgpu._fuzz.sessions import SessionSettings, database_of
+from simgpu._fuzz.tally import SlowExample, Tally
+from simgpu._strategies import examples
+
+# What one process of a fuzzing run sees: each example of each property is counted here.
+
+SAVE_EVERY = 0.5  # seconds
+# What hypothesis, and pytest with it, takes for a failure and for none.
+_FAILED = (Exception, SystemExit, GeneratorExit, pytest.fail.Exception)
+_SKIPPED = (pytest.skip.Exception, unittest.SkipTest)
+
+
+class ExampleRecorder:
+    """Runs the examples of one property after the other, and keeps the tally of the process."""
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self.tally = Tally()
+        self._path = Path(settings.folder) / f"{os.getpid()}.tally.json"
+        self._saved = 0.0
+        self._property = ""
+        self._failing = False
+        self._failed: Counter[tuple[int, int]] = Counter()  # combinations of the property
+        self._deadline: float | None = None
+        # What the running example said of itself through `strategies.tried`.
+        self._combinations: list[tuple[int, int]] = []
+        self._schedule: str | None = None
+        self._interrupted = False
+
+    def interrupt(self, *_: object) -> NoReturn:
+        """Ctrl-C: KeyboardInterrupt, now or where the next example begins.
+
+        What interrupts the garbage collector goes no further than hypothesis's callback there, and
+        that is one in eight.
+        """
+        self._interrupted = True
+        raise KeyboardInterrupt
+
+    def collected(self, properties: int) -> None:
+        """Take how many properties the suite has."""
+        self.tally.properties = properties
+        self._save()
+
+    def begin(self, name: str, deadline: float | None) -> None:
+        """Begin a property; past the deadline (of time.monotonic) it is not gone on with."""
+        self._property, self._failing, self._deadline = name, False, deadline
+        self._failed.clear()
+
+    def on_example(self, batch: int | None, devices: int | None, error: float | None) -> None:
+        """Take what an example says of itself (`strategies.tried`)."""
+        if batch is not None and devices is not None:
+            self._combinations.append((batch, devices))
+        if error is not None:
+            worst = self.tally.worst.get(self._property, 0.0)
+            self.tally.worst[self._property] = max(error, worst)
+
+    def on_schedule(self, switches: int, token: str) -> None:
+        """Take how often threads changed in the schedule of an example, and its token."""
+        self.tally.switches[switches] += 1
+        self._schedule = token
+
+    def counted(self, item: pytest.Function, test: Callable[..., Any]) -> Callable[..., None]:
+        """Return `test`, the body of the property `item`, so that its examples are counted."""
+
+        @functools.wraps(test)
+        def body(*instance: Any, **arguments: Any) -> None:
+            seen = {
+                name: DrawRecorder(value) if isinstance(value, DataObject) else value
+                for name, value in arguments.items()
+            }
+            if self._interrupted:
+                raise KeyboardInterrupt
+            start = time.perf_counter()
+            self._schedule = None
+            try:
+                test(*instance, **seen)
+            except (HypothesisException, *_SKIPPED):
+                raise
+            except _FAILED as error:
+                self._failing = True
+                self._failed.update(set(self._combinations))
+                self.tally.failed.update(set(self._combinations))
+                last = self._combinations[-1] if self._combinations else None
+                # Hypothesis goes on to smaller examples: the last one it runs is the smallest.
+                key, failure = failures.of_example(item, test, seen, error, last, self._schedule)
+                self.tally.failures[key] = failure
+                raise
+            finally:
+                self._count(time.perf_counter() - start)
+            # After the example and not before it, or its draws would seem to have changed.
+            if self._time_is_over():
+                pytest.skip("its share of the time is over")
+
+        return body
+
+    def _time_is_over(self) -> bool:
+        return (
+            self._deadline is not None and not self._failing and time.monotonic() > self._deadline
+        )
+
+    def _count(self, seconds: float) -> None:
+        self.tally.examples[self._property] += 1
+        self.tally.combinations.update(set(self._combinations))
+        batch, devices = self._combinations[-1] if self._combinations else (None, None)
+        self._combinations.clear()
+        self.tally.add_slow(SlowExample(round(seconds, 6), self._property, batch, devices))
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            self._save()
+
+    def finish(self, error: BaseException | None) -> None:
+        """End a property: give its failures the codes that hypothesis repeats them by."""
+        for part in failures.inner_errors(error) if error is not None else ():
+            code = failures.reproduction_code(part)
+            # A line may raise errors of several types, each with an example of its own.
+            raised = (self._property, type(part).__name__, failures.location(part))
+            for failure in self.tally.failures.values():
+                if code and raised == (failure.property, failure.error, failure.location):
+                    failure.blob = code
+        as_a_whole = isinstance(error, Exception) and not isinstance(error, _SKIPPED)
+        if error is not None and as_a_whole and not self._failing:
+            of_property = failures.of_property(self._property, error)
+            self.tally.failures[self._property] = of_property
+        if not isinstance(error, KeyboardInterrupt):
+            self.tally.finished.add(self._property)
+        try:
+            self._save()
+        except KeyboardInterrupt:  # one more than the one that has ended the property
+            self._save()
+            raise
+
+    def expected_to_fail(self) -> None:
+        """Take back the failures of the property that has ended: it is marked as one that fails."""
+        failures = self.tally.failures
+        for key in [key for key, one in failures.items() if one.property == self._property]:
+            del failures[key]
+        self.tally.failed -= self._failed
+        self._save()
+
+    def _save(self) -> None:
+        self._saved = time.monotonic()
+        self.tally.save(self._path)
+
 
 PROFILE = "simgpu-fuzz"
 
@@ -34,8 +180,8 @@ _RECORDER = pytest.StashKey[ExampleRecorder]()
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     session = SessionSettings.from_environment()
-    example_log.limit_devices(session.devices)
-    example_log.limit_devices(session.ranks, "ranks")
+    examples.limit_devices(session.devices)
+    examples.limit_devices(session.ranks, "ranks")
     _load_profile(session)
     config.stash[_SETTINGS] = session
     config.stash[_RECORDER] = ExampleRecorder(session)
@@ -131,14 +277,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     original_test = handle.inner_test
     recorder.begin(failures.name_of(item), _deadline(item.config))
     handle.inner_test = recorder.counted(item, original_test)
-    example_log.set_listener(recorder.on_example, recorder.on_schedule)
+    examples.set_listener(recorder.on_example, recorder.on_schedule)
     try:
         yield
     except (KeyboardInterrupt, pytest.exit.Exception) as raised:  # of which there is no report
         recorder.finish(raised)
         raise
     finally:
-        example_log.set_listener(None)
+        examples.set_listener(None)
         handle.inner_test = original_test
 
 

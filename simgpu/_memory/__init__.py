@@ -1,7 +1,12 @@
 """The memory of tensors on a device: ownership, storages, resizing, pinned memory, host aliases.
 
-How many bytes a device has is counted in `_runtime/device.py`; addresses are read and written in
-`_native` alone; `torch.simgpu.memory_allocated` and its like are in `_backend/device_module`.
+ownership       `adopt`: fresh host memory becomes a tensor of a device
+storages        make, grow and shrink storages
+sharing         memory that other processes use too
+pinned          pinned host memory
 
-May import: `_native`, `_runtime`, `errors`, `_random`, `torch`.
+How many bytes a device has is counted in `simgpu._core.device`; only `simgpu._native` reads and
+writes addresses; `torch.simgpu.memory_allocated` and the like are in `_backend/namespace`.
+
+May import: `_core`, `_native`, `errors`, `torch`.
 """

@@ -1,23 +1,94 @@
 """`adopt`: a CPU tensor with fresh memory becomes a tensor of a device, and its bytes are counted.
 
-The tensor is relabelled (`dlpack_relabel`) and its bytes are entered in the device's ledger
-(`simgpu._runtime.device`) until the memory dies. Where the device is full, OutOfMemoryError is
+The tensor is relabelled (`relabel`) and its bytes are entered in the device's ledger
+(`simgpu._core.device`) until the memory dies. Where the device is full, OutOfMemoryError is
 raised here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from simgpu._memory.composites import is_composite, rebuild
-from simgpu._native.dlpack_relabel import LABELS, relabel
-from simgpu._runtime import world
-from simgpu._runtime.out_of_memory import raise_out_of_memory
-from simgpu._runtime.world import active_devices
+from simgpu._core import hooks, world
+from simgpu._core.launch import HOST_KEYS
+from simgpu._core.operators import empty, set_storage
+from simgpu._core.out_of_memory import raise_out_of_memory
+from simgpu._core.world import active_devices
+from simgpu._native.relabel import LABELS, host_alias, relabel
+
+# Take a sparse or nested tensor apart into its dense tensors, and put it together again.
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The same tensor over the same memory, with parts on the CPU."""
+    return rebuild(tensor, host_alias, None) if is_composite(tensor) else host_alias(tensor)
+
+
+def rebuild(tensor: Tensor, move: Callable[[Tensor], Tensor], index: int | None) -> Tensor:
+    """Put a tensor like `tensor` together of its parts, each moved by `move`."""
+    if tensor.is_nested:
+        sizes = (
+            tensor._nested_tensor_size(),
+            tensor._nested_tensor_strides(),
+            tensor._nested_tensor_storage_offsets(),
+        )
+        if sizes[0].dim() < 2:  # without a row: PyTorch makes no view of nothing
+            device = "cpu" if index is None else world.device(index).torch_device
+            return torch.nested.nested_tensor([], dtype=tensor.dtype, device=device)
+        return _aten._nested_view_from_buffer(move(tensor.values().detach()), *sizes)  # type: ignore[no-any-return]
+    if tensor.layout == torch.sparse_coo:
+        return make_on(
+            index,
+            lambda: torch.sparse_coo_tensor(
+                move(tensor._indices()),
+                move(tensor._values()),
+                tensor.shape,
+                is_coalesced=tensor.is_coalesced(),
+                check_invariants=False,
+            ),
+        )
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    compressed = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    plain = tensor.col_indices() if by_row else tensor.row_indices()
+    return make_on(
+        index,
+        lambda: torch.sparse_compressed_tensor(
+            move(compressed),
+            move(plain),
+            move(tensor.values()),
+            tensor.shape,
+            layout=tensor.layout,
+            check_invariants=False,
+        ),
+    )
+
+
+def make_on(index: int | None, make: Callable[[], Tensor]) -> Tensor:
+    """Call `make` with device `index` current: where PyTorch asks for "simgpu" without an index.
+
+    A tensor that has outlived its devices can still be taken apart; a kernel raises, if one runs.
+    """
+    if index is None:
+        return make()
+    before = world.current_device()
+    world.set_unchecked_current_device(index)
+    try:
+        return make()
+    finally:
+        world.set_unchecked_current_device(before)
+
+
+def is_composite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is made of other tensors (sparse, nested) and has no memory of its own."""
+    return tensor.layout is not torch.strided or tensor.is_nested
+
 
 MANY = 10**6  # elements that take the host a while, so that it is asked for their memory first
 
@@ -78,3 +149,81 @@ def adopt_all(results: Any, index: int) -> Any:
     if isinstance(results, (tuple, list)):
         return [adopt_all(result, index) for result in results]
     return results
+
+
+# Host aliases with a common storage, for kernels that write to one of two overlapping tensors.
+#
+# A host kernel refuses `x[1:].add_(x[:-1])`, as CUDA's does: both tensors have the same storage,
+# and their elements overlap. Aliases made by `relabel` have a storage each, so the kernel would not
+# see that. `SharedStorageAliases` makes the aliases of one operator's tensors over one host storage
+# for each storage of the device; `shares_storage_with_another` says whether an operator needs it.
+
+_CPU = torch.device("cpu")
+
+# Whether two tensors stand on one storage.
+on_one_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
+
+
+def host_empty(count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """`count` elements of the host, whatever modes and default devices the user has set."""
+    return empty(HOST_KEYS, (count,), dtype=dtype, device=_CPU)
+
+
+def bytes_of(storage: torch.UntypedStorage, nbytes: int, index: int) -> Tensor:
+    """The first `nbytes` bytes of `storage`, of device `index`, as a host tensor."""
+    tensor = relabel(host_empty(0), LABELS[index])
+    set_storage(HOST_KEYS, tensor, storage, 0, (nbytes,), (1,))
+    return host_alias(tensor)
+
+
+def shares_storage_with_another(target: Tensor, values: Iterable[Any]) -> bool:
+    """Whether a tensor among `values`, apart from `target` once, stands on its storage."""
+    met = False
+    for value in values:
+        if value is target:
+            if met:
+                return True
+            met = True
+        elif isinstance(value, Tensor):
+            if on_one_storage(target, value):
+                return True
+        elif isinstance(value, (tuple, list)) and shares_storage_with_another(
+            target, (target, *value)
+        ):
+            return True
+    return False
+
+
+class SharedStorageAliases:
+    """Makes the host aliases of one operator's tensors, or copies of them that can grow."""
+
+    def __init__(self, copy: bool = False) -> None:
+        if copy:
+            hooks.finish()
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._aliases: dict[int, Tensor] = {}
+        self._copy = copy
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The alias of `tensor`; of the same tensor the same, by which kernels know `x += x`."""
+        known = self._aliases.get(id(tensor))
+        if known is None:
+            known = self._aliases[id(tensor)] = self._made(tensor)
+        return known
+
+    def _made(self, tensor: Tensor) -> Tensor:
+        if tensor.is_cpu or not tensor.numel():
+            return host_alias(tensor).clone() if self._copy else host_alias(tensor)
+        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+        nbytes = storage.nbytes()
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        if (offset + last + 1) * tensor.itemsize > nbytes:  # a storage that has shrunk since
+            return host_alias(tensor)
+        shared = self._storages.get(storage._cdata)
+        if shared is None:
+            stored = bytes_of(storage, nbytes, tensor.get_device())
+            shared = (stored.clone() if self._copy else stored).untyped_storage()
+            self._storages[storage._cdata] = shared
+        alias = host_empty(0, tensor.dtype)
+        set_storage(HOST_KEYS, alias, shared, offset, tensor.shape, tensor.stride())
+        return with_bits_of(tensor, alias)

@@ -3,9 +3,9 @@
 No simulated device needs pages to stay put, so pinned memory is ordinary host memory that can be
 told from other. Two things make it pinned. `torch.empty(..., pin_memory=True)` and other factories
 take it from an allocator of its own, a byte copy of the CPU's whose address a storage records
-(`simgpu._native.host_allocator`). What is copied into pinned memory (`Tensor.pin_memory`, and with
+(`simgpu._native.vtables`). What is copied into pinned memory (`Tensor.pin_memory`, and with
 it `DataLoader(pin_memory=True)`, or a copy to the host that does not block) gets a mark on its
-storage (`storage_state`). Every view of either is pinned. Nothing else is, but for memory that a
+storage (`storages`). Every view of either is pinned. Nothing else is, but for memory that a
 program registers by `cudaHostRegister`.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from simgpu._memory.storage_state import known_state, state_of
-from simgpu._native.host_allocator import allocator
-from simgpu._runtime import accelerators, world
-from simgpu._runtime.accelerators import CUDA
-from simgpu._runtime.host_operators import copy_, empty_strided
-from simgpu._runtime.launch import HOST_KEYS
+from simgpu._core import world
+from simgpu._core.launch import HOST_KEYS
+from simgpu._core.operators import copy_, empty_strided
+from simgpu._core.world import CUDA
+from simgpu._memory.storages import known_state, state_of
+from simgpu._native.vtables import allocator
 
 # Under a key that has no kernel of its own stands the one that PyTorch has for any backend.
 _STOCK_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
@@ -81,9 +81,9 @@ def is_pinned(self: torch.Tensor, device: torch.device | None = None) -> bool:
             return True
         if _registered and _is_registered(self.data_ptr()):
             return True
-        if not accelerators.gpus_have_tensors():
+        if not world.gpus_have_tensors():
             return False
-        with accelerators.taken(CUDA):  # whose allocator may have made it
+        with world.taken(CUDA):  # whose allocator may have made it
             return bool(_stock_is_pinned(_STOCK_KEYS, self, None))
     return bool(_stock_is_pinned(_STOCK_KEYS, self, device))
 

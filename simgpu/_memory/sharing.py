@@ -1,7 +1,7 @@
-"""Device memory that other processes have too, as memory sent by CUDA's IPC is.
+"""Device memory that other processes use too, as memory sent by CUDA's IPC.
 
 A storage that is sent first moves to shared memory: its bytes are copied into a host storage that
-PyTorch can send, and the two exchange memory (`storage_layout`), so that every tensor over the
+PyTorch can send, and the two exchange memory (`layouts`), so that every tensor over the
 storage stands on shared memory from then on. The process that receives that host storage gives it
 the label of its own device with the same index.
 
@@ -14,21 +14,68 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.multiprocessing import get_sharing_strategy
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from simgpu._memory.host_aliases import bytes_of, host_empty
-from simgpu._memory.ownership import with_bits
-from simgpu._memory.storage_state import Memory, SharedMemory, StorageState, known_state, state_of
-from simgpu._native.dlpack_relabel import LABELS, relabel
-from simgpu._native.storage_layout import swap_memory
-from simgpu._runtime import executors, world
-from simgpu._runtime.host_operators import copy_, set_storage
-from simgpu._runtime.launch import HOST_KEYS
+from simgpu._core import hooks, world
+from simgpu._core.launch import HOST_KEYS
+from simgpu._core.operators import copy_, set_storage
+from simgpu._memory.ownership import bytes_of, host_empty, with_bits
+from simgpu._memory.storages import Memory, SharedMemory, StorageState, known_state, state_of
+from simgpu._native.layouts import swap_memory
+from simgpu._native.relabel import LABELS, relabel
 from simgpu.errors import UnsupportedError
+
+# What a process calls to have a tensor that another process sent: the names in what is pickled.
+#
+# A call of these may be the first thing that a new process does, and importing torch may then make
+# its devices, which imports most of this package. So torch comes before any other file of it, and
+# both are imported within the functions.
+
+
+def rebuild_tensor(
+    is_parameter: bool,
+    requires_grad: bool,
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    place: tuple[int, Sequence[int], Sequence[int]],
+    bits: tuple[bool, bool],
+) -> torch.Tensor:
+    """A tensor over a storage that was received."""
+    import torch
+
+    tensor = tensor_over(storage, dtype, place, bits)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def rebuild_storage(
+    host: torch.UntypedStorage | None, index: int, strategy: str
+) -> torch.UntypedStorage:
+    """A storage of device `index` over shared memory; an empty one where there is none."""
+    import torch  # noqa: F401  # first of all
+
+    from simgpu._memory.storages import new_storage
+
+    return new_storage(0, index) if host is None else on_shared_memory(host, index, strategy)
+
+
+def raise_error(name: str, text: str) -> NoReturn:
+    """Raise what kept the other process from sending: an error of `simgpu.errors`, or else torch's.
+
+    Errors are sent by name, for the reason above.
+    """
+    import torch  # noqa: F401  # first of all
+
+    from simgpu import errors
+
+    kind: type[Exception] = getattr(errors, name, RuntimeError)
+    raise kind(text)
+
 
 _lock = threading.Lock()
 
@@ -55,7 +102,7 @@ def _move_to_shared_memory(storage: torch.UntypedStorage, state: StorageState) -
         )
     host = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
     fresh = _over(host, index)
-    executors.finish()
+    hooks.finish()
     # Not by `launch`: CUDA sends an address, and no kernel runs.
     copy_(HOST_KEYS, bytes_of(fresh, nbytes, index), bytes_of(storage, nbytes, index))
     shared = SharedMemory(host, sharing_strategy(), fresh)  # `fresh` gets the memory from before

@@ -1,10 +1,17 @@
 """Code that reads and writes C++ and CPython objects in memory, which no other folder may do.
 
-ctypes, the layouts of C++ objects, tables of virtual functions, machine code. Each file checks what
-it assumes before it writes, and falls back or raises UnsupportedError where that does not hold.
-"Native tricks" in docs/architecture.md has a row for each; `status` says which work here.
+memory          the process's memory as words; may an address be read?
+relabel         gives a tensor's memory another device, by DLPack
+layouts         words of storages, generators and tensors
+vtables         virtual functions of C++ objects
+guard_code      methods of the device guard in machine code
+python_objects  reference counts and slots of CPython objects
+status          which of these work in this process
 
-May import: `errors`, `_naming`, `torch`, `ctypes`, `mmap`.
+Each file checks what it assumes before it writes, and falls back or raises UnsupportedError where
+that does not hold. "Native tricks" in docs/architecture.md has a row for each.
+
+May import: `errors`, `_util`, `torch`, `ctypes`, `mmap`.
 """
 
 import sys

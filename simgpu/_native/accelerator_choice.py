@@ -4,7 +4,7 @@ PyTorch has one accelerator in a process, and once the device type "simgpu" is r
 "simgpu", also for autograd's engine, which then finds no stream for a node on a GPU. But libtorch
 asks libc10 each time whether a device type is registered (`is_privateuse1_backend_registered`), and
 otherwise goes on to CUDA. That question is answered here, for each thread: by what its row says
-(`simgpu._runtime.thread_state`), else by whether there are simulated devices. The engine's own
+(`simgpu._util.thread_rows`), else by whether there are simulated devices. The engine's own
 threads compute for GPUs only, since backward passes of simulated devices run where they are called.
 
 A backward pass through devices of both sorts has CUDA for its accelerator. In it, what is simulated
@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from simgpu._native import library_calls
-from simgpu._native.c10_library import library
-from simgpu._native.executable_memory import executable
-from simgpu._native.guard_answers import ThreadKey
+from simgpu._native import vtables
+from simgpu._native.guard_code import ThreadKey, executable
+from simgpu._native.memory import library
 
 _CALLER = "torch_cpu"
 _IS_REGISTERED = "_ZN3c1033is_privateuse1_backend_registeredEv"
@@ -71,7 +70,7 @@ def install(key: ThreadKey, word: int) -> bool:
     `key` is that of the rows, which no thread has been given yet, and `word` the place in a row.
     """
     loaded = library(_CALLER)
-    slots = {function: library_calls.slot_of(_CALLER, function) for function in _CODE}
+    slots = {function: vtables.slot_of(_CALLER, function) for function in _CODE}
     if loaded is None or None in slots.values():
         return False
     stock = ctypes.cast(getattr(loaded, _IS_ACCELERATOR), ctypes.c_void_p).value or 0
@@ -80,7 +79,7 @@ def install(key: ThreadKey, word: int) -> bool:
         return False
     for function, slot in slots.items():
         assert slot is not None
-        library_calls.replace(slot, code[function])
+        vtables.replace(slot, code[function])
         _replaced.append(function)
     return True
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from simgpu._naming import DEVICE_TYPE
-from simgpu._native.process_memory import can_read
+from simgpu._native.memory import can_read
+from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import UnsupportedError
 
 set_type: Any = torch._C._set_default_tensor_type

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simgpu._native.process_memory import WORD, can_read, words
+from simgpu._native.memory import WORD, can_read, words
 
 _SEARCHED = 512  # words of an operator, of which the first 60 entries take 300
 _TRIES = 8

@@ -10,9 +10,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from simgpu._naming import PRIVATE_USE_1
-from simgpu._native.c10_library import library
-from simgpu._native.process_memory import WORD, can_read, words
+from simgpu._native.memory import WORD, can_read, library, words
+from simgpu._util.naming import PRIVATE_USE_1
 
 _CPU = 0  # the device type, as C++ numbers it
 _TABLE = "_ZN4c10d13TimerRegistryEv"

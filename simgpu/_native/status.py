@@ -11,20 +11,14 @@ from dataclasses import dataclass
 
 from simgpu._native import (
     accelerator_choice,
-    callbacks,
-    constant_answers,
     default_type,
     dispatch_tables,
-    dlpack_relabel,
-    generator_layout,
-    guard_answers,
-    host_allocator,
+    guard_code,
+    layouts,
+    python_objects,
     reducer_timers,
-    reference_counts,
-    registered_guard,
-    storage_layout,
-    tensor_keys,
-    type_slots,
+    relabel,
+    vtables,
 )
 
 
@@ -38,15 +32,13 @@ class Trick:
 
 
 def _device_is_answered() -> bool:
-    return registered_guard.is_active() and registered_guard.tables[0].is_replaced(
-        callbacks.GET_DEVICE
-    )
+    return vtables.guard_answers_for_cuda() and vtables.tables[0].is_replaced(vtables.GET_DEVICE)
 
 
 TRICKS = (
     Trick(
         "tensors relabelled in place",
-        dlpack_relabel.is_active,
+        relabel.is_active,
         "capsules are asked for their pointer by CPython's C API: every operator is slower",
     ),
     Trick(
@@ -56,22 +48,22 @@ TRICKS = (
     ),
     Trick(
         "storages resized in place",
-        storage_layout.is_active,
+        layouts.can_resize_storages,
         "resizing a storage raises UnsupportedError",
     ),
     Trick(
         "data assigned across device types",
-        tensor_keys.is_active,
+        layouts.can_assign_across_types,
         "modules do not move between the CPU and a device: UnsupportedError",
     ),
     Trick(
         "generators labelled",
-        generator_layout.is_active,
+        layouts.can_label_generators,
         "the CPU draws from a device's generator instead of refusing it",
     ),
     Trick(
         "tables of virtual functions",
-        registered_guard.is_active,
+        vtables.guard_answers_for_cuda,
         'what only C++ can answer is not: the current device, pin_memory=True, "cuda" in C++',
     ),
     Trick(
@@ -81,17 +73,17 @@ TRICKS = (
     ),
     Trick(
         "pinned memory by its allocator",
-        host_allocator.is_active,
+        vtables.has_pinned_allocator,
         "pin_memory=True raises in factories; Tensor.pin_memory works",
     ),
     Trick(
         "backward pass without Python",
-        constant_answers.is_active,
+        guard_code.constants_are_active,
         "PyTorch asks Python while it differentiates: Ctrl-C there may abort the process",
     ),
     Trick(
         "backward on each device's stream",
-        guard_answers.is_active,
+        guard_code.guard_is_active,
         "backward runs on the stream and device that are current where it is called",
     ),
     Trick(
@@ -106,7 +98,7 @@ TRICKS = (
     ),
     Trick(
         "works that C++ still holds",
-        reference_counts.is_active,
+        python_objects.can_count_references,
         "an asynchronous collective that a program drops keeps its memory until its group ends",
     ),
     Trick(
@@ -116,7 +108,7 @@ TRICKS = (
     ),
     Trick(
         "texts of built-in errors",
-        type_slots.is_active,
+        python_objects.can_change_slots,
         "under as_cuda, errors raised in C++ say simgpu:1 instead of cuda:1",
     ),
 )

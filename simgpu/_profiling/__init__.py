@@ -1,7 +1,10 @@
 """What watches kernels and copies: `simgpu.trace()`, and `simgpu run --trace` and `--summary`.
 
-`trace` is the first; `watch` is behind the command, with `chrome_trace` for `--trace`, `summary`
-and `module_inputs` for `--summary`. All are instruments (`simgpu._runtime.instruments`).
+trace           `simgpu.trace()`
+watch           the options `--trace` and `--summary` of `simgpu run`
+chrome_trace    the timeline of one process, in the Chrome trace format
+timeline        the file of the timeline, joined of several ranks
+summary         the table of `--summary`
 
-May import: `_runtime`, `_counting`, `_naming`, `_patches`, `torch`.
+May import: `_core`, `_util`, `torch`.
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from simgpu._runtime.instruments import Collective, Instrument, Launch, Record
+from simgpu._core.hooks import Collective, Instrument, Launch, Record
 
 _HOST = -1
 

@@ -1,12 +1,80 @@
-"""`simgpu run --summary`: a table of each device's kernels, copied bytes and peak memory."""
+"""`simgpu run --summary`: a table of each device's kernels, copies, batches and peak memory."""
 
 from __future__ import annotations
 
-from simgpu._counting import format_bytes, plural
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from simgpu._core import world
+from simgpu._core.hooks import Instrument, Launch, Record
 from simgpu._profiling.chrome_trace import index_of
-from simgpu._profiling.module_inputs import Inputs
-from simgpu._runtime import world
-from simgpu._runtime.instruments import Instrument, Launch, Record
+from simgpu._util.naming import DEVICE_TYPE, format_bytes, plural
+from simgpu._util.patching import Patches
+
+# The batch column of `--summary`: bytes of tensors that modules were called with, per device.
+#
+# Counted are the tensor arguments of outermost calls of modules, in every thread. A module without
+# parameters (a loss, an activation) is skipped, and so is a wrapper such as DataParallel: what
+# counts there is the calls of its replicas.
+
+
+class _PerThread(threading.local):
+    """Whether the calling thread is inside a call that was counted."""
+
+    inside = False
+
+
+def _is_parallel_wrapper(module: torch.nn.Module) -> bool:
+    return hasattr(module, "device_ids") and isinstance(
+        getattr(module, "module", None), torch.nn.Module
+    )
+
+
+def _has_parameters(module: torch.nn.Module) -> bool:
+    """Whether the module has parameters; PyTorch's replicas keep theirs elsewhere."""
+    return getattr(module, "_is_replica", False) or next(module.parameters(), None) is not None
+
+
+class Inputs:
+    """Bytes of tensors that modules were called with, by the index of the device they lie on."""
+
+    def __init__(self) -> None:
+        self.nbytes: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, arguments: Iterable[Any]) -> None:
+        """See the arguments of one call."""
+        with self._lock:
+            for value in _pytree.tree_leaves(tuple(arguments)):
+                if isinstance(value, torch.Tensor) and value.device.type == DEVICE_TYPE:
+                    self.nbytes[value.get_device()] += value.numel() * value.element_size()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count within the block."""
+        stock, per_thread, patches = torch.nn.Module.__call__, _PerThread(), Patches()
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if per_thread.inside or _is_parallel_wrapper(module) or not _has_parameters(module):
+                return stock(module, *args, **kwargs)
+            self.add((*args, *kwargs.values()))
+            per_thread.inside = True
+            try:
+                return stock(module, *args, **kwargs)
+            finally:
+                per_thread.inside = False
+
+        patches.set(torch.nn.Module, "__call__", call)
+        try:
+            yield
+        finally:
+            patches.undo()
 
 
 class Totals(Instrument):

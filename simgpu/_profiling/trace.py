@@ -1,6 +1,6 @@
 """`simgpu.trace()`: a list with a `Record` of every kernel and every copy, in order.
 
-`simgpu._runtime.launch` makes the records. `simgpu run --trace FILE` is in `chrome_trace`.
+`simgpu._core.launch` makes the records. `simgpu run --trace FILE` is in `chrome_trace`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import torch
 
-from simgpu import _naming
-from simgpu._naming import DEVICE_TYPE
-from simgpu._runtime import instruments
-from simgpu._runtime.instruments import Instrument, Launch, Record
+from simgpu._core import hooks
+from simgpu._core.hooks import Instrument, Launch, Record
+from simgpu._util import naming
+from simgpu._util.naming import DEVICE_TYPE
 
 
 class Trace(list[Record]):
@@ -72,7 +72,7 @@ class _Recorder(Instrument):
         self._seen = seen
 
     def after_launch(self, launch: Launch, record: Record) -> None:
-        if "cuda" in _naming.names:
+        if "cuda" in naming.names:
             record = replace(
                 record,
                 device=_visible(record.device),
@@ -90,8 +90,8 @@ def trace() -> Iterator[Trace]:
     """
     seen = Trace()
     recorder = _Recorder(seen)
-    instruments.add(recorder)
+    hooks.add(recorder)
     try:
         yield seen
     finally:
-        instruments.remove(recorder)
+        hooks.remove(recorder)

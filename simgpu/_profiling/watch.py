@@ -11,12 +11,11 @@ import contextlib
 import os
 from typing import TextIO
 
-from simgpu._naming import DEVICE_TYPE, visible_text
-from simgpu._profiling import launched_ranks, timelines
+from simgpu._core import hooks, world
+from simgpu._profiling import timeline
 from simgpu._profiling.chrome_trace import Timeline
-from simgpu._profiling.module_inputs import Inputs
-from simgpu._profiling.summary import Totals
-from simgpu._runtime import instruments, world
+from simgpu._profiling.summary import Inputs, Totals
+from simgpu._util.naming import DEVICE_TYPE, visible_text
 
 
 class watch(contextlib.AbstractContextManager[None]):
@@ -37,8 +36,8 @@ class watch(contextlib.AbstractContextManager[None]):
         self._ends.callback(self._write)
         watching = [self._timeline] * (self._path is not None)
         for instrument in [*watching, *[self._totals] * (self._table is not None)]:
-            instruments.add(instrument)
-            self._ends.callback(instruments.remove, instrument)
+            hooks.add(instrument)
+            self._ends.callback(hooks.remove, instrument)
         if self._table is not None:
             self._ends.enter_context(self._inputs.watched())
 
@@ -47,8 +46,8 @@ class watch(contextlib.AbstractContextManager[None]):
 
     def _write(self) -> None:
         if self._path is not None:
-            timelines.write(self._path, self._timeline.as_json(self._names), self._environment)
+            timeline.write(self._path, self._timeline.as_json(self._names), self._environment)
         if self._table is not None:
             text = self._totals.as_text(self._names, self._inputs)
-            text = launched_ranks.heading(self._environment) + text
+            text = timeline.heading(self._environment) + text
             self._table.write(text)  # at once: other ranks write there, too

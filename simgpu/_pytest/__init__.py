@@ -1,8 +1,7 @@
-"""The parts of the pytest plugin: its options, pools of devices, groups of GPUs, `--as-cuda`,
-`--faults`, `--schedules`, tracebacks.
+"""The parts of the pytest plugin: options, markers, pools of devices, repeated tests, tracebacks.
 
 torch is imported when a test first needs it, not before.
 
-May import: `simgpu`, `_startup`, `_simulation/asynchronous`, `_simulation/schedules`, `_runtime`,
-`_models`, `errors`, `_counting`, `_naming`, `_testing`, `torch`, `hypothesis`, `pytest`.
+May import: `simgpu`, `_explore/asynchronous`, `_explore/schedules`, `_core`, `_config`, `errors`,
+`_strategies`, `_util`, `torch`, `hypothesis`, `pytest`.
 """

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from simgpu import _naming
+from simgpu._config import options as config_options
 from simgpu._pytest.options import DeviceOptions, check, options_in, process_count
 from simgpu._pytest.short_option import SHORT
-from simgpu._startup import variables
+from simgpu._util import naming
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,36 +41,36 @@ def _start(config: pytest.Config, options: DeviceOptions) -> None:
         )
     check(options)
     # A worker of pytest-xdist finds them in what its parent gave it.
-    told = variables.clear()
+    told = config_options.clear()
     options = dataclasses.replace(
         options,
-        memory=options.memory or told.get(variables.MEMORY),
-        model=options.model or told.get(variables.MODEL),
-        rng=options.rng or told.get(variables.RNG),
+        memory=options.memory or told.get(config_options.MEMORY),
+        model=options.model or told.get(config_options.MODEL),
+        rng=options.rng or told.get(config_options.RNG),
     )
 
     def restore() -> None:
-        variables.clear()
+        config_options.clear()
         os.environ.update(told)
 
     config.add_cleanup(restore)
     _make_devices(config, options)
-    os.environ[variables.COUNT] = str(options.count_or_default)
-    os.environ[variables.AS_CUDA] = "1"
+    os.environ[config_options.COUNT] = str(options.count_or_default)
+    os.environ[config_options.AS_CUDA] = "1"
     if options.memory is not None:
-        os.environ[variables.MEMORY] = options.memory
+        os.environ[config_options.MEMORY] = options.memory
     if options.model is not None:
-        os.environ[variables.MODEL] = options.model
+        os.environ[config_options.MODEL] = options.model
     if options.rng is not None:
-        os.environ[variables.RNG] = options.rng
+        os.environ[config_options.RNG] = options.rng
 
 
 def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
     from simgpu import as_cuda
-    from simgpu._runtime import world
+    from simgpu._core import world
     from simgpu.errors import SimGPUError
 
-    if world.device_count() == options.count_or_default and "cuda" in _naming.names:
+    if world.device_count() == options.count_or_default and "cuda" in naming.names:
         return  # a plugin imported torch before, under the variables of a parent
     devices = as_cuda(
         options.count_or_default,

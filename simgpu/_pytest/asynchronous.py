@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from simgpu._pytest.markers import options_for
 from simgpu._pytest.options import read_options
-from simgpu._pytest.without import options_for
 
 _EXECUTOR: pytest.StashKey[Any] = pytest.StashKey()
 
@@ -24,10 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     import torch  # noqa: F401  # first: it may make devices, which import what is asked for here
 
-    from simgpu._simulation.asynchronous import block
+    from simgpu._explore.asynchronous import executor as asynchronous_executor
 
-    config.stash[_EXECUTOR] = block.begin(options.async_seed)
-    config.add_cleanup(lambda: block.end(config.stash[_EXECUTOR]))
+    config.stash[_EXECUTOR] = asynchronous_executor.begin(options.async_seed)
+    config.add_cleanup(lambda: asynchronous_executor.end(config.stash[_EXECUTOR]))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,10 +39,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if options_for(item).asynchronous:
         executor.restart(executor.seed)
         return (yield)
-    from simgpu._simulation.asynchronous import block
+    from simgpu._explore.asynchronous import executor as asynchronous_executor
 
-    block.end(executor)
+    asynchronous_executor.end(executor)
     try:
         return (yield)
     finally:
-        stash[_EXECUTOR] = block.begin(executor.seed)
+        stash[_EXECUTOR] = asynchronous_executor.begin(executor.seed)

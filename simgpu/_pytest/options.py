@@ -1,4 +1,4 @@
-"""What a session asks for: the plugin's command-line options, read into one value."""
+"""The plugin's command-line options, read into one value for the session."""
 
 from __future__ import annotations
 
@@ -6,18 +6,62 @@ import argparse
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from simgpu._models.gpus import models_of
-from simgpu._naming import MAX_DEVICES
-from simgpu._pytest.gpu_groups import DEFAULT_SIZE, Worker
-from simgpu._runtime.capacities import capacities
-from simgpu._runtime.rngs import RNGS, check_rng
-from simgpu._startup import variables
+from simgpu._config import options as config_options
+from simgpu._config.gpus import models_of
+from simgpu._config.options import RNGS, capacities, check_rng
+from simgpu._util.naming import MAX_DEVICES
+
+# How the workers of pytest-xdist share the real GPUs of a machine: plain arithmetic.
+#
+# GPUs come in groups of `size` neighbours, worker w has group w modulo the number of groups. GPUs
+# that fill no group stay idle; where there are more workers than groups, some share one.
+
+DEFAULT_SIZE = 2
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One of `count` processes."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """The GPUs of a worker, and how many workers use them."""
+
+    ordinals: range
+    sharers: int
+
+
+def group_of(worker: Worker, gpus: int, size: int) -> Group:
+    """Return the GPUs of a worker on a machine with `gpus` of them, `size` in a group."""
+    groups = gpus // size
+    mine = worker.index % groups
+    sharers = len(range(mine, worker.count, groups))
+    return Group(range(mine * size, (mine + 1) * size), sharers)
+
+
+def describe(workers: int, gpus: int, size: int) -> str:
+    """Return what the header line says of the workers, with a notice where they have to share."""
+    groups = gpus // size
+    each = f"{workers} workers, each with {size} of them"
+    if workers <= groups:
+        return each
+    most = group_of(Worker(0, workers), gpus, size).sharers
+    are = "there is only 1 such group" if groups == 1 else f"there are only {groups} such groups"
+    return (
+        f"{each}; as {are}, up to {most} workers share one, and each has 1/{most} of its memory "
+        f"(-n {groups} shares nothing)"
+    )
+
 
 DEFAULT_COUNT = 8
 names: set[str] = set()  # of all options below, once they are added
@@ -69,15 +113,15 @@ class DeviceOptions:
 
     @property
     def memory_by_device(self) -> str | list[str] | None:
-        return variables.by_device(self.memory) or variables.device_memory()
+        return config_options.by_device(self.memory) or config_options.device_memory()
 
     @property
     def model_by_device(self) -> str | list[str] | None:
-        return variables.by_device(self.model) or variables.device_model()
+        return config_options.by_device(self.model) or config_options.device_model()
 
     @property
     def rng_or_default(self) -> str:
-        return self.rng or variables.device_rng()
+        return self.rng or config_options.device_rng()
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -234,7 +278,7 @@ def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> D
 def process_count() -> int | None:
     """Return SIMGPU_DEVICE_COUNT, which gives every process that imports torch its devices."""
     try:
-        return variables.device_count()
+        return config_options.device_count()
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -247,7 +291,7 @@ def check(options: DeviceOptions) -> None:
     if options.schedules is not None and options.schedules < 1:
         raise pytest.UsageError(f"--schedules must be 1 or more, not {options.schedules}")
     if options.schedule is not None:
-        from simgpu._simulation.schedules.replays import Replay
+        from simgpu._explore.schedules.tokens import Replay
 
         try:
             Replay(options.schedule)
@@ -264,9 +308,9 @@ def check(options: DeviceOptions) -> None:
             f"asks for {count}: leave out one of them"
         )
     for name, value, variable, read in (
-        ("--device-memory", options.memory, variables.MEMORY, capacities),
-        ("--device-model", options.model, variables.MODEL, models_of),
-        ("--device-rng", options.rng, variables.RNG, lambda _, rng: check_rng(rng)),
+        ("--device-memory", options.memory, config_options.MEMORY, capacities),
+        ("--device-model", options.model, config_options.MODEL, models_of),
+        ("--device-rng", options.rng, config_options.RNG, lambda _, rng: check_rng(rng)),
     ):
         if value is None:
             continue
@@ -277,7 +321,7 @@ def check(options: DeviceOptions) -> None:
         if not simulated:
             raise pytest.UsageError(f"{name} is of simulated devices, not of real GPUs")
         try:
-            read(options.count_or_default, variables.by_device(value) or "")
+            read(options.count_or_default, config_options.by_device(value) or "")
         except ValueError as error:
             raise pytest.UsageError(f"{name} {value}: {error}") from None
     if simulated:
@@ -288,10 +332,10 @@ def _check_variables(options: DeviceOptions) -> None:
     """Raise for what devices cannot be that the environment tells and no option does."""
     count = options.count_or_default
     for value, variable, read in (
-        (options.memory, variables.MEMORY, capacities),
-        (options.model, variables.MODEL, models_of),
+        (options.memory, config_options.MEMORY, capacities),
+        (options.model, config_options.MODEL, models_of),
     ):
-        told = variables.by_device(os.environ.get(variable))
+        told = config_options.by_device(os.environ.get(variable))
         if value is not None or told is None:
             continue
         try:
@@ -302,3 +346,20 @@ def _check_variables(options: DeviceOptions) -> None:
         _ = options.rng_or_default
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+# A conftest that adds an option of our name: one line that says so, in place of a traceback.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except argparse.ArgumentError as error:
+        taken = names.intersection((error.argument_name or "").split("/"))
+        if not taken:
+            raise
+        raise pytest.UsageError(
+            f"a conftest.py adds the option {', '.join(sorted(taken))}, which is simgpu's: rename "
+            "it there, or leave simgpu's plugin out (-p no:simgpu, also as addopts)"
+        ) from None

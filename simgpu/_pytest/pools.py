@@ -1,16 +1,24 @@
-"""Pools: where a session takes its devices from. Here real GPUs; `simulated_pool` has the others.
+"""Pools of devices, real or simulated, and the choice of one for the session's options.
 
 Another kind of device is another class with the three members of :class:`Pool`, and one more line
-in :func:`simgpu._pytest.choose.choose_pool`.
+in :func:`simgpu._pytest.pools.choose_pool`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from simgpu._counting import plural
+import pytest
+
+from simgpu._config import options as config_options
+from simgpu._config.gpus import models_of
+from simgpu._config.options import RNGS
+from simgpu._pytest.options import DEFAULT_SIZE, DeviceOptions, Worker, group_of, read_options
+from simgpu._util.naming import plural
 
 if TYPE_CHECKING:
     import torch
@@ -87,3 +95,260 @@ def gpu_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+# The pool of simulated devices: made anew for each test, or the first of those that are there.
+#
+# They are there already under --as-cuda and SIMGPU_DEVICE_COUNT, under `session_devices` and
+# `module_devices`, and where a suite's own fixture is within `with simgpu.devices(n)`.
+
+
+class SimulatedPool:
+    """Up to `count` simulated GPUs for a test.
+
+    Args:
+        memory, model, rng: of each, as `simgpu.devices` takes it; None for its default.
+        source: what made them for the whole process, for the header: "as cuda".
+        order: in which order their kernels run, for the header, where that is not at once.
+    """
+
+    distinct = True
+
+    def __init__(
+        self,
+        count: int,
+        memory: str | list[str] | None = None,
+        model: str | list[str] | None = None,
+        source: str | None = None,
+        rng: str | None = None,
+        order: str | None = None,
+    ) -> None:
+        self.count, self.memory, self.model, self.source = count, memory, model, source
+        self.rng = rng or RNGS[0]
+        self.order = order
+        self._scopes: list[Scope] = []  # of the fixtures that hold devices now
+
+    def describe(self) -> str:
+        words = f"{plural(self.count, 'simulated GPU')}"
+        if self.memory:
+            words += f" of {_all_of(self.memory)}"
+        if self.model:
+            models = dict.fromkeys(model.name for model in models_of(self.count, self.model))
+            words += f", model {', '.join(models)}"
+        if self.rng != RNGS[0]:
+            words += f", rng {self.rng}"
+        if self.order:
+            words += f", asynchronous {self.order}"
+        return f"{words} (simgpu{f', {self.source}' if self.source else ''})"
+
+    def sort(self, count: int) -> dict[str, Any]:
+        """Of which sort `count` of them are, as arguments of `simgpu.devices`."""
+        memory, model = (
+            told[:count] if isinstance(told, list) else told for told in (self.memory, self.model)
+        )
+        return {"memory": memory, "model": model, "rng": self.rng}
+
+    @contextlib.contextmanager
+    def lend(self, count: int, scope: Scope = "function") -> Iterator[list[torch.device]]:
+        import torch  # noqa: F401  # which makes the devices of SIMGPU_DEVICE_COUNT
+
+        from simgpu._core import world
+
+        self._check_scope(scope)
+        active = world.device_count()
+        lent = self._make(count, scope) if not active else _share(count, active)
+        with lent as devices:
+            self._scopes.append(scope)
+            try:
+                yield devices
+            finally:
+                self._scopes.remove(scope)
+
+    def _check_scope(self, scope: Scope) -> None:
+        if self._scopes and SCOPES.index(scope) < SCOPES.index(self._scopes[-1]):
+            inner, outer = fixture_name(self._scopes[-1]), fixture_name(scope)
+            pytest.fail(
+                f"{outer} are asked for while {inner} are in use, which end before them: ask for "
+                f"{outer} alone, or first",
+                pytrace=False,
+            )
+
+    @contextlib.contextmanager
+    def _make(self, count: int, scope: Scope) -> Iterator[list[torch.device]]:
+        import torch
+
+        import simgpu
+        from simgpu._core import world
+
+        with simgpu.devices(count, **self.sort(count)) as devices:
+            made = world.current_world()
+            assert made is not None
+            made.hint = (
+                f"pytest's fixture {fixture_name(scope)} made them: use its devices, or do without "
+                "the fixture"
+            )
+            # The devices are seeded; torch.manual_seed would format the stack for every backend.
+            torch.default_generator.manual_seed(0)
+            yield list(devices)
+
+
+def _all_of(told: str | list[str]) -> str:
+    return told if isinstance(told, str) else ", ".join(told)
+
+
+@contextlib.contextmanager
+def _share(count: int, active: int) -> Iterator[list[torch.device]]:
+    """Lend the first of the devices that are there, in a state as fresh as can be."""
+    import torch
+
+    from simgpu._core import world
+    from simgpu._util import naming
+
+    if count > active:
+        there = world.current_world()
+        maker = there and there.maker
+        if maker:
+            pytest.fail(
+                f"the test asks for {plural(count, 'device')}, and {active} are there already, "
+                f"made by {maker}: say @pytest.mark.devices({active}), or as many ranks",
+                pytrace=False,
+            )
+        pytest.fail(
+            f"the test asks for {plural(count, 'device')}, and {active} are there already, made "
+            "outside of it (by a fixture of yours, or by module_devices): say "
+            f"--device-count {active} or @pytest.mark.devices({active}), or take the devices of "
+            "the wider fixture from session_devices",
+            pytrace=False,
+        )
+    kind = "cuda" if "cuda" in naming.names else naming.DEVICE_TYPE
+    devices = [torch.device(kind, index) for index in range(count)]
+    module = torch.get_device_module(devices[0])
+    with world.narrowed(count):
+        module.set_device(0)
+        torch.manual_seed(0)
+        for device in devices:
+            module.reset_peak_memory_stats(device)
+        yield devices
+
+
+# How many threads torch uses in a worker of pytest-xdist: one, unless the user says otherwise.
+#
+# Only where a test asks for devices: the sessions of other suites stay as they are.
+
+
+def use_one_thread() -> None:
+    # xdist already runs one worker per core: more threads in each would only queue for the cores.
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+# Which devices a session gets for its options, and the errors where it cannot have them.
+
+_SESSION_POOL = pytest.StashKey[Pool]()
+
+
+def session_pool(config: pytest.Config) -> Pool:
+    """Return the pool of this session; the first call chooses it, which may import torch."""
+    if _SESSION_POOL not in config.stash:
+        options = read_options(config)
+        if options.worker is not None:
+            use_one_thread()
+        config.stash[_SESSION_POOL] = choose_pool(options)
+    return config.stash[_SESSION_POOL]
+
+
+def is_chosen(config: pytest.Config) -> bool:
+    return _SESSION_POOL in config.stash
+
+
+def choose_pool(options: DeviceOptions) -> Pool:
+    """Return the pool that the options ask for, in a worker of pytest-xdist its own.
+
+    Raises ``pytest.UsageError`` where they cannot be met, saying what there is.
+    """
+    _check_combination(options)
+    if options.oversubscribe:
+        return _slots_on_one_gpu(options)
+    if options.as_cuda or options.kind == "simgpu" or _only_simulated(options):
+        return simulated_pool(options)
+    gpus = gpu_count()
+    if options.kind == "auto" and options.per_worker is None and gpus < 2:
+        return simulated_pool(options)
+    return _real_gpus(options, gpus)
+
+
+def simulated_pool(options: DeviceOptions) -> SimulatedPool:
+    """Return the pool of a session on simulated devices."""
+    memory, model, rng = options.memory_by_device, options.model_by_device, options.rng_or_default
+    count, source = options.count_or_default, "as cuda" if options.as_cuda else None
+    if options.process_count and not options.as_cuda:
+        count, source = options.process_count, f"by {config_options.COUNT}"
+    order = None
+    if options.asynchronous:
+        seed = options.async_seed
+        order = "in the laziest order" if seed is None else f"in an order of seed {seed}"
+    return SimulatedPool(count, memory, model, source, rng, order)
+
+
+def _only_simulated(options: DeviceOptions) -> bool:
+    """Whether something that simulated devices alone have was asked for."""
+    told = options.process_count or options.memory or options.model or options.rng
+    told = told or options.asynchronous or config_options.tell_of_devices()
+    return options.kind == "auto" and bool(told)
+
+
+def group_size(options: DeviceOptions, gpus: int) -> int:
+    """Return how many of `gpus` real GPUs a worker of pytest-xdist has."""
+    return min(options.per_worker or options.count or DEFAULT_SIZE, gpus)
+
+
+def _check_combination(options: DeviceOptions) -> None:
+    """Raise for options that contradict each other on every machine."""
+    per_worker, count = options.per_worker, options.count
+    if per_worker is not None and (options.kind == "simgpu" or options.oversubscribe):
+        raise pytest.UsageError(
+            "--gpus-per-worker divides real GPUs among workers: it cannot be combined with "
+            f"{'--oversubscribe' if options.oversubscribe else '--devices simgpu'}"
+        )
+    if per_worker is not None and count is not None and count > per_worker:
+        raise pytest.UsageError(
+            f"--device-count {count} asks for more than --gpus-per-worker {per_worker} gives"
+        )
+    if options.oversubscribe and options.kind == "simgpu":
+        raise pytest.UsageError(
+            "--oversubscribe puts several slots on one real GPU: it cannot be combined with "
+            "--devices simgpu, which has as many devices as --device-count asks for"
+        )
+
+
+def _slots_on_one_gpu(options: DeviceOptions) -> Pool:
+    if gpu_count() == 0:
+        raise pytest.UsageError("--oversubscribe needs a real GPU, and torch finds none here")
+    worker = options.worker or Worker(0, 1)
+    return CudaPool([0] * options.count_or_default, worker.index, worker.count)
+
+
+def _real_gpus(options: DeviceOptions, gpus: int) -> Pool:
+    """Return all GPUs that are asked for; in a worker of pytest-xdist those of its group."""
+    count, per_worker = options.count, options.per_worker
+    if per_worker is not None and per_worker > gpus:
+        raise pytest.UsageError(
+            f"--gpus-per-worker {per_worker} asks for more than the {plural(gpus, 'GPU')} here"
+        )
+    if gpus == 0:
+        raise pytest.UsageError(
+            "--devices cuda needs a real GPU, and torch finds none here; "
+            "--devices simgpu runs the same tests on simulated ones"
+        )
+    if options.kind == "cuda" and count is not None and count > gpus:
+        raise pytest.UsageError(
+            f"--device-count {count} asks for more than the {plural(gpus, 'GPU')} here; "
+            "--oversubscribe puts any number of slots on cuda:0"
+        )
+    if options.worker is None:
+        return CudaPool(range(min(options.count_or_default, gpus)))
+    group = group_of(options.worker, gpus, group_size(options, gpus))
+    return CudaPool(group.ordinals[:count], options.worker.index, group.sharers)

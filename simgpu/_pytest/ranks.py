@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from simgpu._counting import plural
-from simgpu._pytest import skips
-from simgpu._pytest.choose import simulated_pool
-from simgpu._pytest.marker import call_of, is_ours, tell_wrong
+from simgpu._pytest import markers
+from simgpu._pytest.markers import call_of, is_ours, tell_wrong
 from simgpu._pytest.options import read_options
+from simgpu._pytest.pools import simulated_pool
+from simgpu._util.naming import plural
 
 DESCRIPTION = (
     "ranks(count): the fixture `ranks` runs a function on `count` ranks of torch.distributed, "
@@ -37,9 +37,9 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
     pool = simulated_pool(options)
     if (options.count is not None or options.as_cuda) and count > pool.count:
         needs = plural(count, "device")
-        skips.skip(request, f"needs {needs}, this session has {pool.count}")
+        markers.skip(request, f"needs {needs}, this session has {pool.count}")
     import simgpu
-    from simgpu._runtime import world
+    from simgpu._core import world
 
     with contextlib.ExitStack() as ends:
         if not world.device_count():

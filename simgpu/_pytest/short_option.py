@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from simgpu._models.gpus import find
-from simgpu._runtime.rngs import RNGS, check_rng
+from simgpu._config.gpus import find
+from simgpu._config.options import RNGS, check_rng
 
 
 @dataclass(frozen=True)

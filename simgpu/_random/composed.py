@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-from simgpu._random import floats, samplers
-from simgpu._random.arithmetic import multiply_add
+from simgpu._random import distributions, samplers
 from simgpu._random.fill import Source, fill
-from simgpu._random.multinomial import with_replacement
-from simgpu._random.permutation import permutation
-from simgpu._random.samplers import SCRATCH, Keys, Tensor
+from simgpu._random.philox import multiply_add
+from simgpu._random.samplers import SCRATCH, Keys, Tensor, permutation, with_replacement
 
 _aten = torch.ops.aten
 _ODD = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # spread seed and place over 64 bits
@@ -140,7 +138,7 @@ def rrelu_with_noise(
         run = _aten.rrelu_with_noise.out._handle.redispatch_boxed
         return run(keys, *arguments, generator=SCRATCH, out=out)  # type: ignore[no-any-return]
     drawn = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    fill(drawn, generator, floats.Unit(tensor.dtype is torch.float64))
+    fill(drawn, generator, distributions.Unit(tensor.dtype is torch.float64))
     slopes = drawn.double()
     multiply_add(slopes.numpy().reshape(-1), upper - lower, lower)
     slope = slopes.to(torch.float64 if tensor.dtype is torch.float64 else torch.float32)

@@ -14,11 +14,17 @@ import numpy as np
 import torch
 
 from simgpu._random import philox
-from simgpu._random.ahead import MOST_THREADS
-from simgpu._random.geometry import Launch, launch_of
-from simgpu._random.layout import INT32_MAX, Part, in_memory_order, launches, overlaps_itself
-from simgpu._random.philox import Array, Words
-from simgpu._random.stream import Stream
+from simgpu._random.generator_state import Stream
+from simgpu._random.layout import (
+    INT32_MAX,
+    Launch,
+    Part,
+    in_memory_order,
+    launch_of,
+    launches,
+    overlaps_itself,
+)
+from simgpu._random.philox import MOST_THREADS, Array, Words
 
 _copy = torch.ops.aten.copy_.default._handle.redispatch_boxed
 _view = torch.ops.aten.view.default._handle.redispatch_boxed

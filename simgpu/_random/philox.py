@@ -1,4 +1,4 @@
-"""Philox4x32-10, the function that turns counters into random bits on a GPU.
+"""Philox4x32-10, the function that turns counters into random bits on a GPU, and its arithmetic.
 
 It maps a counter of four 32-bit words and a key of two to four random words (Salmon and others,
 "Parallel Random Numbers: As Easy as 1, 2, 3", 2011). cuRAND gives every thread of a kernel counters
@@ -12,6 +12,7 @@ them stays in the processor's cache; callers with more threads go chunk by chunk
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any, NamedTuple
 
@@ -207,3 +208,181 @@ def _rounds(
 def _mix(high: Words32, low: Words32, key: int, out: Words32) -> None:
     np.bitwise_xor(high, low, out=out)
     np.bitwise_xor(out, np.uint32(key), out=out)
+
+
+# Arithmetic as a GPU does it, element by element: random words as numbers, fused multiply-add.
+#
+# The uniform numbers are bit for bit cuRAND's (curand_uniform.h): both of their steps round once,
+# and the first is exact. A product and a sum are one instruction of a GPU, which rounds once; NumPy
+# has no such function, so it is put together here of steps that lose nothing.
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+_SPLIT = 2.0**27 + 1  # cuts a double into two halves of which products are exact
+_SPLITTABLE = 2.0**960
+
+
+def unit_float(words: Words32, out: Floats | None = None) -> Floats:
+    """Numbers in (0, 1] of one word each."""
+    drawn = np.empty(words.shape, np.float32) if out is None else out
+    drawn[...] = words
+    np.multiply(drawn, np.float32(2.0**-32), out=drawn)
+    np.add(drawn, np.float32(2.0**-33), out=drawn)
+    return drawn
+
+
+def bits_of_two(low: Words32, high: Words32) -> npt.NDArray[np.uint64]:
+    """53 bits of two words."""
+    bits = high.astype(np.uint64)
+    np.left_shift(bits, np.uint64(21), out=bits)
+    return np.bitwise_xor(bits, low, out=bits)
+
+
+def unit_double(low: Words32, high: Words32, out: Doubles | None = None) -> Doubles:
+    """Numbers in (0, 1] of two words each."""
+    drawn = np.empty(low.shape, np.float64) if out is None else out
+    drawn[...] = bits_of_two(low, high)
+    np.multiply(drawn, 2.0**-53, out=drawn)
+    np.add(drawn, 2.0**-54, out=drawn)
+    return drawn
+
+
+def multiply_add(values: Array, factor: float, summand: float) -> None:
+    """`values * factor + summand` in place, rounded once as by a GPU's fused instruction."""
+    if summand == 0:
+        if factor != 1:
+            np.multiply(values, values.dtype.type(factor), out=values)
+    elif factor == 1:
+        np.add(values, values.dtype.type(summand), out=values)
+    elif values.dtype == np.float32:
+        values[...] = _sum_to_odd(values.astype(np.float64) * float(factor), float(summand))
+    elif max(abs(factor), abs(summand)) < _SPLITTABLE:
+        _multiply_add_doubles(values, float(factor), float(summand))
+    else:
+        values[...] = values * factor + summand
+
+
+def _sum_to_odd(one: Doubles, other: Doubles | float) -> Doubles:
+    """The sum with its last bit set wherever it is not exact.
+
+    Rounding that to a shorter number gives what rounding the exact sum would.
+    """
+    total, lost = _two_sum(one, other)
+    bits = total.view(np.int64)
+    even = (lost != 0) & (bits & 1 == 0)
+    bits += np.where(even, np.where((lost > 0) == (total > 0), 1, -1), 0)
+    return total
+
+
+def _two_sum(one: Doubles | float, other: Doubles | float) -> tuple[Doubles, Doubles]:
+    """The rounded sum, and what the rounding lost (Knuth)."""
+    total = np.asarray(one + other)
+    part = total - one
+    return total, np.asarray((one - (total - part)) + (other - part))
+
+
+def _multiply_add_doubles(values: Doubles, factor: float, summand: float) -> None:
+    """By Boldo and Melquiond: add the parts exactly, but for one sum that is rounded to odd."""
+    product = values * factor
+    high = values * _SPLIT
+    high = high - (high - values)
+    low = values - high
+    factor_high = factor * _SPLIT
+    factor_high = factor_high - (factor_high - factor)
+    factor_low = factor - factor_high
+    lost = low * factor_low - (
+        ((product - high * factor_high) - low * factor_high) - high * factor_low
+    )
+    middle, smallest = _two_sum(lost, summand)
+    largest, small = _two_sum(product, middle)
+    np.add(largest, _sum_to_odd(smallest, small), out=values)
+
+
+# Words computed ahead for small draws, many of which a program makes one after the other.
+#
+# The first rounds of Philox cost as much for 1 thread as for a thousand. A small draw takes one
+# place of the stream and a few threads, and the next draw of that size comes a few places later,
+# the same number of places each time if the program is a loop. So after a few draws, words are
+# computed for several of the coming places at once. Where the guess is wrong, only time is lost.
+
+MOST_THREADS = 2048
+_BLOCKS = 16384  # words of how many threads and places are computed at once, at most
+_GROWTH = 4
+
+
+class _Rows:
+    """The words of threads 0 to `width - 1` at some places, evenly apart."""
+
+    def __init__(self, width: int, lanes: int) -> None:
+        self.width, self.lanes = width, lanes
+        self.seed = self.start = self.last = -1
+        self.step = self.count = 0
+        self.table: Array = np.empty((0, width))
+
+    def row(self, seed: int, place: int) -> Array:
+        """What is computed for `place`; computes it, and some of the next, if it is not there."""
+        if seed == self.seed:
+            row, rest = divmod(place - self.start, self.step)
+            if not rest and 0 <= row < self.count:
+                self.last = place
+                return self.table[row]  # type: ignore[no-any-return]
+        self._foresee(seed, place)
+        self.seed = -1  # until it is done: Ctrl-C may come in between
+        drawn = words_of_places(seed, place, self.step, self.count, self.width, self.lanes)
+        self.table = self._made_of(drawn)
+        self.seed, self.start, self.last = seed, place, place
+        return self.table[0]  # type: ignore[no-any-return]
+
+    def _foresee(self, seed: int, place: int) -> None:
+        """Choose which places to compute."""
+        apart = place - self.last
+        if seed == self.seed and 0 < apart <= 4 * _BLOCKS // self.width:
+            # Draws of one size that are not evenly apart: places that fit them all.
+            self.step = math.gcd(self.step, apart) if self.count > 1 else apart
+            self.count = min(self.count * _GROWTH, _BLOCKS // self.width)
+        else:
+            self.step, self.count = 1, 1
+        if (place >> 32) != (place + self.step * self.count) >> 32:
+            self.count = 1
+
+    def _made_of(self, drawn: Words) -> Array:
+        """The table: for each place and thread, its words or what is made of them."""
+        shape = self.count, self.width
+        if self.lanes == 1:
+            numbers = unit_float(drawn.x)
+            numbers[numbers == 1] = 0
+            return numbers.reshape(shape)
+        table = np.empty((*shape, self.lanes), np.uint32)
+        for lane in range(self.lanes):
+            table[:, :, lane] = drawn[lane].reshape(shape)
+        return table
+
+
+class Ahead:
+    """What one stream has computed ahead, by the number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By the number of lanes and the greatest number of threads.
+        self._rows: dict[tuple[int, int], _Rows] = {}
+
+    def drawn(self, seed: int, place: int, threads: int) -> Words32:
+        """Four words for each of at least `threads` threads at `place`; not to be written to."""
+        with self._lock:
+            return self._of(4, threads).row(seed, place)
+
+    def uniform(self, seed: int, place: int, threads: int) -> Floats:
+        """What `uniform_()` makes of each thread's first word: in [0, 1), 0 where 1 is drawn."""
+        with self._lock:
+            rows = self._rows.get((1, threads)) or self._of(1, threads)
+            return rows.row(seed, place)
+
+    def _of(self, lanes: int, threads: int) -> _Rows:
+        rows = self._rows.get((lanes, threads))
+        if rows is None:
+            step = max(64, 1 << threads.bit_length() >> 3)  # sizes that are nearly alike share
+            width = -(-threads // step) * step
+            rows = self._rows.get((lanes, width)) or _Rows(width, lanes)
+            self._rows[lanes, threads] = self._rows[lanes, width] = rows
+        return rows

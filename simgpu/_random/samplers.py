@@ -1,4 +1,4 @@
-"""Draws in place: the host code of `uniform_`, `normal_`, `random_`, `bernoulli_` and their kin.
+"""Kernels that draw: `uniform_`, `random_`, `bernoulli_`, dropout, `multinomial`, `randperm`.
 
 Each function takes the operator's arguments, with a CPU tensor and with a `Source` as the
 generator; the dispatch keys come first, as for every host kernel. What an operator refuses, it
@@ -11,15 +11,185 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 
-from simgpu._random import bernoulli, floats, integers
-from simgpu._random.ahead import MOST_THREADS
-from simgpu._random.arithmetic import Floats
-from simgpu._random.fill import Source, fill, refuse_overlap
-from simgpu._random.geometry import STEP
+from simgpu._random import distributions, philox
+from simgpu._random.distributions import Toss, below, first_failure, from_to
+from simgpu._random.fill import Source, draw, fill, refuse_overlap
+from simgpu._random.generator_state import Stream
+from simgpu._random.layout import STEP, Launch, is_dense, launch_of
+from simgpu._random.philox import MOST_THREADS, Array, Floats, unit_float
+
+# The mask of dropout, by the kernels of ATen/native/cuda/Dropout.cu.
+#
+# Where the tensor is dense, a thread loads up to 16 bytes at once: 2, 4 or 8 elements that lie side
+# by side, as many as its address and size allow. Each call of a thread then draws four words, or
+# eight for 8 elements; with 2 elements, the other two words are thrown away. Otherwise elements are
+# spread over threads as in all other draws, in the order of their indices. The generator moves on
+# by what the last kernel would need, so small masks of 8 elements a thread share words with the
+# next.
+
+_UNROLL = 4
+_LOAD = 16  # bytes
 
 Tensor = torch.Tensor
+
+
+def parameters(p: float, dtype: torch.dtype) -> tuple[float, float]:
+    """How likely the kernel keeps an element, and what it multiplies it with: floats, as it has."""
+    if dtype is torch.float64:
+        return 1.0 - p, 1.0 / (1.0 - p)
+    keep = np.float32(1.0 - p)
+    return float(keep), float(np.float32(1.0 / float(keep)))
+
+
+def elements_at_once(address: int, itemsize: int, numel: int) -> int:
+    """How many elements of a dense tensor a thread takes at once."""
+    several = _LOAD // itemsize
+    while several > 1 and (address % (several * itemsize) or numel % several):
+        several //= 2
+    return several
+
+
+def fill_mask(mask: Tensor, like: Tensor, keep: float, source: Source) -> None:
+    """Write to `mask` which elements of `like` are kept, each with probability `keep`.
+
+    Both are CPU tensors of one shape with at least one element; `mask` is of booleans and as dense
+    as `like` is. `keep` is one of `parameters`.
+    """
+    numel = like.numel()
+    launch = launch_of(numel, _UNROLL, source.resident)
+    seed, place = source.stream.take(launch.increment)
+    limit = first_failure(keep)
+    dense = like.is_contiguous() or is_dense(like.shape, like.stride())
+    at_once = elements_at_once(like.data_ptr(), like.itemsize, numel) if dense else 1
+    if at_once > 1:
+        row = mask if mask.dim() == 1 and mask.is_contiguous() else mask.as_strided((numel,), (1,))
+        _fill_side_by_side(row.numpy(), seed, place, launch, at_once, limit, source.stream)
+    elif mask.is_contiguous():
+        draw(mask.numpy().reshape(-1), seed, place, launch, Toss(limit), source.stream)
+    else:
+        array = np.empty(numel, np.bool_)
+        draw(array, seed, place, launch, Toss(limit), source.stream)
+        mask.copy_(torch.from_numpy(array).view(mask.shape))
+
+
+def _fill_side_by_side(
+    mask: Array, seed: int, place: int, launch: Launch, at_once: int, limit: int, stream: Stream
+) -> None:
+    """The mask by threads that take `at_once` elements which lie side by side."""
+    groups = mask.reshape(-1, at_once)
+    if at_once == 4 and len(groups) <= min(MOST_THREADS, launch.threads):
+        below(stream.ahead.drawn(seed, place, len(groups))[: len(groups)], limit, groups)
+        return
+    blocks = max(at_once // 4, 1)  # of words in each call
+    for call in range(-(-len(groups) // launch.threads)):
+        base = call * launch.threads
+        used = min(launch.threads, len(groups) - base)
+        for first in range(0, used, philox.CHUNK):
+            count = min(philox.CHUNK, used - first)
+            mine = groups[base + first : base + first + count]
+            for block in range(blocks):
+                words = philox.words_of_threads(
+                    seed, place + call * blocks + block, first, count, min(at_once, 4)
+                )
+                for lane in range(min(at_once, 4)):
+                    below(words[lane], limit, mine[:, 4 * block + lane])
+
+
+# `multinomial` with replacement: a uniform number for each sample, looked up in the running sum.
+#
+# From ATen/native/cuda/MultinomialKernel.cu. (One sample, and samples without replacement, are
+# drawn by exponential numbers: ATen/native/Distributions.cpp.) A sample's thread depends on its
+# place among the samples and on its distribution, not on the GPU.
+
+_BLOCK = 128  # threads
+_MOST_ROWS = 65535  # of blocks in a grid
+
+
+def with_replacement(weights: torch.Tensor, samples: int, source: Source) -> torch.Tensor:
+    """Samples of every row of `weights` (CPU, float or double), as int64 of (rows, samples)."""
+    rows = len(weights)
+    chances = weights / weights.sum(1, keepdim=True)
+    sums = chances.cumsum(1).numpy()
+    width = -(-samples // _BLOCK) * _BLOCK
+    high = min(rows, _MOST_ROWS)
+    calls = -(-rows // high)
+    seed, place = source.stream.take(calls * STEP)
+    result = np.empty((rows, samples), np.int64)
+    possible = chances.numpy() > 0
+    for row in range(rows):
+        call, block = divmod(row, high)
+        drawn = np.empty(samples, sums.dtype)
+        for start in range(0, samples, philox.CHUNK):
+            count = min(philox.CHUNK, samples - start)
+            words = philox.words_of_threads(seed, place + call, block * width + start, count, 1)
+            drawn[start : start + count] = unit_float(words.x)
+        result[row] = _buckets(sums[row], possible[row], drawn)
+    return torch.from_numpy(result)
+
+
+def _buckets(sums: Array, possible: Array, drawn: Array) -> Array:
+    """The first category whose running sum reaches the number; never one without a chance."""
+    found = np.minimum(np.searchsorted(sums, drawn, side="left"), len(sums) - 1)
+    # Down to the last possible category before, or to the first one of all.
+    last = np.maximum.accumulate(np.where(possible, np.arange(len(sums)), 0))
+    return np.asarray(last[found])
+
+
+# `randperm`: the numbers from 0 on, sorted by random keys.
+#
+# From ATen/native/cuda/Randperm.cu and Randperm.cuh. The keys have as many bits as make equal ones
+# unlikely; where some are equal all the same, the first thread of each group of them shuffles it.
+
+
+def bits_of_keys(numel: int) -> int:
+    """How many bits of the keys of `numel` > 0 numbers are compared."""
+    count = float(numel)
+    chance = math.log(0.9) * 12  # at most one permutation in ten has equal keys
+    return min(64, math.ceil(math.log2(count - (6 * count * count + 1) / chance)))
+
+
+def permutation(numel: int, source: Source) -> Array:
+    """The numbers 0 to `numel` - 1 as 64-bit integers, shuffled as on the GPU of `source`."""
+    if not numel:
+        return np.empty(0, np.int64)
+    bits = bits_of_keys(numel)
+    dtype = torch.int32 if bits <= 32 else torch.int64
+    kind = from_to(dtype, torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    launch = launch_of(numel, kind.unroll, source.resident)
+    keys: Array = np.empty(numel, np.int64)
+    draw(keys, *source.stream.take(launch.increment), launch, kind)
+    width = 32 if bits <= 32 else 64
+    compared = keys.view(np.uint64) & np.uint64(2**bits - 1)
+    if bits == width:  # the sort takes the highest bit of a whole key for its sign
+        compared ^= np.uint64(2 ** (width - 1))
+    order = np.argsort(compared, kind="stable")
+    seed, place = source.stream.take(numel)
+    _shuffle_equals(order, compared[order], seed, place)
+    return order
+
+
+def _shuffle_equals(order: Array, keys: Array, seed: int, place: int) -> None:
+    """Shuffle the numbers under each group of equal keys, from the last one on."""
+    equal = keys[1:] == keys[:-1]
+    heads = np.flatnonzero(equal & ~np.concatenate(([False], equal[:-1])))
+    for head in heads.tolist():
+        size = 2
+        while head + size < len(keys) and keys[head + size] == keys[head]:
+            size += 1
+        drawn: list[int] = []
+        for last in range(size - 1, 0, -1):
+            number = size - 1 - last
+            if not number % 4:
+                block = philox.words_of_threads(seed, place + number // 4, head, 1)
+                drawn.extend(int(word[0]) for word in block)
+            other = drawn[number] % (last + 1)
+            one, two = head + last, head + other
+            order[one], order[two] = order[two], order[one]
+
+
 Keys = torch._C.DispatchKeySet
 
 _aten = torch.ops.aten
@@ -68,7 +238,7 @@ def uniform_(
         first, last = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(real.dtype)
         bounds = float(first), float(last), float(last - first)
     exact = real.dtype in (torch.float32, torch.float64)
-    fill(real, generator, floats.Uniform(_is_double(real), *bounds, turns=exact))
+    fill(real, generator, distributions.Uniform(_is_double(real), *bounds, turns=exact))
     if not exact:  # known only now that they are rounded
         real.masked_fill_(real == bounds[1], bounds[0])
     return tensor
@@ -104,7 +274,7 @@ def normal_(
         check(keys, _aten.normal_.default, tensor, mean, std)
     if real is not tensor:
         std = std / math.sqrt(2)
-    fill(real, generator, floats.Normal(_is_double(real), mean, std))
+    fill(real, generator, distributions.Normal(_is_double(real), mean, std))
     return tensor
 
 
@@ -113,7 +283,7 @@ def log_normal_(
 ) -> Tensor:
     """`log_normal_(mean, std)`: exponentials of normal numbers."""
     check(keys, _aten.log_normal_.default, tensor, mean, std)
-    fill(tensor, generator, floats.LogNormal(_is_double(tensor), mean, std))
+    fill(tensor, generator, distributions.LogNormal(_is_double(tensor), mean, std))
     return tensor
 
 
@@ -122,28 +292,28 @@ def cauchy_(
 ) -> Tensor:
     """`cauchy_(median, sigma)`."""
     check(keys, _aten.cauchy_.default, tensor, median, sigma)
-    fill(tensor, generator, floats.Cauchy(_is_double(tensor), median, sigma))
+    fill(tensor, generator, distributions.Cauchy(_is_double(tensor), median, sigma))
     return tensor
 
 
 def exponential_(keys: Keys, tensor: Tensor, lambd: float = 1, *, generator: Source) -> Tensor:
     """`exponential_(lambd)`."""
     check(keys, _aten.exponential_.default, tensor, lambd)
-    fill(tensor, generator, floats.Exponential(_is_double(tensor), lambd))
+    fill(tensor, generator, distributions.Exponential(_is_double(tensor), lambd))
     return tensor
 
 
 def geometric_(keys: Keys, tensor: Tensor, p: float, *, generator: Source) -> Tensor:
     """`geometric_(p)`: how many tosses it takes to succeed."""
     check(keys, _aten.geometric_.default, tensor, p)
-    fill(tensor, generator, floats.Geometric(_is_double(tensor), p))
+    fill(tensor, generator, distributions.Geometric(_is_double(tensor), p))
     return tensor
 
 
 def random_(keys: Keys, tensor: Tensor, *, generator: Source) -> Tensor:
     """`random_()`."""
     check(keys, _aten.random_.default, tensor)
-    fill(tensor, generator, integers.any_of(tensor.dtype))
+    fill(tensor, generator, distributions.any_of(tensor.dtype))
     return tensor
 
 
@@ -153,16 +323,16 @@ def random_from(
     """`random_(low, high)`."""
     refuse_past_floats(tensor, low, high)
     check(keys, getattr(_aten.random_, "from"), tensor, low, high)
-    fill(tensor, generator, integers.from_to(tensor.dtype, low, high))
+    fill(tensor, generator, distributions.from_to(tensor.dtype, low, high))
     return tensor
 
 
 def refuse_past_floats(tensor: Tensor, low: int, high: int | None) -> None:
     """PyTorch's own check of these overflows where they are rounded up, or never ends."""
-    if high is None and low >= _PAST_FLOATS and tensor.dtype in integers.DIGITS:
+    if high is None and low >= _PAST_FLOATS and tensor.dtype in distributions.DIGITS:
         raise RuntimeError(
             "random_ expects 'from' casted to dtype to be less than or equal to 'to_inc' casted to "
-            f"dtype, but got from={low} > to_inc={2 ** integers.DIGITS[tensor.dtype]}"
+            f"dtype, but got from={low} > to_inc={2 ** distributions.DIGITS[tensor.dtype]}"
         )
 
 
@@ -182,9 +352,9 @@ def bernoulli_float(keys: Keys, tensor: Tensor, p: float = 0.5, *, generator: So
     """`bernoulli_(p)` with a number."""
     check(keys, _aten.bernoulli_.float, tensor, p)
     if _is_double(tensor):
-        fill(tensor, generator, bernoulli.TossOfDoubles(p))
+        fill(tensor, generator, distributions.TossOfDoubles(p))
     else:
-        fill(tensor, generator, bernoulli.Toss(bernoulli.limit_of(p)))
+        fill(tensor, generator, distributions.Toss(distributions.limit_of(p)))
     return tensor
 
 
@@ -199,7 +369,7 @@ def bernoulli_tensor(keys: Keys, tensor: Tensor, p: Tensor, *, generator: Source
     if not p.is_floating_point() or not bool(((chances >= 0) & (chances <= 1)).all()):
         raising = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
         _aten.bernoulli_.Tensor._handle.redispatch_boxed(keys, raising, p, generator=SCRATCH)
-    order = bernoulli.order_of_elements(tensor.shape, tensor.stride(), chances.stride())
+    order = distributions.order_of_elements(tensor.shape, tensor.stride(), chances.stride())
     chances = chances.permute(order).contiguous()
-    tensor.permute(order).copy_(bernoulli.toss_each(chances, generator))
+    tensor.permute(order).copy_(distributions.toss_each(chances, generator))
     return tensor

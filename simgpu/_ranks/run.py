@@ -11,46 +11,35 @@ from typing import Any, TypeVar
 
 from torch import distributed
 
-from simgpu import _naming
-from simgpu._backend.devices import Memory
-from simgpu._counting import plural
-from simgpu._cuda import as_cuda
-from simgpu._distributed import communicators
-from simgpu._distributed.communicators import threads
-from simgpu._models.gpus import Names
-from simgpu._naming import MAX_DEVICES
-from simgpu._patches import Patches
-from simgpu._ranks import (
-    compiled_code,
-    isolation,
-    meshes,
-    splits,
-    stand_ins,
-    started_threads,
-    stores,
-    thread_groups,
-)
-from simgpu._ranks.meeting import Meetings, Transport
-from simgpu._ranks.turns import Turns, scheduler_of
-from simgpu._runtime import world
-from simgpu._runtime.error_words import began_twice
-from simgpu._runtime.rngs import RNGS
-from simgpu._simulation.schedules.older_locks import adopted
-from simgpu._simulation.schedules.scheduler import Scheduler
-from simgpu._simulation.schedules.tasks import Ended
+from simgpu._config.gpus import Names
+from simgpu._config.options import RNGS
+from simgpu._core import world
+from simgpu._core.operators import began_twice
+from simgpu._devices import block
+from simgpu._devices.block import Memory
+from simgpu._distributed import groups as distributed_groups
+from simgpu._distributed.groups import threads
+from simgpu._distributed.thread_transport import Meetings, Transport
+from simgpu._explore.schedules.earlier_locks import adopted
+from simgpu._explore.schedules.scheduler import Ended, Scheduler
+from simgpu._ranks import groups, rank_state, stand_ins, stores
+from simgpu._ranks.rank_scheduler import Turns, scheduler_of
+from simgpu._util import naming
+from simgpu._util.naming import MAX_DEVICES, plural
+from simgpu._util.patching import Patches
 
 T = TypeVar("T")
 
 # What is replaced for as long as a world lasts, in this order.
 FILES = (
-    thread_groups,
+    groups,
     stand_ins,
-    isolation,
-    compiled_code,
-    meshes,
-    splits,
+    rank_state,
+    rank_state,
+    rank_state,
+    stand_ins,
     stores,
-    started_threads,
+    stores,
 )
 _one_at_a_time = threading.Lock()
 _KINDS_OF_NO_CALL = (
@@ -117,7 +106,7 @@ def ranks(
     with contextlib.ExitStack() as ends:
         ends.enter_context(_one_at_a_time)  # worlds of several threads, with their devices
         if not world.device_count():
-            fresh = as_cuda.as_cuda(count, memory=memory, model=model, rng=rng or RNGS[0])
+            fresh = block.as_cuda(count, memory=memory, model=model, rng=rng or RNGS[0])
             ends.enter_context(fresh)
         else:
             _check_devices(backend, memory=memory, model=model, rng=rng)
@@ -130,7 +119,7 @@ def ranks(
         ends.callback(patches.undo)
         for file in FILES:
             patches.apply(file.PATCHES)
-        before = isolation.CallerState()
+        before = rank_state.CallerState()
         ends.callback(before.restore)
         scheduler = ends.enter_context(scheduler_of(schedule))
         ends.enter_context(adopted(function))
@@ -145,7 +134,7 @@ def _check_devices(backend: str | None, **wanted: Any) -> None:
             f"{', '.join(told)} is of fresh devices, and {world.device_count()} are there already: "
             "say it where they are made, or make none before"
         )
-    if "nccl" in (backend or "").lower() and "cuda" not in _naming.names:
+    if "nccl" in (backend or "").lower() and "cuda" not in naming.names:
         raise RuntimeError(
             f"backend {backend!r} is of devices by the name of CUDA, and there are devices without "
             "it: make them by simgpu.as_cuda(n) or simgpu.enable(n, as_cuda=True), or make none "
@@ -168,7 +157,7 @@ class _World:
     def results(self) -> list[Any]:
         count = self._count
         try:
-            self._turns.run(self._rank, [isolation.State(rank, count) for rank in range(count)])
+            self._turns.run(self._rank, [rank_state.State(rank, count) for rank in range(count)])
             error = self._error()
             if error is not None:
                 raise error
@@ -183,10 +172,10 @@ class _World:
     def _rank(self, rank: int) -> None:
         threads.rank = rank
         threads.carrier = functools.partial(
-            Transport, self._meetings, self._turns, thread_groups.life, rank
+            Transport, self._meetings, self._turns, groups.life, rank
         )
         stores.begin(stores.Place(self._turns, rank, self._count, self._store))
-        thread_groups.begin()
+        groups.begin()
         try:
             self._turns.check()  # Ctrl-C: who has not begun does not begin any more
             world.set_current_device(rank)
@@ -208,10 +197,10 @@ class _World:
 
     def _end_groups(self, rank: int) -> None:
         try:
-            communicators.let_go()
-            thread_groups.end()
-            communicators.forget()
-            meshes.forget_shardings()
+            distributed_groups.let_go()
+            groups.end()
+            distributed_groups.forget()
+            rank_state.forget_shardings()
         except BaseException as error:
             self._turns.failures.setdefault(rank, error)
 

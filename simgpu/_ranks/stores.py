@@ -1,4 +1,4 @@
-"""Stores of torch.distributed among ranks that are threads: who waits for a key lets others run.
+"""Stores of torch.distributed for ranks that are threads, and the threads that a rank starts.
 
 `init_process_group` without a store makes a TCPStore, whose server waits for its clients: among
 threads of which one runs at a time that would be for ever. Here it is a part of the one store that
@@ -16,11 +16,12 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from simgpu._counting import plural
-from simgpu._patches import Patch, Row
-from simgpu._ranks import thread_groups
-from simgpu._ranks.turns import Turns
-from simgpu._simulation.schedules.baton import PATIENT
+from simgpu._distributed.groups import threads
+from simgpu._explore.schedules.scheduler import PATIENT
+from simgpu._ranks import groups
+from simgpu._ranks.rank_scheduler import Turns
+from simgpu._util.naming import plural
+from simgpu._util.patching import Patch, Row
 
 _PrefixStore: Any = c10d.PrefixStore
 _stock_add: Callable[[Any, str, int], int] = c10d.Store.add
@@ -72,7 +73,7 @@ class TCPStore(_PrefixStore):  # type: ignore[misc]
         assert place is not None, "only a rank makes one"
         self.host, self.port = host_name, port
         # A server ends with the groups that it was made for: the next ones find no old keys.
-        super().__init__(f"{thread_groups.life()} tcp://{host_name}:{port}", place.store)
+        super().__init__(f"{groups.life()} tcp://{host_name}:{port}", place.store)
         times = _stock_add(self, f"joined by {place.rank}", 1)
         if is_master and wait_for_workers and world_size is not None and world_size > 0:
             self._wait_for_others(place, world_size, times)
@@ -145,7 +146,7 @@ def _asking(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 _STORE = "torch._C._distributed_c10d.Store"
 
-PATCHES: tuple[Row, ...] = (
+_STORES_PATCHES: tuple[Row, ...] = (
     *(
         Patch(
             module,
@@ -165,3 +166,39 @@ PATCHES: tuple[Row, ...] = (
         for name in ("add", "check", "compare_set", "num_keys", "queue_len")
     ),
 )
+
+
+# Threads that a rank makes are of its rank, too: they find its process groups and its stores.
+#
+# They are tasks of a schedule, as the ranks are, where one is in force. Without a schedule nobody
+# gives them turns, and what they ask of other ranks is an error (`simgpu._ranks.rank_scheduler`).
+
+
+def _of_the_same_rank(stock: Callable[..., None]) -> Callable[..., None]:
+    """`Thread.__init__`, with what the calling thread has of its rank."""
+
+    @functools.wraps(stock)
+    def __init__(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if threads.rank is None:
+            return
+        of_groups, of_stores = groups.rank_of_thread(), place()
+
+        def run() -> None:
+            vars(self).pop("run", None)
+            of_groups()
+            begin(of_stores)
+            self.run()
+
+        vars(self)["run"] = run
+
+    return __init__
+
+
+_WHY = "a thread of a rank is of that rank"
+_STARTED_THREADS_PATCHES: tuple[Row, ...] = (
+    Patch("threading.Thread", "__init__", wrap=_of_the_same_rank, why=_WHY),
+)
+
+
+PATCHES: tuple[Row, ...] = (*_STARTED_THREADS_PATCHES, *_STORES_PATCHES)

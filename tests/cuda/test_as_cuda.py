@@ -406,11 +406,11 @@ with simgpu.as_cuda(2):
     print(torch.zeros(3, device="cuda:1").shape, torch.zeros(3, device="cuda:1").device)
 torch.cuda._lazy_init = lambda: None
 print(torch.empty(3, device="cuda:1").device)
-from simgpu._backend import devices
-from simgpu._cuda import as_cuda
-world = devices.devices(2)
+from simgpu._devices import block
+from simgpu._devices import block
+world = block.devices(2)
 world.__enter__()
-as_cuda.start_process()
+block.start_process()
 print(torch.zeros(3, device="cuda:1").device)
 """
 

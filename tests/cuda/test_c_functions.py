@@ -10,16 +10,16 @@ from torch.cuda import comm
 from torch.nn.parameter import UninitializedParameter
 
 import simgpu
-from simgpu._cuda import c_functions
-from simgpu._runtime.clock import Clock
+from simgpu._core.clock import Clock
+from simgpu._cuda import torch_cuda
 
 
 def test_every_function_is_there_and_goes_away():
-    before = {name: getattr(torch._C, name, None) for name in c_functions.FUNCTIONS}
+    before = {name: getattr(torch._C, name, None) for name in torch_cuda.FUNCTIONS}
     with simgpu.as_cuda(1):
-        for name, function in c_functions.FUNCTIONS.items():
+        for name, function in torch_cuda.FUNCTIONS.items():
             assert getattr(torch._C, name) is function
-    assert {name: getattr(torch._C, name, None) for name in c_functions.FUNCTIONS} == before
+    assert {name: getattr(torch._C, name, None) for name in torch_cuda.FUNCTIONS} == before
 
 
 def test_the_current_device(cuda):
@@ -102,9 +102,9 @@ class Waiting(Clock):
 
 @pytest.fixture
 def clock(cuda):
-    from simgpu._runtime import clock
+    from simgpu._core import clock as core_clock
 
-    with clock.use(waiting := Waiting()):
+    with core_clock.use(waiting := Waiting()):
         yield waiting
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._native import type_slots
+from simgpu._native import memory, python_objects
 
 
 @given(index=st.integers(0, 3), kind=st.sampled_from([int, np.int64, np.int32, np.uint8]))
@@ -47,16 +47,16 @@ def test_other_names_stay_what_they_are(cuda):
 
 
 def test_the_type_is_itself_again_afterwards():
-    slot = (id(torch.device) >> 3) + type_slots.NEW
+    slot = (id(torch.device) >> 3) + python_objects.NEW
     made = torch.device.__new__
-    before = type_slots.words[slot]
+    before = memory.words[slot]
     with simgpu.devices(2):
         assert torch.device(1).type == "simgpu"
     with simgpu.as_cuda(2):
-        assert type_slots.words[slot] != before
-    assert (type_slots.words[slot], torch.device.__new__) == (before, made)
+        assert memory.words[slot] != before
+    assert (memory.words[slot], torch.device.__new__) == (before, made)
 
 
 def test_a_type_that_is_not_understood_stays_as_it_is(monkeypatch):
-    monkeypatch.setattr(type_slots, "NEW", type_slots.NEW + 1)
-    assert type_slots.replace_new(torch.device, lambda stock: stock) is None
+    monkeypatch.setattr(python_objects, "NEW", python_objects.NEW + 1)
+    assert python_objects.replace_new(torch.device, lambda stock: stock) is None

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import simgpu
-from simgpu._cuda import error_texts
-from simgpu._native import type_slots
+from simgpu._cuda import renaming
+from simgpu._native import memory, python_objects
 from simgpu.errors import OutOfMemoryError, SimGPUError, UnsupportedError
 from tests.support import mismatches, misuse
 from tests.support.interrupts import Interrupt, Interrupter
@@ -173,7 +173,7 @@ class Unspeakable:
 
 
 def test_a_text_that_raises_raises_what_it_does_elsewhere(cuda):
-    for kind in error_texts._KINDS:
+    for kind in renaming._KINDS:
         with pytest.raises(LookupError, match="no text"):
             str(kind(Unspeakable()))
 
@@ -214,7 +214,7 @@ def test_derived_classes_keep_the_texts_of_their_other_bases():
         inside = str(Derived("on simgpu:0"))
     assert inside == "'on cuda:0'"
     assert str(Derived("on simgpu:0")) == "'on simgpu:0'"
-    assert all("__str__" not in vars(kind) for kind in error_texts._KINDS)
+    assert all("__str__" not in vars(kind) for kind in renaming._KINDS)
 
 
 def test_slots_are_restored():
@@ -225,4 +225,4 @@ def test_slots_are_restored():
 
 
 def slots():
-    return [type_slots.words[(id(kind) >> 3) + type_slots.STR] for kind in error_texts._KINDS]
+    return [memory.words[(id(kind) >> 3) + python_objects.STR] for kind in renaming._KINDS]

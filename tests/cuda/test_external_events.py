@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import instruments
+from simgpu._core import hooks
 from simgpu.errors import CaptureError
 
 
-class Log(instruments.Instrument):
+class Log(hooks.Instrument):
     """What kernels ran, and which events were recorded and waited for, in order."""
 
     def __init__(self, events):
@@ -33,11 +33,11 @@ class Log(instruments.Instrument):
 
 def logged(events, work):
     log = Log(events)
-    instruments.add(log)
+    hooks.add(log)
     try:
         work()
     finally:
-        instruments.remove(log)
+        hooks.remove(log)
     return log.seen
 
 

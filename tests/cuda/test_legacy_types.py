@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import simgpu
-from simgpu._backend import tensor_types
+from simgpu._backend.namespace import tensor_types
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import library
 
 import simgpu
-from simgpu._kernels import program_kernels
+from simgpu._ops import program_kernels
 
 SPACE = "simgpu_registered"
 X = torch.tensor([3.0, 5.0])

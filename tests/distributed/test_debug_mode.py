@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
-from simgpu._distributed import hashes
+from simgpu._distributed import nccl
 from tests.support import rank_cases, rank_processes
 from tests.support.worlds import few, schedules
 
@@ -88,7 +88,7 @@ def test_a_hash_is_of_the_bytes_whatever_the_device(parts, changed, devices):
         return torch._C._distributed_c10d._hash_tensors(tensors)
 
     found = hashed(parts, devices[0])
-    assert found == hashed(parts, devices[1]) == hashes.of_tensors(map(torch.ByteTensor, parts))
+    assert found == hashed(parts, devices[1]) == nccl.of_tensors(map(torch.ByteTensor, parts))
     filled = [index for index, part in enumerate(parts) if part]
     assert (found == 0) == (not filled)
     assert 0 <= found < 2**64
@@ -104,5 +104,5 @@ def test_a_hash_is_of_all_the_memory_under_a_tensor(count, data):
     whole = torch.arange(float(count), device="cuda")
     first = data.draw(st.integers(0, count - 1))
     part = whole[first : data.draw(st.integers(first + 1, count))]
-    assert hashes.of_tensors([part]) == hashes.of_tensors([whole])
-    assert hashes.of_tensors([whole[first:first]]) == 0  # as in PyTorch: it has no elements
+    assert nccl.of_tensors([part]) == nccl.of_tensors([whole])
+    assert nccl.of_tensors([whole[first:first]]) == 0  # as in PyTorch: it has no elements

@@ -12,8 +12,8 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
-from simgpu._distributed import agreement
-from simgpu._simulation.schedules import baton
+from simgpu._distributed import collectives
+from simgpu._explore.schedules import scheduler
 from simgpu.errors import CollectiveMismatchError, DeadlockError, RankLostError
 from tests.support.worlds import few, schedules
 
@@ -51,7 +51,7 @@ def test_ctrl_c_ends_ranks_where_they_may_switch(interruptible, go_on, seed):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_ctrl_c_ends_a_rank_that_asks_nobody_and_no_other_begins(monkeypatch, interruptible, count):
-    monkeypatch.setattr(baton, "PATIENCE", 0.0)
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.0)
     begun = []
 
     def go(rank):
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_a_rank_that_asks_nobody_and_no_other_begins(monkeypatch, in
 
 
 def test_ranks_that_wait_hear_of_ctrl_c(monkeypatch, interruptible):
-    monkeypatch.setattr(baton, "PATIENCE", 0.0)
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.0)
     heard = []
 
     def go(rank):
@@ -88,8 +88,8 @@ def test_ranks_that_wait_hear_of_ctrl_c(monkeypatch, interruptible):
 
 
 def test_a_rank_that_takes_its_time_is_let_finish(monkeypatch):
-    monkeypatch.setattr(baton, "PATIENCE", 0.0)
-    monkeypatch.setattr(baton, "_LOOK_EVERY", 1e-6)
+    monkeypatch.setattr(scheduler, "PATIENCE", 0.0)
+    monkeypatch.setattr(scheduler, "_LOOK_EVERY", 1e-6)
     assert simgpu.ranks(2, lambda rank: sum(range(3 * 10**6))) == [sum(range(3 * 10**6))] * 2
 
 
@@ -114,7 +114,7 @@ def test_a_call_that_others_leave_out_is_told_if_nobody_waits(count, data, seed)
         simgpu.ranks(count, go, schedule=seed)
     text = str(caught.value)
     have = "has" if len(missing) == 1 else "have"
-    who, others = agreement.named(sorted(callers)), agreement.named(missing)
+    who, others = collectives.named(sorted(callers)), collectives.named(missing)
     assert f"was called by {who} alone: {others} {have} ended" in text
     assert f"all_reduce float32 (3,) SUM at {__file__}:" in text
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-from simgpu._distributed import gloo
-from simgpu._distributed.calls import Call
+from simgpu._distributed import process_transport
+from simgpu._distributed.collectives import Call
 from simgpu._distributed.works import Pending
 from tests.support.threads import together
 from tests.support.worlds import few
@@ -25,7 +25,7 @@ def exchange(rows):
 
     def run(rank):
         backend = dist.ProcessGroupGloo(store, rank, count, timedelta(seconds=10))
-        transport = gloo.Transport(backend, "0", range(count))
+        transport = process_transport.Transport(backend, "0", range(count))
         mine = [numbers(rank, to, each) for to, each in enumerate(rows[rank])]
         outs = [torch.empty(row[rank]) for row in rows]
         calls = [Call("all_to_all", "all_to_all", mine, outs), Call("barrier", "barrier", [], [])]

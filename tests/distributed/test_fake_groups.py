@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from simgpu._distributed import communicators
+from simgpu._distributed import groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 
@@ -83,7 +83,7 @@ def compare(call, me, count, fails=False):
     )
     try:
         host, found = (outcome(call, device) for device in ("cpu", "cuda"))
-        calls = communicators.find(dist.group.WORLD)._last.values()
+        calls = groups.find(dist.group.WORLD)._last.values()
         waited_for = [call for call in calls if not call.done()]
     finally:
         dist.destroy_process_group()

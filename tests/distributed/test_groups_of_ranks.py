@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
-from simgpu._distributed.calls import Call
+from simgpu._distributed.collectives import Call
 from simgpu.errors import CollectiveMismatchError, DeadlockError
 from tests.support.worlds import few, schedules
 

@@ -10,8 +10,8 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
-from simgpu._distributed import gloo
-from simgpu._distributed.calls import Call, as_bytes, overlap
+from simgpu._distributed import process_transport
+from simgpu._distributed.collectives import Call, as_bytes, overlap
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, UnsupportedError
 from tests.support.worlds import few, schedules
@@ -143,7 +143,11 @@ def test_a_part_may_lie_where_that_of_another_rank_comes(count, at, seed):
 
 def to_itself(backend, kinds, sizes):
     """Sends and receives of the only rank with itself: the calls, and their errors."""
-    transport, numbers, found = gloo.Transport(backend, "0", [0]), {"send": 0, "recv": 0}, []
+    transport, numbers, found = (
+        process_transport.Transport(backend, "0", [0]),
+        {"send": 0, "recv": 0},
+        [],
+    )
     for kind, size in zip(kinds, sizes, strict=True):
         numbers[kind] += 1
         tensor = torch.full((size,), float(numbers[kind] if kind == "send" else -1))

@@ -242,7 +242,7 @@ def test_a_lock_cycle_of_ranks_is_told_with_their_lines():
 def test_ranks_that_meet_again_and_again_are_no_livelock(seed, monkeypatch):
     """Each call is progress, also where nothing runs on a device."""
     for name, steps in (("QUANTUM", 20), ("TURNS", 100), ("MAX_IDLE", 100)):
-        monkeypatch.setattr(f"simgpu._simulation.schedules.baton.{name}", steps)
+        monkeypatch.setattr(f"simgpu._explore.schedules.scheduler.{name}", steps)
 
     def meet(rank):
         total = torch.ones(1)

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._distributed import records
-from simgpu._distributed.calls import Call
+from simgpu._distributed import process_transport
+from simgpu._distributed.collectives import Call
 
 # Shapes of many tensors, which no record has room for, and what comes at their end.
 CALLS = st.builds(
@@ -19,15 +19,15 @@ DEVICES = st.sampled_from(["", "machine:0", "m" * 80 + ":1"])
 def record_of(says, place, device, shown=""):
     call = Call("all_reduce", says, [], [], shown=shown)
     call.place, call.device = place, device
-    return records.of(call)
+    return process_transport.of(call)
 
 
 @given(says=CALLS, place=PLACES, device=DEVICES)
 def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
     """Of a call as much as there is room for; of a place, the line; of a device, its number."""
     record = record_of(says, place, device)
-    assert len(record) == records.SIZE
-    _, told, where, on = records.read(record)
+    assert len(record) == process_transport.SIZE
+    _, told, where, on = process_transport.read(record)
     assert says.startswith(told.rstrip("\ufffd"))
     assert told == says or len(told.encode()) > 150, "there is room for that much"
     assert where == place[-200:]
@@ -41,8 +41,8 @@ def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places, shown)
         record_of(says, place, f"m:{number}", text)
         for number, (says, place, text) in enumerate(zip((one, other), places, shown, strict=True))
     ]
-    assert records.are_alike(told) == (one == other)
-    agreed, texts = zip(*(records.read(record)[:2] for record in told), strict=True)
+    assert process_transport.are_alike(told) == (one == other)
+    agreed, texts = zip(*(process_transport.read(record)[:2] for record in told), strict=True)
     assert (agreed[0] == agreed[1]) == (one == other)
     for seen, text in zip(texts, shown, strict=True):
         assert text.startswith(seen.rstrip("\ufffd"))

@@ -7,7 +7,7 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
-from simgpu._distributed.reductions import Reduction
+from simgpu._distributed.collectives import Reduction
 from tests.support.worlds import few
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import gloo
-from simgpu._distributed.calls import Call
+from simgpu._distributed import process_transport
+from simgpu._distributed.collectives import Call
 from simgpu._distributed.works import Pending
 from simgpu.errors import SimGPUError
 from tests.support.threads import together
@@ -78,7 +78,7 @@ def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
                 yield Call("recv", says, [], [x], 0, tag, place=place)
 
     def run(rank):
-        transport = gloo.Transport(backends[rank], "0", range(2))
+        transport = process_transport.Transport(backends[rank], "0", range(2))
         pending = [Pending(call) for call in calls_of(rank)]
         for each in pending:
             transport.submit(each, awaited=False)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import communicators, gloo, nccl, shared_memory
-from simgpu._distributed.calls import Call
-from simgpu._distributed.reductions import Reduction
+from simgpu._distributed import groups, nccl, process_transport, shared_memory
+from simgpu._distributed.collectives import Call, Reduction
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
 from tests.support.threads import together
@@ -99,7 +98,7 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
     def run(rank):
         if rank == count - 1:
             here.machine, here.full = last, full
-        transport = gloo.Transport(backends[rank], "0", range(count))
+        transport = process_transport.Transport(backends[rank], "0", range(count))
         for number, (kind, size, differs) in enumerate(steps * times, start=1):
             differing = differs and rank == 0
             call, wanted = call_of(kind, size + differing, number, rank, count)
@@ -132,7 +131,7 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
 
     made = shared_memory._file
     with (
-        mock.patch.object(gloo, "_STEP", 512),
+        mock.patch.object(process_transport, "_STEP", 512),
         mock.patch.object(shared_memory, "_file", File),
         mock.patch.object(shared_memory, "_mapped", reaching(mapped, where)),
         mock.patch.object(shared_memory, "share", counted),
@@ -148,7 +147,7 @@ def test_a_sum_is_carried_out_as_instruments_are_told(sizes):
     backends = mesh(2)
 
     def run(rank):
-        transport = gloo.Transport(backends[rank], "0", range(2))
+        transport = process_transport.Transport(backends[rank], "0", range(2))
         exchange, exchanged = transport._exchange, []
         transport._exchange = lambda *parts: exchanged.append(parts) or exchange(*parts)
         for number, size in enumerate(sizes, start=1):
@@ -162,7 +161,10 @@ def test_a_sum_is_carried_out_as_instruments_are_told(sizes):
             assert told == ("all_to_all" if len(exchanged) > before else "all_gather")
         return True
 
-    with mock.patch.object(gloo, "_SMALL", 16), mock.patch.object(gloo, "_SHARED", 2**10):
+    with (
+        mock.patch.object(process_transport, "_SMALL", 16),
+        mock.patch.object(process_transport, "_SHARED", 2**10),
+    ):
         assert all(together(2, run))
 
 
@@ -178,7 +180,9 @@ def test_two_ranks_on_one_device_are_told_so_in_their_first_call(devices, kind):
         call, _ = call_of(kind, 3, 1, rank, len(devices))
         call.number, call.place, call.device = 1, "train.py:1", f"machine:{devices[rank]}"
         pending = Pending(call)
-        gloo.Transport(backends[rank], "0", range(len(devices))).submit(pending, awaited=True)
+        process_transport.Transport(backends[rank], "0", range(len(devices))).submit(
+            pending, awaited=True
+        )
         return [pending.error]
 
     for [error] in together(len(devices), run):
@@ -196,7 +200,7 @@ def test_two_processes_send_between_devices_of_their_own(steps):
     backends = mesh(2)
 
     def run(rank):
-        transport = gloo.Transport(backends[rank], "0", range(2))
+        transport = process_transport.Transport(backends[rank], "0", range(2))
         for number, devices in enumerate(steps):
             x = torch.full((2,), number + 10.0 * rank)
             kind, ins, outs = ("recv", [], [x]) if rank else ("send", [x], [])
@@ -226,7 +230,7 @@ def test_each_segment_is_added_in_an_order_of_its_own(size, model, seed):
     backends, reduction = mesh(count), Reduction("SUM")
 
     def run(rank):
-        transport = gloo.Transport(backends[rank], "0", range(count))
+        transport = process_transport.Transport(backends[rank], "0", range(count))
         whole, out = drawn[rank].clone(), torch.empty(size)
         calls = [
             Call("all_reduce", "all_reduce", [whole], [whole], reduction=reduction),
@@ -292,7 +296,7 @@ def test_a_call_that_waits_for_other_ranks_keeps_no_other_thread_from_calling(fi
     with simgpu.as_cuda(1), contextlib.ExitStack() as ends:
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
         ends.callback(dist.destroy_process_group)
-        communicator = communicators.find(dist.group.WORLD)
+        communicator = groups.find(dist.group.WORLD)
         stock = communicator.transport
         ends.enter_context(mock.patch.object(communicator, "transport", Waiting()))
         ends.enter_context(mock.patch.object(communicator, "_lock", Impatient()))
@@ -307,7 +311,7 @@ def test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended():
     call, _ = call_of("all_reduce", 3, 1, 0, 2)
     call.number, call.place = 1, "train.py:1"
     pending = Pending(call)
-    transport = gloo.Transport(backends[0], "0", range(2))
+    transport = process_transport.Transport(backends[0], "0", range(2))
     transport.submit(pending, awaited=True)
     assert type(pending.error) is CollectiveTimeoutError, pending.error
     assert "call 1 of group '0', all_reduce float32 (3,) at train.py:1" in str(pending.error)
@@ -324,7 +328,7 @@ def test_what_fails_on_this_rank_is_told_as_it_is(error):
         def combine(self, parts, segment=None):
             raise error
 
-    transport = gloo.Transport(mesh(2)[0], "0", range(1))
+    transport = process_transport.Transport(mesh(2)[0], "0", range(1))
     for number in (1, 2):
         call = Call("all_reduce", "all_reduce", [torch.ones(1)], [torch.ones(1)])
         call.reduction, call.number, call.place = Broken("SUM"), number, "train.py:1"
@@ -368,7 +372,7 @@ def test_memory_that_ranks_share_outlives_the_mode(count, modes):
     backends = mesh(count)
 
     def run(rank):
-        transport = gloo.Transport(backends[rank], "0", range(count))
+        transport = process_transport.Transport(backends[rank], "0", range(count))
         for number, mode in enumerate(modes, start=1):
             call, wanted = call_of("all_reduce", 3, number, rank, count)
             call.number, call.place = number, "train.py:1"
@@ -394,7 +398,9 @@ def test_a_rank_that_fails_by_itself_says_so_in_the_store_of_its_group(kind, bac
         try:
             x = torch.ones(3, device="cuda")
             with (
-                mock.patch.object(gloo.Transport, "_perform", side_effect=kind("no room")),
+                mock.patch.object(
+                    process_transport.Transport, "_perform", side_effect=kind("no room")
+                ),
                 pytest.raises(kind),
             ):
                 dist.all_reduce(x)

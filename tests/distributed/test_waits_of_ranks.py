@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._simulation.schedules import watchdog
+from simgpu._explore.schedules import scheduler
 from simgpu.errors import DeadlockError
 from tests.support.worlds import few
 
@@ -253,7 +253,7 @@ def test_the_lock_of_a_library_is_waited_for(monkeypatch):
 def test_a_rank_that_holds_the_turn_is_reported(monkeypatch, rests):
     words = io.StringIO()
     monkeypatch.setattr(sys, "stderr", words)
-    monkeypatch.setattr(watchdog, "LONG", MOMENT)
+    monkeypatch.setattr(scheduler, "LONG", MOMENT)
     head = "no rank has gone on for" if rests else "rank 0 has had the turn for"
 
     def go(rank):

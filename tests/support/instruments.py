@@ -2,7 +2,7 @@
 
 import contextlib
 
-from simgpu._runtime import instruments
+from simgpu._core import hooks
 
 
 @contextlib.contextmanager
@@ -10,6 +10,6 @@ def added(*those):
     """Within the block these instruments are there."""
     with contextlib.ExitStack() as stack:
         for each in those:
-            instruments.add(each)
-            stack.callback(instruments.remove, each)
+            hooks.add(each)
+            stack.callback(hooks.remove, each)
         yield

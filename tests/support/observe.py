@@ -18,8 +18,8 @@ from torch import nn
 
 import dataparallel
 from dataparallel import comm
-from simgpu.strategies import Network, ordinary_values
-from simgpu.strategies import exact_values as values
+from simgpu._strategies.networks import Network, ordinary_values
+from simgpu._strategies.networks import exact_values as values
 
 OURS = SimpleNamespace(
     scatter=dataparallel.scatter,

@@ -24,7 +24,7 @@ from torch import distributed, nn
 
 import dataparallel
 import simgpu
-from simgpu._runtime.out_of_memory import Figures, text
+from simgpu._core.out_of_memory import Figures, text
 from tests.support.recording import FOLDER, RecordingError
 from tests.support.worlds import unbound
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 _PRELOADED = [
     "tests.support.rank_server",
-    "simgpu._cuda.as_cuda",
+    "simgpu._devices.block",
     "tests.support.rank_cases",
     "tests.support.rank_processes",
 ]

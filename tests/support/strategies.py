@@ -12,8 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from simgpu import strategies as public
-from simgpu.strategies import DTYPES, FLOATS, Pair, batches, dims, exact_values, tried
+from simgpu import strategies
+from simgpu._strategies.examples import tried
+from simgpu._strategies.networks import exact_values
+from simgpu.strategies import DTYPES, FLOATS, Pair, batches, dims
 from simgpu.strategies import nested as nested_of
 from tests.support.observe import Case
 
@@ -32,7 +34,7 @@ def device_lists(
 ) -> SearchStrategy[list[T]]:
     """Lists of devices as `simgpu.strategies` has them, shorter in a session that has fewer."""
     most = len(devices)
-    return public.device_lists(devices, min(min_size, most), min(max_size or most, most))
+    return strategies.device_lists(devices, min(min_size, most), min(max_size or most, most))
 
 
 # Kept, here and below: hypothesis takes longer to check a new strategy than to draw from it.
@@ -41,7 +43,7 @@ def device_slots(
     min_size: int = 1, max_size: int = MAX_DEVICES, repeats: bool = False
 ) -> SearchStrategy[tuple[int, ...]]:
     """Slots of devices, in any order, different unless `repeats`."""
-    slots = public.device_lists(range(MAX_DEVICES), min_size, max_size, repeats=repeats)
+    slots = strategies.device_lists(range(MAX_DEVICES), min_size, max_size, repeats=repeats)
     return slots.map(tuple)
 
 

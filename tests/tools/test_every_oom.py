@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._pytest.every_oom import _with_every_failure
+from simgpu._pytest.repeats import _with_every_failure
 from simgpu.errors import OutOfMemoryError
 
 SUITE = """

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from simgpu._fuzz import session_plugin
 from simgpu._fuzz.failures import location, name_of
-from simgpu._fuzz.recorder import ExampleRecorder
-from simgpu._fuzz.session_settings import SessionSettings
+from simgpu._fuzz.session_plugin import ExampleRecorder
+from simgpu._fuzz.sessions import SessionSettings
 from simgpu._fuzz.tally import sum_tallies
 
 START = Path.cwd()

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.database import ExampleDatabase
 
 from simgpu.__main__ import main
-from simgpu._cli.argument_types import device_range
+from simgpu._cli.arguments import device_range
 from simgpu._fuzz import campaign, sessions
-from simgpu._fuzz.database import database_of
-from simgpu._fuzz.interrupts import one_interrupt
+from simgpu._fuzz.sessions import database_of
 from simgpu._fuzz.tally import Failure, Tally
+from simgpu._util.interrupts import one_interrupt
 
 FAILURE = Failure("test_it", "ValueError", "", "x.py:1", None, "n=2", None, "6.1")
 

@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 from simgpu import strategies
 from simgpu._cli import replay
-from simgpu._fuzz import report as fuzz_report
-from simgpu._fuzz.heat_map import heat_map
-from simgpu._fuzz.progress import Progress
-from simgpu._fuzz.reproducers import NotReproducible, Writer
+from simgpu._fuzz import report
+from simgpu._fuzz.campaign import Progress
+from simgpu._fuzz.failures import NotReproducible, Writer
+from simgpu._fuzz.report import heat_map
 from simgpu._fuzz.tally import Failure, SlowExample, Tally
-from simgpu._testing.drawn import Drawn
+from simgpu._strategies.examples import Drawn
 from tests.support.observe import Case
 from tests.support.strategies import Pair
 
@@ -143,7 +143,7 @@ FAILURE = Failure(
 def test_the_command_of_a_failure_draws_schedules_where_the_campaign_did(drawn, blob):
     """Otherwise the numbers of its threads would be taken for those of its arguments."""
     failure = dataclasses.replace(FAILURE, blob=blob)
-    command = fuzz_report.replay_command(failure, {**RUN, "schedules": drawn})
+    command = report.replay_command(failure, {**RUN, "schedules": drawn})
     parser = argparse.ArgumentParser()
     replay.add_arguments(parser.add_subparsers())
     options = parser.parse_args(shlex.split(command)[3:])
@@ -177,7 +177,7 @@ def test_the_page_needs_no_network_and_shows_every_combination():
     tally.combinations.update({(2, 2): 5, (64, 3): 1, (100, 1): 4, (200, 1): 2})
     tally.failed[2, 2] = 3
     tally.failures["key"] = FAILURE
-    page = Page(fuzz_report.as_html(tally, RUN))
+    page = Page(report.as_html(tally, RUN))
     assert page.loads == []
     assert len(page.cells) == 66 * 3
     assert page.cells["2", 2] == "5 examples, 3 failed"
@@ -197,7 +197,7 @@ def test_the_page_needs_no_network_and_shows_every_combination():
 
 
 def test_a_page_without_failures_says_so():
-    page = Page(fuzz_report.as_html(Tally(), RUN))
+    page = Page(report.as_html(Tally(), RUN))
     assert "no failures" in page.words
 
 
@@ -205,13 +205,13 @@ def test_a_suite_that_says_no_batches_is_told_how_and_nothing_false():
     """Without strategies.batches nothing is known of combinations, and none is "never tried"."""
     tally = Tally()
     tally.examples["a"] = 3
-    page = Page(fuzz_report.as_html(tally, RUN))
+    page = Page(report.as_html(tally, RUN))
     assert "3 examples of 1 property" in page.words
     assert "never tried" not in page.words.lower()
     assert page.cells == {}
     for way in ("simgpu.strategies.batches", "tried(batch=..., devices=...)", "tried(error=...)"):
         assert way in page.words
-    assert fuzz_report.as_json(tally, RUN)["never_tried"] is None
+    assert report.as_json(tally, RUN)["never_tried"] is None
 
 
 def test_a_cell_is_as_dark_as_the_key_says():
@@ -220,38 +220,38 @@ def test_a_cell_is_as_dark_as_the_key_says():
     depths = [cell.depth for cell in heat_map(tally, 1, 1)[1]]
     assert depths[1:4] == [0, 0.5, 1]
     assert depths[-1] == 1  # all large batches: no darker than the darkest
-    assert '--depth:0.5" title="batch 2 on 1 device: 3' in fuzz_report.as_html(tally, RUN)
+    assert '--depth:0.5" title="batch 2 on 1 device: 3' in report.as_html(tally, RUN)
 
 
 def test_long_texts_are_folded():
     tally = Tally()
     long = "assert " + "x" * 5000
     tally.failures["key"] = dataclasses.replace(FAILURE, message=long)
-    html = fuzz_report.as_html(tally, RUN)
+    html = report.as_html(tally, RUN)
     (folded,) = re.findall(r"<details><summary><code>(.*?)</code></summary><pre>(.*?)</pre>", html)
     assert folded[1] == long
     assert len(folded[0]) < 200
     assert long.startswith(folded[0][:-1])
     tally.failures["key"] = FAILURE
-    assert "<details" not in fuzz_report.as_html(tally, RUN)
+    assert "<details" not in report.as_html(tally, RUN)
 
 
 def test_a_run_that_was_stopped_says_how_far_it_came():
     tally = Tally()
     tally.properties, tally.finished = 3, {"a"}
-    assert "1 of 3 properties were tried to the end" in fuzz_report.as_html(tally, RUN)
+    assert "1 of 3 properties were tried to the end" in report.as_html(tally, RUN)
     tally.finished = {"a", "b", "c"}
-    assert "to the end" not in fuzz_report.as_html(tally, RUN)
+    assert "to the end" not in report.as_html(tally, RUN)
 
 
 def test_a_failure_without_a_code_is_run_again_from_the_database():
-    command = fuzz_report.replay_command(dataclasses.replace(FAILURE, blob=None), RUN)
+    command = report.replay_command(dataclasses.replace(FAILURE, blob=None), RUN)
     assert command.endswith("--database kept --devices 1..3")
 
 
 @given(numbers=st.sets(st.integers(0, 30)))
 def test_ranges_name_every_number(numbers):
-    text = fuzz_report.ranges(numbers)
+    text = report.ranges(numbers)
     named = set()
     for part in filter(None, text.split(", ")):
         first, _, last = part.partition("-")
@@ -266,7 +266,7 @@ def test_what_a_page_shows_is_text_and_never_markup():
     tally.failures["key"] = dataclasses.replace(
         FAILURE, message="<script>2", example="</pre><img src=x>", test="<b>3", location="<i>4"
     )
-    page = Page(fuzz_report.as_html(tally, RUN))
+    page = Page(report.as_html(tally, RUN))
     assert page.loads == []
     for text in ("<script>1</script>", "<script>2", "</pre><img src=x>", "<b>3", "<i>4"):
         assert text in page.words
@@ -276,7 +276,7 @@ def test_what_a_page_shows_is_text_and_never_markup():
 def test_any_message_is_written(tmp_path, message):
     tally = Tally()
     tally.failures["key"] = dataclasses.replace(FAILURE, message=message)
-    fuzz_report.write(tally, RUN, tmp_path / "page.html")
+    report.write(tally, RUN, tmp_path / "page.html")
     (failure,) = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))["failures"]
     assert failure["message"] == message
     assert FAILURE.property[:10] in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -327,7 +327,7 @@ def test_the_progress_line_is_there_whatever_the_environment_says_of_bars(python
     names = inspect.signature(tqdm.__init__).parameters
     variables = {f"TQDM_{name.upper()}": said for name in {*names} - {"self", "kwargs"}}
     program = (
-        "from simgpu._fuzz.progress import Progress; from simgpu._fuzz.tally import Tally;"
+        "from simgpu._fuzz.campaign import Progress; from simgpu._fuzz.tally import Tally;"
         "Progress(1.0, None).show(Tally(), 15.0)"
     )
     assert " 25% |" in python("-c", program, **variables).stderr

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from simgpu._cli import main_module
+from simgpu._cli import run_script
 
 PROGRAM = """# coding: latin-1
 import pickle, sys, threading
@@ -111,11 +111,11 @@ def test_a_program_stays_the_main_module_and_inherits_nothing(no_program, tmp_pa
     with zipfile.ZipFile(tmp_path / "p.zip", "w") as packed:
         packed.write(tmp_path / "p.py", "__main__.py")
     before = sys.modules["__main__"]
-    main_module.begin()
+    run_script.begin()
     if way is None:
-        main_module.run_text(text)
+        run_script.run_text(text)
     else:
-        main_module.run_path(str(tmp_path / way))
+        run_script.run_path(str(tmp_path / way))
     assert sys.modules["__main__"].seen == (4, {"x": 2}, 4)
     assert sys.modules["__main__"] is not before
 
@@ -134,13 +134,13 @@ def test_modules_are_looked_for_beside_a_file_that_is_linked_to(tmp_path, way, l
         given = tmp_path / "linked"
         given.symlink_to(tmp_path / "real" / way)
     expected = given if way in ("folder", "p.zip") else tmp_path / "real"
-    assert main_module.folder_of(str(given)) == str(expected)
+    assert run_script.folder_of(str(given)) == str(expected)
 
 
 @pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "latin-1", "cp1251"])
 def test_what_stands_on_the_standard_input_is_in_its_own_coding(no_program, coding):
     said = "" if coding.startswith("utf") else f"# coding: {coding}\n"
     letter = "\u0444" if coding == "cp1251" else "\xe9"
-    main_module.begin()
-    main_module.run_input(f"{said}seen = '{letter}', __file__".encode(coding))
+    run_script.begin()
+    run_script.run_input(f"{said}seen = '{letter}', __file__".encode(coding))
     assert sys.modules["__main__"].seen == (letter, "<stdin>")

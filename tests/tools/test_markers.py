@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._pytest.marker import fail_if_wrong, is_ours
+from simgpu._pytest.markers import fail_if_wrong, is_ours
 from simgpu._pytest.ranks import DESCRIPTION, tell_if_unused
 
 WRONG = """
@@ -88,7 +88,7 @@ def test_a_wrong_marker_is_an_error_of_its_test_in_one_line(pytester):
 
 RANKS = """
 import pytest, torch, simgpu
-from simgpu._runtime import world
+from simgpu._core import world
 
 @pytest.mark.ranks(2)
 def test_sort(ranks):

@@ -11,8 +11,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu import _patches
-from simgpu._patches import Patch, Patches
+from simgpu._util import patching
+from simgpu._util.patching import Patch, Patches
 
 
 @given(
@@ -48,7 +48,7 @@ def test_a_late_row_waits_for_its_module(imported, twice, of_class):
         answer = "def answer():\n    return 1\n"
         within = "class Class:\n" + textwrap.indent("@staticmethod\n" + answer, "    ")
         path.write_text(within if of_class else answer, encoding="utf-8")
-        with mock.patch.dict(_patches._imports.waiting):
+        with mock.patch.dict(patching._imports.waiting):
             check_late_row(folder, imported, twice, "Class" if of_class else "")
 
 

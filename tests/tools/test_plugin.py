@@ -9,13 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._pytest.choose import choose_pool, session_pool
-from simgpu._pytest.hints import hint_for
-from simgpu._pytest.marker import Wanted
+from simgpu._pytest.header import hint_for
+from simgpu._pytest.markers import Wanted
 from simgpu._pytest.options import DEFAULT_COUNT, DeviceOptions
-from simgpu._pytest.pools import CudaPool
-from simgpu._pytest.simulated_pool import SimulatedPool
-from simgpu._pytest.threads import use_one_thread
+from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool, session_pool, use_one_thread
 from simgpu.errors import InvalidDeviceError
 
 

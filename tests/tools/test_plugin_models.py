@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simgpu._pytest.choose import simulated_pool
 from simgpu._pytest.options import DeviceOptions
+from simgpu._pytest.pools import simulated_pool
 from simgpu._pytest.short_option import SHORT, pytest_sessionstart
 
 SUITE = """

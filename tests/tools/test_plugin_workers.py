@@ -11,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._pytest import pools
-from simgpu._pytest.choose import choose_pool
-from simgpu._pytest.gpu_groups import Worker, describe, group_of
-from simgpu._pytest.options import DeviceOptions, add_options, read_options
-from simgpu._pytest.pools import CudaPool
+from simgpu._pytest.options import (
+    DeviceOptions,
+    Worker,
+    add_options,
+    describe,
+    group_of,
+    read_options,
+)
+from simgpu._pytest.pools import CudaPool, choose_pool
 
 
 @given(size=st.integers(1, 8), spare=st.integers(0, 8), workers=st.integers(1, 20))

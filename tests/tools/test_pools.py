@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu import pytest_plugin
-from simgpu._pytest.marker import Wanted
-from simgpu._pytest.pools import SCOPES, CudaPool
-from simgpu._pytest.simulated_pool import SimulatedPool
-from simgpu._pytest.skips import count_lines
-from simgpu._runtime import instruments, world
+from simgpu._core import hooks, world
+from simgpu._pytest import markers, pools
+from simgpu._pytest.markers import Wanted, skip_lines
+from simgpu._pytest.pools import SCOPES, CudaPool, SimulatedPool
 
 ordinals = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
@@ -25,9 +24,9 @@ def test_a_marker_gets_what_it_asks_for_or_skips(cuda, ordinals, count, distinct
     pool = CudaPool(ordinals)
     request = SimpleNamespace(config=None, node=SimpleNamespace(user_properties=[]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pytest_plugin, "session_pool", lambda _: pool)
+        patch.setattr(pools, "session_pool", lambda _: pool)
         patch.setattr(
-            pytest_plugin,
+            markers,
             "wanted_by",
             lambda _: Wanted(count, distinct=distinct, at_least=at_least),
         )
@@ -45,7 +44,7 @@ def test_a_marker_gets_what_it_asks_for_or_skips(cuda, ordinals, count, distinct
             assert torch.cuda.current_device() == expected[0]
 
 
-class Synchronized(instruments.Instrument):
+class Synchronized(hooks.Instrument):
     def __init__(self):
         self.devices = []
 
@@ -60,7 +59,7 @@ def test_real_gpus_are_waited_for_after_an_error_too(cuda, ordinals, fails, shar
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     told, pool = Synchronized(), CudaPool(ordinals, seed, sharers)
     before = torch.cuda.memory_stats(0)["num_sync_all_streams"]
-    instruments.add(told)
+    hooks.add(told)
     try:
         with contextlib.suppress(KeyError), pool.lend(len(ordinals)) as devices:
             assert torch.initial_seed() == seed
@@ -70,7 +69,7 @@ def test_real_gpus_are_waited_for_after_an_error_too(cuda, ordinals, fails, shar
             if fails:
                 raise KeyError
     finally:
-        instruments.remove(told)
+        hooks.remove(told)
     assert sorted(told.devices) == sorted(set(ordinals))
     assert torch.cuda.memory_stats(0)["num_sync_all_streams"] == before + 1
 
@@ -107,7 +106,7 @@ def test_skips_are_counted_by_their_reason(reasons):
     ]
     reports.append(SimpleNamespace())  # a module that skips itself while it is collected
     told = {}
-    for line in count_lines(reports):
+    for line in skip_lines(reports):
         number, reason = re.split(" skipped: (?:it|each) ", line)
         told[reason] = number
     assert told == {

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._cli.describe import description
-from simgpu._startup import process_devices, variables
+from simgpu._cli.info import description
+from simgpu._config import options
+from simgpu._devices import process
 
 
 def enabled(count, **arguments):
@@ -82,10 +83,10 @@ def test_the_hint_names_it():
 
 
 def test_a_wrong_variable_is_refused(monkeypatch):
-    monkeypatch.setenv(variables.COUNT, "2")
-    monkeypatch.setenv(variables.RNG, "mine")
+    monkeypatch.setenv(options.COUNT, "2")
+    monkeypatch.setenv(options.RNG, "mine")
     with pytest.raises(ValueError, match="SIMGPU_RNG: rng must be one of 'cuda', 'host'"):
-        process_devices.start_process_devices()
+        process.start_process_devices()
     assert torch.simgpu.device_count() == 0
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simgpu import __main__ as command_line
+from simgpu import __main__
+from simgpu._explore.schedules.scheduler import Strategy
+from simgpu._explore.schedules.tokens import strategy_in, token_of
 from simgpu._fuzz import sessions
-from simgpu._fuzz.recorder import ExampleRecorder
-from simgpu._pytest import schedules
-from simgpu._simulation.schedules.strategies import Strategy
-from simgpu._simulation.schedules.tokens import strategy_in, token_of
-from simgpu._testing import example_log
+from simgpu._fuzz.session_plugin import ExampleRecorder
+from simgpu._pytest import repeats
+from simgpu._strategies import examples
 from tests.support.ordering_faults import lost_update
 
 SUITE = """
@@ -96,8 +96,8 @@ def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch)
         again.stdout.fnmatch_lines(["*assert 1.0 == 2*"])
     started = []
     monkeypatch.setattr("simgpu._fuzz.sessions.replay_schedule", lambda *a: started.append(a) or 1)
-    assert command_line.main(["replay", token]) == 1
-    assert command_line.main(["replay", name, token]) == 1
+    assert __main__.main(["replay", token]) == 1
+    assert __main__.main(["replay", name, token]) == 1
     assert started[0] == started[1]
     assert started[0][:2] == (name, token)
 
@@ -146,7 +146,7 @@ def test_the_examples_of_a_property_run_under_as_many_schedules_in_all(n, most):
         seen.append(number)
 
     inner = holds.hypothesis.inner_test
-    holds.hypothesis.inner_test = schedules._under_drawn_schedules(inner, n, None)
+    holds.hypothesis.inner_test = repeats._under_drawn_schedules(inner, n, None)
     holds()
     assert n <= len(seen) < n + most
     assert len(set(seen)) == most
@@ -160,7 +160,7 @@ def test_what_is_no_number_of_schedules_is_refused(pytester, arguments):
 
 def test_a_token_of_no_known_test_says_what_to_do(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert command_line.main(["replay", "S1fAAA"]) == 4
+    assert __main__.main(["replay", "S1fAAA"]) == 4
     assert "no test is known here" in capsys.readouterr().out
 
 
@@ -182,14 +182,14 @@ def test_what_fuzzing_reports_names_the_schedule(simulated, monkeypatch):
         config=SimpleNamespace(getoption=lambda name: "prepend"),
         get_closest_marker=lambda name: None,
     )  # fmt: skip
-    scheduled = recorder.counted(item, schedules._under_drawn_schedules(sound, 1, None))
+    scheduled = recorder.counted(item, repeats._under_drawn_schedules(sound, 1, None))
     monkeypatch.setattr(of_two.hypothesis, "inner_test", scheduled)
-    example_log.set_listener(recorder.on_example, recorder.on_schedule)
+    examples.set_listener(recorder.on_example, recorder.on_schedule)
     try:
         with pytest.raises(AssertionError):
             of_two(simulated)
     finally:
-        example_log.set_listener(None)
+        examples.set_listener(None)
     monkeypatch.undo()
     (failure,) = recorder.tally.failures.values()
     assert failure.schedule in failure.test

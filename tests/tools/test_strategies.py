@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from simgpu import strategies
-from simgpu._cli.argument_types import device_range
-from simgpu._testing import example_log
+from simgpu._cli.arguments import device_range
+from simgpu._strategies import examples, networks
 
 MANY = settings(max_examples=2000, database=None, derandomize=True, deadline=None)
 
@@ -128,8 +128,8 @@ def test_exact_tensors_sum_exactly(tensor):
 
 @pytest.mark.parametrize("dtype", strategies.FLOATS)
 def test_ordinary_values_have_sums_that_depend_on_the_order(dtype):
-    numbers = strategies.ordinary_values((16, 64), dtype)
-    assert torch.equal(numbers, strategies.ordinary_values((16, 64), dtype))
+    numbers = networks.ordinary_values((16, 64), dtype)
+    assert torch.equal(numbers, networks.ordinary_values((16, 64), dtype))
     assert not torch.equal(numbers, numbers.round())
     forward = backward = torch.zeros(64, dtype=numbers.dtype)
     for one, other in zip(numbers, numbers.flip(0), strict=True):
@@ -147,13 +147,13 @@ def test_every_dtype_has_both_kinds_of_values(dtype, exact):
 
 @given(shape=st.lists(st.integers(0, 3), max_size=4), layout=st.sampled_from(strategies.LAYOUTS))
 def test_a_layout_changes_no_value(shape, layout):
-    tensor = strategies.exact_values(shape, "float32")
+    tensor = networks.exact_values(shape, "float32")
     other = strategies.laid_out(tensor, layout)
     assert torch.equal(other, tensor)
 
 
 def test_layouts_are_what_they_say():
-    tensor = strategies.exact_values((2, 3, 4, 5), "float32")
+    tensor = networks.exact_values((2, 3, 4, 5), "float32")
     made = {layout: strategies.laid_out(tensor, layout) for layout in strategies.LAYOUTS}
     assert made["contiguous"].is_contiguous()
     assert made["transposed"].stride() == (1, 2, 6, 24)
@@ -198,8 +198,8 @@ def test_modules_have(what):
 
 @given(net=strategies.modules(features=2), rows=st.integers(0, 5))
 def test_a_network_is_what_its_repr_says_and_computes_exactly(net, rows):
-    x = strategies.exact_values((rows, 2), net.layers[0].weight.dtype, span=3)
-    same = eval(repr(net), {"Network": strategies.Network})
+    x = networks.exact_values((rows, 2), net.layers[0].weight.dtype, span=3)
+    same = eval(repr(net), {"Network": networks.Network})
     out = net(x)
     assert torch.equal(out, same(x))
     assert torch.equal(out.double(), net.double()(x.double()))
@@ -207,7 +207,7 @@ def test_a_network_is_what_its_repr_says_and_computes_exactly(net, rows):
 
 
 def test_a_frozen_layer_gets_no_gradient_and_the_others_do():
-    net = strategies.Network((2, 2, 1), frozen=True)
+    net = networks.Network((2, 2, 1), frozen=True)
     net(torch.ones(3, 2)).sum().backward()
     assert [parameter.grad is None for parameter in net.parameters()] == [True, True, False, False]
 
@@ -262,43 +262,43 @@ def test_modules_shrink_to_one_layer():
 
 
 def test_combinations_are_told_to_a_listener_and_to_nobody_else():
-    strategies.tried(batch=1, devices=1)
+    examples.tried(batch=1, devices=1)
     heard = []
-    example_log.set_listener(lambda *what: heard.append(what))
+    examples.set_listener(lambda *what: heard.append(what))
     try:
         batch = smallest(strategies.batches(3), lambda batch: batch > 4)
-        strategies.tried(error=0.5)
+        examples.tried(error=0.5)
     finally:
-        example_log.set_listener(None)
-    strategies.tried(batch=2, devices=2)
+        examples.set_listener(None)
+    examples.tried(batch=2, devices=2)
     assert (batch, 3, None) in heard
     assert heard[-1] == (None, None, 0.5)
     assert {devices for _, devices, _ in heard[:-1]} == {3}
 
 
 def test_a_fuzzing_run_may_narrow_the_device_counts():
-    example_log.limit_devices((2, 3))
+    examples.limit_devices((2, 3))
     try:
         assert smallest(strategies.device_lists([*"abcd"])) == ["a", "b"]
         assert not reaches(strategies.device_counts(), lambda n: n > 3)
         assert smallest(strategies.device_counts(5, 6)) == 5  # what it asks for is elsewhere
-        example_log.limit_devices(device_range("4"))
+        examples.limit_devices(device_range("4"))
         assert not reaches(strategies.device_counts(), lambda n: n != 4, 40)
         assert not reaches(strategies.device_lists([*"abcdef"]), lambda some: len(some) != 4, 40)
         assert smallest(strategies.world_sizes()) == 1  # which are not numbers of devices
     finally:
-        example_log.limit_devices(None)
+        examples.limit_devices(None)
 
 
 def test_a_fuzzing_run_may_narrow_the_numbers_of_ranks():
-    example_log.limit_devices(device_range("3..5"), "ranks")
+    examples.limit_devices(device_range("3..5"), "ranks")
     try:
         assert smallest(strategies.world_sizes()) == 3
         assert not reaches(strategies.world_sizes(), lambda n: not 3 <= n <= 5, 40)
         assert smallest(strategies.world_sizes(6, 8)) == 6
         assert smallest(strategies.device_counts()) == 1
     finally:
-        example_log.limit_devices(None, "ranks")
+        examples.limit_devices(None, "ranks")
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_a_fuzzing_run_may_narrow_the_numbers_of_ranks():
         lambda: strategies.chunkings(3, 2, 2),
         lambda: strategies.dims(0),
         lambda: strategies.laid_out(torch.ones(2), "diagonal"),
-        lambda: strategies.exact_values((2,), "float31"),
-        lambda: strategies.Network((2,)),
+        lambda: networks.exact_values((2,), "float31"),
+        lambda: networks.Network((2,)),
         lambda: find(strategies.tensors([2, -1]), lambda _: True),
     ],
 )
@@ -340,15 +340,15 @@ def test_a_module_is_loaded_once_from_a_folder_around_the_caller(tmp_path):
     (inner / "helper_here.py").write_text("number = 7\n")
     (inner / "test_there.py").write_text("from .helper_here import number\n")
     path = "unlikely_name/inner/test_there.py"
-    module = strategies.load_module(str(inner / "test_pasted.py"), path)
+    module = examples.load_module(str(inner / "test_pasted.py"), path)
     assert (module.number, module.__name__) == (7, "unlikely_name.inner.test_there")
-    assert strategies.load_module(str(tmp_path / "test_pasted.py"), path) is module
+    assert examples.load_module(str(tmp_path / "test_pasted.py"), path) is module
     with pytest.raises(FileNotFoundError, match=r"no unlikely_name/no\.py in the folder of"):
-        strategies.load_module(str(inner / "test_pasted.py"), "unlikely_name/no.py")
+        examples.load_module(str(inner / "test_pasted.py"), "unlikely_name/no.py")
     (inner / "test_broken.py").write_text("1 / 0\n")
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            strategies.load_module(str(inner / "x.py"), "test_broken.py")
+            examples.load_module(str(inner / "x.py"), "test_broken.py")
 
 
 @pytest.mark.parametrize(

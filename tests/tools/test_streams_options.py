@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._cli.run_script import _after_our_frames, overlapping, told_of_races
+from simgpu._explore.asynchronous import executor as asynchronous_executor
 from simgpu._pytest.header import looked_for
 from simgpu._pytest.options import add_options, options_in
-from simgpu._simulation.asynchronous import block
 from simgpu.errors import DeviceLostError
 
 SCRIPT = """
@@ -68,7 +68,7 @@ def test_a_script_that_ends_well_is_told_of_errors_in_its_queues(status):
 
         def end(executor):
             with contextlib.suppress(DeviceLostError):
-                block.end(executor)
+                asynchronous_executor.end(executor)
 
         told = pytest.raises(DeviceLostError if ends_well else SystemExit)
         with told as raised, overlapping(None) as own:
@@ -85,7 +85,7 @@ def test_what_meta_kernels_import_is_there_before_a_launch(monkeypatch):
     monkeypatch.setattr(
         importlib, "import_module", lambda name, *more: imported.append(name) or stock(name, *more)
     )
-    block.end(block.begin(None))
+    asynchronous_executor.end(asynchronous_executor.begin(None))
     assert "torch._dynamo" in imported
 
 

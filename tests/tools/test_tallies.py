@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.core import decode_failure
 
 from simgpu._fuzz import campaign, report
-from simgpu._fuzz.heat_map import heat_map, never_tried
-from simgpu._fuzz.recorder import ExampleRecorder
-from simgpu._fuzz.session_settings import SessionSettings
+from simgpu._fuzz.report import heat_map, never_tried
+from simgpu._fuzz.session_plugin import ExampleRecorder
+from simgpu._fuzz.sessions import SessionSettings
 from simgpu._fuzz.tally import Failure, SlowExample, Tally
+from simgpu._util import naming
 
 FAILURE = Failure(
     property="test_x.py::test_x", error="ValueError", message="", location="x.py:1",
@@ -99,7 +100,7 @@ def test_switches_of_all_workers_are_counted_and_told(workers):
     words = f"drew the order of threads as well: in {switched} of them another thread went on in"
     assert (words in page) == (many > 0)
     if many:
-        assert f"{report.plural(many, 'example')} {words}" in page
+        assert f"{naming.plural(many, 'example')} {words}" in page
         assert f"between, up to {max(expected)} times." in page
 
 

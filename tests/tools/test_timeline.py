@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simgpu._core import hooks
 from simgpu._profiling.chrome_trace import Timeline
 from simgpu._profiling.watch import watch
-from simgpu._runtime import instruments
 from tests.support.observe import place
 
 
@@ -32,11 +32,11 @@ def test_a_counter_shows_the_memory_of_its_device(simulated, steps):
         x = torch.empty(blocks * 512, dtype=torch.uint8, device=source)
         stream = torch.simgpu.Stream(source if slot >= 0 else simulated[0])
         with torch.simgpu.stream(stream if side else None):
-            instruments.add(timeline)
+            hooks.add(timeline)
             try:
                 held += [x.to(target, copy=True), x]
             finally:
-                instruments.remove(timeline)
+                hooks.remove(timeline)
         queue = source if slot >= 0 else target
         if queue.type != "cpu":
             # What came out of it is not counted yet.

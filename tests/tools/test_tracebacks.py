@@ -50,7 +50,7 @@ import simgpu
 """
 BROKEN = """
 import pytest
-from simgpu._kernels.mixed_devices import DeviceRules
+from simgpu._ops.calls import DeviceRules
 
 @pytest.fixture(autouse=True)
 def broken(monkeypatch):
@@ -124,7 +124,7 @@ def test_mistakes_of_simgpu_keep_their_frames(pytester):
     )
     texts = failures(pytester)
     assert len(texts) == 2
-    assert all("simgpu/_kernels" in text for text in texts)
+    assert all("simgpu/_ops" in text for text in texts)
 
 
 def test_libraries_of_a_similar_name_keep_their_frames(pytester):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from simgpu import strategies
 from simgpu._cli import run_script
-from simgpu._runtime import world
-from simgpu._startup import variables
-from simgpu._startup.process_devices import start_process_devices
+from simgpu._config import options as config_options
+from simgpu._core import world
+from simgpu._devices.process import start_process_devices
 from simgpu.errors import InvalidDeviceError
 
 
@@ -53,12 +53,12 @@ def test_a_wrong_variable_is_told_in_one_line(python, name):
 
 
 @given(
-    name=st.sampled_from([variables.MEMORY, variables.MODEL]),
+    name=st.sampled_from([config_options.MEMORY, config_options.MODEL]),
     text=st.text("abc019,\\ "),
     is_option=st.booleans(),
 )
 def test_a_wrong_sort_of_device_is_told_by_who_said_it(name, text, is_option):
-    option = {variables.MEMORY: "memory", variables.MODEL: "model"}[name]
+    option = {config_options.MEMORY: "memory", config_options.MODEL: "model"}[name]
     value = f"x{text}"
     program = run_script.Program("code", "1", ())
     options = run_script.ScriptOptions(
@@ -79,7 +79,7 @@ def told_of_an_index_past(count, excess):
 
 @given(count=strategies.device_counts(), excess=st.integers(0, 9), data=st.data())
 def test_an_index_past_the_last_device_is_told_what_says_how_many(count, excess, data):
-    with mock.patch.dict(os.environ, {variables.COUNT: str(count)}):
+    with mock.patch.dict(os.environ, {config_options.COUNT: str(count)}):
         start_process_devices()
         try:
             fewer = data.draw(strategies.device_counts(max_value=count))
@@ -97,19 +97,19 @@ ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126))
 @given(value=st.sampled_from(["", "0", "1", "force", "false", "no"]) | ASCII)
 def test_devices_go_by_the_name_of_cuda_where_that_is_said(value):
     names = {"": "", "0": "", "1": "1", "force": "force"}
-    with mock.patch.dict(os.environ, {variables.AS_CUDA: value}):
+    with mock.patch.dict(os.environ, {config_options.AS_CUDA: value}):
         if value in names:
-            assert variables.as_cuda() == names[value]
+            assert config_options.as_cuda() == names[value]
             return
         with pytest.raises(ValueError, match=r"must be 1 .* or 0") as raised:
-            variables.as_cuda()
-    assert str(raised.value).startswith(f"{variables.AS_CUDA}={value!r}")
+            config_options.as_cuda()
+    assert str(raised.value).startswith(f"{config_options.AS_CUDA}={value!r}")
 
 
 def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
-    from simgpu._fuzz.session_settings import PROCESS_DEVICES, SessionSettings
+    from simgpu._fuzz.sessions import PROCESS_DEVICES, SessionSettings
 
-    assert set(PROCESS_DEVICES) == set(variables.NAMES)
+    assert set(PROCESS_DEVICES) == set(config_options.NAMES)
     for name in PROCESS_DEVICES:
         monkeypatch.setenv(name, "1")
     assert not set(PROCESS_DEVICES) & set(SessionSettings("x", (1, 2), "kept").environment())
@@ -118,14 +118,14 @@ def test_a_campaign_gives_its_sessions_no_devices_of_the_process(monkeypatch):
 
 @given(
     names=st.lists(st.text("ABDEGIMNOPRSUV_", max_size=9).map(lambda end: f"SIMGPU_{end}")),
-    known=st.sets(st.sampled_from((*variables.NAMES, *variables.SETTINGS))),
+    known=st.sets(st.sampled_from((*config_options.NAMES, *config_options.SETTINGS))),
 )
 def test_info_names_variables_that_are_not_known(names, known):
     """Such as SIMGPU_DEVICES: nothing else would be said of it."""
     given_ = dict.fromkeys([*names, *known], "3")
     with mock.patch.dict(os.environ, given_, clear=True):
-        found = variables.misspelt()
-    assert found == sorted(given_.keys() - {*variables.NAMES, *variables.SETTINGS})
+        found = config_options.misspelt()
+    assert found == sorted(given_.keys() - {*config_options.NAMES, *config_options.SETTINGS})
 
 
 @pytest.mark.full

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._pytest.marker import fail_if_wrong
-from simgpu._pytest.wrapping import wrap_test, wrapped
+from simgpu._pytest.markers import fail_if_wrong
+from simgpu._pytest.repeats import wrap_test, wrapped
 
 
 def plain(): ...

@@ -1,7 +1,7 @@
-"""Monkey patches of torch that stay: each file has a table of attributes, applied by `apply_all`.
+"""Monkey patches of torch that stay: each file has a table of attributes (`PATCHES`).
 
 docs/architecture.md, "Add a replacement of a torch attribute", says how to add one.
 
-May import: `_backend/device_module`, `_kernels`, `_backend`, `_memory`, `_native`, `_runtime`,
-`errors`, `_class_proxies`, `_naming`, `_patches`, `comm`, `torch`.
+May import: `_backend/namespace`, `_ops`, `_backend`, `_memory`, `_core`, `_native`, `errors`,
+`_util`, `comm`, `torch`.
 """

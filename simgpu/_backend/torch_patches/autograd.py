@@ -1,11 +1,11 @@
-"""`backward()` on simulated devices: run in the calling thread, and errors of hooks raised there.
+"""`backward()` on simulated devices: it runs in the calling thread, where hooks raise their errors.
 
 A device guard written in Python reports one device only, so PyTorch's engine has a worker thread
 for simgpu:0 and none for simgpu:1 and up. It needs none while autograd's multithreading is off,
 which it is here in the calling thread for the length of every backward pass. Each node still runs
-on the device and the stream of its forward (`simgpu._native.guard_answers`).
+on the device and the stream of its forward (`simgpu._native.guard_code`).
 
-Where the guard's type is a Python property (`simgpu._native.constant_answers` says where not), C++
+Where the guard's type is a Python property (`simgpu._native.guard_code` says where not), C++
 also asks for it while the engine unwinds from an error that a hook raised. That error is then still
 pending in the interpreter, so calling any Python function fails, in a place where C++ cannot
 handle a failure and ends the process. `guard.device_type` stores a pending error first, and
@@ -34,9 +34,52 @@ from torch.autograd.graph import GradientEdge
 from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu._backend.guard import let_cpp_count_devices, put_aside
-from simgpu._patches import Patch, Row
-from simgpu._runtime import accelerators, engine_waits, world
-from simgpu._runtime.accelerators import CUDA, NEITHER, SIMULATED
+from simgpu._core import streams, world
+from simgpu._core.world import CUDA, NEITHER, SIMULATED
+from simgpu._ops import autocast
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Patch, Row
+
+# `torch.autocast`: what PyTorch does for CUDA outside its kernels when a region begins or ends.
+#
+# The kernels that cast are in `simgpu._ops.autocast`.
+
+_stock_clear_cache = torch.clear_autocast_cache
+_stock_get_fastpath = torch.backends.mha.get_fastpath_enabled
+
+
+def _clear_autocast_cache() -> None:
+    """`torch.clear_autocast_cache`, which every outermost region calls when it is left."""
+    autocast.clear_cache()
+    _stock_clear_cache()
+
+
+def _get_fastpath_enabled() -> bool:
+    """`torch.backends.mha.get_fastpath_enabled`: off while autocast is on, as for CUDA.
+
+    Attention and encoder layers in eval mode ask PyTorch only whether CUDA's autocast is on, and
+    would go past the operators that are cast. Scripted code gets PyTorch's answer for it; the
+    branch is of a form that the compiler of TorchScript leaves out.
+    """
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        return _stock_get_fastpath() and not torch.is_autocast_enabled(DEVICE_TYPE)
+    return True
+
+
+_AUTOCAST_PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch",
+        "clear_autocast_cache",
+        value=_clear_autocast_cache,
+        why="the casts of parameters that the device's kernels keep end with the outermost region",
+    ),
+    Patch(
+        "torch.backends.mha",
+        "get_fastpath_enabled",
+        value=_get_fastpath_enabled,
+        why="attention's fast path goes past the operators that autocast casts; CUDA's is off too",
+    ),
+)
 
 
 class _PerThread(threading.local):
@@ -50,12 +93,12 @@ _per_thread = _PerThread()
 
 def _by_its_kind(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call what may pass backward, with the accelerator that its tensors are on."""
-    if not accelerators.may_be_cuda():
+    if not world.may_be_cuda():
         return _in_this_thread(run, *args, **kwargs)
     kinds = _kinds(args)
     if not kinds:
         return _in_this_thread(run, *args, **kwargs)
-    with accelerators.taken(CUDA if CUDA in kinds else SIMULATED):
+    with world.taken(CUDA if CUDA in kinds else SIMULATED):
         if SIMULATED in kinds:
             return _in_this_thread(run, *args, **kwargs)
         return run(*args, **kwargs)
@@ -71,18 +114,18 @@ def _kinds(args: Sequence[Any]) -> set[int]:
     with torch._C.DisableTorchFunction():
         for root in (*(args[0] if args and isinstance(args[0], tuple) else ()), *args):
             if isinstance(root, torch.Tensor):
-                kinds.add(accelerators.kind_of(root.device))
+                kinds.add(world.kind_of(root.device))
                 todo.append(root.grad_fn)
             elif isinstance(root, GradientEdge):
                 todo.append(root.node)
-    if world.active_devices and not accelerators.gpus_have_tensors():
+    if world.active_devices and not world.gpus_have_tensors():
         return {SIMULATED}
     seen = {None}
     while todo and world.active_devices and not kinds >= {SIMULATED, CUDA}:
         node = todo.pop()
         if node not in seen:
             seen.add(node)
-            kinds.update(accelerators.kind_of(of.device) for of in node._input_metadata)
+            kinds.update(world.kind_of(of.device) for of in node._input_metadata)
             todo += [following for following, _ in node.next_functions]
     return kinds - {NEITHER}
 
@@ -97,7 +140,7 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         # In here: a signal handler that raises does so after this call, at the earliest.
         torch._C._set_multithreading_enabled(False)
-        with engine_waits.followed():
+        with streams.followed():
             return run(*args, **kwargs)
     except SystemError:  # "returned NULL without setting an exception": we have it
         if not put_aside.errors:
@@ -205,7 +248,7 @@ def _call_scripted(stock: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-PATCHES: tuple[Row, ...] = (
+_AUTOGRAD_PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.autograd.variable.Variable",
         "_execution_engine",
@@ -223,3 +266,6 @@ PATCHES: tuple[Row, ...] = (
         for scripted in ("ScriptFunction", "ScriptMethod")
     ),
 )
+
+
+PATCHES: tuple[Row, ...] = (*_AUTOCAST_PATCHES, *_AUTOGRAD_PATCHES)

@@ -18,22 +18,23 @@ from typing import Any
 import torch
 
 from simgpu._backend.torch_patches.routing import routed
-from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Patch, Row
-from simgpu._runtime import accelerators, thread_state, world
-from simgpu._runtime.accelerators import CUDA, NEITHER
-from simgpu._runtime.thread_state import ACCELERATOR
+from simgpu._core import world
+from simgpu._core.world import CUDA, NEITHER
+from simgpu._util import thread_rows
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Patch, Row
+from simgpu._util.thread_rows import ACCELERATOR
 
 
 def _kind(value: Any) -> int:
     """The accelerator that the first module, tensor or device in `value` belongs to."""
     if isinstance(value, torch.device):
-        return accelerators.kind_of(value)
+        return world.kind_of(value)
     if isinstance(value, torch.Tensor):
-        return accelerators.kind_of(value.device)
+        return world.kind_of(value.device)
     if isinstance(value, str):
         try:
-            return accelerators.kind_of(torch.device(value))
+            return world.kind_of(torch.device(value))
         except RuntimeError:  # not the name of a device
             return NEITHER
     parts: Iterable[Any] = ()
@@ -51,12 +52,12 @@ def _by_kind(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not world.active_devices or not accelerators.may_be_cuda():
+        if not world.active_devices or not world.may_be_cuda():
             return stock(*args, **kwargs)
         kind = _kind([*args, *kwargs.values()])
         if kind == NEITHER:
             return stock(*args, **kwargs)
-        with accelerators.taken(kind):
+        with world.taken(kind):
             return stock(*args, **kwargs)
 
     return call
@@ -67,9 +68,9 @@ def _for_cuda(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not world.active_devices or not accelerators.may_be_cuda():
+        if not world.active_devices or not world.may_be_cuda():
             return stock(*args, **kwargs)
-        with accelerators.taken(CUDA):
+        with world.taken(CUDA):
             return stock(*args, **kwargs)
 
     return call
@@ -80,10 +81,10 @@ class _Thread(threading.Thread):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._accelerator = thread_state.per_thread.row[ACCELERATOR]
+        self._accelerator = thread_rows.per_thread.row[ACCELERATOR]
 
     def run(self) -> None:
-        with accelerators.taken(self._accelerator):
+        with world.taken(self._accelerator):
             super().run()
 
 
@@ -97,7 +98,7 @@ class _Threading:
 
 
 def _prefers_simulated() -> bool:
-    return accelerators.may_be_cuda() and accelerators.is_simulated()
+    return world.may_be_cuda() and world.is_simulated()
 
 
 _ALONE = not torch._C._has_cuda

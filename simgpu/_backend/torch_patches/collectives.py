@@ -1,4 +1,4 @@
-"""`torch._C._broadcast`, `_scatter`, `_gather` and their like, which a CPU build of PyTorch lacks.
+"""Copies and sums over devices (`torch._C._broadcast`, `_scatter`, `_gather`), and gloo by default.
 
 `torch.nn.parallel` and `torch.cuda.comm` accept devices of any type, and then call functions of
 `torch._C` that a CPU build lacks. With these in their place, PyTorch's own DataParallel runs on
@@ -18,15 +18,17 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.distributed_c10d import Backend
 from torch.nn.parallel import _functions
 
-from simgpu import _naming, comm
+from simgpu import comm
 from simgpu._backend.torch_patches.routing import as_in_cpp, routed
-from simgpu._kernels.dtype_rules import name_of
-from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Patch, Row
-from simgpu._runtime import accelerators, world
-from simgpu._runtime.streams import Stream
+from simgpu._core import world
+from simgpu._core.streams import Stream
+from simgpu._ops.dtypes import name_of
+from simgpu._util import naming
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Action, Patch, Patches, Row
 
 Tensor = torch.Tensor
 
@@ -260,7 +262,7 @@ def _memory_format(tensor: Tensor) -> torch.memory_format:
 
 def _check_on_device(tensor: Tensor, index: int, role: str) -> None:
     if tensor.device.type != DEVICE_TYPE:
-        kind = "CUDA" if "cuda" in _naming.names else DEVICE_TYPE
+        kind = "CUDA" if "cuda" in naming.names else DEVICE_TYPE
         raise RuntimeError(
             f"Expected all {role}s to be {kind} tensors, but {role.removeprefix('input ')} at "
             f"index {index} has device '{tensor.device}'"
@@ -340,17 +342,15 @@ def _simulated(argument: Any, *_: Any, **__: Any) -> bool:
     What is on the CPU is sent to simulated devices, if there are any.
     """
     if isinstance(argument, Tensor):
-        return argument.device.type == DEVICE_TYPE or (
-            argument.is_cpu and accelerators.is_simulated()
-        )
+        return argument.device.type == DEVICE_TYPE or (argument.is_cpu and world.is_simulated())
     if not len(argument):
-        return accelerators.is_simulated()
+        return world.is_simulated()
     return any(_simulated(item) for item in argument)
 
 
 def _background_stream(device: torch.device) -> torch.Stream | None:
     """The stream on which torch.nn.parallel copies from the CPU; one for each device."""
-    if not accelerators.is_simulated():
+    if not world.is_simulated():
         return _their_background_stream(device)
     if device.type != DEVICE_TYPE:
         return None
@@ -376,7 +376,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "_scatter_out": scatter_out,
 }
 
-PATCHES: tuple[Row, ...] = (
+_COLLECTIVES_PATCHES: tuple[Row, ...] = (
     *(
         Patch(
             "torch._C",
@@ -399,3 +399,26 @@ PATCHES: tuple[Row, ...] = (
         why="reduce_add takes NCCL's order of summation where a model of NCCL is in force",
     ),
 )
+
+
+# Which backend of torch.distributed simulated devices have by default: gloo.
+
+
+def _enter(patches: Patches) -> None:
+    Backend.default_device_backend_map.setdefault(DEVICE_TYPE, Backend.GLOO)
+    for name in (Backend.GLOO, "fake"):
+        devices = Backend.backend_capability.get(name)
+        if devices is not None and DEVICE_TYPE not in devices:
+            Backend.backend_capability[name] = [*devices, DEVICE_TYPE]
+
+
+_PROCESS_GROUPS_PATCHES: tuple[Row, ...] = (
+    Action(
+        "torch.distributed's tables of backends by device",
+        run=_enter,
+        why="`init_process_group` with gloo, or without a name, takes simulated devices too",
+    ),
+)
+
+
+PATCHES: tuple[Row, ...] = (*_COLLECTIVES_PATCHES, *_PROCESS_GROUPS_PATCHES)

@@ -1,4 +1,4 @@
-"""torch.compile with its default backend: graphs on devices are traced and run op by op.
+"""torch.compile and TorchScript: graphs on simulated devices run operator by operator.
 
 Inductor writes kernels for the CPU and for GPUs that it knows. A graph with simulated tensors runs
 as under backend="eager" instead, so graph breaks, recompilations and what cannot be traced are
@@ -9,14 +9,15 @@ inductor as ever, also those of the same model on the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from simgpu import _naming
 from simgpu._backend.torch_patches.routing import routed
-from simgpu._patches import Patch, Row
+from simgpu._util import naming
+from simgpu._util.patching import Patch, Row
 from simgpu.errors import UnsupportedError
 
 _NO_KERNELS = (
@@ -30,7 +31,7 @@ def _on_devices(model: Any, inputs: Any) -> torch.device | None:
     made = [node.meta.get(key) for node in model.graph.nodes for key in ("example_value", "val")]
     weights = list(model.state_dict().values()) if isinstance(model, torch.nn.Module) else []
     for leaf in pytree.tree_leaves([inputs, made, weights]):
-        if isinstance(leaf, torch.Tensor) and leaf.device.type in _naming.names:
+        if isinstance(leaf, torch.Tensor) and leaf.device.type in naming.names:
             return leaf.device
     return None
 
@@ -55,7 +56,7 @@ def _refuse(model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
     raise UnsupportedError(_NO_KERNELS.format(device=_on_devices(model, inputs)))
 
 
-PATCHES: tuple[Row, ...] = (
+_COMPILE_PATCHES: tuple[Row, ...] = (
     Patch(
         "torch._TorchCompileInductorWrapper",
         "__call__",
@@ -92,3 +93,38 @@ PATCHES: tuple[Row, ...] = (
         why="it captures by functions of CUDA's build: a graph on devices runs op by op",
     ),
 )
+
+
+# TorchScript keeps its default executor: the fuser of the older one refuses simulated devices.
+#
+# The older executor looks for operators to fuse, and raises for each device that is neither the
+# CPU, nor CUDA, nor XPU (torch/csrc/jit/passes/graph_fuser.cpp). Programs for CUDA turn to it for
+# speed; what scripts compute is the same with both.
+
+_asked_for_default = True
+
+
+def _note(stock: Callable[[bool], bool]) -> Callable[[bool], bool]:
+    global _asked_for_default
+    _asked_for_default = stock(True)
+    return set_profiling_executor
+
+
+def set_profiling_executor(enabled: bool) -> bool:
+    """Note which executor is asked for, and return whether it was the default one before."""
+    global _asked_for_default
+    before, _asked_for_default = _asked_for_default, bool(enabled)
+    return before
+
+
+_SCRIPT_EXECUTORS_PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch._C",
+        "_jit_set_profiling_executor",
+        wrap=_note,
+        why="the fuser of TorchScript's older executor raises for a device that it does not know",
+    ),
+)
+
+
+PATCHES: tuple[Row, ...] = (*_COMPILE_PATCHES, *_SCRIPT_EXECUTORS_PATCHES)

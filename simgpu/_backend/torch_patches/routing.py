@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from simgpu._runtime.modes import no_modes
+from simgpu._core.operators import no_modes
 
 Tensor = torch.Tensor
 _PLAIN = (Tensor, torch.nn.Parameter)

@@ -1,6 +1,6 @@
 """torch.save and torch.load: sparse and nested tensors, and files loaded without any devices.
 
-`LOADING` is applied by `import torch` itself (`simgpu._startup.autoload`), long before there are
+`LOADING` is applied by `import torch` itself (`simgpu._devices.autoload`), long before there are
 devices, so nothing may be imported here that takes time.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from simgpu._naming import DEVICE_TYPE
-from simgpu._patches import Action, Patch, Patches, Row
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Action, Patch, Patches, Row
 
 _has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 

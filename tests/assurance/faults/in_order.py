@@ -84,7 +84,7 @@ ASYNCHRONOUS = [
     ),
     fault(
         "memory is used again before its recorded streams are done",
-        "simgpu/_simulation/asynchronous:Memory.allocates",
+        "simgpu/_explore/asynchronous:Memory.allocates",
         always(3),
         "test_memory_is_used_again_by_the_next_allocation_of_its_stream",
     ),
@@ -122,7 +122,7 @@ STREAMS = [
     fault("an event is awaited by the current stream", "Event.wait", always("stream"), SLEEP),
     fault(
         "a device is done with its first stream",
-        "simgpu/_runtime:synchronize",
+        "simgpu/_core:synchronize",
         call_instead("max", min),
         SLEEP,
     ),
@@ -248,7 +248,7 @@ SCHEDULES = [
     ),
     fault(
         "a state that a schedule changes is not put back",
-        "simgpu/_simulation/state:State.restore",
+        "simgpu/_explore/training_state:State.restore",
         drop_call("copy_"),
         "test_what_is_right_in_every_order_has_no_problems",
     ),

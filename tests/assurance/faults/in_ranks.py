@@ -100,7 +100,7 @@ COLLECTIVES = [
     ),
     fault(
         "calls in other orders are carried out",
-        "simgpu/_distributed/agreement:check",
+        "simgpu/_distributed/collectives:check",
         always(1),
         DIFFER,
         seed=None,
@@ -167,7 +167,7 @@ COLLECTIVES = [
 
 NUMPY = "test_what_numpy_draws_goes_on_where_it_was"
 SEEDED = "test_a_seed_gives_the_same_order_and_numbers"
-RESTORE = "simgpu/_ranks/isolation:State.restore"
+RESTORE = "simgpu/_ranks/rank_state:State.restore"
 
 RANKS = [
     fault("ranks share PyTorch's generator", RESTORE, drop_call("set_rng_state"), SEEDED),
@@ -183,7 +183,7 @@ RANKS = [
     ),
     fault(
         "a rank runs code that another one compiled",
-        "simgpu/_ranks/compiled_code:_of_a_rank",
+        "simgpu/_ranks/rank_state:_of_a_rank",
         always(1),
         "test_a_rank_runs_what_was_compiled_for_it",
     ),

@@ -69,7 +69,7 @@ MEMORY = [
     ),
     fault(
         "many numbers are copied before their memory is checked",
-        "simgpu/_kernels/copies:to_copy",
+        "simgpu/_ops/copies:to_copy",
         never("MANY"),
         "test_room_is_asked_for_before_many_numbers_are_copied",
         name="to",
@@ -117,7 +117,7 @@ LAUNCHES = [
     ),
     fault(
         "a device that is gone computes",
-        "simgpu/_runtime:launch",
+        "simgpu/_core:launch",
         operator_instead(">=", ">"),
         "test_what_outlives_its_device_can_be_copied_to_the_host_alone",
         name="add_",
@@ -144,7 +144,7 @@ LAUNCHES = [
     ),
     fault(
         "a sweep does not put parameters back",
-        "simgpu/_simulation/state:State.restore",
+        "simgpu/_explore/training_state:State.restore",
         drop_call("copy_"),
         "test_an_optimizer_that_fails_midway_is_told_apart",
         raises=Exception,
@@ -168,7 +168,7 @@ DTYPES = [
     ),
     fault(
         "autocast keeps activations as it keeps parameters",
-        "simgpu/_kernels/autocast:_cast",
+        "simgpu/_ops/autocast:_cast",
         drop_operand("is_leaf"),
         "test_a_parameter_is_cast_once_per_region",
     ),
@@ -258,20 +258,20 @@ REFUSALS = [
     ),
     fault(
         "an index past the end is the last device",
-        "simgpu/_runtime:device",
+        "simgpu/_core:device",
         instead(lambda stock: lambda index, hint="": stock(min(index, 0), hint)),
         "test_an_index_past_the_end_raises",
     ),
     fault(
         "memory below 0 is accepted",
-        "simgpu/_runtime:_bytes",
+        "simgpu/_core:_bytes",
         never(4),
         "test_memory_below_0_is_refused",
         memory="-1GiB",
     ),
     fault(
         "flash attention takes a mask",
-        "simgpu/_kernels/attention_rules:_flash",
+        "simgpu/_ops/attention:_flash",
         never("attn_mask"),
         "test_masks_and_causal_calls",
     ),

@@ -10,10 +10,11 @@ import os
 import pytest
 import torch
 
-from simgpu._distributed import communicators
-from simgpu._runtime import clock, instruments
-from simgpu._runtime.instruments import hooks
-from simgpu._simulation.failures.lost_devices import find_devices
+from simgpu._core import clock
+from simgpu._core import hooks as core_hooks
+from simgpu._core.hooks import hooks
+from simgpu._core.lost_devices import find_devices
+from simgpu._distributed import groups
 from tests.support import plant
 
 # As in the files whose tests are run.
@@ -64,10 +65,10 @@ def clean():
         torch._C._set_multithreading_enabled(True)
         clock._clock = time
         while hooks.executor not in (executor, None):
-            instruments.remove(hooks.executor)
+            core_hooks.remove(hooks.executor)
         os.environ.clear()
         os.environ.update(environment)
         find_devices()
-        for communicator in list(communicators._communicators.values()):
+        for communicator in list(groups._communicators.values()):
             communicator._last.clear()  # calls that never end, for which the next wait would wait
         torch.nn.parallel.DistributedDataParallel._active_ddp_module = None

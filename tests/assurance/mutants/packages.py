@@ -45,6 +45,6 @@ PACKAGES = {
             tuple(f"simgpu/{name}" for name in _CORE),
             (*_ON_DEVICES, "tests/distributed", "tests/hardware", "tests/tools"),
         ),
-        Package("kernels", ("simgpu/_kernels", "simgpu/_backend", "simgpu/_cuda"), _ON_DEVICES),
+        Package("kernels", ("simgpu/_ops", "simgpu/_backend", "simgpu/_cuda"), _ON_DEVICES),
     )
 }

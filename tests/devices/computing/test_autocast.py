@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from simgpu._kernels.autocast_policy import OVERLOAD_WITH_DTYPE, POLICIES, Policy
+from simgpu._ops.autocast import OVERLOAD_WITH_DTYPE, POLICIES, Policy
 from tests.support import strategies
 from tests.support.autocast_calls import CALLS, ONLY_ON_DEVICES
 from tests.support.observe import plain, values

@@ -20,7 +20,7 @@ torch._C._has_cuda = True
 import simgpu
 from simgpu._backend.torch_patches import autograd
 from simgpu._native import status
-from simgpu._runtime import accelerators
+from simgpu._core import world
 
 def accelerator():
     return torch._C._accelerator_getAccelerator()

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from simgpu._runtime import processes
-from simgpu._runtime.instruments import Instrument
+from simgpu._core import hooks, world
+from simgpu._core.hooks import Instrument
 from tests.support.instruments import added
 
 ENTER = "import torch, simgpu, threading, queue\nentered = simgpu.devices(4); entered.__enter__()\n"
@@ -348,11 +348,11 @@ def test_a_loader_has_spawned_workers_on_the_cpu(check):
 def test_the_end_waits_for_threads_that_compute(monkeypatch):
     """Until all of them have come to their next launch."""
     answers = [True, True, False]
-    monkeypatch.setattr(processes.instruments, "add", lambda instrument: None)
-    monkeypatch.setattr(processes, "_computes", lambda ident, frame: answers.pop(0))
-    monkeypatch.setattr(processes.sys, "_current_frames", lambda: {1: None, 2: None})
+    monkeypatch.setattr(hooks, "add", lambda instrument: None)
+    monkeypatch.setattr(world, "_computes", lambda ident, frame: answers.pop(0))
+    monkeypatch.setattr(world.sys, "_current_frames", lambda: {1: None, 2: None})
     with contextlib.suppress(IndexError):
-        processes._at_exit()
+        world._at_exit()
     assert answers == []
 
 
@@ -363,7 +363,7 @@ def test_a_thread_computes_while_it_is_in_an_operator(simulated):
 
     def computing():
         frames = sys._current_frames().items()
-        return [i for i, f in frames if i not in others and processes._computes(i, f)]
+        return [i for i, f in frames if i not in others and world._computes(i, f)]
 
     class Stopping(Instrument):
         def before_launch(self, launch):

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import communicators, fake, losses, records, restarts, splitting
-from simgpu._distributed.calls import Call
+from simgpu._core import hooks
+from simgpu._distributed import fake_transport, nccl, process_transport
+from simgpu._distributed import groups as distributed_groups
+from simgpu._distributed.collectives import Call
 from simgpu.errors import RankLostError
 from tests.support import rank_cases, rank_processes
 
@@ -84,15 +86,15 @@ def test_who_has_gone_first_is_told_from_those_that_have_followed(ranks, data, c
     followed = data.draw(st.sets(st.integers(1, len(ranks) - 1)), "left a note") & gone
     followed = followed if has_store else set()
     store = dist.HashStore() if has_store else None
-    mine = losses.Losses(Backend(gone), "0", ranks, store)
+    mine = process_transport.Losses(Backend(gone), "0", ranks, store)
     for member in followed:
         other = mock.Mock(rank=lambda member=member: member)
-        losses.Losses(other, "0", ranks, store).note(f"why {member}")
+        process_transport.Losses(other, "0", ranks, store).note(f"why {member}")
     call = Call("barrier", "barrier", [], [])
     call.place, call.number = "train.py:7", 2
     if calls:
         asked = [Call("barrier", f"barrier of {rank}", [], []) for rank in ranks]
-        mine.told = [records.of(each) for each in asked]
+        mine.told = [process_transport.of(each) for each in asked]
     error = mine.failure(call, RuntimeError("Connection closed by peer"))
     text = str(error)
     assert type(error) is RankLostError
@@ -105,9 +107,9 @@ def test_who_has_gone_first_is_told_from_those_that_have_followed(ranks, data, c
         assert (f"rank {rank} has failed: why {member}" in text) == follows
     assert ("gloo does not say which" in text) == (not gone)
     if has_store:
-        other = losses.Losses(mock.Mock(rank=lambda: len(ranks) - 1), "0", ranks, store)
+        other = process_transport.Losses(mock.Mock(rank=lambda: len(ranks) - 1), "0", ranks, store)
         assert other._note_of(0) == "in " + text.partition(", ")[2].replace(": ", ", ", 1)
-        losses.Losses(Backend(()), "0", ranks, store)
+        process_transport.Losses(Backend(()), "0", ranks, store)
         assert other._note_of(0) == "", "a group that is made again knows nothing of the last one"
 
 
@@ -137,11 +139,11 @@ def test_parts_of_a_group_change_nothing_of_the_whole(ranks, size):
         backend.options.global_ranks_in_group = ranks
     wanted = ranks or [0]
     for _ in range(2):
-        options = splitting.options_of_parts(backends)
+        options = distributed_groups.options_of_parts(backends)
         assert options.global_ranks_in_group == wanted
         options.global_ranks_in_group = [7]
         options._timeout = timedelta(seconds=7)
-        assert splitting.copied(options)._timeout == options._timeout
+        assert distributed_groups.copied(options)._timeout == options._timeout
         for backend in backends:
             assert backend.options.global_ranks_in_group == wanted
             assert backend.options._timeout != options._timeout
@@ -163,11 +165,11 @@ def test_the_parts_of_a_group_meet_where_no_others_do(splits):
     for rank in range(2):
         whole, points_of_rank = Named("whole"), []
         for number, ranks in enumerate(splits):
-            points_of_rank.append(splitting.meeting_point(whole, list(ranks)))
+            points_of_rank.append(distributed_groups.meeting_point(whole, list(ranks)))
             part = Named("")
-            splitting.rename(part, points_of_rank[-1], f"{number} of {rank}")
+            distributed_groups.rename(part, points_of_rank[-1], f"{number} of {rank}")
             assert part.group_name == f"{number} of {rank}"
-            points_of_rank.append(splitting.meeting_point(part, [0]))
+            points_of_rank.append(distributed_groups.meeting_point(part, [0]))
         points.append(points_of_rank)
     assert points[0] == points[1]
     assert len(set(points[0])) == len(points[0])
@@ -212,7 +214,7 @@ ATTEMPTS = {
 def test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts(attempts):
     """Each attempt of torchrun on one machine has keys of its own; all others share theirs."""
     server, seen = dist.HashStore(), {}
-    create = restarts.apart(lambda: server)
+    create = nccl.apart(lambda: server)
     for number, attempt in enumerate(attempts):
         with mock.patch.dict(os.environ, attempt):
             first, second = create(), create()
@@ -245,8 +247,8 @@ def test_a_mesh_chooses_the_device_of_a_process_that_has_not():
 def test_a_group_that_dies_waits_for_nobody(monkeypatch):
     """The garbage collector finds it, in a thread that may be adding an instrument just then."""
     # Groups that earlier tests left alive are none of these.
-    monkeypatch.setattr(communicators, "_communicators", weakref.WeakKeyDictionary())
-    monkeypatch.setattr(communicators, "_synchronization", None)
+    monkeypatch.setattr(distributed_groups, "_communicators", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(distributed_groups, "_synchronization", None)
 
     class Held:
         def acquire(self, blocking=True):
@@ -256,14 +258,14 @@ def test_a_group_that_dies_waits_for_nobody(monkeypatch):
         __enter__ = acquire
 
     def watching():
-        return communicators._synchronization is not None
+        return distributed_groups._synchronization is not None
 
-    transport = fake.Transport(None)
-    communicators._watch()
-    with mock.patch.object(communicators.instruments, "_lock", Held()):
-        communicators._close(transport.closing())
+    transport = fake_transport.Transport(None)
+    distributed_groups._watch()
+    with mock.patch.object(hooks, "_lock", Held()):
+        distributed_groups._close(transport.closing())
         assert watching()
-    communicators._close(transport.closing())
+    distributed_groups._close(transport.closing())
     assert not watching()
 
 
@@ -280,17 +282,17 @@ def test_a_group_is_watched_whatever_dies_while_it_is_made(dying):
 
         def __init__(self, group):
             del groups[: next(which)]
-            self.transport = fake.Transport(None)
+            self.transport = fake_transport.Transport(None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(communicators, "_communicators", weakref.WeakKeyDictionary())
-        patch.setattr(communicators, "_synchronization", None)
-        patch.setattr(communicators, "Communicator", Made)
+        patch.setattr(distributed_groups, "_communicators", weakref.WeakKeyDictionary())
+        patch.setattr(distributed_groups, "_synchronization", None)
+        patch.setattr(distributed_groups, "Communicator", Made)
         for _ in dying:
             group = Group()
-            communicators.find(group)
+            distributed_groups.find(group)
             groups.append(group)
-            assert communicators._synchronization is not None
+            assert distributed_groups._synchronization is not None
         groups.clear()
         del group
-        assert communicators._synchronization is None
+        assert distributed_groups._synchronization is None

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import simgpu
-from simgpu._runtime import random
+from simgpu._core import device_generator
 from tests.support.sweep import entries, known
 from tests.support.sweep.calls import both, compare_forward, seed
 from tests.support.sweep.compare import Raised, attempt, changed, difference
@@ -38,7 +38,7 @@ def device(monkeypatch):
 
     Seeds are mixed with the device's index. Not here, as many samples seed all streams themselves.
     """
-    monkeypatch.setattr(random, "_GOLDEN", 0)
+    monkeypatch.setattr(device_generator, "_GOLDEN", 0)
     with simgpu.devices(2, rng="host") as devices:
         yield devices[1]
 

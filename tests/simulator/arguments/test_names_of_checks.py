@@ -11,7 +11,7 @@ import inspect
 import pytest
 import torch
 
-from simgpu._kernels import argument_checks
+from simgpu._ops import table
 
 # By releases of PyTorch, or by the operators that share a check, one argument has either name.
 EITHER = ({"grad", "grad_output"}, {"self", "input"}, {"size", "col_indices", "crow_indices"})
@@ -58,7 +58,7 @@ def misnamed(checks, arguments_of):
 
 
 def test_checks_ask_for_arguments_that_their_operators_have():
-    assert sorted(misnamed(argument_checks.CHECKS, arguments_of)) == []
+    assert sorted(misnamed(table.CHECKS, arguments_of)) == []
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ def test_checks_ask_for_arguments_that_their_operators_have():
     ],
 )
 def test_an_argument_by_another_name_is_noticed(operator, name):
-    check = {operator: argument_checks.CHECKS[operator]}
+    check = {operator: table.CHECKS[operator]}
     assert (operator, name) in misnamed(check, lambda operator: arguments_of(operator) - {name})

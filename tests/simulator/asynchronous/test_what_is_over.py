@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._simulation.asynchronous.queues import Work
+from simgpu._explore.asynchronous.queues import Work
 from simgpu.errors import DeviceLostError
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import simgpu
-from simgpu._runtime import instruments, world
+from simgpu._core import hooks, world
 from simgpu.errors import OutOfMemoryError
 from tests.support.instruments import added
 
@@ -110,7 +110,7 @@ def test_a_failed_launch_has_changed_nothing(simulated, name, shape, data):
     assert not is_as_before(state, tensors, before, generator)
 
 
-class Asking(instruments.Instrument):
+class Asking(hooks.Instrument):
     """Writes down the bytes that it is asked about, and those that are taken."""
 
     def __init__(self, asked, taken):

@@ -196,7 +196,7 @@ def test_a_bit_past_the_last_one_is_refused(size, dtype, beyond):
 @pytest.mark.parametrize("factors", [(4.0,), (2.0, 2.0), (4.0, 1.0)])
 def test_a_slow_device_takes_its_factor_of_time(factors):
     """That of all blocks together."""
-    from simgpu._runtime import clock
+    from simgpu._core import clock
 
     class Counted(clock.Clock):
         time = 0.0

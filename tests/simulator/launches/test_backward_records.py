@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._runtime import instruments
-from simgpu._runtime.instruments import Instrument
+from simgpu._core import hooks
+from simgpu._core.hooks import Instrument
 
 
 class Order(Instrument):
@@ -64,12 +64,12 @@ def test_each_kernel_comes_after_the_one_that_made_its_gradient(simulated, numbe
             y = y.exp()
     gradient = torch.ones_like(y)
     order = Order()
-    instruments.add(order)
+    hooks.add(order)
     try:
         with torch.simgpu.stream(streams[caller]):
             y.backward(gradient)
     finally:
-        instruments.remove(order)
+        hooks.remove(order)
     kernels = [kernel for kernel in order.kernels if kernel[0] == "mul.Tensor"]
     assert [key for _, key, _ in kernels] == [
         (device.index, streams[number].stream_id) for number in reversed(numbers)
@@ -93,11 +93,11 @@ def test_memory_of_a_gradient_is_told_to_be_used_by_its_reader(simulated, number
             y = y.exp()
             y.register_hook(lambda gradient: expected.append(gradient.data_ptr()))
     order = Order()
-    instruments.add(order)
+    hooks.add(order)
     try:
         y.sum().backward()
     finally:
-        instruments.remove(order)
+        hooks.remove(order)
     readers = [streams[number] for number in reversed(numbers)]
     writers = [streams[0], *readers[:-1]]
     assert order.used == [
@@ -109,7 +109,7 @@ def test_memory_of_a_gradient_is_told_to_be_used_by_its_reader(simulated, number
 
 @pytest.mark.without("--async", "--races", reason="these listen")
 def test_nobody_listens_and_nothing_is_noted(simulated):
-    from simgpu._runtime.thread_state import LOG, per_thread
+    from simgpu._util.thread_rows import LOG, per_thread
 
     rows = []
     x = torch.ones(3, device=simulated[0], requires_grad=True)

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from simgpu._runtime import frames
+from simgpu._util import frames
 
 
 @pytest.mark.parametrize("collects", [True, False])

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import clock, instruments
-from simgpu._runtime.instruments import Instrument, hooks
+from simgpu._core import clock
+from simgpu._core import hooks as core_hooks
+from simgpu._core.hooks import Instrument, hooks
 from tests.support.instruments import added
 
 NAMES = [name for name in vars(Instrument) if not name.startswith("_")]
@@ -33,7 +34,7 @@ def test_a_hook_holds_those_who_override_it_in_their_order(lists, data):
     gone = data.draw(st.sets(st.integers(0, max(0, len(lists) - 1))))
     with added(*listeners):
         for index in sorted(gone & set(range(len(lists)))):
-            instruments.remove(listeners[index])
+            core_hooks.remove(listeners[index])
         for name in NAMES:
             expected = [
                 getattr(instrument, name)
@@ -231,10 +232,10 @@ def test_a_forked_child_can_add_an_instrument_whose_parent_held_the_lock(python)
     done = python(
         "-c",
         "import os, simgpu, torch\n"
-        "from simgpu._runtime import instruments\n"
+        "from simgpu._core import hooks\n"
         "with simgpu.devices(1):\n"
         "    x = torch.ones(2, device='simgpu')\n"
-        "    with instruments._lock:\n"
+        "    with hooks._lock:\n"
         "        child = os.fork()\n"
         "    if child == 0:\n"
         "        try: x + 1\n"

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._runtime.places import place_of_caller
+from simgpu._util.frames import place_of_caller
 
 # Each puts into a list where it was asked for: by the program itself, or by a function of torch.
 ASKING = ("found.append(place())", "found.append(by_torch())")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import dataparallel
 import simgpu
-from simgpu._runtime import instruments
-from simgpu._runtime.instruments import Instrument
+from simgpu._core import hooks
+from simgpu._core.hooks import Instrument
 from tests.support import strategies
 from tests.support.observe import values
 
@@ -111,10 +111,10 @@ class Told(Instrument):
         self.seen = []
 
     def __enter__(self):
-        instruments.add(self)
+        hooks.add(self)
 
     def __exit__(self, *_):
-        instruments.remove(self)
+        hooks.remove(self)
 
     def after_launch(self, launch, record):
         if record.kind == "copy":

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simgpu._runtime.by_address import ByAddress
+from simgpu._core.by_address import ByAddress
 from tests.support.interrupts import Interrupt, Interrupter
 
 LAST = 24

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import device as runtime_device
-from simgpu._runtime import world
-from simgpu._runtime.allocator_amounts import Amount
-from simgpu._runtime.caching_allocator import AWAITING, CachingAllocator
+from simgpu._core import device, world
+from simgpu._core.allocator_model import AWAITING, Amount, CachingAllocator
 
 KIB, MIB = 2**10, 2**20
 AWAITED = "awaited"
@@ -273,7 +271,7 @@ def test_asking_in_between_changes_nothing(events, asks):
 def test_a_long_past_is_followed_though_nobody_asks(steps, length):
     """And what is written down stays short."""
     with simgpu.devices(1, memory="1GiB"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime_device, "_EVENTS_AT_ONCE", length)
+        patch.setattr(device, "_EVENTS_AT_ONCE", length)
         most = torch.empty(30 * MIB, dtype=torch.uint8, device="simgpu:0")
         del most
         held = [torch.empty(3 * MIB, dtype=torch.uint8, device="simgpu:0")]

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import world
-from simgpu._runtime.capacities import capacities, process_capacities
+from simgpu._config.options import capacities, process_capacities
+from simgpu._core import world
 
 CAPACITY = 8 * 512
 

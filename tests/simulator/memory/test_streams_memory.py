@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import clock, sleeping
+from simgpu._core import clock, streams
 
 MIB = 2**20
 AMOUNTS = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
@@ -73,7 +73,7 @@ def test_memory_that_a_sleeping_stream_uses_goes_to_no_allocation():
         stream, x, y = torch.simgpu.Stream(0), empty(30 * MIB), empty(5)
         x.record_stream(stream)
         with torch.simgpu.stream(stream):
-            sleeping.sleep(3.0)
+            streams.sleep(3.0)
         del x
         held = empty(30 * MIB)
         assert torch.simgpu.memory_reserved(0) == 62 * MIB

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._native import accelerator_choice, c10_library, executable_memory, library_calls
-from simgpu._native.guard_answers import ThreadKey
-from simgpu._native.process_memory import words
+from simgpu._native import accelerator_choice, guard_code, memory, vtables
+from simgpu._native.guard_code import ThreadKey
+from simgpu._native.memory import words
 
 pytestmark = pytest.mark.skipif(
-    not executable_memory.is_possible_here(), reason="instructions are for Linux on x86-64"
+    not guard_code.is_possible_here(), reason="instructions are for Linux on x86-64"
 )
 
 STOCK_ANSWER = 7  # of what stands for PyTorch's isAccelerator
@@ -31,9 +31,7 @@ def answers():
 
     def function(name, *arguments):
         address = ctypes.cast(stock, ctypes.c_void_p).value
-        code = executable_memory.executable(
-            accelerator_choice._instructions(name, key, WORD, address)
-        )
+        code = guard_code.executable(accelerator_choice._instructions(name, key, WORD, address))
         return ctypes.CFUNCTYPE(ctypes.c_uint8, *arguments)(ctypes.addressof(code))
 
     return function(IS_REGISTERED), function(IS_ACCELERATOR, ctypes.c_int8), key.set
@@ -91,28 +89,28 @@ def test_simulated_devices_are_the_accelerator_where_no_gpu_is_meant(
 @pytest.mark.parametrize("function", [IS_REGISTERED, IS_ACCELERATOR])
 def test_a_function_is_found_where_another_library_calls_it(function):
     """What the slot holds is the function, or the way to it until it has been called once."""
-    slot = library_calls.slot_of("torch_cpu", function)
+    slot = vtables.slot_of("torch_cpu", function)
     held = words[slot >> 3]
-    home = c10_library.library("c10" if function == IS_REGISTERED else "torch_cpu")
+    home = memory.library("c10" if function == IS_REGISTERED else "torch_cpu")
     is_at = ctypes.cast(getattr(home, function), ctypes.c_void_p).value
     # Before the first call, the slot leads into the calling library itself.
-    caller = library_calls._link_map(c10_library.library("torch_cpu"))
+    caller = vtables._link_map(memory.library("torch_cpu"))
     assert held == is_at or held > caller.base
 
 
 def test_a_function_that_is_not_called_has_no_slot():
-    assert library_calls.slot_of("torch_cpu", "no_such_function") is None
-    assert library_calls.slot_of("c10", IS_ACCELERATOR) is None
-    assert library_calls.slot_of("no_such_library", IS_REGISTERED) is None
+    assert vtables.slot_of("torch_cpu", "no_such_function") is None
+    assert vtables.slot_of("c10", IS_ACCELERATOR) is None
+    assert vtables.slot_of("no_such_library", IS_REGISTERED) is None
 
 
 def test_memory_that_may_not_be_written_is_not_written():
     number = ctypes.c_int64(-7)
-    assert library_calls._can_write(ctypes.addressof(number))
+    assert vtables._can_write(ctypes.addressof(number))
     assert number.value == -7
     pages = mmap.mmap(-1, mmap.PAGESIZE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-    assert library_calls._can_write(address)
+    assert vtables._can_write(address)
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ) == 0
-    assert not library_calls._can_write(address)
-    assert not library_calls._can_write(8)
+    assert not vtables._can_write(address)
+    assert not vtables._can_write(8)

@@ -86,11 +86,11 @@ def asked_in_python(replacements):
 
 @pytest.fixture
 def replacements(simulated):
-    from simgpu._native import constant_answers, guard_answers
+    from simgpu._native import guard_code
 
-    if not constant_answers.replacements:
+    if not guard_code.constant_replacements:
         pytest.skip("here PyTorch asks the device guard that is written in Python")
-    return [*constant_answers.replacements, *guard_answers.replacements]
+    return [*guard_code.constant_replacements, *guard_code.guard_replacements]
 
 
 def test_no_interrupt_aborts_the_process_or_is_lost(replacements, python, tmp_path):

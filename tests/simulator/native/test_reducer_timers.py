@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import simgpu
 from simgpu._native import reducer_timers
-from simgpu._native.c10_library import library
+from simgpu._native.memory import library
 
 NODE = ctypes.c_int64 * 7
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._backend import guard, pinned_allocator
-from simgpu._native import guard_answers
+from simgpu._backend import guard
+from simgpu._native import guard_code
 
 
 class Functions:
@@ -25,7 +25,7 @@ def test_a_table_that_is_not_understood_is_put_back(simulated, monkeypatch):
     monkeypatch.setattr(torch._C, "_accelerator_getDeviceIndex", lambda: 0)
     table = Functions()
     guard.let_guard_know(table)
-    pinned_allocator.let_hooks_allocate(table)
+    guard.let_hooks_allocate(table)
     assert not table.replaced
 
 
@@ -37,19 +37,19 @@ def test_hooks_whose_table_stays_say_whether_there_are_devices():
 
 
 @given(
-    lacking=st.sets(st.sampled_from(sorted({*guard_answers._ORDER} - {*guard_answers._CODE}))),
+    lacking=st.sets(st.sampled_from(sorted({*guard_code._ORDER} - {*guard_code._CODE}))),
     more=st.lists(st.sampled_from(["new", "newer"]), unique=True),
-    swapped=st.sampled_from([None, *sorted(guard_answers._CODE)]),
+    swapped=st.sampled_from([None, *sorted(guard_code._CODE)]),
 )
 def test_a_release_may_lack_what_is_not_replaced(lacking, more, swapped):
     """Every function is found at its place in the header, or none is replaced."""
-    header = [name for name in guard_answers._ORDER if name not in lacking] + more
+    header = [name for name in guard_code._ORDER if name not in lacking] + more
     if swapped is not None:
         place = max(1, header.index(swapped))
         header[place - 1 : place + 1] = header[place - 1 : place + 1][::-1]
-        assert guard_answers._places(header) is None
+        assert guard_code._places(header) is None
     else:
-        places = guard_answers._places(header)
+        places = guard_code._places(header)
         assert {name: header[place] for name, place in places.items()} == {
-            name: name for name in guard_answers._CODE
+            name: name for name in guard_code._CODE
         }

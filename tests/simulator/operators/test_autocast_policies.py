@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from simgpu._kernels.autocast_policy import POLICIES, Policy
+from simgpu._ops.autocast import POLICIES, Policy
 
 
 def cuda_policies():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._kernels.dtype_rules import name_of
+from simgpu._ops.dtypes import name_of
 
 
 @given(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from simgpu._runtime import error_words
+from simgpu._core import operators
 
 _library = torch.library.Library("simgpu_test", "FRAGMENT")
 _library.define("nothing.overload(Tensor x) -> Tensor")
@@ -28,7 +28,7 @@ RAISING = {
 }
 QUESTIONS = {
     name: partial(function, op=NOTHING) if name == "found_no_kernel" else function
-    for name, function in inspect.getmembers(error_words, inspect.isfunction)
+    for name, function in inspect.getmembers(operators, inspect.isfunction)
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import simgpu
-from simgpu._runtime import random
+from simgpu._core import device_generator
 
 OPERATORS, SAMPLES = 60, 5
 
@@ -26,7 +26,9 @@ def test_operators_have_the_results_of_the_cpu(monkeypatch):
     ]
     chosen = [names[k * len(names) // OPERATORS] for k in range(OPERATORS)]
     assert len(set(chosen)) == OPERATORS
-    monkeypatch.setattr(random, "_GOLDEN", 0)  # the streams of the device are those of the CPU
+    monkeypatch.setattr(
+        device_generator, "_GOLDEN", 0
+    )  # the streams of the device are those of the CPU
     with simgpu.devices(2, rng="host") as devices:
         for name in chosen:
             compare_forward(devices[1], name, "float32", most=SAMPLES)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._kernels.arguments import Arguments
+from simgpu._ops.calls import Arguments
 from tests.support.observe import place, plain, values
 
 BINARY = ("add", "sub", "mul", "div")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._simulation.races.accesses import share_bytes, span_of, tensors_of, touched
+from simgpu._explore.races.accesses import share_bytes, span_of, tensors_of, touched
 
 MEMORY = torch.zeros(64, dtype=torch.uint8)
 

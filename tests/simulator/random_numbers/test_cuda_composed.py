@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from simgpu._random import geometry
-from simgpu._runtime import world
+from simgpu._core import world
+from simgpu._random import layout
 from tests.support import cuda_draws
 
 seeds = st.integers(0, 2**64 - 1)
@@ -24,7 +24,7 @@ chances = st.sampled_from([0.1, 0.5, 0.8])
 
 def start(device, gpu, seed, offset):
     """Let the device be this GPU, with its generator at this point."""
-    world.device(device.index).resident_threads = geometry.resident_threads(*gpu)
+    world.device(device.index).resident_threads = layout.resident_threads(*gpu)
     torch.simgpu.default_generators[0].manual_seed(seed).set_offset(offset)
 
 

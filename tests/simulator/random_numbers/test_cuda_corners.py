@@ -13,13 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simgpu._random import fill, floats, geometry, integers, layout
-from simgpu._random.bernoulli import order_of_elements
-from simgpu._random.dropout import parameters
+from simgpu._core import world
+from simgpu._random import distributions, fill, layout
+from simgpu._random.distributions import order_of_elements
+from simgpu._random.generator_state import Stream
 from simgpu._random.layout import in_memory_order, launches
-from simgpu._random.multinomial import _buckets
-from simgpu._random.stream import Stream
-from simgpu._runtime import world
+from simgpu._random.samplers import _buckets, parameters
 from tests.support import cuda_draws
 
 GPU = 1, 256  # holds 256 threads
@@ -29,7 +28,7 @@ EPS = torch.finfo(torch.float32).eps
 
 
 def start(device, gpu, seed, offset):
-    world.device(device.index).resident_threads = geometry.resident_threads(*gpu)
+    world.device(device.index).resident_threads = layout.resident_threads(*gpu)
     return torch.simgpu.default_generators[0].manual_seed(seed).set_offset(offset)
 
 
@@ -66,11 +65,13 @@ def test_doubles_beside_their_ends_are_not_taken_for_floats(bits, high, p):
         kind.transform(values)
         return float(values[0])
 
-    assert made(floats.Exponential(True, 2)) == pytest.approx(-math.log(unit) / 2, rel=1e-12)
+    assert made(distributions.Exponential(True, 2)) == pytest.approx(-math.log(unit) / 2, rel=1e-12)
     tangent = math.tan(math.pi * (unit - 0.5))
-    assert made(floats.Cauchy(True, 0, 1)) == pytest.approx(tangent, rel=1e-12, abs=1e-12)
+    assert made(distributions.Cauchy(True, 0, 1)) == pytest.approx(tangent, rel=1e-12, abs=1e-12)
     tosses = math.log(unit) / math.log1p(-p)
-    assert made(floats.Geometric(True, p)) == pytest.approx(tosses + 0.5, rel=1e-12, abs=0.5001)
+    assert made(distributions.Geometric(True, p)) == pytest.approx(
+        tosses + 0.5, rel=1e-12, abs=0.5001
+    )
 
 
 strides = st.sampled_from([1, 10, 100, 1000])
@@ -122,21 +123,21 @@ def moved(dtype, limit, towards):
     exponent, rest = 0, abs(inner) >> 1
     while rest:
         exponent, rest = exponent + 1, rest >> 1
-    return rounded + towards * (1 << (exponent - integers.DIGITS[dtype] + 1))
+    return rounded + towards * (1 << (exponent - distributions.DIGITS[dtype] + 1))
 
 
-@pytest.mark.parametrize("dtype", sorted(integers.DIGITS, key=str))
+@pytest.mark.parametrize("dtype", sorted(distributions.DIGITS, key=str))
 @given(data=st.data(), bits=st.integers(4, 62))
 def test_limits_are_moved_where_they_are_rounded(dtype, data, bits):
     most = 60_000 if dtype is torch.float16 else 2**bits
     low = data.draw(st.integers(-most, most - 2) | st.integers(-most, -most // 3))
     high = data.draw(st.integers(low + 1, most))
-    kind = integers.from_to(dtype, low, high)
+    kind = distributions.from_to(dtype, low, high)
     ends = moved(dtype, low, 1), moved(dtype, high, -1)
     assert (kind.base, kind.span) == (ends[0], (ends[1] - ends[0]) % 2**64)
-    most = 2 ** integers.DIGITS[dtype]
+    most = 2 ** distributions.DIGITS[dtype]
     if low < most:  # to as far as the dtype counts in ones
-        kind = integers.from_to(dtype, low, None)
+        kind = distributions.from_to(dtype, low, None)
         assert (kind.base, kind.span) == (ends[0], most + 1 - ends[0])
 
 
@@ -155,9 +156,9 @@ def test_each_half_is_the_smaller_one_first(numel, itemsize):
 def test_a_tensor_without_gaps_is_halved_too(numel, limit, seed):
     """As one of 2 GiB would be, if the limit were lower."""
     gpu, stream, tensor = (1, 256), Stream(seed, 8), torch.empty(numel)
-    with patch.object(fill, "INT32_MAX", limit), patch.object(layout, "INT32_MAX", limit):
-        source = fill.Source(stream, geometry.resident_threads(*gpu))
-        fill.fill(tensor, source, floats.Unit(False))
+    with patch.object(layout, "INT32_MAX", limit), patch.object(layout, "INT32_MAX", limit):
+        source = fill.Source(stream, layout.resident_threads(*gpu))
+        fill.fill(tensor, source, distributions.Unit(False))
 
     def halves(count):
         if (count - 1) * tensor.itemsize + 1 <= limit:
@@ -178,7 +179,7 @@ def test_what_is_too_far_apart_is_reserved_before_it_is_halved():
     """Memory of 2 GiB, of which two bytes are touched."""
     far = torch.empty(2**31, dtype=torch.uint8)[:: 2**31 - 1]
     stream = Stream(3, 8)
-    fill.fill(far, fill.Source(stream, 256), integers.Remainder(256, 0, False))
+    fill.fill(far, fill.Source(stream, 256), distributions.Remainder(256, 0, False))
     words = [cuda_draws.Thread(3, 0, offset).four()[0] for offset in (12, 16)]
     assert far.tolist() == [word % 256 for word in words]
     assert stream.get_offset() == 8 + 12

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._random import fill, floats, geometry, integers, philox
-from simgpu._random.bernoulli import Toss, limit_of
-from simgpu._random.stream import DEFAULT_SEED, Stream
-from simgpu._runtime import world
+from simgpu._core import world
+from simgpu._random import distributions, fill, layout, philox
+from simgpu._random.distributions import Toss, limit_of
+from simgpu._random.generator_state import DEFAULT_SEED, Stream
 from tests.support import cuda_draws
 
 HEADERS = Path(torch.__file__).parent / "include"
@@ -85,10 +85,10 @@ def test_the_constants_are_those_of_the_installed_torch():
     assert [int(numbers[f"kPhiloxS{which}"], 16) for which in "AB"] == list(philox.MULTIPLIERS)
     assert [int(numbers[f"kPhilox10{which}"], 16) for which in "AB"] == list(philox.KEY_STEPS)
     assert f"n_rounds = {philox.ROUNDS})" in engine
-    assert f"block_size_bound = {geometry.BLOCK};" in templates
-    assert f"max_generator_offsets_per_curand_call = {geometry.STEP};" in templates
+    assert f"block_size_bound = {layout.BLOCK};" in templates
+    assert f"max_generator_offsets_per_curand_call = {layout.STEP};" in templates
     wide = re.findall(r"range >= 1ULL << (\d+)\)", templates.partition("#else")[2])
-    assert {2 ** int(bits) for bits in wide} == {integers.WIDE}
+    assert {2 ** int(bits) for bits in wide} == {distributions.WIDE}
     assert re.findall(r"philox_cuda_state\((\d+)\)", templates) == ["10"]
     assert "/*max_threads_per_block=*/512" in templates
     assert "counter_offset = n;" in header("native/cuda/Randperm.cuh")
@@ -111,10 +111,10 @@ def test_the_constants_are_those_of_the_installed_torch():
 
 
 KINDS = {
-    "float": (floats.Unit(False), 4, cuda_draws.four_floats),
-    "double": (floats.Unit(True), 2, cuda_draws.two_doubles),
-    "words": (integers.Remainder(2**32, 0, False), 4, cuda_draws.four_words),
-    "wide": (integers.Remainder(2**62, 0, True), 2,
+    "float": (distributions.Unit(False), 4, cuda_draws.four_floats),
+    "double": (distributions.Unit(True), 2, cuda_draws.two_doubles),
+    "words": (distributions.Remainder(2**32, 0, False), 4, cuda_draws.four_words),
+    "wide": (distributions.Remainder(2**62, 0, True), 2,
              lambda words: [bits % 2**62 for bits in cuda_draws.two_wide(words)]),
     "toss": (Toss(limit_of(0.3)), 4,
              lambda words: [cuda_draws.unit_float(word) < cuda_draws.to_float(0.3)
@@ -132,13 +132,13 @@ def test_threads_elements_and_offset(kind, numel, gpu, seed, place):
     ours, unroll, theirs = KINDS[kind]
     stream = Stream(seed, 4 * place)
     tensor = torch.empty(numel, dtype=DTYPES.get(kind, torch.int64))
-    fill.fill(tensor, fill.Source(stream, geometry.resident_threads(*gpu)), ours)
+    fill.fill(tensor, fill.Source(stream, layout.resident_threads(*gpu)), ours)
     assert tensor.tolist() == cuda_draws.grid_stride(numel, unroll, gpu, seed, 4 * place, theirs)
     assert stream.get_offset() == 4 * place + cuda_draws.policy(numel, unroll, gpu)[1]
 
 
 def become(device, gpu):
-    world.device(device.index).resident_threads = geometry.resident_threads(*gpu)
+    world.device(device.index).resident_threads = layout.resident_threads(*gpu)
 
 
 @given(data=st.data(), gpu=gpus, seed=seeds)

@@ -12,10 +12,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from simgpu._random import geometry
+from simgpu._core import world
+from simgpu._random import layout
 from simgpu._random.layout import in_memory_order, launches
-from simgpu._random.permutation import bits_of_keys
-from simgpu._runtime import world
+from simgpu._random.samplers import bits_of_keys
 from tests.support import cuda_draws
 from tests.support.cuda_draws import to_float
 
@@ -29,7 +29,7 @@ WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.b
 
 def start(device, gpu, seed, offset):
     """Let the device be this GPU, with its generator at this point."""
-    world.device(device.index).resident_threads = geometry.resident_threads(*gpu)
+    world.device(device.index).resident_threads = layout.resident_threads(*gpu)
     torch.simgpu.default_generators[0].manual_seed(seed).set_offset(offset)
 
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._random import geometry, multinomial, permutation, philox
+from simgpu._core import world
+from simgpu._random import layout, philox, samplers
 from simgpu._random.fill import Source
-from simgpu._random.stream import Stream
-from simgpu._runtime import world
+from simgpu._random.generator_state import Stream
 from tests.support import cuda_draws
 
 seeds = st.integers(0, 2**64 - 1)
@@ -60,8 +60,8 @@ def test_chunks_change_nothing(simulated, name, numel, chunk, seed):
 def test_rows_beyond_the_grid_draw_at_the_next_place(rows, most, samples, seed):
     weights = torch.full((rows, 8), 0.125, dtype=torch.float64)
     stream = Stream(seed, 12)
-    with patch.object(multinomial, "_MOST_ROWS", most):
-        drawn = multinomial.with_replacement(weights, samples, Source(stream, 256)).tolist()
+    with patch.object(samplers, "_MOST_ROWS", most):
+        drawn = samplers.with_replacement(weights, samples, Source(stream, 256)).tolist()
     width, blocks = -(-samples // 128) * 128, min(rows, most)
     for row in range(rows):
         call, block = divmod(row, blocks)
@@ -76,7 +76,7 @@ def test_rows_beyond_the_grid_draw_at_the_next_place(rows, most, samples, seed):
 def test_every_group_of_equal_keys_is_shuffled(sizes, seed, offset):
     keys = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)
     order = np.arange(len(keys))
-    permutation._shuffle_equals(order, keys, seed, offset >> 2)
+    samplers._shuffle_equals(order, keys, seed, offset >> 2)
     expected, head = list(range(len(keys))), 0
     for size in sizes:
         generator, words = cuda_draws.Thread(seed, head, offset), []
@@ -123,7 +123,7 @@ CALLS = [(name, args) for name, listed in REFUSED.items() for args in listed]
 def test_what_the_cpu_refuses_draws_nothing(simulated, call, dtype, numel):
     name, args = call
     torch.simgpu.default_generators[0].manual_seed(1)
-    world.device(0).resident_threads = geometry.resident_threads(1, 256)
+    world.device(0).resident_threads = layout.resident_threads(1, 256)
     with pytest.raises(RuntimeError) as there:
         getattr(torch.empty(numel, dtype=dtype), name)(*args)
     with pytest.raises(RuntimeError) as here:

@@ -151,7 +151,7 @@ def test_a_deadlock_says_by_what_the_program_has_answered_it(name, kind):
 
 @pytest.mark.parametrize("seconds", [0, 0.1])
 def test_threads_that_ask_again_and_again_are_a_livelock(seconds, monkeypatch):
-    monkeypatch.setattr("simgpu._simulation.schedules.baton.MAX_IDLE", 3000)
+    monkeypatch.setattr("simgpu._explore.schedules.scheduler.MAX_IDLE", 3000)
 
     def ask():
         while True:
@@ -189,8 +189,8 @@ def test_threads_that_work_until_they_are_stopped_let_time_pass(
     simulated, workers, seconds, monkeypatch
 ):
     """Each launch is progress, so that only their own steps tell that others want to go on."""
-    monkeypatch.setattr("simgpu._simulation.schedules.baton.QUANTUM", 30)
-    monkeypatch.setattr("simgpu._simulation.schedules.baton.TURNS", 150)
+    monkeypatch.setattr("simgpu._explore.schedules.scheduler.QUANTUM", 30)
+    monkeypatch.setattr("simgpu._explore.schedules.scheduler.TURNS", 150)
     with simgpu.schedule(max_steps=5000):
         done = []
 
@@ -238,7 +238,7 @@ def share_older():
 
 
 def test_a_lock_from_before_the_schedule_is_told_or_taken_along(monkeypatch):
-    monkeypatch.setattr("simgpu._simulation.schedules.watchdog.EVERY", 0.02)
+    monkeypatch.setattr("simgpu._explore.schedules.scheduler.EVERY", 0.02)
     before = threading.active_count()
     with pytest.raises(
         UncontrolledWaitError, match=r"thread 2 .* before the schedule .*num_workers=0"

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._simulation.schedules import one_cpu
+from simgpu._explore.schedules import one_cpu
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or not Path("/proc/thread-self").exists(),

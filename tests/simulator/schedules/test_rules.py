@@ -12,11 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._simulation.schedules.drawn import Drawn
-from simgpu._simulation.schedules.replays import Replay
-from simgpu._simulation.schedules.strategies import PCT, RULES, Random, Strategy
-from simgpu._simulation.schedules.tasks import Choice, Task
-from simgpu._simulation.schedules.tokens import MOST, checksum, token_of
+from simgpu._explore.schedules.scheduler import PCT, RULES, Choice, Random, Strategy, Task
+from simgpu._explore.schedules.tokens import MOST, Drawn, Replay, checksum, token_of
 from simgpu.errors import ScheduleDivergedError
 
 

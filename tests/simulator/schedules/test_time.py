@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import clock
+from simgpu._core import clock
 
 STRATEGIES = st.sampled_from(("deviate", "random", "pct"))
 

@@ -1,6 +1,6 @@
 """Devices that say they are a GPU by name: names, properties, memory, capability.
 
-The numbers are those of simgpu/_models/gpus.json. Where the same number was published elsewhere it
+The numbers are those of simgpu/_config/gpus.json. Where the same number was published elsewhere it
 is pinned here: residents per GPU decide which random numbers a GPU makes.
 """
 
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import dataparallel
 import simgpu
-from simgpu._models.gpus import GENERIC, find, models, models_of
-from simgpu._runtime import world
-from simgpu._startup import process_devices
+from simgpu._config.gpus import GENERIC, find, models, models_of
+from simgpu._core import world
+from simgpu._devices import process
 
 MODELS = models()
 keys = st.sampled_from(list(MODELS))
@@ -96,7 +96,7 @@ def test_each_variable_is_heeded_whatever_the_others_say(monkeypatch, memory, mo
     for name, value in told.items():
         if value is not None:
             monkeypatch.setenv(f"SIMGPU_{name}", value)
-    process_devices.start_process_devices()
+    process.start_process_devices()
     try:
         found = [torch.simgpu.get_device_properties(index) for index in range(2)]
         assert (torch.simgpu.get_rng_state(0).numel() == 16) == (rng is None)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu._backend import install
 from simgpu._backend.torch_patches import serialization
-from simgpu._runtime import streams, thread_state, world
+from simgpu._core import streams, world
+from simgpu._util import thread_rows
 from simgpu.errors import BackendSlotTakenError, ForkedError, NoDevicesError
 from tests.support.observe import plain
 from tests.support.threads import in_thread
@@ -37,7 +38,7 @@ def test_the_current_device_and_streams_end_with_their_devices(first, then, data
             assert torch.ones(1, device="simgpu").device == devices[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thread_state, "_unused", [])  # a new thread has nothing of an earlier one
+        patch.setattr(thread_rows, "_unused", [])  # a new thread has nothing of an earlier one
         work() if where is None else where(work)
 
 

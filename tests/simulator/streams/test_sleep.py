@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._runtime import clock, sleeping, world
+from simgpu._core import clock, streams, world
 
 STREAMS, EVENTS = 4, 2  # two streams on each of two devices
 stream = st.integers(0, STREAMS - 1)
@@ -104,7 +104,7 @@ class Real:
             return
         with torch.simgpu.stream(stream):
             if name == "sleep":
-                sleeping.sleep(second)
+                streams.sleep(second)
             elif name == "event.wait here":
                 self.events[second].wait()
             elif name == "item":

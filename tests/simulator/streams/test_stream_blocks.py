@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._runtime import world
+from simgpu._core import world
 from tests.support.threads import in_thread
 
 # Who does it, what is entered (None: the innermost block ends, or one that has not begun), whether

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import dataparallel
 from dataparallel import comm
-from simgpu._runtime import clock, world
+from simgpu._core import clock, world
 from tests.support import strategies
 from tests.support.observe import values
 from tests.support.oracle import numbers

@@ -10,8 +10,9 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import simgpu
-from simgpu._simulation.timing import groups
-from simgpu._simulation.timing.collectives import ring, tree
+from simgpu._clock import machine
+from simgpu._clock.durations import ring, tree
+from simgpu._core import hooks
 
 HOP, BANDWIDTH, GAP = 3.4e-6, 300e9, 2e-6
 quantities = st.tuples(
@@ -197,7 +198,7 @@ def test_the_clock_pairs_messages_by_tag(one, other, sends):
     def about(message, sends):
         source, target, tag, number = message
         rank, peer = (source, target) if sends else (target, source)
-        return groups.Collective("0", number, (0, 1), "", "", rank, peer, tag, sends)
+        return hooks.Collective("0", number, (0, 1), "", "", rank, peer, tag, sends)
 
     first, second = map(about, (one, other), sends)
-    assert (groups._key(first) == groups._key(second)) == (one == other)
+    assert (machine._key(first) == machine._key(second)) == (one == other)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._cli.estimates import Clock, ClockUntilExit, scaling_table
-from simgpu._profiling import timelines
+from simgpu._profiling import timeline
 
 
 def test_a_script_sees_estimated_time(python, tmp_path):
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_the_further_runs_and_keeps_the_table(until):
 @given(environment=ALONE)
 def test_a_process_that_is_alone_writes_its_own_timeline(environment):
     with tempfile.TemporaryDirectory() as folder:
-        timelines.write(os.path.join(folder, "trace.json"), {"traceEvents": []}, environment)
+        timeline.write(os.path.join(folder, "trace.json"), {"traceEvents": []}, environment)
         assert os.listdir(folder) == ["trace.json"]
 
 

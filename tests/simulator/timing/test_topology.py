@@ -8,9 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._models.gpus import find
-from simgpu._simulation.timing.presets import topology_of
-from simgpu._simulation.timing.topology import Topology
+from simgpu._clock.topology import Topology, topology_of
+from simgpu._config.gpus import find
 
 PLACES = [0, 1, "host", "switch"]
 OF_DEVICES = "switch", "adapter"  # of which each device has its own

@@ -1,0 +1,232 @@
+"""`torch.simgpu`: devices, their properties, and the settings of the build, as in torch.cuda."""
+
+from __future__ import annotations
+
+import uuid
+from typing import NamedTuple
+
+import torch
+
+from simgpu._config.gpus import GENERIC
+from simgpu._core import streams, world
+from simgpu._core.device import Device
+from simgpu._core.world import DeviceLike
+from simgpu._util.naming import DEVICE_TYPE
+
+
+def init() -> None:
+    """Nothing to initialize; raises ForkedError where the parent process used its devices."""
+    world.check_fork()
+
+
+def is_available() -> bool:
+    """Whether there are simulated devices."""
+    return world.device_count() > 0
+
+
+def is_initialized() -> bool:
+    """Whether the process has used its devices: chosen one, or put something on it.
+
+    init_device_mesh leaves the choice of a device to a process that has made it, and makes it for
+    one that has not.
+    """
+    now = world.current_world()
+    return now is not None and now.in_use() and not world.is_in_bad_fork()
+
+
+def _is_in_bad_fork() -> bool:
+    return world.is_in_bad_fork()
+
+
+def device_count() -> int:
+    """How many simulated devices there are."""
+    return world.device_count()
+
+
+def current_device() -> int:
+    """Index of the calling thread's current device."""
+    return world.current_device()
+
+
+def set_device(device: DeviceLike) -> None:
+    """Make `device` current in the calling thread; a negative index changes nothing."""
+    index = world.resolve(device)
+    world.set_current_device(index)
+
+
+class device(world.MakeCurrent):
+    """Context manager: `device` is current within (torch.cuda.device); None changes nothing."""
+
+    def __init__(self, device: DeviceLike) -> None:
+        super().__init__(world.resolve(device))
+
+
+class device_of(device):
+    """Context manager: the device of a tensor is current within; others change nothing."""
+
+    def __init__(self, obj: torch.Tensor) -> None:
+        super().__init__(obj.get_device() if obj.device.type == DEVICE_TYPE else None)
+
+
+# `torch.simgpu.get_device_properties`, `get_device_name` and others, as in `torch.cuda`.
+#
+# What they say is that of the device's model (`simgpu._config`).
+
+
+class DeviceProperties(NamedTuple):
+    """What `get_device_properties` returns; memory in bytes."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    max_threads_per_multi_processor: int
+    regs_per_multiprocessor: int
+    shared_memory_per_block: int
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    L2_cache_size: int  # 0 where it is not known
+    warp_size: int
+    uuid: uuid.UUID
+    pci_bus_id: int
+    pci_device_id: int
+    pci_domain_id: int
+    is_integrated: int
+    is_multi_gpu_board: int
+
+    def __repr__(self) -> str:
+        """In the form of PyTorch's own (torch/csrc/cuda/Module.cpp, _CudaDeviceProperties)."""
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 2**20}MB, "
+            f"multi_processor_count={self.multi_processor_count}, uuid={self.uuid}, "
+            f"pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+            f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // 2**20}MB)"
+        )
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    """Name, capability, memory in bytes, multiprocessors and others of `device`."""
+    state = world.device(world.resolve(device))
+    model = state.model
+    major, minor = model.compute_capability
+    return DeviceProperties(
+        name=model.name,
+        major=major,
+        minor=minor,
+        total_memory=state.capacity,
+        multi_processor_count=model.multi_processor_count,
+        max_threads_per_multi_processor=model.max_threads_per_multi_processor,
+        regs_per_multiprocessor=model.regs_per_multiprocessor,
+        shared_memory_per_block=49152,  # on all of them, unless a kernel asks for more
+        shared_memory_per_block_optin=model.shared_memory_per_block_optin,
+        shared_memory_per_multiprocessor=model.shared_memory_per_multiprocessor,
+        L2_cache_size=model.L2_cache_size or 0,
+        warp_size=32,
+        uuid=_uuid(state),
+        pci_bus_id=state.index + 1,
+        pci_device_id=0,
+        pci_domain_id=0,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
+
+
+def _uuid(device: Device) -> uuid.UUID:
+    """The same for a device in every process, as that of a real one is."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{device.torch_device} {device.model.name}")
+
+
+def get_device_name(device: DeviceLike = None) -> str:
+    """Name of `device`."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
+    """Compute capability (major, minor) of `device`."""
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that `torch.autocast("simgpu")` may cast to; PyTorch asks for them."""
+    return [torch.float16, torch.bfloat16]
+
+
+def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
+    """Whether two different devices can copy to each other directly: any two can."""
+    first = world.device(world.resolve(device))
+    return first is not world.device(world.resolve(peer_device))
+
+
+# Build information and settings of `torch.simgpu`, by the names of torch.cuda.
+#
+# What concerns architectures follows from the models of the devices. Most others have a constant
+# answer, or are kept for whoever asks: there is no compiler, and one allocator.
+
+_MODES = ("default", "warn", "error")
+
+
+def get_arch_list() -> list[str]:
+    """The architectures that kernels exist for: those of the devices."""
+    found = {device.model.compute_capability for device in world.active_devices}
+    return [f"sm_{major}{minor}" for major, minor in sorted(found or {GENERIC.compute_capability})]
+
+
+def get_gencode_flags() -> str:
+    """The compiler flags for `get_arch_list`."""
+    numbers = [name.removeprefix("sm_") for name in get_arch_list()]
+    return " ".join(f"-gencode compute=compute_{number},code=sm_{number}" for number in numbers)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Whether the current device computes in bfloat16; older than Ampere, only by emulation."""
+    if not world.active_devices:
+        return False
+    capability = world.device(world.current_device()).model.compute_capability
+    return including_emulation or capability >= (8, 0)
+
+
+def is_tf32_supported() -> bool:
+    """Whether float32 products may be asked for in TF32 (Ampere and newer); they are in float32."""
+    return is_bf16_supported(including_emulation=False)
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether work of the current stream is recorded in a graph, and not done."""
+    return streams.current_stream().is_capturing()
+
+
+def get_allocator_backend() -> str:
+    """The name of the allocator, which here is the device type's."""
+    return DEVICE_TYPE
+
+
+def caching_allocator_enable(value: bool = True) -> None:
+    """Cache freed memory, or not: no effect, its segments stay reserved until `empty_cache`."""
+
+
+def ipc_collect() -> None:
+    """Give back memory that other processes have let go of: none of it is kept for them."""
+
+
+def set_sync_debug_mode(debug_mode: int | str) -> None:
+    """Choose what happens where a program synchronizes with a device: kept, and without effect.
+
+    0, 1 or 2, or "default", "warn" or "error"; in force for as long as there are these devices.
+    """
+    if isinstance(debug_mode, str):
+        if debug_mode not in _MODES:
+            raise RuntimeError(f"debug_mode={debug_mode!r} must be one of {', '.join(_MODES)}")
+        debug_mode = _MODES.index(debug_mode)
+    world.device(world.current_device())
+    current = world.current_world()
+    assert current is not None, "there is one, or there would be no device"
+    current.sync_debug_mode = debug_mode
+
+
+def get_sync_debug_mode() -> int:
+    """What `set_sync_debug_mode` was told last, as a number."""
+    current = world.current_world()
+    return 0 if current is None else current.sync_debug_mode

@@ -1,0 +1,419 @@
+"""`torch.simgpu.memory_allocated`, `memory_stats`, `memory_snapshot` and others, in bytes.
+
+The numbers are those of a model of CUDA's caching allocator (`simgpu._core.allocator_model`),
+which keeps what is freed, and by which a device is full.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._profiler import gather_traceback, symbolize_tracebacks
+
+from simgpu._core import hooks, streams, world
+from simgpu._core.allocator_model import (
+    AWAITING,
+    KINDS,
+    POOLS,
+    Piece,
+    Segment,
+    rounded,
+    segment_size,
+)
+from simgpu._core.device import Block, Device
+from simgpu._core.world import DeviceLike
+from simgpu._util.naming import format_bytes, visible_text
+
+
+def _state(device: DeviceLike) -> Device:
+    return world.device(world.resolve(device))
+
+
+def memory_allocated(device: DeviceLike = None) -> int:
+    """Bytes of `device` in blocks that live tensors have."""
+    return _state(device).placement().allocated
+
+
+def max_memory_allocated(device: DeviceLike = None) -> int:
+    """The most bytes that were taken at once, since the start or the last reset."""
+    return _state(device).placement().amounts["allocated_bytes"].peak()
+
+
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
+    """Let `max_memory_allocated` and all peaks begin again at what there is now."""
+    state = _state(device)
+    state.placement().reset_peaks()
+    state.peak = state.allocated
+
+
+def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
+    """Let the totals of `memory_stats` (allocated, freed, num_ooms) begin again at zero."""
+    state = _state(device)
+    state.placement().reset_totals()
+    state.out_of_memory_count = 0
+
+
+def memory_reserved(device: DeviceLike = None) -> int:
+    """Bytes of the segments that the allocator keeps of `device`, in use or not."""
+    return _state(device).placement().reserved
+
+
+def max_memory_reserved(device: DeviceLike = None) -> int:
+    """The most bytes that were kept at once."""
+    return _state(device).placement().amounts["reserved_bytes"].peak()
+
+
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
+    """Free and total bytes of `device`; what the allocator keeps is not free."""
+    state = _state(device)
+    return max(0, state.capacity - state.placement().reserved), state.capacity
+
+
+def empty_cache() -> None:
+    """Give back the segments of all devices that nothing is in use of."""
+    for device in world.active_devices:
+        device.placement().release()
+
+
+def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
+    """Current, peak, allocated and freed amounts, by the names of torch.cuda.memory_stats."""
+    state = _state(device)
+    placement = state.placement()
+    stats: dict[str, Any] = {
+        f"{name}.{pool}.{kind}": getattr(amount, kind)(number)
+        for name, amount in placement.amounts.items()
+        for number, pool in enumerate((*POOLS, "all"))
+        for kind in KINDS
+    }
+    for name in ("oversize_allocations", "oversize_segments"):
+        stats |= {f"{name}.{kind}": 0 for kind in KINDS}
+    stats["max_split_size"] = -1
+    stats["num_ooms"] = state.out_of_memory_count
+    stats["num_alloc_retries"] = placement.retries
+    stats["num_device_alloc"] = placement.device_allocs
+    stats["num_device_free"] = placement.device_frees
+    stats["num_sync_all_streams"] = placement.syncs
+    stats["num_oom_rejections"] = 0  # of a policy that is off unless a setting asks for it
+    return dict(sorted(stats.items()))
+
+
+def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
+    """`memory_stats` as nested dictionaries, a level for each part of its dotted names."""
+    nested: dict[str, Any] = {}
+    for name, amount in memory_stats(device).items():
+        *path, last = name.split(".")
+        level = nested
+        for part in path:
+            level = level.setdefault(part, {})
+        level[last] = amount
+    return nested
+
+
+def device_memory_used(device: DeviceLike = None) -> int:
+    """Bytes of `device` that anyone uses: those that its allocator keeps."""
+    return memory_reserved(device)
+
+
+def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
+    """`memory_stats` as a table for people."""
+    state, stats = _state(device), memory_stats(device)
+    lines = [
+        visible_text(f"{state.torch_device} memory, of {format_bytes(state.capacity)}"),
+        f"{'':<18}{'current':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
+    ]
+    for name, show in (
+        ("allocated_bytes", format_bytes),
+        ("reserved_bytes", format_bytes),
+        ("allocation", str),
+    ):
+        row = [show(stats[f"{name}.all.{kind}"]) for kind in KINDS]
+        lines.append(f"{name:<18}" + "".join(f"{cell:>14}" for cell in row))
+    lines.append(f"{'out of memory':<18}{stats['num_ooms']:>14}")
+    return "\n".join(lines)
+
+
+def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
+    """Let tensors take no more than this fraction (0 to 1) of the device's memory."""
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    state = _state(device)
+    state.limit_to(int(state.capacity * fraction))
+
+
+def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
+    """The fraction (0 to 1) of the device's memory that tensors may take."""
+    state = _state(device)
+    return state.limit / state.capacity
+
+
+# `torch.simgpu.memory_snapshot`, and a history of allocations for it.
+#
+# The answers have the form that PyTorch documents at `torch.cuda.memory._snapshot`, and its memory
+# visualiser reads them. Segments and blocks are those of `Device.placement`. While a history is
+# recorded, an instrument keeps the stack of every allocation, and its address, which is that of the
+# storage.
+
+_CONTEXTS = (None, "state", "alloc", "all")
+# Frames in these files are between the program and the allocation, and tell it nothing.
+_OWN_FILES = (str(Path(__file__).resolve().parents[2]) + os.sep, torch._ops.__file__)
+
+
+class _Entry:
+    """One line of the history of a device."""
+
+    def __init__(self, action: str, size: int, stream: int, stack: Any, **more: int) -> None:
+        self.told = {"action": action, "size": size, "stream": stream, **more}
+        self.told["time_us"] = time.time_ns() // 1000
+        self.stack = stack
+
+    @classmethod
+    def of_block(cls, action: str, index: int, block: int, stack: Any) -> _Entry:
+        """What happens to a block of a device; of others than a Block, only the bytes are known."""
+        if not isinstance(block, Block):
+            return cls(action, block, 0, stack, addr=0)
+        stream = streams.handle_of(index, block.stream)
+        return cls(action, block.requested, stream, stack, addr=block.address)
+
+
+class History(hooks.Instrument):
+    """Keeps the stack of every allocation that lives, and with `enabled="all"` what happened."""
+
+    def __init__(self, enabled: str, context: str | None, stacks: str, max_entries: int) -> None:
+        if enabled not in ("state", "all") or context not in _CONTEXTS:
+            raise RuntimeError(f"no such history: enabled={enabled!r}, context={context!r}")
+        self._keeps_events = enabled == "all"
+        self._context = context
+        self._cpp = stacks == "all"
+        self._entries: dict[int, deque[_Entry]] = {}
+        self._max_entries = max_entries
+        self.stacks: dict[int, Any] = {}  # by id of a block
+        self.world = world.current_world()
+
+    def _stack(self, context: str) -> Any:
+        """The stack now, if it is wanted by the given context or a wider one."""
+        if _CONTEXTS.index(self._context) < _CONTEXTS.index(context):
+            return None
+        return gather_traceback(True, True, self._cpp)
+
+    def _note(self, index: int, entry: _Entry) -> None:
+        if self._keeps_events:
+            if index not in self._entries:
+                limit = min(self._max_entries, sys.maxsize)
+                self._entries[index] = deque(maxlen=limit)
+            self._entries[index].append(entry)
+
+    def after_allocate(self, device: torch.device, nbytes: int) -> None:
+        """Keep the stack; `nbytes` is a Block, since there is someone who asks for it."""
+        stack = self._stack("state")
+        if stack is not None:
+            self.stacks[id(nbytes)] = stack
+        told = stack if self._context in ("alloc", "all") else None
+        self._note(device.index, _Entry.of_block("alloc", device.index, nbytes, told))
+
+    def on_free(self, index: int, nbytes: int) -> None:
+        """Memory dies, in this thread and at this moment."""
+        stack = self._stack("all")
+        for action in ("free_requested", "free_completed"):
+            self._note(index, _Entry.of_block(action, index, nbytes, stack))
+
+    def after_free(self, device: torch.device, nbytes: int) -> None:
+        """The memory of a block may be used again, and so may its id."""
+        self.stacks.pop(id(nbytes), None)
+
+    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
+        """An allocation failed."""
+        stack, index = self._stack("alloc"), device.index
+        stream = streams.handle_of(index, streams.current_stream_id(index))
+        free = _free(world.device(index))
+        self._note(index, _Entry("oom", rounded(nbytes), stream, stack, device_free=free))
+
+    def devices_removed(self) -> None:
+        """There is nothing more to record."""
+        record_history(None)
+
+    def events(self, index: int) -> list[dict[str, Any]]:
+        """What happened on a device, from the first to the last, stacks in words."""
+        entries = self._entries.get(index, ())
+        frames = _frames([entry.stack for entry in entries])
+        return [
+            {**entry.told, "frames": stack} for entry, stack in zip(entries, frames, strict=True)
+        ]
+
+
+def _frames(stacks: Iterable[Any]) -> list[list[dict[str, Any]]]:
+    """Stacks in words, innermost frame first, without the frames of simgpu itself."""
+    stacks = list(stacks)
+    known = [stack for stack in stacks if stack is not None]
+    words = iter(symbolize_tracebacks(known) if known else ())
+    return [
+        []
+        if stack is None
+        else [frame for frame in next(words) if not frame["filename"].startswith(_OWN_FILES)]
+        for stack in stacks
+    ]
+
+
+_history: History | None = None
+_last: History | None = None  # whose events are still shown after it has ended
+
+
+def _shown() -> History | None:
+    """The history of the devices that there are now, if any was recorded."""
+    return _last if _last is not None and _last.world is world.current_world() else None
+
+
+def record_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    clear_history: bool = False,
+    *_: Any,
+) -> None:
+    """Record from now on, or no longer: the arguments are those of torch's function in Python."""
+    global _history, _last
+    outer = _history
+    if outer is not None:
+        hooks.remove(outer)
+        _history = None
+    for device in world.active_devices:
+        device.call_at_free(None)
+    if enabled is None:
+        return
+    _history = _last = History(enabled, context, stacks, max_entries)
+    if outer is not None:
+        _history.stacks = outer.stacks
+        if not clear_history:
+            _history._entries = outer._entries
+    hooks.add(_history)
+    if enabled == "all":
+        for device in world.active_devices:
+            device.call_at_free(_at_free(_history, device.index))
+
+
+def _at_free(history: History, index: int) -> Callable[[int], None]:
+    return lambda nbytes: history.on_free(index, nbytes)
+
+
+def record_history_legacy(enabled: bool, record_context: bool = True, *_: Any) -> None:
+    """What `torch.cuda.memory._record_memory_history(True)` meant in older releases."""
+    record_history("all" if enabled else None, "all" if record_context else None, "python")
+
+
+def is_recording() -> bool:
+    """Whether a history is recorded."""
+    return _history is not None
+
+
+def _segments(device: Device) -> list[dict[str, Any]]:
+    """The segments of a device, by address, with the stacks of recorded blocks."""
+    history = _shown()
+    stacks = {} if history is None else history.stacks
+    segments = sorted(device.placement().segments.values(), key=lambda segment: segment.address)
+    pieces = [piece for segment in segments for piece in segment.pieces()]
+    frames = dict(
+        zip(pieces, _frames([stacks.get(id(piece.token)) for piece in pieces]), strict=True)
+    )
+    return [_segment(device.index, segment, frames) for segment in segments]
+
+
+def _segment(
+    index: int, segment: Segment, frames: dict[Piece, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    pieces = list(segment.pieces())
+    active = [piece for piece in pieces if piece.token is not None]
+    return {
+        "device": index,
+        "address": segment.address,
+        "total_size": segment.size,
+        "allocated_size": sum(piece.size for piece in active if piece.token is not AWAITING),
+        "active_size": sum(piece.size for piece in active),
+        "requested_size": sum(piece.requested for piece in active),
+        "stream": streams.handle_of(index, segment.pool.stream),
+        "segment_type": POOLS[segment.pool.number].removesuffix("_pool"),
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "frames": frames[pieces[0]],
+        "blocks": [
+            {
+                # A recorded block says where its tensor really is, as the events of its history do.
+                "address": getattr(piece.token, "address", piece.address),
+                "size": piece.size,
+                "requested_size": piece.requested,
+                "state": _history_state(piece),
+                "frames": frames[piece],
+            }
+            for piece in pieces
+        ],
+    }
+
+
+def _history_state(piece: Piece) -> str:
+    if piece.token is None:
+        return "inactive"
+    return "active_pending_free" if piece.token is AWAITING else "active_allocated"
+
+
+def snapshot(_: Any = None) -> dict[str, Any]:
+    """Segments and histories of all devices, as `torch.cuda.memory._snapshot` describes them."""
+    history = _shown()
+    return {
+        "segments": [segment for device in world.active_devices for segment in _segments(device)],
+        "device_traces": [
+            [] if history is None else history.events(device.index)
+            for device in world.active_devices
+        ],
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> list[dict[str, Any]]:
+    """The segments of all devices, with their blocks."""
+    segments: list[dict[str, Any]] = snapshot()["segments"]
+    return segments
+
+
+def allocation_traceback(data_ptr: int) -> list[dict[str, Any]] | None:
+    """The stack of the allocation whose storage begins at an address; None if not recorded."""
+    for segment in memory_snapshot():
+        for block in segment["blocks"]:
+            if block["address"] == data_ptr and block["frames"]:
+                frames: list[dict[str, Any]] = block["frames"]
+                return frames
+    return None
+
+
+def _free(device: Device) -> int:
+    """Bytes that are in no segment."""
+    return max(0, device.capacity - device.placement().reserved)
+
+
+class _OutOfMemoryObserver(hooks.Instrument):
+    """Calls a function of the program wherever a device is full, until the devices end."""
+
+    def __init__(self, observer: Callable[[int, int, int, int], None]) -> None:
+        self._observer = observer
+
+    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
+        """Tell device, bytes of the segment that was asked for, bytes allowed, and bytes free."""
+        asked = segment_size(rounded(nbytes))
+        self._observer(device.index, asked, limit, _free(world.device(device.index)))
+
+    def devices_removed(self) -> None:
+        """Others that come are another program's."""
+        hooks.remove(self)
+
+
+def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
+    """Call `observer(device, asked, allowed, free)` wherever one of these devices is full."""
+    hooks.add(_OutOfMemoryObserver(observer))

@@ -1,0 +1,220 @@
+"""Methods of torch.Tensor for simulated devices: `new`, `data`, printing, DLPack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.storage import TypedStorage
+from torch.utils import backend_registration
+from torch.utils.dlpack import DLDeviceType
+
+from simgpu._core import world
+from simgpu._memory.storages import mark_exported
+from simgpu._native import layouts
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Action, Patch, Patches, Row
+
+_stock_new: Any = torch.Tensor.new
+_stock_new_tensor: Any = torch.Tensor.new_tensor
+
+
+def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`tensor.new(...)`: on the tensor's own device."""
+    if self.device.type != DEVICE_TYPE:
+        return _stock_new(self, *args, **kwargs)
+    wanted = kwargs.get("device")
+    index = self.device.index if wanted is None else world.resolve(wanted)
+    if (
+        len(args) == 1
+        and isinstance(args[0], (list, tuple))
+        and not isinstance(args[0], torch.Size)
+    ):
+        host = torch.empty(0, dtype=self.dtype, device="cpu").new(*args)
+        return host.to(world.device(index).torch_device)
+    # C++ makes the device current by our guard, which does nothing where `guard_code` could not
+    # be installed, and asks for it right after.
+    with world.MakeCurrent(index):
+        return _stock_new(self, *args, **kwargs)
+
+
+def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`tensor.new_tensor(...)`: on the tensor's own device unless told otherwise."""
+    if self.device.type != DEVICE_TYPE or kwargs.get("device") is not None:
+        return _stock_new_tensor(self, *args, **kwargs)
+    # As in `new`.
+    return _stock_new_tensor(self, *args, **{**kwargs, "device": self.device})
+
+
+def _generate_storage_methods(_: Patches) -> None:
+    if not hasattr(TypedStorage, DEVICE_TYPE):
+        backend_registration._generate_storage_methods_for_privateuse1_backend(DEVICE_TYPE, [])
+
+
+_WHY_NEW = "without a device given, the new tensor is on the tensor's own, not on the current one"
+
+_TENSOR_METHODS_PATCHES: tuple[Row, ...] = (
+    Patch("torch.Tensor", "new", value=new, why=_WHY_NEW),
+    Patch("torch.Tensor", "new_tensor", value=new_tensor, why=_WHY_NEW),
+    Action(
+        "methods of storages by the name of the device type",
+        run=_generate_storage_methods,
+        why="as storages have `cuda()` and `is_cuda`; PyTorch generates them only when asked",
+        adds=(
+            f"torch.storage.TypedStorage.{DEVICE_TYPE}",
+            f"torch.storage.TypedStorage.is_{DEVICE_TYPE}",
+            f"torch.storage._StorageBase.{DEVICE_TYPE}",
+            f"torch.storage._StorageBase.is_{DEVICE_TYPE}",
+        ),
+    ),
+)
+
+
+# `torch.utils.dlpack`: export tensors of simulated devices, as those of an extension device.
+
+_stock_dlpack: Any = torch.Tensor.__dlpack__
+_stock_dlpack_device: Any = torch.Tensor.__dlpack_device__
+
+
+def dlpack_device(self: torch.Tensor) -> Any:
+    """`tensor.__dlpack_device__()`: an extension device, and its index."""
+    if self.device.type != DEVICE_TYPE:
+        return _stock_dlpack_device(self)
+    return DLDeviceType.kDLExtDev, self.device.index
+
+
+def _lent(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor to export in place of `tensor`: a detached alias of it.
+
+    A capsule keeps a tensor alive and points into its memory. If it kept `tensor` itself, a later
+    `tensor.set_()` would release that memory under the capsule.
+    """
+    if tensor.device.type != DEVICE_TYPE:
+        return tensor
+    mark_exported(tensor.untyped_storage())
+    return tensor if tensor.requires_grad else tensor.detach()  # PyTorch refuses the former
+
+
+def dlpack(self: torch.Tensor, **options: Any) -> Any:
+    """`tensor.__dlpack__(...)`."""
+    return _stock_dlpack(_lent(self), **options)
+
+
+def to_dlpack(tensor: torch.Tensor) -> Any:
+    """`torch.to_dlpack(tensor)`."""
+    return torch._C._to_dlpack(_lent(tensor))
+
+
+_DLPACK_EXPORT_PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.Tensor",
+        "__dlpack__",
+        value=dlpack,
+        why="the memory of a tensor that was exported has to outlive a resize of the tensor",
+    ),
+    Patch(
+        "torch.Tensor",
+        "__dlpack_device__",
+        value=dlpack_device,
+        why="PyTorch refuses device types that it has no DLPack number for",
+    ),
+    *(
+        Patch(module, "to_dlpack", value=to_dlpack, why="the same, for the old function")
+        for module in ("torch", "torch.utils.dlpack")
+    ),
+)
+
+
+# Printing tensors that have outlived their devices: no kernel can run, but a copy to the host can.
+#
+# So that a notebook, or the report of a failed assertion, shows what `with simgpu.devices(n)` left.
+
+_stock: Any = torch._tensor_str._tensor_str
+
+
+def _tensor_str(self: torch.Tensor, indent: int) -> str:
+    """The numbers of a tensor, which PyTorch formats by kernels of its device."""
+    device = self.device
+    if device.type == DEVICE_TYPE and device.index >= world.device_count():
+        self = _on_host(self)
+    text: str = _stock(self, indent)
+    return text
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy. A view that is conjugated or negated takes a kernel to copy: its base takes none."""
+    if tensor.is_conj():
+        return _on_host(torch._conj(tensor)).conj()
+    if tensor.is_neg():
+        return torch._neg_view(_on_host(torch._neg_view(tensor)))
+    return tensor.cpu()
+
+
+_PRINTING_PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch._tensor_str",
+        "_tensor_str",
+        value=_tensor_str,
+        why="a tensor whose device is gone can be copied to the host, and so can be printed",
+    ),
+)
+
+
+# `tensor.data = other`, and with it `Module.to`, between the CPU and a simulated device.
+#
+# A module moves by assigning `data` of each Parameter object, so that an optimizer built before the
+# move keeps training the same objects. PyTorch allows that between the CPU and CUDA, and not
+# between the CPU and a device type from outside; here it does. All else stays the tensor's own, as
+# on CUDA: its gradient, which does not move along, its hooks, its version, and who refers to it in
+# C++.
+
+_data: Any = torch.Tensor.data
+_known_to_be_alike: Any = torch._has_compatible_shallow_copy_type
+
+
+def _may_exchange_data(*pair: torch.Tensor) -> bool:
+    """Whether `pair[0].data = pair[1]` is possible; `Module._apply` asks this."""
+    return _known_to_be_alike(*pair) or layouts.are_alike(*pair)
+
+
+def _get_data(self: torch.Tensor) -> torch.Tensor:
+    return _data.__get__(self)  # type: ignore[no-any-return]
+
+
+def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
+    if (
+        isinstance(other, torch.Tensor)
+        and not _known_to_be_alike(self, other)
+        and layouts.are_alike(self, other)
+    ):
+        layouts.assign(self, other, _data.__set__)
+    else:
+        _data.__set__(self, other)
+
+
+def _delete_data(self: torch.Tensor) -> None:
+    _data.__delete__(self)  # which raises, and says why
+
+
+_TENSOR_DATA_PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.Tensor",
+        "data",
+        value=property(_get_data, _set_data, _delete_data),
+        why="a tensor keeps its identity when its data moves between the CPU and a device",
+    ),
+    Patch(
+        "torch",
+        "_has_compatible_shallow_copy_type",
+        value=_may_exchange_data,
+        why="Module.to asks whether it may assign `data`, which between CPU and device it now may",
+    ),
+)
+
+
+PATCHES: tuple[Row, ...] = (
+    *_TENSOR_METHODS_PATCHES,
+    *_DLPACK_EXPORT_PATCHES,
+    *_PRINTING_PATCHES,
+    *_TENSOR_DATA_PATCHES,
+)

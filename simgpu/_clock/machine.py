@@ -1,0 +1,408 @@
+"""The simulated machine in time: what each launch takes, on which stream, after what.
+
+An instrument, which is asked at each launch and each wait, and the clock that tells the time to all
+who ask (`simgpu._core.clock`). Until when a stream is busy is kept where `Stream` and `Event`
+look for it (`Device.busy_until`), so that they wait, query and measure by it as they stand.
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from simgpu._clock import durations
+from simgpu._clock.durations import Durations, nbytes
+from simgpu._clock.timelines import Hosts, Line, Span, Stream, Timelines, is_in_backward
+from simgpu._clock.topology import Place, Route, Topology
+from simgpu._config.gpus import Model
+from simgpu._core import streams, world
+from simgpu._core.clock import Clock
+from simgpu._core.hooks import Collective, Instrument, Launch, Node
+from simgpu._core.operators import waits_for_values
+from simgpu._distributed.groups import threads
+from simgpu._explore.faults.faults import slow_factor
+from simgpu._util.naming import DEVICE_TYPE, visible_text
+
+# The collectives of all process groups in time: each begins when its last rank has come.
+#
+# Where the ranks are threads of this process (`simgpu.ranks`), the arrivals of all are known. A
+# rank that is a process of its own knows but itself, and takes it that the others come as it does.
+
+
+class _Meeting:
+    """One collective: who has come when, and what came before it in the group."""
+
+    def __init__(self, op: str, about: Collective, members: int, previous: _Meeting | None) -> None:
+        self.op, self.about, self.members, self.previous = op, about, members, previous
+        self.arrivals: dict[int, float] = {}  # of each rank
+        self.devices: dict[int, int] = {}
+        self.nbytes = 0
+        self.times: tuple[float, float] | None = None
+
+
+class Groups:
+    """The collectives of a program, each on a stream of its group as with NCCL."""
+
+    def __init__(self, timelines: Timelines, topology: Topology) -> None:
+        self._timelines, self._topology = timelines, topology
+        self._meetings: dict[object, _Meeting] = {}
+        self._last: dict[str, _Meeting] = {}
+
+    def arrive(self, about: Collective, op: str, device: int, moment: float) -> None:
+        """The stream of a rank has come to a collective."""
+        key = _key(about)
+        meeting = self._meetings.get(key)
+        rank = about.rank
+        if meeting is None:
+            in_threads = threads.rank is not None
+            between_two = about.peer is not None
+            members = (2 if between_two else len(about.ranks)) if in_threads else 1
+            previous = None if between_two else self._last.get(about.group)
+            meeting = _Meeting(op.removeprefix("c10d."), about, members, previous)
+            self._meetings[key] = meeting
+            if not between_two:
+                self._last[about.group] = meeting
+        meeting.arrivals[rank] = moment
+        meeting.devices[rank] = device
+        meeting.nbytes = max(meeting.nbytes, about.nbytes)
+
+    def is_complete(self, about: Collective) -> bool:
+        """Whether all ranks have come."""
+        meeting = self._meetings.get(_key(about))
+        return meeting is not None and len(meeting.arrivals) >= meeting.members
+
+    def times(self, about: Collective) -> tuple[float, float] | None:
+        """When it begins and ends; None where ranks are missing."""
+        if not self.is_complete(about):
+            return None
+        return self._times(self._meetings[_key(about)])
+
+    def end_on(self, device: int) -> float:
+        """When the last collective ends on a device, of those that all ranks have come to."""
+        ends = [0.0]
+        for meeting in self._meetings.values():
+            if device in meeting.devices.values() and len(meeting.arrivals) >= meeting.members:
+                ends.append(self._times(meeting)[1])
+        return max(ends)
+
+    def _times(self, meeting: _Meeting) -> tuple[float, float]:
+        if meeting.times is None:
+            before = 0.0 if meeting.previous is None else self._times(meeting.previous)[1]
+            devices = [meeting.devices[rank] for rank in sorted(meeting.devices)]
+            begin = max(before, *meeting.arrivals.values())
+            members = 2 if meeting.about.peer is not None else len(meeting.about.ranks)
+            routes = self._routes(devices, members)
+            seconds = durations.seconds(meeting.op, members, meeting.nbytes, routes)
+            end = begin + seconds * max(map(slow_factor, devices))
+            meeting.times, meeting.previous = (begin, end), None
+            on = tuple((device, f"nccl {meeting.about.group}") for device in devices)
+            arrived = max(meeting.arrivals.values())
+            span = Span(meeting.op, "collective", on, begin, end, arrived, meeting.nbytes)
+            self._timelines.add(span)
+        return meeting.times
+
+    def _routes(self, devices: list[int], members: int) -> list[Route]:
+        """The ways around the ring."""
+        ring = devices if len(devices) == members else list(range(members))
+        following = [*ring[1:], ring[0]]
+        pairs = [pair for pair in zip(ring, following, strict=True) if pair[0] != pair[1]]
+        routes = [self._topology.route(*pair) for pair in pairs]
+        return [route for route in routes if route is not None]
+
+
+def _key(about: Collective) -> object:
+    """What is equal for all ranks of one collective."""
+    if about.peer is None:
+        return about.group, about.number
+    pair = (about.rank, about.peer) if about.sends else (about.peer, about.rank)
+    return about.group, pair, about.tag, about.number
+
+
+# When the nodes of a graph may begin that is replayed (torch.cuda.CUDAGraph).
+#
+# The host launches a graph once. From then on its kernels and copies wait for each other alone, as
+# their streams did in the capture: those of one branch run one after the other, branches beside
+# each other.
+
+
+class _Replay:
+    """One replay under way: when it began, and when each of its nodes has ended."""
+
+    def __init__(self, graph: object, begin: float) -> None:
+        self.graph = graph
+        self.begin = begin
+        self.last = -1
+        self.ends: dict[int, float] = {}
+
+    def ready(self, node: Node) -> float:
+        return max((self.ends.get(number, self.begin) for number in node.after), default=self.begin)
+
+
+class Replays:
+    """The latest replay of each thread; a replay is launched by one thread, node by node."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, _Replay] = {}
+
+    def begins(self, node: Node) -> bool:
+        """Whether this node is the first of a replay that takes time."""
+        latest = self._latest.get(threading.get_ident())
+        return latest is None or latest.graph is not node.graph or node.number <= latest.last
+
+    def begin(self, node: Node, moment: float) -> None:
+        """A replay of the graph of `node` begins."""
+        self._latest[threading.get_ident()] = _Replay(node.graph, moment)
+
+    def ready(self, node: Node) -> float:
+        """When all that `node` waits for has ended."""
+        return self._latest[threading.get_ident()].ready(node)
+
+    def ended(self, node: Node, moment: float) -> None:
+        """What comes after `node` may begin at this moment."""
+        latest = self._latest[threading.get_ident()]
+        latest.ends[node.number] = moment
+        latest.last = node.number
+
+    def skip(self, node: Node | None) -> None:
+        """What comes after a node that runs nothing waits for what that one waits for."""
+        if node is not None and not self.begins(node):
+            self.ended(node, self.ready(node))
+
+
+POLL = 1e-6  # what asking a stream or an event takes of the host's time
+
+
+class Machine(Instrument, Clock):
+    """Devices of these models, joined by a topology, and a host that launches for them."""
+
+    follows_devices = True
+
+    def __init__(
+        self, models: Sequence[Model], topology: Topology, host_cost: float, launch_gap: float
+    ) -> None:
+        self.topology = topology
+        self.durations = [Durations(model) for model in models]
+        self.gap = launch_gap
+        self.hosts = Hosts(host_cost, self._rejoined)
+        self.timelines = Timelines()
+        self.groups = Groups(self.timelines, topology)
+        self.replays = Replays()
+        self._lock = _thread.allocate_lock()
+        # What each rank has begun in a backward pass, and on which stream.
+        self._unawaited: dict[int | None, list[tuple[Collective, Stream]]] = {}
+
+    # What a clock is asked.
+
+    def now(self) -> float:
+        """Seconds since the beginning, by the host's line of the calling thread."""
+        return self._line().time
+
+    def wait_until(self, moment: float) -> None:
+        self._line().wait(moment)
+
+    def passed(self, moment: float) -> bool:
+        line = self._line()
+        line.time += POLL
+        return moment <= line.time
+
+    @property
+    def end(self) -> float:
+        """When everything that was launched has run, and the host has come to its end."""
+        return max(self.hosts.last().time, self.timelines.end)
+
+    def end_on(self, device: int) -> float:
+        """When the calling thread and this device have come to their end."""
+        streams_there = [stream for stream in self.timelines if stream[0] == device]
+        return max(self._line().time, self._free_from(streams_there) if streams_there else 0.0)
+
+    # What happens on the devices.
+
+    def before_launch(self, launch: Launch) -> None:
+        about = launch.kernel.collective
+        key = launch.device.index, launch.stream
+        if about is not None and self._is_here(key[0]) and key not in streams.captured:
+            with self._lock:
+                line = self.hosts.launch(launch.device.index)
+                stream = self._stream(launch.device.index, launch.stream)
+                queued = self._free_from([stream])
+                self.groups.arrive(about, launch.op, launch.device.index, max(line.time, queued))
+                if is_in_backward():
+                    self._unawaited.setdefault(threads.rank, []).append((about, stream))
+
+    def times_of(self, launch: Launch, result: Any, begin: float) -> tuple[float, float]:
+        index, about = launch.device.index, launch.kernel.collective
+        now = self._line().time
+        if not self._is_here(index):
+            return now, now
+        if (index, launch.stream) in streams.captured:  # recorded, and run by replays
+            return (now, now) if launch.kind == "memory" else self._captured(index)
+        if about is not None:
+            return self.groups.times(about) or (now, now)
+        with self._lock:
+            span = self._copy(launch, result) if launch.kind == "copy" else None
+            span = span or self._kernel(launch, result)
+        return span.begin, span.end
+
+    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+        # Stream and Event keep until when a stream is busy only where that is in the future of
+        # the calling thread; another thread may be behind it.
+        if isinstance(awaited, torch.Stream):
+            if streams.is_captured(awaited):
+                return
+            moment = self._free_from([streams.key_of(awaited)])
+        else:
+            moment = getattr(awaited, "_recorded_at", None) or 0.0
+        self.timelines.wait(streams.key_of(stream), moment)
+
+    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
+        index = stream.device_index
+        for about in collectives:
+            times = self.groups.times(about)
+            if times is not None:
+                self._stay_busy(self._stream(index, stream.stream_id), times[1])
+
+    def _rejoined(self, rank: int | None) -> None:
+        """A backward pass has ended: DistributedDataParallel waits for its collectives there.
+
+        It does so by futures of C++, of which nobody hears.
+        """
+        for about, stream in self._unawaited.pop(rank, ()):
+            times = self.groups.times(about)
+            if times is not None:
+                self._stay_busy(stream, times[1])
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        if isinstance(awaited, torch.device):
+            self._line().wait(self.groups.end_on(awaited.index))
+
+    def _kernel(self, launch: Launch, result: Any) -> Span:
+        index, op = launch.device.index, launch.kernel.op
+        stream = self._stream(index, launch.stream)
+        if launch.kind == "memory":
+            now = self._line(index).time
+            self.replays.skip(launch.kernel.node)
+            return Span(launch.op, "kernel", (stream,), now, now, now)
+        line, begin, on = self._queue(launch, [stream])
+        seconds = self.gap + self.durations[index].of(op, launch.args, launch.kwargs, result)
+        end = begin + seconds * slow_factor(index)
+        span = self._add(Span(launch.op, "kernel", on, begin, end, line.time, line=line), launch)
+        if waits_for_values(op, launch.args, launch.kwargs):
+            line.wait(end)
+        return span
+
+    def _copy(self, launch: Launch, result: Any) -> Span | None:
+        """A copy over links; None where it is one within a device, as far as links go."""
+        index = launch.device.index
+        source, target = self._place(launch.source, index), self._place(launch.target, index)
+        route = self.topology.route(source, target)
+        if route is None:  # to or from a device that has come since
+            return None
+        occupied = [self._stream(index, launch.stream)]
+        if isinstance(source, int) and isinstance(target, int):
+            occupied.append(self._stream(target, streams.current_stream_id(target)))
+        line, ready, on = self._queue(launch, occupied)
+        moved = _bytes_moved(launch, result)
+        begin = max(ready, self.timelines.links_free_from(route))
+        end = begin + route.seconds(moved) * slow_factor(index)
+        self.timelines.take_links(route, end)
+        told = visible_text(f"{_named(launch.source)} to {_named(launch.target)}")
+        about = (launch.op, "copy", on, begin, end, line.time, moved, told, line)
+        span = self._add(Span(*about), launch)
+        if len(occupied) > 1:
+            self.hosts.hand_over(index, target if isinstance(target, int) else index)
+        elif _is_staged(launch, result):
+            line.wait(end)
+        return span
+
+    def _captured(self, index: int) -> tuple[float, float]:
+        line = self.hosts.launch(index)
+        return line.time, line.time
+
+    def _queue(
+        self, launch: Launch, occupied: Sequence[Stream]
+    ) -> tuple[Line, float, tuple[Stream, ...]]:
+        """The host's line after a launch, when these streams are ready for it, and where it runs.
+
+        A graph is one launch, and each of its nodes runs when those that it waits for have ended.
+        """
+        node, index = launch.kernel.node, launch.device.index
+        if node is None:
+            line = self.hosts.launch(index)
+            return line, max(line.time, self._free_from(occupied)), tuple(occupied)
+        if self.replays.begins(node):
+            line = self.hosts.launch(index)
+            self.replays.begin(node, max(line.time, self._free_from(occupied)))
+        own, *others = occupied
+        ready = max(self.replays.ready(node), self._free_from(others) if others else 0.0)
+        if node.branch:
+            own = index, f"branch {node.branch} of a graph"
+        return self._line(index), ready, (own, *others)
+
+    def _add(self, span: Span, launch: Launch) -> Span:
+        self.timelines.add(span)
+        for stream in span.streams:
+            self._stay_busy(stream, span.end)
+        if launch.kernel.node is not None:  # the stream of a replay is busy until all has ended
+            self.replays.ended(launch.kernel.node, span.end)
+            self._stay_busy(self._stream(launch.device.index, launch.stream), span.end)
+        return span
+
+    # Where things are.
+
+    def _line(self, device: int | None = None) -> Line:
+        return self.hosts.line(device)
+
+    def _free_from(self, occupied: Sequence[Stream]) -> float:
+        """When the last of these streams is free: work, waits and sleep count."""
+        asleep = (
+            world.active_devices[index].busy_until.get(number, 0.0)  # type: ignore[arg-type]
+            for index, number in occupied
+            if self._is_here(index)
+        )
+        return max(self.timelines.free_from(occupied), *asleep, 0.0)
+
+    def _stay_busy(self, stream: Stream, moment: float) -> None:
+        index, number = stream
+        self.timelines.wait(stream, moment)
+        if self._is_here(index):
+            busy_until: dict[Any, float] = world.active_devices[index].busy_until
+            busy_until[number] = max(busy_until.get(number, 0.0), moment)
+
+    def _is_here(self, index: int) -> bool:
+        return index < min(len(world.active_devices), len(self.durations))
+
+    def _place(self, device: torch.device, index: int) -> Place:
+        return self.topology.host_of(index) if device.type == "cpu" else device.index
+
+    @staticmethod
+    def _stream(index: int, number: int) -> Stream:
+        return index, number
+
+
+def _named(device: torch.device) -> str:
+    return "host" if device.type == "cpu" else f"{DEVICE_TYPE}:{device.index}"
+
+
+def _bytes_moved(launch: Launch, result: Any) -> int:
+    if isinstance(result, torch.Tensor):
+        return nbytes(result)
+    return nbytes(launch.args[0])  # of item(), which returns a number
+
+
+def _is_staged(launch: Launch, result: Any) -> bool:
+    """Whether the host's memory is pageable: CUDA copies it by way of a buffer, and waits for that.
+
+    A tensor that `to("cpu", non_blocking=True)` makes is in pinned memory.
+    """
+    arguments = launch.args
+    if launch.source.type == "cpu":
+        tensor = arguments[1] if launch.kernel.name == "copy_" else arguments[0]
+    elif launch.kernel.name == "copy_":
+        tensor = arguments[0]
+    else:
+        return False
+    return isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.is_pinned()

@@ -1,0 +1,253 @@
+"""What ran on each stream and link from when to when, and the time of each host thread."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from simgpu._clock.topology import Route
+from simgpu._core import world
+from simgpu._distributed.groups import threads
+
+# The time of the host: of the calling thread, of its helpers, and of each rank.
+#
+# PyTorch launches from several threads: those that run replicas, and one for each device in a
+# backward pass. Their times must not depend on which of them the operating system lets run first,
+# so they are kept by device. A helper's time begins at that of the main thread, which waits
+# meanwhile; when the main thread goes on, it has waited for all of them. Threads of Python also
+# take turns at its global lock: what they launched together has taken no less than all of it one
+# after the other. Threads of a backward pass are C++, and need no lock.
+
+
+class Line:
+    """The time of one thread, and where it jumped: because it waited, or followed another line."""
+
+    __slots__ = ("_jumps", "_times", "name", "time")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.time = 0.0
+        self._times: list[float] = []
+        self._jumps: list[tuple[float, Line | None, float]] = []
+
+    def follow(self, other: Line, moment: float, since: float | None = None) -> None:
+        """Go on at `moment` if that is later, as `other` does: from there on, or from `since`."""
+        if moment > self.time:
+            self._jump(moment, other, moment if since is None else since)
+
+    def wait(self, moment: float) -> None:
+        """Go on at `moment` if that is later: when some work on a device ended."""
+        if moment > self.time:
+            self._jump(moment, None, moment)
+
+    def _jump(self, moment: float, other: Line | None, at: float) -> None:
+        self._times.append(moment)
+        self._jumps.append((moment, other, at))
+        self.time = moment
+
+    def last_jump(self, moment: float) -> tuple[float, Line | None, float] | None:
+        """The last jump until `moment`: when it was, the line that was followed, and its time."""
+        number = bisect.bisect_right(self._times, moment)
+        return self._jumps[number - 1] if number else None
+
+
+class _Process:
+    """The lines of one process, which in a world of ranks in threads is one rank."""
+
+    def __init__(self, name: str, cost: float) -> None:
+        self.main = Line(name)
+        self._cost = cost
+        self._helpers: dict[int, Line] = {}
+        self._active: set[int] = set()
+        self._forked_at = 0.0
+        self._under_lock = 0
+
+    def helper(self, device: int) -> Line:
+        """The thread that launches for a device, beside the main one."""
+        if not self._active:
+            self._forked_at = self.main.time
+        line = self._helpers.get(device)
+        if line is None:
+            line = self._helpers[device] = Line(f"{self.main.name}, device {device}")
+        self._active.add(device)
+        line.follow(self.main, self.main.time)
+        return line
+
+    def launched_in_turns(self) -> None:
+        """One more launch of a thread that holds Python's lock."""
+        self._under_lock += 1
+
+    @property
+    def has_helpers(self) -> bool:
+        """Whether threads have launched something beside the main one, since it went on last."""
+        return bool(self._active)
+
+    def rejoin(self) -> None:
+        """Let the main thread wait for its helpers."""
+        main = self.main
+        in_turns = self._forked_at + self._under_lock * self._cost
+        for device in sorted(self._active):
+            main.follow(self._helpers[device], self._helpers[device].time)
+        main.follow(main, in_turns, since=self._forked_at)
+        self._active.clear()
+        self._under_lock = 0
+
+    def __iter__(self) -> Iterator[Line]:
+        yield self.main
+        yield from (self._helpers[device] for device in sorted(self._helpers))
+
+
+class Hosts:
+    """All lines of the host.
+
+    `cost` is what a launch takes of a thread's time; `rejoined` is called with a rank when its main
+    thread goes on after its helpers.
+    """
+
+    def __init__(self, cost: float, rejoined: Callable[[int | None], None]) -> None:
+        self.cost = cost
+        self._rejoined = rejoined
+        self._thread = threading.get_ident()
+        self._processes: dict[int | None, _Process] = {}
+
+    def line(self, device: int | None = None) -> Line:
+        """The line of the calling thread, where it has to do with `device`."""
+        process = self._process()
+        in_backward = is_in_backward()
+        if not in_backward and self._is_main():
+            if process.has_helpers:
+                process.rejoin()
+                self._rejoined(threads.rank)
+            return process.main
+        device = world.current_device() if device is None else device
+        return process.helper(device)
+
+    def launch(self, device: int) -> Line:
+        """The line of the calling thread after it has launched something on `device`."""
+        line = self.line(device)
+        line.time += self.cost
+        if not is_in_backward() and not self._is_main():
+            self._process().launched_in_turns()
+        return line
+
+    def hand_over(self, source: int, target: int) -> None:
+        """A gradient goes to another device in a backward pass, whose thread waits for it."""
+        if is_in_backward():
+            process = self._process()
+            giver = process.helper(source)
+            process.helper(target).follow(giver, giver.time)
+
+    def last(self) -> Line:
+        """The line that has come the furthest."""
+        lines = [line for _, each in sorted(self._processes.items(), key=_rank) for line in each]
+        return max(lines, key=lambda line: line.time, default=Line("host"))
+
+    def _process(self) -> _Process:
+        process = self._processes.get(threads.rank)
+        if process is None:
+            name = "host" if threads.rank is None else f"host of rank {threads.rank}"
+            process = self._processes.setdefault(threads.rank, _Process(name, self.cost))
+        return process
+
+    def _is_main(self) -> bool:
+        return threads.rank is not None or threading.get_ident() == self._thread
+
+
+def _rank(item: tuple[int | None, _Process]) -> int:
+    return -1 if item[0] is None else item[0]
+
+
+def is_in_backward() -> bool:
+    """Whether the calling thread differentiates."""
+    return torch._C._current_graph_task_id() != -1
+
+
+Stream = tuple[int, int | str]  # a device's index, and the number of a stream there or its name
+
+
+@dataclass(eq=False, slots=True)
+class Span:
+    """One kernel, copy or collective in simulated time; all moments in seconds.
+
+    Attributes:
+        op: the operator.
+        kind: "kernel", "copy" or "collective".
+        streams: those that it occupied: of a copy between devices the source's and the target's.
+        begin, end: when it ran.
+        launched: when the host had launched it.
+        nbytes: of a copy or collective, what it moved.
+        route: of a copy, such as "simgpu:0 to simgpu:1".
+    """
+
+    op: str
+    kind: str
+    streams: tuple[Stream, ...]
+    begin: float
+    end: float
+    launched: float
+    nbytes: int = 0
+    route: str = ""
+    line: Line | None = field(default=None, repr=False)
+
+    @property
+    def device(self) -> int:
+        """The device on whose stream it was queued."""
+        return self.streams[0][0]
+
+
+class Timelines(dict[Stream, list[Span]]):
+    """The spans of each stream, in the order in which they ran; each begins where others ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free_from: dict[Stream, float] = {}
+        self._links: dict[tuple[int, int], float] = {}
+
+    def free_from(self, streams: Iterable[Stream]) -> float:
+        """When the last of these streams has done its work."""
+        return max(self._free_from.get(stream, 0.0) for stream in streams)
+
+    def wait(self, stream: Stream, moment: float) -> None:
+        """Let later work of a stream begin at `moment`, or later."""
+        self._free_from[stream] = max(self._free_from.get(stream, 0.0), moment)
+
+    def links_free_from(self, route: Route) -> float:
+        """When the last link on the way is free."""
+        return max((self._links.get(hop, 0.0) for hop in route.hops), default=0.0)
+
+    def take_links(self, route: Route, until: float) -> None:
+        """Let later copies over these links wait until then."""
+        self._links.update(dict.fromkeys(route.hops, until))
+
+    def add(self, span: Span) -> None:
+        """Append what the latest work of its streams is now."""
+        for stream in span.streams:
+            self.setdefault(stream, []).append(span)
+            self._free_from[stream] = span.end
+
+    @property
+    def end(self) -> float:
+        """When the last work of all ends."""
+        return max((spans[-1].end for spans in self.values()), default=0.0)
+
+    def ending_at(self, moment: float, first: Sequence[Stream] = ()) -> Span | None:
+        """The work that ended at `moment`: on one of the streams `first`, or else on any."""
+        for stream in (*first, *sorted(self, key=_order)):
+            spans = self.get(stream, ())
+            number = bisect_left(spans, moment, key=_end)
+            if number < len(spans) and spans[number].end == moment:
+                return spans[number]
+        return None
+
+
+def _end(span: Span) -> float:
+    return span.end
+
+
+def _order(stream: Stream) -> tuple[int, str]:
+    return stream[0], str(stream[1])

@@ -1,0 +1,604 @@
+"""A model of PyTorch's caching allocator: where it puts each tensor, and what it keeps reserved.
+
+The real one asks CUDA for segments, cuts blocks out of them, and keeps what is freed. This model
+does the same without memory: segments of 2 MiB for blocks up to 1 MiB, of 20 MiB for those below
+10 MiB, of a multiple of 2 MiB above; the smallest free block that is large enough, at the lowest
+address; what is left over is cut off, and joins its free neighbours again when the block is freed.
+Each stream has segments of its own. A block that other streams have used (`Tensor.record_stream`)
+is free when they are done, which is asked at the next allocation. Where a segment has no room on
+the device, all unused segments are given back; if that is not enough, the device is full
+(c10/cuda/CUDACachingAllocator.cpp; constants of c10/core/AllocatorConfig.h). Not in it are the
+settings of PYTORCH_CUDA_ALLOC_CONF and private pools.
+
+A device writes down what happened (`EventLog`); this follows it when somebody asks.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+# What PyTorch's caching allocator counts: amounts of its pools, now, at most, come and gone.
+#
+# Names and rules are those of torch.cuda.memory_stats (c10/core/CachingDeviceAllocator.h).
+
+POOLS = ("small_pool", "large_pool")  # by number
+ALL = len(POOLS)  # and the number of both together
+KINDS = ("current", "peak", "allocated", "freed")
+
+
+class Amount:
+    """One amount of each pool and of both: what it is, the most it was, how much came and went."""
+
+    __slots__ = ("_at_reset", "_came", "_now", "_peaks")
+
+    def __init__(self) -> None:
+        self._now, self._peaks = [0, 0], [0, 0, 0]
+        # What came since the last reset, and what there was then.
+        self._came, self._at_reset = [0, 0], [0, 0]
+
+    def change(self, pool: int, by: int) -> None:
+        """There are so many more in a pool, or fewer."""
+        now = self._now
+        now[pool] = amount = now[pool] + by
+        if by > 0:
+            self._came[pool] += by
+            peaks = self._peaks
+            if amount > peaks[pool]:
+                peaks[pool] = amount
+            amount = now[0] + now[1]
+            if amount > peaks[ALL]:
+                peaks[ALL] = amount
+
+    def undo(self, pool: int, by: int) -> None:
+        """Take back that so many came or went; a peak remains."""
+        self._now[pool] -= by
+        if by > 0:
+            self._came[pool] -= by
+
+    def current(self, number: int = ALL) -> int:
+        """What there is in a pool, or in both."""
+        return sum(self._now) if number == ALL else self._now[number]
+
+    def peak(self, number: int = ALL) -> int:
+        """The most that there was since the last reset of peaks."""
+        return self._peaks[number]
+
+    def allocated(self, number: int = ALL) -> int:
+        """What came since the last reset of totals."""
+        return sum(self._came) if number == ALL else self._came[number]
+
+    def freed(self, number: int = ALL) -> int:
+        """What went since the last reset of totals."""
+        if number == ALL:
+            return self.freed(0) + self.freed(1)
+        return self._came[number] - self._now[number] + self._at_reset[number]
+
+    def reset_peak(self) -> None:
+        """Let the most begin again at what there is."""
+        self._peaks = [*self._now, sum(self._now)]
+
+    def reset_totals(self) -> None:
+        """Let what came and went begin again at zero."""
+        self._came, self._at_reset = [0, 0], [*self._now]
+
+
+class Active:
+    """An amount with what waits, after it was freed, for other streams.
+
+    Args:
+        used: the amount of what is in use.
+        waiting: the amount of what waits.
+    """
+
+    __slots__ = ("_peaks", "_used", "_waiting")
+
+    def __init__(self, used: Amount, waiting: Amount) -> None:
+        self._used, self._waiting = used, waiting
+        self._peaks = [0, 0, 0]  # while something waited
+
+    def look(self) -> None:
+        """Something waits, and something was allocated: see if there is more than ever."""
+        for number in range(ALL + 1):
+            self._peaks[number] = max(self._peaks[number], self.current(number))
+
+    def current(self, number: int = ALL) -> int:
+        """What there is in a pool, or in both."""
+        return self._used.current(number) + self._waiting.current(number)
+
+    def peak(self, number: int = ALL) -> int:
+        """The most that there was since the last reset of peaks."""
+        return max(self._peaks[number], self._used.peak(number))
+
+    def allocated(self, number: int = ALL) -> int:
+        """What came since the last reset of totals."""
+        return self._used.allocated(number)
+
+    def freed(self, number: int = ALL) -> int:
+        """What went since the last reset of totals."""
+        used, waiting = self._used, self._waiting
+        return used.freed(number) - waiting.allocated(number) + waiting.freed(number)
+
+    def reset_peak(self) -> None:
+        """Let the most begin again at what there is."""
+        self._peaks = [self.current(number) for number in range(ALL + 1)]
+
+    def reset_totals(self) -> None:
+        """Let what came and went begin again at zero: those of its parts do."""
+
+
+BLOCK = 512  # bytes; every block is a multiple of it
+MOST = 2**60  # bytes; the allocator takes larger requests for mistakes
+SMALL = 2**20  # bytes; the most that a block of the small pool has
+SMALL_SEGMENT = 2 * 2**20
+LARGE_SEGMENT = 20 * 2**20
+_OWN_SEGMENT_FROM = 10 * 2**20  # bytes; blocks from here on get a segment of their size
+_ROUND = 2 * 2**20  # bytes; what that size is a multiple of
+
+
+def rounded(nbytes: int) -> int:
+    """Bytes of the block for so many."""
+    return (nbytes + BLOCK - 1) & -BLOCK
+
+
+def segment_size(size: int) -> int:
+    """Bytes of the segment that is asked for where a block of so many fits in no other."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    if size < _OWN_SEGMENT_FROM:
+        return LARGE_SEGMENT
+    return (size + _ROUND - 1) & -_ROUND
+
+
+class Pool:
+    """The free blocks of one size class of one stream."""
+
+    __slots__ = ("free", "number", "stream")
+
+    def __init__(self, stream: int, number: int) -> None:
+        self.stream, self.number = stream, number
+        self.free: list[tuple[int, int, Piece]] = []  # size, address, block; sorted
+
+
+class Segment:
+    """Memory that was asked of CUDA in one go, and is given back as a whole."""
+
+    __slots__ = ("address", "first", "pool", "size")
+
+    def __init__(self, address: int, size: int, pool: Pool) -> None:
+        self.address, self.size, self.pool = address, size, pool
+        self.first = Piece(self, address, size)
+
+    def pieces(self) -> Iterable[Piece]:
+        """The blocks of the segment, by address."""
+        piece: Piece | None = self.first
+        while piece is not None:
+            yield piece
+            piece = piece.next
+
+
+class Piece:
+    """A block: part of a segment, in use, free, or freed and waiting for other streams."""
+
+    __slots__ = (
+        *("address", "next", "previous", "segment", "size"),
+        *("requested", "requested_before", "token", "users"),
+    )
+
+    def __init__(self, segment: Segment, address: int, size: int) -> None:
+        self.segment, self.address, self.size = segment, address, size
+        self.previous: Piece | None = None
+        self.next: Piece | None = None
+        self.token: object | None = (
+            None  # what it is in use for, or AWAITING; None while it is free
+        )
+        # Bytes that were asked for; also of a free block, when it was last in use.
+        self.requested = self.requested_before = 0
+        self.users: Collection[int] = frozenset()  # other streams that use it
+
+    @property
+    def is_split(self) -> bool:
+        return self.previous is not None or self.next is not None
+
+
+AWAITING = object()  # the token of blocks that are freed and wait for other streams
+
+
+class CachingAllocator:
+    """The segments and blocks of one device.
+
+    Args:
+        base: the address of the first segment.
+        shrinks: whether a segment may be as small as what is left of the device, which is how a
+            device works that has less than one segment of a GPU; it then refuses nothing.
+    """
+
+    def __init__(self, base: int, shrinks: bool = False) -> None:
+        self.segments: dict[int, Segment] = {}  # by address
+        self._used_count, self._used_bytes, self._requested_bytes = Amount(), Amount(), Amount()
+        self._split_count, self._split_bytes = Amount(), Amount()
+        self._segment_count, self._reserved_bytes = Amount(), Amount()
+        self._waiting_count, self._waiting_bytes = Amount(), Amount()
+        self._active = (
+            Active(self._used_count, self._waiting_count),
+            Active(self._used_bytes, self._waiting_bytes),
+        )
+        # By the names of torch.cuda.memory_stats.
+        self.amounts: dict[str, Amount | Active] = {
+            "allocation": self._used_count,
+            "segment": self._segment_count,
+            "active": self._active[0],
+            "inactive_split": self._split_count,
+            "allocated_bytes": self._used_bytes,
+            "reserved_bytes": self._reserved_bytes,
+            "active_bytes": self._active[1],
+            "inactive_split_bytes": self._split_bytes,
+            "requested_bytes": self._requested_bytes,
+        }
+        # Of `memory_stats`, what was counted since the last reset.
+        self.retries = self.device_allocs = self.device_frees = self.syncs = 0
+        self.reserved = 0  # bytes of all segments
+        self._shrinks = shrinks
+        self._next_address = base
+        self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream
+        self._used: dict[int, Piece] = {}  # by id of what they are in use for
+        self._awaiting: list[Piece] = []
+        self._busy: Collection[int] = ()
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of all blocks in use, with what is too little to be cut off."""
+        return self._used_bytes.current()
+
+    def piece_of(self, token: object) -> Piece | None:
+        """The block that `token` has."""
+        return self._used.get(id(token))
+
+    def allocate(self, token: int, requested: int, stream: int, limit: int) -> bool:
+        """Find a block for `token` bytes on a stream; False if no segment fits below `limit`.
+
+        `token` is the size of the block, and a number object of its own by which `free` and `use`
+        know it. Of the block, `requested` bytes were asked for.
+        """
+        if not token:
+            return True
+        if self._awaiting:
+            self._free_awaited(self._busy)
+        pool = self._pool(stream, token)
+        free = pool.free
+        place = bisect_left(free, (token,))
+        piece = free.pop(place)[2] if place < len(free) else self._new_segment(token, pool, limit)
+        if piece is None:
+            return False
+        self._cut(piece, int(token))
+        piece.token = token
+        piece.requested_before, piece.requested = piece.requested, requested
+        self._used[id(token)] = piece
+        number = pool.number
+        self._used_count.change(number, 1)
+        self._used_bytes.change(number, piece.size)
+        self._requested_bytes.change(number, requested)
+        if self._awaiting:
+            for amount in self._active:
+                amount.look()
+        return True
+
+    def _pool(self, stream: int, size: int) -> Pool:
+        pools = self._pools.get(stream)
+        if pools is None:
+            pools = self._pools[stream] = Pool(stream, 0), Pool(stream, 1)
+        return pools[size > SMALL]
+
+    def _new_segment(self, size: int, pool: Pool, limit: int) -> Piece | None:
+        whole = segment_size(size)
+        if self.reserved + whole > limit and (not self._shrinks or self._has_free_blocks()):
+            self.retry()
+        if self.reserved + whole > limit:
+            if not self._shrinks:
+                return None
+            # More than what is left only where free blocks are scattered, or keep a rest.
+            whole = max(size, min(whole, (limit - self.reserved) & -BLOCK))
+        return self._reserve(whole, pool)
+
+    def _has_free_blocks(self) -> bool:
+        return any(pool.free for pools in self._pools.values() for pool in pools)
+
+    def retry(self) -> None:
+        """Give back what is unused, since there was no room."""
+        self.release()
+        self.retries += 1
+
+    def _reserve(self, whole: int, pool: Pool) -> Piece:
+        segment = Segment(self._next_address, whole, pool)
+        self._next_address += whole
+        self.segments[segment.address] = segment
+        self.device_allocs += 1
+        self.reserved += whole
+        self._segment_count.change(pool.number, 1)
+        self._reserved_bytes.change(pool.number, whole)
+        return segment.first
+
+    def _cut(self, piece: Piece, size: int) -> None:
+        """Leave `size` bytes to a block that was free, if the rest is worth a block of its own."""
+        pool, was_split = piece.segment.pool, piece.is_split
+        left = piece.size - size
+        if left > SMALL if pool.number else left >= BLOCK:
+            rest = Piece(piece.segment, piece.address + size, left)
+            rest.previous, rest.next = piece, piece.next
+            rest.requested = piece.requested
+            if rest.next is not None:
+                rest.next.previous = rest
+            piece.next, piece.size = rest, size
+            insort(pool.free, (left, rest.address, rest))
+            if was_split:
+                self._split_bytes.change(pool.number, -size)
+            else:
+                self._split_count.change(pool.number, 1)
+                self._split_bytes.change(pool.number, left)
+        elif was_split:
+            self._split_count.change(pool.number, -1)
+            self._split_bytes.change(pool.number, -piece.size)
+
+    def use(self, token: int, stream: int) -> None:
+        """A stream uses the block of `token`, beside the one that it was allocated on."""
+        piece = self._used.get(id(token))
+        if piece is not None and stream != piece.segment.pool.stream:
+            piece.users = {stream, *piece.users}
+
+    def free(self, token: int) -> None:
+        """The program has dropped what has the block of `token`; nothing if nothing has."""
+        piece = self._used.pop(id(token), None)
+        if piece is None:
+            return
+        pool = piece.segment.pool.number
+        self._used_count.change(pool, -1)
+        self._used_bytes.change(pool, -piece.size)
+        if piece.users:
+            piece.token = AWAITING
+            self._awaiting.append(piece)
+            self._waiting_count.change(pool, 1)
+            self._waiting_bytes.change(pool, piece.size)
+        else:
+            self._requested_bytes.change(pool, -piece.requested)
+            self._join(piece, Amount.change)
+
+    def busy_at_next_allocation(self, streams: Collection[int]) -> None:
+        """Let freed blocks that these streams use wait on, at the allocation that comes next."""
+        self._busy = streams
+
+    def _free_awaited(self, busy: Collection[int] = ()) -> None:
+        """Free the blocks that other streams have used, but for those that are busy."""
+        awaiting, self._awaiting, self._busy = self._awaiting, [], ()
+        for piece in awaiting:
+            if busy and any(user in busy for user in piece.users):
+                self._awaiting.append(piece)
+            else:
+                pool = piece.segment.pool.number
+                self._waiting_count.change(pool, -1)
+                self._waiting_bytes.change(pool, -piece.size)
+                self._requested_bytes.change(pool, -piece.requested)
+                self._join(piece, Amount.change)
+
+    def take_back(self, token: int) -> None:
+        """Undo `allocate`, but for a segment that it needed and for peaks."""
+        piece = self._used.pop(id(token), None)
+        if piece is None:
+            return
+        pool = piece.segment.pool.number
+        self._used_count.undo(pool, 1)
+        self._used_bytes.undo(pool, piece.size)
+        self._requested_bytes.undo(pool, piece.requested)
+        piece.requested = piece.requested_before
+        self._join(piece, _undo_the_opposite)
+
+    def _join(self, piece: Piece, change: Callable[[Amount, int, int], None]) -> None:
+        """Make a block free, which joins its free neighbours; `change` is how that is counted."""
+        pool = piece.segment.pool
+        piece.token, piece.users = None, frozenset()
+        blocks = nbytes = 0
+        for other in (piece.previous, piece.next):
+            if other is not None and other.token is None:
+                blocks, nbytes = blocks - 1, nbytes - other.size
+                del pool.free[bisect_left(pool.free, (other.size, other.address))]
+                _join(piece, other)
+        if piece.is_split:
+            blocks, nbytes = blocks + 1, nbytes + piece.size
+        insort(pool.free, (piece.size, piece.address, piece))
+        if blocks:
+            change(self._split_count, pool.number, blocks)
+        if nbytes:
+            change(self._split_bytes, pool.number, nbytes)
+
+    def release(self) -> None:
+        """Give all segments back that nothing is in use of, when all streams are done."""
+        self.syncs += 1
+        self._free_awaited()
+        for pools in self._pools.values():
+            for pool in pools:
+                unused = [piece.segment for _, _, piece in pool.free if not piece.is_split]
+                pool.free[:] = [entry for entry in pool.free if entry[2].is_split]
+                for segment in unused:
+                    del self.segments[segment.address]
+                    self.device_frees += 1
+                    self.reserved -= segment.size
+                    self._segment_count.change(pool.number, -1)
+                    self._reserved_bytes.change(pool.number, -segment.size)
+
+    def reset_peaks(self) -> None:
+        """Let the most of every amount begin again at what it is now."""
+        for amount in self.amounts.values():
+            amount.reset_peak()
+
+    def reset_totals(self) -> None:
+        """Let what came and went begin again at zero."""
+        for amount in (*self.amounts.values(), self._waiting_count, self._waiting_bytes):
+            amount.reset_totals()
+        self.retries = self.device_allocs = self.device_frees = self.syncs = 0
+
+
+def _undo_the_opposite(amount: Amount, pool: int, by: int) -> None:
+    amount.undo(pool, -by)
+
+
+def _join(piece: Piece, other: Piece) -> None:
+    """Let `piece` have the bytes of a free neighbour too."""
+    if other is piece.previous:
+        piece.address, piece.previous = other.address, other.previous
+        if piece.previous is None:
+            piece.segment.first = piece
+        else:
+            piece.previous.next = piece
+    else:
+        piece.next = other.next
+        if piece.next is not None:
+            piece.next.previous = piece
+    piece.size += other.size
+
+
+# `EventLog`: what was allocated and given back on a device, for whoever asks where it would lie.
+#
+# Writing it down costs next to nothing. A model of CUDA's caching allocator follows the events when
+# somebody asks (the model above), and where there might be no room.
+
+# Segments that a stream begins for a few bytes.
+BEGUN = SMALL_SEGMENT + LARGE_SEGMENT
+
+
+def about(token: int, requested: int, stream: int) -> int:
+    """How many of the bytes of a block were asked for, and the stream, as one number.
+
+    It costs the garbage collector nothing, as a tuple would.
+    """
+    return stream << 9 | token - requested
+
+
+class Ledger(Protocol):
+    """What a device knows of its memory."""
+
+    index: int
+    capacity: int
+    limit: int
+
+    def live(self) -> list[int]:
+        """The bytes of every allocation that lives: the objects that were noted."""
+        ...
+
+
+class EventLog:
+    """What was taken and given back on one device since its placement last followed it.
+
+    Bytes that were taken are two numbers in a row: the bytes, as a number object of its own, and
+    `about`. All else is a tuple: of the same object, where it was given back; of the same object
+    and a stream that uses it; of None and the streams that are busy when bytes are taken next.
+    """
+
+    __slots__ = (
+        *("_device", "_events", "_lock", "_placed_twice", "_placement", "_spoilt", "_underway"),
+        *("note", "note_taken"),
+    )
+
+    def __init__(self, device: Ledger) -> None:
+        self._device = device
+        self._events: deque[Any] = deque()
+        self.note: Callable[[tuple[Any, ...]], None] = self._events.append
+        self.note_taken: Callable[[tuple[int, int]], None] = self._events.extend
+        self._placement = self._empty()
+        # By id, what has been placed anew, and whose events may come all the same.
+        self._placed_twice: set[int] = set()
+        # Whether a step is being placed: by another thread, or by this one, which a finalizer or a
+        # signal handler has interrupted; and whether one was given up in the middle.
+        self._underway = self._spoilt = False
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the segments that there were when the events were last followed."""
+        return self._placement.reserved
+
+    def _empty(self) -> CachingAllocator:
+        device = self._device
+        return CachingAllocator((device.index + 1) << 40, device.capacity < LARGE_SEGMENT)
+
+    def placement(self) -> CachingAllocator:
+        """The segments and blocks that CUDA's caching allocator would have by now."""
+        with self._lock:
+            if not self._underway:
+                with self._step():
+                    self._follow()
+            return self._placement
+
+    def place(self, token: int, requested: int, stream: int) -> bool:
+        """Whether there is room for `token`, which then has a block: nothing is to be noted."""
+        with self._lock:
+            if self._underway:
+                self.note_taken((token, about(token, requested, stream)))
+                return True
+            with self._step():
+                self._follow()
+                return self._placement.allocate(token, requested, stream, self._device.limit)
+
+    def take_back(self, token: int) -> None:
+        """Undo `place`."""
+        with self._lock:
+            if self._underway:
+                self.note((token,))
+                return
+            with self._step():
+                self._follow()
+                self._placement.take_back(token)
+
+    def forget(self) -> None:
+        """Place what lives anew when this is next asked: it may hold what does not."""
+        self._spoilt = True
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        self._underway = True
+        try:
+            yield
+        except BaseException:
+            self._spoilt = True  # half of an event may be in the placement
+            raise
+        finally:
+            self._underway = False
+
+    def _follow(self) -> None:
+        if self._spoilt:
+            self._place_anew()
+        events, limit, placement = self._events, self._device.limit, self._placement
+        while events:
+            event = events.popleft()
+            if not isinstance(event, tuple):
+                how = events.popleft()
+                if self._placed_twice and id(event) in self._placed_twice:
+                    continue
+                stream, rest = how >> 9, how & 511
+                if not placement.allocate(event, event - rest, stream, limit):
+                    # What was let in has a place, also where threads were let in at the same time.
+                    placement.allocate(event, event - rest, stream, 1 << 62)
+            elif len(event) == 1:
+                placement.free(event[0])
+            elif event[0] is None:
+                placement.busy_at_next_allocation(event[1])
+            else:
+                placement.use(*event)
+        self._placed_twice.clear()
+
+    def _place_anew(self) -> None:
+        """Place what lives, in some order."""
+        self._events.clear()
+        placement, known = self._empty(), self._placement
+        for token in self._device.live():
+            piece = known.piece_of(token)
+            requested = int(token) if piece is None else piece.requested
+            stream = 0 if piece is None else piece.segment.pool.stream
+            placement.allocate(token, requested, stream, 1 << 62)
+            self._placed_twice.add(id(token))
+        self._placement, self._spoilt = placement, False

@@ -1,0 +1,392 @@
+"""One simulated GPU: how many bytes of its memory are taken, its generator, its streams.
+
+The count of its memory is called the ledger: bytes that are allocated, freed, and the most at once.
+The memory itself is that of CPU tensors; `simgpu._memory` says which belong to a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import operator
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import compress, repeat
+from typing import TypeVar
+
+import torch
+
+from simgpu._config.gpus import GENERIC, Model
+from simgpu._core import clock
+from simgpu._core.allocator_model import BEGUN, LARGE_SEGMENT, MOST, CachingAllocator, EventLog
+from simgpu._core.device_generator import make_generator
+from simgpu._core.hooks import hooks
+from simgpu._random.layout import resident_threads
+from simgpu._util import thread_rows
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.thread_rows import STREAMS
+
+# What `Device.allocate` makes: what keeps bytes of a device, and what they are known by.
+
+
+class Allocation(functools.partial[None]):
+    """Bytes of a device that are taken for as long as this object lives; made by `Device.allocate`.
+
+    It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
+    last tensor, view or autograd node over that memory does. It is a call to be made then, all of
+    it in C: a Python function would let the handler of a signal (Ctrl-C) run, and an error that it
+    raises while an object dies is lost, together with the bytes.
+    """
+
+    __slots__ = ()
+    __del__ = functools.partial.__call__
+
+
+class Block(int):
+    """The bytes of one allocation, as a number that can be told from all others.
+
+    `Device.allocate` makes one where instruments see allocations, and hands them the same object
+    when it is given back.
+    """
+
+    address: int  # of the storage, 0 where none is known
+    requested: int  # bytes before they were rounded up
+    stream: int  # the number of the one that was current
+
+    @classmethod
+    def of(cls, nbytes: int, stream: int, storage: torch.UntypedStorage | None) -> Block:
+        """The bytes that a storage takes, if any, allocated while a stream was current."""
+        self = cls(nbytes)
+        self.stream = stream
+        self.address = 0 if storage is None else storage.data_ptr()
+        self.requested = nbytes if storage is None else storage.nbytes()
+        return self
+
+
+# Objects that Python's garbage collector keeps track of, by their class, the newest first.
+#
+# A table of them would cost something wherever one is made. Looking for them costs nothing until
+# somebody asks; then it takes the longer the more objects the program has, most of which are old.
+# So whoever has found all that there is goes no further.
+
+T = TypeVar("T")
+
+
+def newest_first(kind: type[T]) -> Iterator[T]:
+    """Every object whose class is `kind` itself; one that grows older meanwhile may come twice.
+
+    What `gc.freeze` has hidden comes last. It is not hidden again: nobody could say what it was.
+    """
+    for generation in range(3):
+        yield from _of_generation(kind, generation)
+    if gc.get_freeze_count():
+        gc.unfreeze()
+        yield from _of_generation(kind, 2)
+
+
+def _of_generation(kind: type[T], generation: int) -> list[T]:
+    objects = gc.get_objects(generation)
+    objects.reverse()
+    # A list of its own: whoever goes no further must not keep all others alive.
+    return [*compress(objects, map(operator.is_, map(type, objects), repeat(kind)))]
+
+
+# Events that are written down before the allocator's model follows them: 20 MB.
+_EVENTS_AT_ONCE = 2**17
+
+
+class _ToldFree:
+    """How memory dies that is allocated while a history is recorded, which is told of it."""
+
+    __slots__ = ("_function", "device")
+
+    def __init__(self, device: Device, function: Callable[[int], None]) -> None:
+        self.device = device
+        self._function = function
+
+    def __call__(self, nbytes: int) -> None:
+        if self.device._give_back is self:
+            self._function(nbytes)
+        self.device._count_later(nbytes)
+
+
+class Device:
+    """One simulated GPU: its memory ledger, its random stream and the streams made on it."""
+
+    __slots__ = (
+        "_count_later",
+        "_enough_for",
+        "_follow_at",
+        "_give_back",
+        "_note",
+        "_note_taken",
+        "_pending_frees",
+        "_place_of_stream",
+        "_stream",
+        "background_stream",
+        "busy_until",
+        "capacity",
+        "freed",
+        "freed_count",
+        "generator",
+        "index",
+        "is_tiny",
+        "limit",
+        "log",
+        "model",
+        "out_of_memory_count",
+        "peak",
+        "resident_threads",
+        "taken",
+        "taken_count",
+        "torch_device",
+    )
+
+    def __init__(
+        self, index: int, capacity: int, model: Model = GENERIC, rng: str = "cuda"
+    ) -> None:
+        self.index = index
+        self.model = model
+        self.torch_device = torch.device(DEVICE_TYPE, index)
+        # Whether it has less than one segment of a GPU's: it is full when its tensors fill it.
+        self.is_tiny = capacity < LARGE_SEGMENT
+        # The ledger: bytes and allocations taken and given back ever, and the most bytes at once.
+        self.capacity = self.limit = capacity
+        self.taken = self.freed = self.peak = 0
+        self.taken_count = self.freed_count = 0
+        self.out_of_memory_count = 0
+        # What was taken and given back, in this order.
+        self.log = EventLog(self)
+        self._note, self._note_taken = self.log.note, self.log.note_taken
+        # While `taken` and `taken_count` are no more than these and one stream allocates, there is
+        # room for sure, and the log is short (`_make_sure`).
+        self._enough_for = self._follow_at = -1
+        self._stream = 0
+        self._place_of_stream = STREAMS + index  # in the row of a thread
+        # Sizes of allocations that have died and are not counted as given back yet.
+        self._pending_frees: deque[int] = deque()
+        self._count_later = self._pending_frees.append
+        self._give_back: Callable[[int], None] = self._count_later
+        self.background_stream: torch.Stream | None = None
+        # By number of a stream, the moment until which it sleeps (`sleeping.sleep`): work itself
+        # is done as soon as it is asked for.
+        self.busy_until: dict[int, float] = {}
+        self.generator = make_generator(rng, index)
+        # Of its GPU, which only random numbers depend on.
+        self.resident_threads = resident_threads(
+            model.multi_processor_count, model.max_threads_per_multi_processor
+        )
+
+    # No locks below, since memory is given back in the middle of anything. With the GIL, threads
+    # are switched and signals handled where a function begins, a call returns or a loop starts
+    # over, so neither happens between two lines that do nothing of that kind.
+
+    def allocate(
+        self, nbytes: int, storage: torch.UntypedStorage | None = None
+    ) -> Allocation | None:
+        """Enter a block for `nbytes` in the ledger, until the result dies; None if it has no room.
+
+        `storage` is whose they are: instruments are told its address and exact size.
+        """
+        token = (nbytes + 511) & -512  # of a block; and a number object that is no other's
+        if hooks.before_allocate:
+            self._ask(token, storage)
+        stream = thread_rows.per_thread.row[self._place_of_stream]
+        if hooks.allocations:
+            token = Block.of(token, stream, storage)
+        if self._pending_frees:
+            self.collect_frees()
+        taken = self.taken + token
+        if taken > self._enough_for or stream != self._stream or self.taken_count > self._follow_at:
+            return self._allocate_exactly(token, nbytes, stream, storage)
+        self.taken = taken
+        self.taken_count += 1
+        if taken - self.freed > self.peak:
+            self.peak = taken - self.freed
+        allocation = Allocation(self._give_back, token)
+        self._note_taken((token, stream << 9 | token - nbytes))  # `event_log.about`
+        if hooks.allocations:
+            self._tell_allocated(token, storage, allocation)
+        return allocation
+
+    def _allocate_exactly(
+        self, token: int, nbytes: int, stream: int, storage: torch.UntypedStorage | None
+    ) -> Allocation | None:
+        """`allocate` where the model of the allocator has to say whether there is room."""
+        try:
+            if not self._place(token, nbytes, stream):
+                return None
+            if self.is_tiny and not self._fits(token):  # by now
+                self.log.take_back(token)
+                return None
+            self.taken += token
+            self.taken_count += 1
+            self.peak = max(self.peak, self.taken - self.freed)
+            allocation = Allocation(self._give_back, token)
+        except BaseException:
+            self.log.forget()  # which may have a block for what nobody has
+            raise
+        self._make_sure(stream)
+        if hooks.allocations:
+            self._tell_allocated(token, storage, allocation)
+        return allocation
+
+    def _place(self, token: int, nbytes: int, stream: int) -> bool:
+        """Whether there is a block for `token` now, by the model of the allocator."""
+        if nbytes >= MOST:
+            return False
+        if self.is_tiny and not self._fits(token):
+            self.placement().retry()
+            return False
+        busy = self._busy_streams()
+        if busy:
+            self._note((None, busy))
+        return self.log.place(token, nbytes, stream)
+
+    def _fits(self, token: int) -> bool:
+        return self.taken - self.freed + token <= self.limit
+
+    def _busy_streams(self) -> list[int]:
+        """Numbers of the streams that sleep."""
+        if not self.busy_until:
+            return []
+        now = clock.now()
+        return [number for number, moment in self.busy_until.items() if moment > now]
+
+    def sleep_until(self, moment: float, stream: int) -> None:
+        """Let a stream sleep at least until a moment of the clock."""
+        self.busy_until[stream] = max(moment, self.busy_until.get(stream, 0.0))
+        self._enough_for = -1  # memory that it uses is not free yet, where an allocation asks
+
+    def note_use(self, token: int, stream: int) -> None:
+        """Note that a stream uses the memory of an allocation that was made on another one."""
+        self._note((token, stream))
+
+    def _make_sure(self, stream: int) -> None:
+        """Note until when a stream may allocate without asking the model.
+
+        Before a stream begins a segment of 2 MiB, its blocks have taken more than 1 MiB of the last
+        one that it has begun, counting those that were freed meanwhile; before one of 20 MiB, more
+        than 10 MiB; and a block with a segment of its own takes more than half of that. So for
+        whatever it takes, it reserves at most twice as much, beyond one begun segment of each kind.
+        """
+        reserved = self.log.reserved
+        left = self.limit - reserved - BEGUN
+        asks = self.is_tiny or self._busy_streams()
+        self._enough_for = -1 if asks else self.taken + left // 2
+        self._follow_at = self.taken_count + _EVENTS_AT_ONCE
+        self._stream = stream
+
+    def has_ample_room(self, nbytes: int) -> bool:
+        """Whether the current stream may allocate `nbytes`, in however many blocks, for sure."""
+        stream = thread_rows.per_thread.row[self._place_of_stream]
+        return self.taken + nbytes <= self._enough_for and stream == self._stream
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `allocate` would find a block for `nbytes`; nothing is asked, and none is taken.
+
+        Where the answer is no, unused segments have been given back, as for an allocation.
+        """
+        held = self.hold(nbytes, ask=False)
+        if held is None:
+            return False
+        self.release(held)
+        return True
+
+    def hold(self, nbytes: int, ask: bool = True) -> int | None:
+        """Take a block for `nbytes`, allocated after a `release` of the result; None if no room."""
+        token = (nbytes + 511) & -512
+        if ask:
+            for before in hooks.before_allocate:
+                before(self.torch_device, token)
+        if self._pending_frees:
+            self.collect_frees()
+        stream = thread_rows.per_thread.row[self._place_of_stream]
+        if self.taken + token > self._enough_for or stream != self._stream:
+            if not self._place(token, nbytes, stream):
+                return None
+            if self.is_tiny and not self._fits(token):
+                self.log.take_back(token)
+                return None
+        self.taken += token
+        return token
+
+    def release(self, held: int) -> None:
+        """Give back what `hold` took."""
+        self.taken -= held
+        self._enough_for -= held
+        self.log.take_back(held)
+
+    def _ask(self, nbytes: int, storage: torch.UntypedStorage | None) -> None:
+        """Ask the instruments, unless `hold` has done so for this very storage."""
+        if getattr(storage, "_simgpu_asked", None) is hooks.before_allocate:
+            storage._simgpu_asked = None  # type: ignore[union-attr]
+            return
+        for before in hooks.before_allocate:
+            before(self.torch_device, nbytes)
+
+    def _tell_allocated(
+        self, token: int, storage: torch.UntypedStorage | None, allocation: Allocation
+    ) -> None:
+        for after in hooks.after_allocate:
+            after(self.torch_device, token)
+        if storage is not None and token:
+            for owned in hooks.memory_owned:
+                owned(self.index, storage, allocation)
+
+    def owns(self, allocation: Allocation) -> bool:
+        """Whether an allocation is one of this device."""
+        func = allocation.func
+        return func == self._count_later or (isinstance(func, _ToldFree) and func.device is self)
+
+    def call_at_free(self, function: Callable[[int], None] | None) -> None:
+        """Call `function(nbytes)` where and when memory dies that is allocated from now on.
+
+        Only while a history is recorded: it is Python code that runs in the middle of anything.
+        None ends it.
+        """
+        self._give_back = self._count_later if function is None else _ToldFree(self, function)
+
+    def collect_frees(self) -> None:
+        """Count what has died as given back."""
+        dead = self._pending_frees
+        try:
+            while dead:
+                nbytes = dead[0]
+                self.freed += nbytes
+                self.freed_count += 1
+                del dead[0]
+                self._note((nbytes,))
+                for after in hooks.after_free:
+                    after(self.torch_device, nbytes)
+        except IndexError:
+            pass  # another thread came first
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that are taken now."""
+        self.collect_frees()
+        return self.taken - self.freed
+
+    def live(self) -> list[int]:
+        """The bytes of every allocation that lives: the objects that `allocate` was given."""
+        self.collect_frees()
+        found = {id(each): each for each in newest_first(Allocation) if self.owns(each)}
+        return [each.args[0] for each in found.values()]
+
+    @property
+    def live_count(self) -> int:
+        """How many allocations live."""
+        self.collect_frees()
+        return self.taken_count - self.freed_count
+
+    def placement(self) -> CachingAllocator:
+        """The segments and blocks that CUDA's caching allocator would have by now."""
+        self.collect_frees()
+        return self.log.placement()
+
+    def limit_to(self, nbytes: int) -> None:
+        """Let it have no more segments than `nbytes` hold; those that it has remain."""
+        self.placement()  # which follows what has happened so far, with the limit of that time
+        self.limit = nbytes
+        self._enough_for = -1

@@ -1,0 +1,337 @@
+"""Callbacks on kernels, copies, memory and streams; executors that run kernels later.
+
+Derive from `Instrument`, override the methods that matter, and `add` an object of that class:
+traces, timelines, the check for forked processes are made so. A method that no instrument overrides
+costs nothing where it would be called: `hooks` holds, for each method, the overriding ones only.
+
+Methods are called in the thread that does the thing, in the order in which instruments were added.
+Only those whose description says so may raise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(unsafe_hash=True)  # not frozen, which makes one cost five times as much
+class Collective:
+    """The call of a process group that a launch makes: a collective, a send or a receive.
+
+    `number` counts the calls of the group, from 1, and by peer and tag those that send and receive.
+    `ranks` are the global ranks of its members, `algorithm` is how a reduction is carried out (""
+    for what only moves data), `place` the line of the program. `rank` is who calls, `peer` with
+    whom where it `sends` to one rank or receives from one, both global, and `tag` which receives a
+    send is for, where the backend looks at it. `nbytes` are those of this rank: what it reads or
+    what it writes, whichever is more. `index` is the device of its tensors.
+    """
+
+    group: str
+    number: int
+    ranks: tuple[int, ...]
+    algorithm: str
+    place: str
+    rank: int = 0
+    peer: int | None = None
+    tag: int = 0
+    sends: bool = False
+    nbytes: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """The place of a kernel or copy in a graph that was captured (torch.cuda.CUDAGraph).
+
+    `graph` is an object that all its nodes share. `number` counts them from 0, `branch` the streams
+    of the capture, of which 0 is the one that is replayed on; `after` are the nodes that have to
+    have ended before: the last one of each branch that its stream had waited for.
+    """
+
+    graph: object
+    number: int
+    branch: int
+    after: tuple[int, ...]
+
+
+@dataclass(slots=True)  # not frozen: as above
+class Launch:
+    """One kernel or copy that is about to run, or fresh memory that is about to be made.
+
+    `kind` is "memory" where CUDA launches no kernel: `torch.empty` and its kin make memory that
+    nobody fills. They are seen like kernels, and counted as none. What only changes which memory a
+    tensor refers to is no launch: `set_`, and views of dense tensors, which are PyTorch's own.
+
+    `device` and `stream` are where it is queued. `source` and `target` differ only for copies
+    between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with
+    host aliases in place of the device's tensors, or with copies of them where the kernel
+    `has_copies` (see `Instrument.written_back`). `kernel` has the operator itself, and the host
+    code that computes it (`simgpu._core.launch.Kernel`).
+    """
+
+    kind: str  # "kernel", "copy" or "memory"
+    op: str
+    device: torch.device
+    stream: int
+    source: torch.device
+    target: torch.device
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    kernel: Any
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kernel or copy that ran, or fresh memory; `kind` is that of its `Launch`.
+
+    `nbytes` are the bytes of the tensors that were written: a kernel's outputs, or what a copy
+    moved. They are 0 for the copy of `tensor.item()`, which returns a number. `source` and `target`
+    differ only for copies between devices, or between a device and the host. `begin` and `end` are
+    seconds of the clock in force (`simgpu._core.clock`); `allocated` are the bytes of `device`
+    that were taken at the end, before the results were added. `collective` says which call of which
+    process group it was; None for all that is not of torch.distributed.
+    """
+
+    kind: str
+    op: str
+    device: torch.device
+    stream: int
+    source: torch.device
+    target: torch.device
+    nbytes: int
+    shapes: tuple[tuple[int, ...], ...]
+    thread: str
+    begin: float
+    end: float
+    allocated: int
+    collective: Collective | None = None
+
+
+class Instrument:
+    """Callbacks on what the devices of a process do; the methods do nothing unless overridden."""
+
+    _executes = False  # whether it is an `Executor` (`simgpu._core.hooks`)
+
+    def before_launch(self, launch: Launch) -> None:
+        """A kernel or copy is about to run. May wait; may raise, and then it does not run."""
+
+    def computed(self, launch: Launch, result: Any) -> None:
+        """A kernel or copy has computed `result`: host tensors whose memory is no device's yet.
+
+        Their values may be changed.
+        """
+
+    def launched(self, launch: Launch, result: Any) -> None:
+        """A kernel or copy has been asked for without an error: its results, as host tensors.
+
+        Their memory is no device's yet, and their values may come later, by an executor.
+        """
+
+    def after_launch(self, launch: Launch, record: Record) -> None:
+        """A kernel or copy has run without an error."""
+
+    def written_back(self, launch: Launch) -> None:
+        """What a launch has computed on copies of tensors is in the tensors now.
+
+        `launch` is the same again, with host aliases of the tensors. This is no second kernel.
+        """
+
+    def before_allocate(self, device: torch.device, nbytes: int) -> None:
+        """`nbytes` are about to be taken. May raise, and then they are not."""
+
+    def after_allocate(self, device: torch.device, nbytes: int) -> None:
+        """`nbytes` have been taken on `device`, a multiple of 512."""
+
+    def memory_owned(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
+        """`storage`, of the host, is memory of device `index` for as long as `allocation` lives.
+
+        To keep the storage keeps the memory, while the ledger still counts by the allocation.
+        """
+
+    def after_free(self, device: torch.device, nbytes: int) -> None:
+        """`nbytes` have been given back: seen when the ledger is next asked or written."""
+
+    def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
+        """`device` has no room for `nbytes` more: of its `limit`, `allocated` bytes are taken.
+
+        OutOfMemoryError is raised next.
+        """
+
+    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+        """Later work of `stream` waits for the present work of another, or for an event.
+
+        May raise, and then it does not.
+        """
+
+    def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
+        """`event` marks the present work of `stream`."""
+
+    def external_event(self, event: torch.Event, stream: torch.Stream, records: bool) -> None:
+        """A captured stream `records` an event with `external=True`, or waits for it: as a node.
+
+        Nothing is marked and nothing waits but in the replays, which tell of that as usual.
+        """
+
+    def tensor_used_on_stream(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
+        """`tensor.record_stream(stream)`: its memory waits for `stream` before it is used again."""
+
+    def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
+        """Autograd's engine does the same for a gradient, whose memory begins at `address`."""
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        """The thread waits for all work of a device or stream, or for an event. May raise."""
+
+    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
+        """Later work of `stream` waits for these, by `Work.wait` or because they block."""
+
+    def collectives_finished(self, collectives: Sequence[Collective]) -> None:
+        """The host has waited until these are over: it asked for their future."""
+
+    def backward_passed(self) -> None:
+        """A backward pass of the thread is over, and the modes of PyTorch are those before it."""
+
+    def devices_created(self, devices: Sequence[torch.device]) -> None:
+        """There are simulated devices from now on."""
+
+    def devices_removed(self) -> None:
+        """There are no simulated devices any more."""
+
+
+_NAMES = tuple(name for name in vars(Instrument) if not name.startswith("_"))
+
+
+class Hooks:
+    """For each method of `Instrument`, the methods that override it; empty where none does."""
+
+    __slots__ = ("allocations", "executor", "launches", *_NAMES)
+
+    before_launch: tuple[Callable[[Launch], None], ...]
+    computed: tuple[Callable[[Launch, Any], None], ...]
+    launched: tuple[Callable[[Launch, Any], None], ...]
+    after_launch: tuple[Callable[[Launch, Record], None], ...]
+    written_back: tuple[Callable[[Launch], None], ...]
+    before_allocate: tuple[Callable[[torch.device, int], None], ...]
+    after_allocate: tuple[Callable[[torch.device, int], None], ...]
+    memory_owned: tuple[Callable[[int, torch.UntypedStorage, object], None], ...]
+    after_free: tuple[Callable[[torch.device, int], None], ...]
+    out_of_memory: tuple[Callable[[torch.device, int, int, int], None], ...]
+    stream_waits: tuple[Callable[[torch.Stream, torch.Stream | torch.Event], None], ...]
+    event_recorded: tuple[Callable[[torch.Event, torch.Stream], None], ...]
+    external_event: tuple[Callable[[torch.Event, torch.Stream, bool], None], ...]
+    tensor_used_on_stream: tuple[Callable[[torch.Tensor, torch.Stream], None], ...]
+    memory_used_on_stream: tuple[Callable[[int, torch.Stream], None], ...]
+    host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]
+    collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream], None], ...]
+    collectives_finished: tuple[Callable[[Sequence[Collective]], None], ...]
+    backward_passed: tuple[Callable[[], None], ...]
+    devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]
+    devices_removed: tuple[Callable[[], None], ...]
+    executor: Any  # who runs what is launched (`executors.Executor`); None: at once
+    launches: bool  # whether anyone sees launches: the one question on the path of a lone kernel
+    allocations: bool  # whether anyone sees what has been allocated
+
+    def __init__(self) -> None:
+        self.rebuild(())
+
+    def rebuild(self, instruments: Sequence[Instrument]) -> None:
+        """Hold the overriding methods of these instruments, and no others."""
+        for name in _NAMES:
+            stock = getattr(Instrument, name)
+            overriding = [i for i in instruments if getattr(type(i), name) is not stock]
+            setattr(self, name, tuple(getattr(instrument, name) for instrument in overriding))
+        self.executor = next((i for i in reversed(instruments) if i._executes), None)
+        watched = self.before_launch or self.computed or self.launched or self.after_launch
+        self.launches = bool(watched or self.executor)
+        self.allocations = bool(self.after_allocate or self.memory_owned)
+
+
+hooks = Hooks()
+_instruments: tuple[Instrument, ...] = ()
+added: list[Callable[[], object]] = []  # called when there is one more
+_lock = threading.Lock()
+
+
+def add(instrument: Instrument) -> None:
+    """Call the methods of `instrument` in all threads from now on."""
+    global _instruments
+    with _lock:
+        _instruments = (*_instruments, instrument)
+        hooks.rebuild(_instruments)
+    for tell in added:
+        tell()
+
+
+def remove(instrument: Instrument, *, wait: bool = True) -> bool:
+    """Take `instrument` away again; nothing where it is not there.
+
+    Without `wait`, as a finalizer has to call it, it is left and the answer is False where someone
+    is adding or removing one: that may be the very thread in which the finalizer runs.
+    """
+    global _instruments
+    lock = _lock
+    if not lock.acquire(wait):
+        return False
+    try:
+        _instruments = tuple(other for other in _instruments if other is not instrument)
+        hooks.rebuild(_instruments)
+    finally:
+        lock.release()
+    return True
+
+
+def renew_lock() -> None:
+    """In a forked child, which has one thread: a lock that another thread held stays held."""
+    global _lock
+    _lock = threading.Lock()
+
+
+# `Executor`: who runs what is launched, where that is not `launch` itself, at once.
+#
+# An executor is an instrument: it is in force from `instruments.add` to `instruments.remove`. While
+# none is, nothing is paid for the question. Of several the last one runs it all.
+
+# Runs the kernel of a launch on these arguments, and lets instruments see what it has computed.
+Compute = Callable[[Launch, Sequence[Any], Mapping[str, Any]], Any]
+
+
+class Executor(Instrument):
+    """Runs kernels and copies, now or later; derive from it."""
+
+    _executes = True
+
+    def run(self, launch: Launch, compute: Compute) -> Any:
+        """The results of `launch`: host tensors whose values may come later, by `compute`."""
+        raise NotImplementedError
+
+    def begins(self, launch: Launch, action: Callable[[], None]) -> None:
+        """Call `action` when this launch, which is about to be run or queued, comes to its turn."""
+        raise NotImplementedError
+
+    def is_done(self, awaited: torch.Stream | torch.Event) -> bool:
+        """Whether all work of a stream has run, or all before an event. Never waits."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Run all that is to run: memory of a device is about to be used outside of `launch`."""
+        raise NotImplementedError
+
+
+# Takes the arguments of a call, and raises where their values are wrong.
+ValueCheck = Callable[[Sequence[Any], Mapping[str, Any]], None]
+# By operator, what an executor has to check before it computes.
+value_checks: dict[torch._ops.OpOverload, ValueCheck] = {}
+
+
+def finish() -> None:
+    """Before memory of devices is used otherwise than by `launch`: let all work be done."""
+    if hooks.executor is not None:
+        hooks.executor.finish()
+
+
+def is_done(awaited: torch.Stream | torch.Event) -> bool:
+    """Whether the work of a stream, or before an event, has run: always, without an executor."""
+    return hooks.executor is None or hooks.executor.is_done(awaited)

@@ -1,0 +1,117 @@
+"""Devices that are lost, and errors of kernels that surface later than they happen, as on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from simgpu._core import hooks
+from simgpu._core.hooks import Instrument, Launch
+from simgpu._core.operators import found_no_room
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu.errors import DeviceLostError
+
+
+class _LostDevices(Instrument):
+    """Refuses all work of the devices that are lost; nobody's instrument while none is."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, str] = {}
+        self.told: set[int] = set()  # which of them somebody knows of
+
+    def before_launch(self, launch: Launch) -> None:
+        for device in (launch.source, launch.target):
+            if device.type != "cpu":
+                self._check(device.index)
+
+    def before_allocate(self, device: torch.device, nbytes: int) -> None:
+        self._check(device.index)
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        device = awaited if isinstance(awaited, torch.device) else awaited.device
+        if device is not None:  # an event that was never recorded
+            self._check(device.index)
+
+    def devices_removed(self) -> None:
+        find_devices()
+
+    def _check(self, index: int) -> None:
+        if index in self.reasons:
+            self.told.add(index)
+            raise DeviceLostError(self.reasons[index])
+
+
+_lost = _LostDevices()
+
+
+def text_of_loss(reason: str) -> str:
+    """What is told with every error of a device that is lost for this reason."""
+    return (
+        f"{DEVICE_TYPE} error: uncorrectable ECC error encountered. {reason}: it is of no use "
+        "until its devices end"
+    )
+
+
+def mark_lost(index: int, text: str) -> None:
+    """Lose device `index` for good: every later use of it raises an error of this text."""
+    if not _lost.reasons:
+        hooks.add(_lost)
+    _lost.reasons.setdefault(index, text)
+
+
+def check(index: int) -> None:
+    """Raise DeviceLostError if device `index` is lost."""
+    _lost._check(index)
+
+
+def is_any_lost(indices: Collection[int]) -> bool:
+    """Whether one of these devices is lost, be it told or not."""
+    return bool(_lost.reasons) and not _lost.reasons.keys().isdisjoint(indices)
+
+
+def untold() -> list[int]:
+    """The devices that are lost without anybody knowing."""
+    return [index for index in _lost.reasons if index not in _lost.told]
+
+
+def untold_errors() -> list[DeviceLostError]:
+    """An error for each device that is lost without anybody knowing: whoever asks is told."""
+    found = untold()
+    _lost.told.update(found)
+    return [DeviceLostError(_lost.reasons[index]) for index in found]
+
+
+def find_devices() -> None:
+    """No device is lost any more: there are others now, or someone wants to go on with these."""
+    _lost.reasons.clear()
+    _lost.told.clear()
+    hooks.remove(_lost)
+
+
+# Errors of kernels, which surface later than they happen, as on CUDA.
+#
+# A kernel that is queued has returned by the time it runs. What it raises then, such as an index
+# out of range, is what CUDA calls a device-side assert: the device is lost, and whoever waits for
+# it is told. The text is PyTorch's (c10/cuda/CUDAException.cpp).
+
+_ASSERT = (
+    f"{DEVICE_TYPE} error: device-side assert triggered\n"
+    "Search for `cudaErrorAssert' in "
+    "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "
+    "information.\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
+    "below might be incorrect.\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+
+
+def lose_by(error: Exception, index: int, stream: int, name: str) -> None:
+    """Lose device `index`, whose kernel `name` has raised `error`; nothing is raised here."""
+    where = f"{name} on stream {stream} of {DEVICE_TYPE}:{index}"
+    if found_no_room(error):
+        text = f"{DEVICE_TYPE} out of memory. This machine, which simulates it, has no room for "
+        mark_lost(index, f"{text}{where}: {error}")
+    else:
+        mark_lost(index, f"{_ASSERT}{where} raised {type(error).__name__}: {error}")

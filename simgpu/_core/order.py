@@ -1,0 +1,88 @@
+"""Vector clocks: which work of which stream is over when something else begins.
+
+Each stream of each device counts its work, and so does the host. A clock says, by stream, how much
+of the work of that stream comes before. All threads of the host share one clock: what one of them
+has waited for, the others are taken to know, as they do where one starts or joins the other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from simgpu._core.streams import Key, key_of
+
+Queue = Key  # that of a stream; of a process group and of the host, numbers that no stream has
+HOST: Queue = (-1, -1)
+FIRST_GROUP = -2  # and down: the number of the stream on which a process group communicates
+Clock = dict[Queue, int]
+
+
+def join(clock: Clock, other: Clock) -> None:
+    """Let everything that comes before `other` come before `clock` too."""
+    for queue, count in other.items():
+        if count > clock.get(queue, 0):
+            clock[queue] = count
+
+
+class Order:
+    """The clocks of all streams, of the host and of the events."""
+
+    def __init__(self) -> None:
+        self.clocks: dict[Queue, Clock] = {}
+        self.host: Clock = {}
+        self._host_changes = 0
+        self._known: dict[Queue, int] = {}  # how many changes of the host's clock a queue has seen
+        self._events: weakref.WeakKeyDictionary[Any, Clock] = weakref.WeakKeyDictionary()
+
+    def clock(self, queue: Queue) -> Clock:
+        """What comes before the next work of `queue`, as far as it has waited."""
+        clock = self.clocks.get(queue)
+        if clock is None:
+            clock = self.clocks[queue] = {}
+        return clock
+
+    def begin(self, queue: Queue) -> tuple[Clock, int]:
+        """The host asks `queue` for work: what comes before it, and its number."""
+        clock = self.clock(queue)
+        if self._known.get(queue) != self._host_changes:
+            join(clock, self.host)
+            self._known[queue] = self._host_changes
+        number = clock[queue] = clock.get(queue, 0) + 1
+        return clock, number
+
+    def wait(self, queue: Queue, other: Queue) -> None:
+        """Later work of `queue` comes after the present work of `other`."""
+        join(self.clock(queue), self.clock(other))
+
+    def record(self, event: torch.Event, queue: Queue) -> None:
+        """`event` marks what `queue` has been asked for until now."""
+        self._events[event] = dict(self.clock(queue))
+
+    def wait_event(self, queue: Queue, event: torch.Event) -> None:
+        """Later work of `queue` comes after `event`; nothing where it was never recorded."""
+        join(self.clock(queue), self._events.get(event, {}))
+
+    def host_waits_for(self, clock: Clock) -> None:
+        """Whatever the host asks for or does from now on comes after `clock`."""
+        join(self.host, clock)
+        self._host_changes += 1
+
+    def host_waits(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        """The host waits for all work of a device or stream, or for an event."""
+        if isinstance(awaited, torch.device):
+            for queue in list(self.clocks):
+                if queue[0] == awaited.index:
+                    self.host_waits_for(self.clocks[queue])
+        elif isinstance(awaited, torch.Event):
+            self.host_waits_for(self._events.get(awaited, {}))
+        else:
+            self.host_waits_for(self.clock(key_of(awaited)))
+
+    def host_acts(self) -> int:
+        """The host does something itself: the number of it."""
+        number = self.host[HOST] = self.host.get(HOST, 0) + 1
+        self._host_changes += 1
+        return number

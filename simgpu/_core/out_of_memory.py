@@ -1,0 +1,307 @@
+"""Errors of a device that is full, in the words of CUDA's allocator.
+
+Programs look for these words, and logs are compared by them. The text for the installed release is
+raised; those of older ones let what other people saw be replayed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from simgpu._core import world
+from simgpu._core.allocator_model import MOST, rounded, segment_size
+from simgpu._core.device import Device
+from simgpu._core.hooks import hooks
+from simgpu._core.operators import call_on_meta, found_no_room, written
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu.errors import OutOfMemoryError
+
+_RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
+
+_VARIABLES = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
+_OPTIMIZING = (
+    "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+    "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
+)
+# The first release of each advice; that of 2.10 as printed by 2.10.0+cu128.
+_ADVICE = (
+    ((2, 11), "PYTORCH_CUDA_ALLOC_CONF", _OPTIMIZING),
+    ((2, 10), "PYTORCH_ALLOC_CONF", _VARIABLES),
+    ((2, 2), "PYTORCH_CUDA_ALLOC_CONF", _VARIABLES),
+)
+
+
+def _size(number: int) -> str:
+    """Bytes as these texts write them: 1024 MiB are not yet 1 GiB."""
+    if number <= 2**10:
+        return f"{number} bytes"
+    for unit, size in (("KiB", 2**10), ("MiB", 2**20)):
+        if number <= size * 2**10:
+            return f"{number / size:.2f} {unit}"
+    return f"{number / 2**30:.2f} GiB"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The numbers of a text, in bytes."""
+
+    device: int
+    asked: int
+    total: int
+    free: int
+    in_use: int | None
+    """By this process, as the driver counts it; None where the driver does not tell."""
+    allocated: int
+    unallocated: int
+    """Reserved by PyTorch and in no tensor."""
+    allowed: int | None = None
+    """What `set_per_process_memory_fraction` allows."""
+    processes: tuple[tuple[int, int], ...] = ()
+    """Other processes, or this one where the driver only knows numbers, and what they have."""
+    private: int = 0
+    """Of `allocated`, what is in private pools, as those of graphs."""
+
+
+def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
+    """The words of `torch.OutOfMemoryError` of one release."""
+    if figures.asked >= MOST:
+        return f"{name} out of memory. Tried to allocate more than 1EB memory."
+    if version < (2, 1):
+        return _text_of_1(figures, version, name)
+    # 2.1 had this slip of the pen.
+    capacity = "capacity" if version >= (2, 2) else "capacty"
+    said = (
+        f"{name} out of memory. Tried to allocate {_size(figures.asked)}. GPU "
+        f"{figures.device} has a total {capacity} of {_size(figures.total)} of which "
+        f"{_size(figures.free)} is free. "
+    )
+    for process, in_use in figures.processes:
+        said += f"Process {process} has {_size(in_use)} memory in use. "
+    if figures.in_use is not None:
+        said += (
+            f"Including non-PyTorch memory, this process has {_size(figures.in_use)} "
+            "memory in use. "
+        )
+    if figures.allowed is not None:
+        said += f"{_size(figures.allowed)} allowed; "
+    pools = ""
+    if figures.private:
+        pools = f"with {_size(figures.private)} allocated in private pools (e.g., {name} Graphs), "
+    said += (
+        f"Of the allocated memory {_size(figures.allocated)} is allocated by PyTorch, {pools}and "
+        f"{_size(figures.unallocated)} is reserved by PyTorch but unallocated. "
+    )
+    for first, variable, link in _ADVICE:
+        if version >= first:
+            return (
+                f"{said}If reserved but unallocated memory is large try setting "
+                f"{variable}=expandable_segments:True to avoid fragmentation.  See documentation "
+                f"for Memory Management  ({link})"
+            )
+    return (
+        f"{said}If reserved but unallocated memory is large try setting max_split_size_mb to avoid "
+        "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+    )
+
+
+def _text_of_1(figures: Figures, version: tuple[int, int], name: str) -> str:
+    """The words before 2.1, with an advice since there is a setting to be advised."""
+    said = (
+        f"{name} out of memory. Tried to allocate {_size(figures.asked)} (GPU {figures.device}; "
+        f"{_size(figures.total)} total capacity; {_size(figures.allocated)} already allocated; "
+        f"{_size(figures.free)} free; {_size(figures.allocated + figures.unallocated)} reserved in "
+        "total by PyTorch)"
+    )
+    if version < (1, 10):
+        return said
+    return (
+        f"{said} If reserved memory is >> allocated memory try setting max_split_size_mb to avoid "
+        "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+    )
+
+
+def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
+    """Raise what CUDA raises where `device` has found no room for `nbytes` more."""
+    figures = _figures(device, nbytes)
+    if nbytes < MOST:  # a mistake is not counted
+        device.out_of_memory_count += 1
+        for told in hooks.out_of_memory:
+            told(device.torch_device, nbytes, figures.allocated, device.limit)
+    # Not chained to what the host's allocator may have said before.
+    raise OutOfMemoryError(text(figures, _RELEASE, DEVICE_TYPE)) from None
+
+
+def _figures(device: Device, nbytes: int) -> Figures:
+    """What the allocator says after it has given back its cache, and tried once more."""
+    placement = device.placement()
+    allocated, reserved = placement.allocated, placement.reserved
+    return Figures(
+        device=device.index,
+        asked=segment_size(rounded(nbytes)),
+        total=device.capacity,
+        free=max(0, device.capacity - reserved),
+        in_use=reserved,
+        allocated=allocated,
+        unallocated=reserved - allocated,
+        allowed=None if device.limit == device.capacity else device.limit,
+    )
+
+
+# Take the memory of a kernel's results before it runs, where running it changes more than these.
+#
+# Other results are entered in the ledger when they are there (`simgpu._memory.ownership.adopt`): a
+# kernel whose results find no room has then run in vain, which nobody can see. But a dropout has
+# moved the generator by then, and a batch norm its running statistics, while CUDA allocates first
+# and so leaves them alone. So the results of such kernels are computed on the meta device
+# beforehand, unless there is room for sure and nobody is asked before allocations.
+
+
+def changes_more_than_results(op: torch._ops.OpOverload) -> bool:
+    """Whether `op` makes tensors, and also draws random numbers or writes to an argument."""
+    if not any(returned.alias_info is None for returned in op._schema.returns):
+        return False
+    return torch.Tag.nondeterministic_seeded in op.tags or bool(written(op))
+
+
+class Charge:
+    """Bytes that are held for results to come, until they are there or will never be."""
+
+    __slots__ = ("_device", "_op", "_sizes")
+
+    def __init__(self, op: torch._ops.OpOverload, device: Device, sizes: Iterable[int]) -> None:
+        self._op, self._device, self._sizes = op, device, list[int]()
+        try:
+            for nbytes in sizes:
+                held = device.hold(nbytes)
+                if held is None:
+                    raise_out_of_memory(device, nbytes)
+                self._sizes.append(held)
+        except BaseException:
+            self.release(())
+            raise
+
+    def release(self, results: Any) -> None:
+        """Give the bytes back: the kernel's new `results`, if any, are entered next.
+
+        Instruments are not asked about them again, unless their sizes are others than expected.
+        That is noted on the memory itself: it is forgotten with it where the launch fails now.
+        """
+        expected = self._sizes
+        self._sizes = []
+        for held in reversed(expected):  # so that each finds the same block again
+            self._device.release(held)
+        for storage in _new_storages(self._op, results) if expected else ():
+            nbytes = rounded(storage.nbytes())
+            if nbytes in expected:
+                expected.remove(nbytes)
+                storage._simgpu_asked = hooks.before_allocate  # type: ignore[attr-defined]
+
+
+def charge(
+    op: torch._ops.OpOverload, device: Device, args: Iterable[Any], kwargs: dict[str, Any]
+) -> Charge | None:
+    """Hold the memory of what `op` will return; None where that is not needed.
+
+    Raises OutOfMemoryError. Where PyTorch cannot tell the results beforehand, nothing is held.
+    """
+    if not hooks.before_allocate and _has_ample_room(device, args):
+        return None
+    sizes = _result_sizes(op, args, kwargs)
+    return Charge(op, device, sizes) if sizes else None
+
+
+def _has_ample_room(device: Device, args: Iterable[Any]) -> bool:
+    """Whether there is room for whatever such a kernel could return, by a generous estimate."""
+    nbytes, factor = 0, 1.0
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            nbytes += value.nbytes
+        elif isinstance(value, (int, float)):
+            factor *= max(value, 1)
+        elif isinstance(value, (list, tuple)):  # a shape
+            factor *= math.prod(max(size, 1) for size in value if isinstance(size, int))
+    return device.has_ample_room(int(16 * (nbytes + 1) * factor))
+
+
+def _result_sizes(
+    op: torch._ops.OpOverload, args: Iterable[Any], kwargs: dict[str, Any]
+) -> list[int]:
+    """Bytes of each new tensor that `op` returns, rounded as in the ledger; empty if unknown."""
+    try:
+        results, *_ = call_on_meta(op, args, kwargs)
+    except Exception:  # no meta kernel, or sizes that depend on values
+        return []
+    return [rounded(storage.nbytes()) for storage in _new_storages(op, results)]
+
+
+def _new_storages(op: torch._ops.OpOverload, results: Any) -> list[torch.UntypedStorage]:
+    """Whose memory the device takes: of the results that are no arguments, and are dense."""
+    found = results if isinstance(results, (tuple, list)) else (results,)
+    return [
+        result.untyped_storage()
+        for result, declared in zip(found, op._schema.returns, strict=False)
+        if declared.alias_info is None
+        and isinstance(result, torch.Tensor)
+        and result.layout is torch.strided
+    ]
+
+
+# Errors of the host's kernels, raised as the device would: its memory is full, its kernel's name.
+#
+# A kernel of the CPU that has no room, or was not compiled for a dtype, speaks of the CPU. A
+# program that runs on a device would look for the mistake in the wrong place.
+
+# The kernels of CUDA have the same names but for this. Those that have others, and refuse what the
+# CPU computes, are in `simgpu._ops.dtypes`.
+_OF_CPU = re.compile(r'"(?:(\w*?)(?:_vml)?_cpu(\w*)|add_stub)"(?= not implemented for)')
+_OTHERWISE = {"median": "median_out_impl"}
+_WHOLE = {'"add_stub"': '"ufunc_add_CUDA"', '"mul_cpu_reduced_float"': '"mul_cuda"'}
+
+
+def _of_cuda(found: re.Match[str]) -> str:
+    """What CUDA calls "kthvalue_cpu", "exp_vml_cpu" or "addcmul_cpu_out"."""
+    if found[0] in _WHOLE:
+        return _WHOLE[found[0]]
+    head, tail = found.groups()
+    name = _OTHERWISE.get(head, f"{head}_cuda{tail}")
+    return f'"{name}"'
+
+
+def raise_as_device(
+    error: RuntimeError, index: int, route: tuple[int | None, int | None] | None
+) -> None:
+    """Raise `error` of a kernel for device `index` in the device's words, if it has others.
+
+    `route` is that of a copy (`simgpu._core.launch.launch_copy`).
+    """
+    if found_no_room(error):
+        _raise_out_of_memory(error, index, route)
+    text = str(error)
+    if isinstance(error, NotImplementedError):
+        worded = _OF_CPU.sub(_of_cuda, text)
+        if worded != text:
+            raise NotImplementedError(worded) from None
+
+
+def _raise_out_of_memory(
+    error: RuntimeError, index: int, route: tuple[int | None, int | None] | None
+) -> None:
+    """Raise what a full device raises: the host could not allocate what the device holds.
+
+    That is the device's own error where the device has no room for it either.
+    """
+    asked = re.search(r"allocate (\d+) bytes", str(error))
+    for device in world.active_devices[index : index + 1]:
+        on_host = route is not None and route[1] is None  # a copy to the host
+        if asked and not on_host and not device.has_room(int(asked[1])):
+            raise_out_of_memory(device, int(asked[1]))
+    raise OutOfMemoryError(
+        f"{DEVICE_TYPE} out of memory. GPU {index} is simulated in the memory of this machine, "
+        f"which has no room for it: {error}"
+    ) from None

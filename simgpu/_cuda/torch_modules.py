@@ -1,0 +1,401 @@
+"""`as_cuda` outside torch.cuda: profilers, autocast, cudart, storages, streams.
+
+None of it changes a result. Settings are kept and returned; profilers show the host's times.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.autograd.profiler
+import torch.nn.parallel._functions
+
+from simgpu._backend.namespace import memory
+from simgpu._core import streams, world
+from simgpu._cuda.renaming import CUDA, WHY_RENAMED, renamed, takes_device, to_simgpu
+from simgpu._memory import pinned
+from simgpu._native.layouts import write_word
+from simgpu._ops import attention
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu._util.patching import Action, Patch, Row
+
+_CUDA = "cuda"
+
+
+class _PlanCache:
+    """cuFFT's cache of plans, of which there are none; its capacity is kept."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.max_size = 4096
+
+    def clear(self) -> None:
+        """Nothing to forget."""
+
+
+class _PlanCaches:
+    """`torch.backends.cuda.cufft_plan_cache`: one for each device, and that of the current one."""
+
+    def __init__(self) -> None:
+        vars(self)["_caches"] = [_PlanCache() for _ in world.active_devices]
+
+    def __getitem__(self, device: Any) -> Any:
+        return self._caches[world.device(world.resolve(device)).index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self[None], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self[None], name, value)
+
+
+def _preference(stock: Any, names: dict[str, Any]) -> Any:
+    """A function that keeps which library is preferred, where PyTorch was built without it."""
+    preferred = stock()
+
+    def prefer(backend: Any = None) -> Any:
+        nonlocal preferred
+        if isinstance(backend, str) and backend in names:
+            backend = names[backend]
+        if backend is not None:
+            preferred = backend if backend in names.values() else stock(backend)  # which raises
+        return preferred
+
+    return functools.wraps(stock)(prefer)
+
+
+def _preferred_linalg_library(stock: Any) -> Any:
+    return _preference(stock, torch.backends.cuda._LinalgBackends)
+
+
+def _profiler_of_host(stock: Any) -> Any:
+    """`torch.autograd.profiler.profile.__init__`, which warns that devices have no times."""
+
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == _CUDA:
+            warnings.warn(
+                "the profiler shows the host's times alone: those of simulated devices are in "
+                "simgpu.trace()",
+                stacklevel=2,
+            )
+            kwargs |= {"use_device": None, "use_cpu": True}
+        stock(self, *args, **kwargs)
+
+    return __init__
+
+
+_WHY_NVTX = "raises in a build without CUDA; here nobody reads the marks"
+
+_PROFILERS_AND_BACKENDS_PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.backends.cuda",
+        "cufft_plan_cache",
+        wrap=lambda _: _PlanCaches(),
+        why="keeps its settings in C++ for real CUDA alone",
+    ),
+    Patch(
+        "torch.backends.cuda",
+        "preferred_linalg_library",
+        wrap=_preferred_linalg_library,
+        why="raises in a build without CUDA; here the preference is kept",
+    ),
+    *(
+        Patch(
+            "torch.backends.cuda",
+            f"can_use_{kernel}_attention",
+            value=functools.partial(attention.can_use, kernel),
+            needs=f"can_use_{kernel}_attention",
+            why="a build without CUDA says no of every call",
+        )
+        for kernel in ("flash", "efficient", "cudnn")
+    ),
+    Patch(
+        "torch.backends.cuda",
+        "is_flash_attention_available",
+        value=lambda: True,
+        needs="is_flash_attention_available",
+        why="a build without CUDA has none",
+    ),
+    Patch(
+        "torch.autograd.profiler.profile",
+        "__init__",
+        wrap=_profiler_of_host,
+        why="times of CUDA are asked for, and there are the host's alone: a warning says so",
+    ),
+    Patch(
+        "torch.autograd.profiler.emit_nvtx",
+        "__enter__",
+        value=lambda self: self,
+        why=_WHY_NVTX,
+    ),
+    Patch(
+        "torch.autograd.profiler.emit_nvtx",
+        "__exit__",
+        value=lambda self, *error: False,
+        why=_WHY_NVTX,
+    ),
+)
+
+
+# `torch.autocast("cuda")` under `as_cuda`: the functions of torch behind it.
+
+
+def _takes_device_type(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with "cuda" translated, and with our device type where none means CUDA."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device_type") == CUDA:
+            kwargs["device_type"] = DEVICE_TYPE
+        elif not args and not kwargs:
+            args = (DEVICE_TYPE,)  # is_autocast_enabled()
+        elif args and args[0] == CUDA:
+            args = (DEVICE_TYPE, *args[1:])
+        elif len(args) == 1 and isinstance(args[0], bool):
+            args = (DEVICE_TYPE, args[0])  # set_autocast_enabled(True)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _get_autocast_gpu_dtype() -> torch.dtype:
+    return torch.get_autocast_dtype(DEVICE_TYPE)
+
+
+def _set_autocast_gpu_dtype(dtype: torch.dtype) -> None:
+    torch.set_autocast_dtype(DEVICE_TYPE, dtype)
+
+
+_TYPED = (
+    "get_autocast_dtype",
+    "set_autocast_dtype",
+    "set_autocast_enabled",
+    "is_autocast_enabled",
+)
+
+_AUTOCAST_PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(
+            "torch",
+            name,
+            wrap=_takes_device_type,
+            why='torch.autocast("cuda") calls these, and kernels ask about simulated devices',
+        )
+        for name in _TYPED
+    ),
+    Patch(
+        "torch",
+        "get_autocast_gpu_dtype",
+        value=_get_autocast_gpu_dtype,
+        why="the old name of the same",
+    ),
+    Patch(
+        "torch",
+        "set_autocast_gpu_dtype",
+        value=_set_autocast_gpu_dtype,
+        why="the old name of the same",
+    ),
+)
+
+
+# `torch.cuda.cudart()`: the functions of CUDA's runtime library that PyTorch hands to programs.
+#
+# They do what they say and return 0, CUDA's word for success, or the number of an error. The names
+# are those of torch/csrc/cuda/shared/cudart.cpp that have a meaning here.
+
+_MESSAGES = {
+    0: "no error",
+    1: "invalid argument",
+    2: "out of memory",
+    3: "initialization error",
+    100: "no CUDA-capable device is detected",
+    101: "invalid device ordinal",
+    400: "invalid resource handle",
+    600: "device not ready",
+    700: "an illegal memory access was encountered",
+    709: "context is destroyed",
+    712: "part or all of the requested memory range is already mapped",
+    713: "pointer does not correspond to a registered memory region",
+    999: "unknown error",
+}
+
+
+class _CudaError(int):
+    """A status of CUDA's runtime library: 0 is success."""
+
+    success = 0
+
+    def __repr__(self) -> str:
+        return f"<cudaError {int(self)}: {_MESSAGES.get(self, 'unknown error')}>"
+
+
+class _RuntimeLibrary:
+    """What `torch.cuda.cudart()` returns."""
+
+    cudaError = _CudaError
+
+    @staticmethod
+    def cudaGetErrorString(error: int) -> str:
+        """A status in words."""
+        return _MESSAGES.get(error, "unrecognized error code")
+
+    @staticmethod
+    def cudaMemGetInfo(device: int) -> tuple[int, int]:
+        """Free and total bytes of a device."""
+        return memory.mem_get_info(device)
+
+    @staticmethod
+    def cudaHostRegister(address: int, nbytes: int, flags: int) -> int:
+        """Call host memory pinned until it is unregistered."""
+        return _CudaError(0 if pinned.register(address, nbytes) else 712)
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:
+        """Take `cudaHostRegister` back."""
+        return _CudaError(0 if pinned.unregister(address) else 713)
+
+    @staticmethod
+    def cudaStreamCreate(address: int) -> int:
+        """Make a stream of the current device, and write its handle where `address` points."""
+        stream = streams.Stream()
+        write_word(address, stream.cuda_stream)
+        return _CudaError(0)
+
+    @staticmethod
+    def cudaStreamDestroy(stream: int) -> int:
+        """Nothing to do: a stream is a number."""
+        return _CudaError(0)
+
+    @staticmethod
+    def cudaDeviceSynchronize() -> int:
+        """Wait for the current device."""
+        world.synchronize(world.current_device())
+        return _CudaError(0)
+
+    @staticmethod
+    def cudaProfilerStart() -> int:
+        """Nobody records."""
+        return _CudaError(0)
+
+    cudaProfilerStop = cudaProfilerStart
+
+
+_LIBRARY: Any = _RuntimeLibrary()
+
+_RUNTIME_LIBRARY_PATCHES: tuple[Row, ...] = (
+    *(
+        Patch(
+            owner,
+            "_cudart",
+            value=_LIBRARY,
+            why="torch.cuda.cudart(), check_error and CudaError use it",
+        )
+        for owner in ("torch._C", "torch.cuda")
+    ),
+    Patch(
+        "torch.cuda",
+        "cudart",
+        value=lambda: _LIBRARY,
+        why="PyTorch's own would start the driver of CUDA",
+    ),
+    Action(
+        "host memory that a program has registered: it is no longer pinned at the end",
+        run=lambda patches: patches.then(pinned.unregister_all),
+        why="other memory may lie at its addresses when there are devices again",
+    ),
+)
+
+
+# Storages, torch.Generator, torch.Stream, torch.Event and torch.accelerator under `as_cuda`.
+#
+# `torch.cuda.Stream` and `torch.cuda.Event` are in `torch_cuda`.
+
+
+def _current_accelerator(check_available: bool = False) -> torch.device:
+    """`torch.accelerator.current_accelerator()`."""
+    return torch.device(CUDA)
+
+
+def _storage_device(self: Any) -> torch.device:
+    found: torch.device = torch._C.StorageBase.device.__get__(self)  # type: ignore[attr-defined]
+    return found
+
+
+def _stream_for(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda device: stock(to_simgpu(device))
+
+
+_STORAGES_AND_STREAMS_PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.UntypedStorage",
+        "device",
+        value=renamed(_storage_device),
+        why=WHY_RENAMED,
+    ),
+    Patch(
+        "torch.UntypedStorage",
+        "__new__",
+        wrap=lambda stock: staticmethod(takes_device(stock)),
+        why='takes device="cuda:1"',
+    ),
+    Patch("torch.UntypedStorage", "to", wrap=takes_device, why='takes device="cuda:1"'),
+    *(
+        Patch(
+            owner,
+            "__new__",
+            wrap=lambda stock: staticmethod(takes_device(stock, 1)),
+            why='takes device="cuda:1"; the class is simgpu\'s proxy already',
+        )
+        for owner in ("torch.Generator", "torch.Stream", "torch.Event")
+    ),
+    Patch(
+        "simgpu._backend.generators.DeviceGenerator",
+        "device",
+        wrap=lambda stock: renamed(stock.fget),
+        why=WHY_RENAMED,
+    ),
+    Patch(
+        "simgpu._core.streams.Stream",
+        "device",
+        wrap=lambda stock: renamed(stock.__get__),
+        why=WHY_RENAMED,
+    ),
+    Patch(
+        "simgpu._core.streams.Event",
+        "device",
+        wrap=lambda stock: renamed(stock.__get__),
+        why=WHY_RENAMED,
+    ),
+    *(
+        Patch(
+            owner,
+            name,
+            value=_current_accelerator,
+            needs=name,
+            why="libraries ask for the accelerator of the machine, which goes by the name of CUDA",
+        )
+        for owner, name in (
+            ("torch.accelerator", "current_accelerator"),
+            ("torch._C", "_get_accelerator"),
+            ("torch._C", "_accelerator_getAccelerator"),
+        )
+    ),
+    Patch(
+        "torch.nn.parallel._functions",
+        "_get_stream",
+        wrap=_stream_for,
+        why="torch.nn.parallel.scatter names the device cuda:1",
+    ),
+)
+
+
+PATCHES: tuple[Row, ...] = (
+    *_PROFILERS_AND_BACKENDS_PATCHES,
+    *_AUTOCAST_PATCHES,
+    *_RUNTIME_LIBRARY_PATCHES,
+    *_STORAGES_AND_STREAMS_PATCHES,
+)

@@ -1,0 +1,270 @@
+"""`simgpu.devices(n)` and `simgpu.as_cuda(n)`: simulated devices for one `with` block.
+
+A set that is made without `with` ends where nobody expects it, or is never made at all. So this
+object says so: its repr is a hint, and a warning follows when it is dropped too early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+from simgpu._backend import dynamo, install
+from simgpu._config.gpus import Names, models_of
+from simgpu._config.options import capacities
+from simgpu._core import world
+from simgpu._cuda import (
+    compiled_code,
+    factories,
+    graphs,
+    process_groups,
+    registered_kernels,
+    renaming,
+    scripting,
+    tensors,
+    torch_cuda,
+    torch_modules,
+)
+from simgpu._util.patching import Patches
+from simgpu.errors import DeviceBlockError, RealCudaError
+
+
+class DeviceBlock(contextlib.ContextDecorator):
+    """Makes devices when it is entered and ends them when it is left; to be entered once.
+
+    Args:
+        call: how the program made this object, such as "simgpu.devices(4)".
+        enable: what does the same without a block, such as "simgpu.enable(4)".
+        start: makes the devices, and hands over to the stack what ends them.
+    """
+
+    def __init__(
+        self,
+        call: str,
+        enable: str,
+        start: Callable[[contextlib.ExitStack], list[torch.device]],
+    ) -> None:
+        self._call, self._enable, self._start = call, enable, start
+        self._was_used = False
+        self._ends: contextlib.ExitStack | None = None  # while the block lasts
+
+    def __enter__(self) -> list[torch.device]:
+        if self._was_used:
+            raise DeviceBlockError(
+                f"this {self._call} was entered before, and each call makes one set of devices: "
+                f"call {self._call} again"
+            )
+        self._was_used = True
+        with contextlib.ExitStack() as stack:
+            devices = self._start(stack)
+            self._ends = stack.pop_all()
+        return devices
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ends, self._ends = self._ends, None
+        if ends is None:
+            raise DeviceBlockError(f"{self._call} was left, but is not entered")
+        ends.close()
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        """As a decorator: fresh devices for every call of the function."""
+        self._was_used = True
+        return super().__call__(function)
+
+    def _recreate_cm(self) -> DeviceBlock:
+        return DeviceBlock(self._call, self._enable, self._start)
+
+    def __repr__(self) -> str:
+        if self._ends is not None:
+            return f"<{self._call}, entered>"
+        if self._was_used:
+            return f"<{self._call}, over>"
+        return f"<{self._call}, not entered: {self._ways_out()}>"
+
+    def _ways_out(self) -> str:
+        return f"write `with {self._call}:`, or {self._enable} to have devices without a block"
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # an argument: the names of this module may be gone by then
+            return
+        if not self._was_used:
+            said = f"{self._call} made no devices, since it was never entered: {self._ways_out()}"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        elif self._ends is not None:
+            self._ends.close()
+            said = f"{self._call} was dropped, which ended its devices: {self._ways_out()}"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+
+
+# `simgpu.devices(n)`: a context manager that makes n simulated devices.
+
+Memory = int | str | Sequence[int | str] | None  # of each device, or one entry per device
+
+
+def devices(
+    count: int, *, memory: Memory = None, model: Names = None, rng: str = "cuda"
+) -> DeviceBlock:
+    """Have `count` fresh simulated GPUs for the length of a `with` block.
+
+    Args:
+        count: 1 to 64.
+        memory: what each device has: bytes, or a text such as "16GiB" or "512MiB"; a list gives
+            one per device. What the model has unless told. Past it, torch.OutOfMemoryError is
+            raised.
+        model: which GPU each device says that it is, such as "A100" or "H100 SXM"; a list gives
+            one per device. Name, compute capability, multiprocessors and memory follow it, and so
+            do random numbers. Without one, 16 GiB and the multiprocessors of an H100.
+        rng: "cuda" draws the numbers of CUDA's generator; "host" those of the CPU's kernels, in a
+            stream of its own for each device.
+
+    The block has the devices, ``simgpu:0`` to ``simgpu:{count - 1}``, as a list. Current device,
+    streams, memory ledgers and random streams begin anew with every block; the random streams are
+    seeded by ``torch.initial_seed()``. `simgpu.enable` does the same without a block.
+
+    Raises:
+        TypeError, ValueError: `count` is no int, or out of range; no such model; no such `rng`.
+        DevicesActiveError: there are simulated devices already; blocks do not nest.
+        BackendSlotTakenError: another package uses PyTorch's slot for outside devices.
+        DeviceBlockError: what was returned is entered a second time.
+    """
+    arguments = describe_arguments(count, memory, model, rng)
+    return DeviceBlock(
+        f"simgpu.devices({arguments})",
+        f"simgpu.enable({arguments})",
+        lambda ends: start_devices(count, memory, model, rng, ends),
+    )
+
+
+def describe_arguments(count: int, memory: Memory, model: Names, rng: str) -> str:
+    """The arguments as a program writes them."""
+    told = {"memory": memory, "model": model, "rng": None if rng == "cuda" else rng}
+    named = [f"{name}={value!r}" for name, value in told.items() if value is not None]
+    return ", ".join([repr(count), *named])
+
+
+def start_devices(
+    count: int, memory: Memory, model: Names, rng: str, ends: ExitStack
+) -> list[torch.device]:
+    """Make fresh devices, which last until `ends` is closed."""
+    sizes = None if memory is None else capacities(count, memory)
+    models = None if model is None else models_of(count, model)
+    install.install()
+    entered = world.enter(count, sizes, models, rng)
+    ends.callback(world.leave, entered)
+    return [device.torch_device for device in entered.devices]
+
+
+# `simgpu.as_cuda(n)`: code written for CUDA runs on simulated devices, and is not rewritten.
+#
+# Within the block "cuda:1" is another name of simgpu:1. It is translated where a program names a
+# device, by the functions and methods that take one and, for all functions that make tensors, in
+# PyTorch's dispatcher. Where a program reads a device, it is shown as "cuda:1". The functions of
+# `torch.cuda` are those of `torch.simgpu`. All of it stands in the tables of this folder and is
+# undone at the end of the block.
+
+
+def as_cuda(
+    count: int,
+    *,
+    memory: Memory = None,
+    model: Names = None,
+    rng: str = "cuda",
+    force: bool = False,
+) -> DeviceBlock:
+    """Have `count` fresh simulated GPUs that go by the name of CUDA, within the block.
+
+    Code written for CUDA runs unchanged: `torch.cuda`, `.cuda()`, `device="cuda:1"`,
+    `tensor.device`, `torch.nn.DataParallel`, in all threads. Everything is undone on exit; tensors
+    that outlive the block are simulated ones again.
+
+    Args:
+        count, memory, model, rng: as in `simgpu.devices`.
+        force: also on a machine with real CUDA, whose GPUs are then out of reach.
+
+    The block has the devices, ``cuda:0`` to ``cuda:{count - 1}``, as a list.
+
+    Raises:
+        RealCudaError: real GPUs are here, and `force` is not set.
+        TypeError, ValueError, DevicesActiveError, BackendSlotTakenError, DeviceBlockError: as in
+            `simgpu.devices`.
+    """
+    arguments = describe_arguments(count, memory, model, rng)
+    forced = ", force=True" if force else ""
+    return DeviceBlock(
+        f"simgpu.as_cuda({arguments}{forced})",
+        f"simgpu.enable({arguments}, as_cuda=True{forced})",
+        lambda ends: start_as_cuda(count, memory, model, rng, force, ends),
+    )
+
+
+def start_as_cuda(
+    count: int, memory: Memory, model: Names, rng: str, force: bool, ends: ExitStack
+) -> list[torch.device]:
+    """Make fresh devices that go by the name of CUDA until `ends` is closed."""
+    _check_no_cuda(force)
+    simulated = start_devices(count, memory, model, rng, ends)
+    ends.callback(_install().undo)
+    return [torch.device("cuda", device.index) for device in simulated]
+
+
+def start_process(force: bool = False) -> None:
+    """Let the devices that the process has go by the name of CUDA, until it ends."""
+    if not renaming.is_on():
+        _check_no_cuda(force)
+        _for_ever.append(_install())
+
+
+# Patches that stay for the whole process: without a reference, the library of operators that they
+# undo would be deleted, and its kernels with it.
+_for_ever: list[Patches] = []
+
+# The tables, in the order in which they are put in place; they are undone from the last to the
+# first. `compiled_code` comes before `renaming`, since it may ask torch.cuda about real GPUs, and
+# `renaming` before all others, since nothing is translated before "cuda" is a name of simulated
+# devices; `scripting` comes last, since it looks at what the others have replaced. No other table
+# depends on another one; within `tensors` and `torch_cuda`, rows do.
+FILES: tuple[ModuleType, ...] = (
+    compiled_code,
+    renaming,
+    tensors,
+    torch_modules,
+    torch_cuda,
+    graphs,
+    process_groups,
+    factories,
+    registered_kernels,
+    scripting,
+)
+
+
+def _check_no_cuda(force: bool) -> None:
+    if not force and not renaming.is_on() and torch.cuda.is_available():
+        raise RealCudaError(
+            f"{torch.cuda.device_count()} real CUDA devices are here, and simulated ones would "
+            "take their name: run the program as it is, or say force=True (--force in a command)"
+        )
+
+
+def _install() -> Patches:
+    """Put all tables in place; returns what undoes them."""
+    dynamo.skip_own_frames()  # of the modules that only this needs
+    patches = Patches()
+    try:
+        for file in FILES:
+            patches.apply(file.PATCHES)
+    except BaseException:
+        patches.undo()
+        raise
+    return patches

@@ -1,0 +1,119 @@
+"""Devices of a whole process: SIMGPU_DEVICE_COUNT and others, `simgpu.enable`, `simgpu.disable`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import torch
+
+from simgpu._backend import install
+from simgpu._config import options
+from simgpu._config.gpus import Names, models_of
+from simgpu._config.options import process_capacities
+from simgpu._core import world
+from simgpu._devices import block
+from simgpu.errors import DeviceBlockError, DevicesActiveError
+
+
+def start_process_devices() -> None:
+    """Make the devices that SIMGPU_DEVICE_COUNT asks for, for the rest of the process.
+
+    Does nothing where they have been made already, as `import torch` does by itself wherever
+    simgpu is installed. SIMGPU_DEVICE_MEMORY says what each has, as in `simgpu.devices`, with
+    commas between the sizes of several, and SIMGPU_MODEL which GPU each is, likewise; SIMGPU_RNG
+    says what draws their random numbers. With SIMGPU_AS_CUDA, they go by the name of CUDA.
+
+    Raises ValueError where a variable makes no sense; its text begins with the variable.
+    """
+    count = options.device_count()
+    if count is None or world.device_count():
+        return
+    memory = options.device_memory()
+    with options.told_by(options.MEMORY):
+        sizes = None if memory is None else process_capacities(count, memory)
+    model = options.device_model()
+    with options.told_by(options.MODEL):
+        models = None if model is None else models_of(count, model)
+    rng = options.device_rng()
+    named = options.as_cuda()
+    install.install()
+    entered = world.enter(count, sizes, models, rng)
+    entered.hint = (
+        f"{options.COUNT} or `simgpu run` made them for the whole process: use these, or start "
+        "it without"
+    )
+    entered.more = f"; {options.COUNT}, or --devices of `simgpu run`, says how many"
+    if named:
+        from simgpu._devices import block
+
+        block.start_process(force=named == "force")
+
+
+# `simgpu.enable(n)` and `simgpu.disable()`: devices without a `with` block, for a notebook.
+
+_lock = threading.Lock()
+# How the devices were made, and what ends them; None while there are none of this file.
+_enabled: tuple[str, contextlib.ExitStack] | None = None
+
+
+def enable(
+    count: int,
+    *,
+    memory: block.Memory = None,
+    model: Names = None,
+    rng: str = "cuda",
+    as_cuda: bool = False,
+    force: bool = False,
+) -> list[torch.device]:
+    """Have `count` fresh simulated GPUs from now on, until `simgpu.disable()`.
+
+    For a notebook or the interactive interpreter, before or after `import torch`. In a program,
+    `with simgpu.devices(n)` ends its devices even where an error is raised.
+
+    Args:
+        count, memory, model, rng: as in `simgpu.devices`.
+        as_cuda: the devices go by the name of CUDA, as in `simgpu.as_cuda`.
+        force: as in `simgpu.as_cuda`.
+
+    Returns the devices, ``simgpu:0`` (or ``cuda:0``) and so on.
+
+    Raises:
+        DevicesActiveError: there are simulated devices already.
+        ValueError: `force` without `as_cuda`.
+        TypeError, ValueError, BackendSlotTakenError, RealCudaError: as in `simgpu.as_cuda`.
+    """
+    global _enabled
+    if force and not as_cuda:
+        raise ValueError("force=True needs as_cuda=True: it takes the name of real CUDA devices")
+    with _lock:
+        if _enabled is not None:
+            raise DevicesActiveError(
+                f"{_enabled[0]} has made devices already: call simgpu.disable() first"
+            )
+        call = f"simgpu.enable({block.describe_arguments(count, memory, model, rng)}"
+        call += (", as_cuda=True" if as_cuda else "") + (", force=True" if force else "") + ")"
+        with contextlib.ExitStack() as ends:
+            if as_cuda:
+                made = block.start_as_cuda(count, memory, model, rng, force, ends)
+            else:
+                made = block.start_devices(count, memory, model, rng, ends)
+            _enabled = call, ends.pop_all()
+        return made
+
+
+def disable() -> None:
+    """End the devices of `simgpu.enable`; their tensors keep their values and can be moved to host.
+
+    Raises DeviceBlockError where there are none of `simgpu.enable`.
+    """
+    global _enabled
+    with _lock:
+        if _enabled is None:
+            raise DeviceBlockError(
+                "simgpu.disable() has nothing to end: it ends the devices of simgpu.enable(n), "
+                "while those of `with simgpu.devices(n)` end with their block and those of "
+                "SIMGPU_DEVICE_COUNT with the process"
+            )
+        (_, ends), _enabled = _enabled, None
+        ends.close()

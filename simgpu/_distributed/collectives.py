@@ -1,0 +1,434 @@
+"""What a rank asks of its group (`Call`), checks that all ranks ask the same, and reductions.
+
+A `Call` has everything that a transport (processes or threads) needs, and no tensor of a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+
+from simgpu import comm
+from simgpu._core.hooks import Collective
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu.comm import FLOAT8
+from simgpu.errors import CollectiveMismatchError, NaNSentError
+
+# The factor of ReduceOp.PREMUL_SUM, which the dispatcher loses.
+#
+# An operator gets the reduction in a box that tells its kind only. So the methods of ProcessGroup
+# that reduce note the factor for the kernel that they call.
+
+METHODS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+
+_ReduceOp = torch._C._distributed_c10d.ReduceOp
+_PREMUL_SUM: Any = _ReduceOp.PREMUL_SUM
+
+
+class _PerThread(threading.local):
+    factor: Any = None
+
+
+_per_thread = _PerThread()
+
+
+def _factor(op: Any) -> Any:
+    """The number or tensor that is multiplied by; older releases tell it to pickle alone."""
+    return op.__getstate__()[1]
+
+
+def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of ProcessGroup, with the factor noted for as long as it runs."""
+
+    @functools.wraps(stock)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args[1:], *kwargs.values()):
+            op = getattr(value, "reduceOp", value)
+            if isinstance(op, _ReduceOp) and op == _PREMUL_SUM:
+                outer, _per_thread.factor = _per_thread.factor, _factor(op)
+                try:
+                    return stock(*args, **kwargs)
+                finally:
+                    _per_thread.factor = outer
+        return stock(*args, **kwargs)
+
+    return call
+
+
+def current() -> Any:
+    """The factor of the PREMUL_SUM that is being called.
+
+    Raises where C++ called it, which leaves no trace of the factor.
+    """
+    if _per_thread.factor is None:
+        raise NotImplementedError(
+            "the factor of ReduceOp.PREMUL_SUM is not known here: call it through torch.distributed"
+        )
+    return _per_thread.factor
+
+
+# Reductions over ranks: sum, mean, product and others of one tensor per rank, on the host.
+#
+# Added in the order of the ranks, or as `simgpu.comm.reduction` says. A mean is what NCCL computes:
+# of floating-point numbers each rank's are multiplied by 1/n before they are added, of integers the
+# sum is divided, towards zero. Sums of truth values are their "or".
+
+Tensor = torch.Tensor
+
+# Without what is replaced for code that may pass backward.
+_call_method = inspect.unwrap(torch._C.ScriptMethod.__call__)
+
+BITWISE = ("BAND", "BOR", "BXOR")
+_COMBINE: dict[str, Callable[..., Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PREMUL_SUM": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A `torch.distributed.ReduceOp`: its name, and the factor of PREMUL_SUM."""
+
+    name: str
+    factor: Any = None
+
+    @staticmethod
+    def of(op: Any) -> Reduction:
+        """What a ReduceOp means, boxed by the dispatcher or not."""
+        kind: Any = op.op
+        kind = _call_method(kind) if isinstance(op, torch._C.ScriptObject) else kind
+        reduction = _without_factor(int(kind))
+        if reduction.name == "PREMUL_SUM":
+            return Reduction(reduction.name, current())
+        return reduction
+
+    def prepare(self, mine: Tensor, count: int) -> Tensor:
+        """This rank's part as it is to be combined: a new tensor where it differs."""
+        dtype = mine.dtype
+        if self.name == "AVG" and not _is_integral(dtype):
+            factor = 1.0 / count
+        elif self.name == "PREMUL_SUM":
+            factor = self.factor.item() if isinstance(self.factor, Tensor) else self.factor
+        else:
+            return mine
+        if dtype in FLOAT8:
+            return (mine.float() * factor).to(dtype)
+        return mine * torch.tensor(
+            factor, dtype=dtype.to_real() if dtype.is_complex else dtype, device="cpu"
+        )
+
+    def combine(self, parts: list[Tensor], segment: int | None = None) -> Tensor:
+        """One new tensor of the prepared parts of all ranks, in the order of the model in force.
+
+        `segment` says which of as many segments as there are ranks these are, None that they are
+        all of them.
+        """
+        dtype = parts[0].dtype
+        if dtype in FLOAT8:
+            return self.combine([part.float() for part in parts], segment).to(dtype)
+        function = _COMBINE[self.name]
+
+        def into(total: Tensor, part: Tensor) -> None:
+            function(total, part, out=total)
+
+        total = comm.fold(parts, into, segment)
+        if self.name == "AVG" and _is_integral(dtype):
+            total = torch.div(total, len(parts), rounding_mode="trunc")
+        return total
+
+
+@functools.cache
+def _without_factor(kind: int) -> Reduction:
+    return Reduction(distributed.ReduceOp.RedOpType(kind).name)
+
+
+def _is_integral(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+@dataclass(eq=False)
+class Call:
+    """One rank's part of a collective, or of a send and its receive.
+
+    Attributes:
+        kind: the name that a program knows, such as "all_reduce".
+        says: what has to be the same on all ranks: operator, dtype, shapes, root, reduction.
+        shown: the same for errors, with what is this rank's own: whom it sends to.
+        ins: host tensors that are read: one, or one for each rank.
+        outs: host tensors that are written; those of `ins` where the operator works in place.
+        peer: the root, or the rank that is sent to or received from; within the group.
+        tag: which receives a send is for, where the backend looks at tags.
+        reduction: how the tensors of all ranks become one.
+        place: "file:line" of the program.
+        device: which GPU of which machine it is, where no two ranks may be on one.
+        since: the number of the first call on it.
+        collective: what instruments are told of it.
+        looks_for_nan: whether a NaN that this rank gives is an error.
+        has_splits: whether the program said how much of a tensor is for, and from, each rank.
+        nbytes: how many bytes this rank takes part with.
+    """
+
+    kind: str
+    says: str
+    ins: list[Tensor]
+    outs: list[Tensor]
+    peer: int = 0
+    tag: int = 0
+    reduction: Reduction | None = None
+    place: str = ""
+    device: str = ""
+    since: int = 1
+    number: int = 0
+    collective: Collective | None = None
+    shown: str = ""
+    looks_for_nan: bool = False
+    has_splits: bool = False
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shown = self.shown or self.says
+        sides = self.ins, self.outs
+        self.nbytes = max(sum(tensor.nbytes for tensor in side) for side in sides)
+
+    @property
+    def row(self) -> str:
+        """What calls that run one after the other have in common; "" for all collectives."""
+        return f"{self.kind} {self.peer} {self.tag}" if self.kind in ("send", "recv") else ""
+
+    def add(self, says: str, shown: str = "") -> None:
+        """Say that, too; errors show it as `shown`, if that is more."""
+        self.says += says
+        self.shown += shown or says
+
+    def read_apart(self) -> None:
+        """Read copies of what the call overwrites: it may be written before all of it is read.
+
+        A tensor that is read and written as one, in place, is combined before it is written.
+        """
+        self.ins = [
+            tensor.clone() if any(overlap(tensor, out) for out in self.outs) else tensor
+            for tensor in self.ins
+        ]
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor, as bytes; a single element may have any stride."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def overlap(tensor: Tensor, out: Tensor) -> bool:
+    """Whether two contiguous tensors of the host, unless they are one, have memory in common."""
+    first, second = tensor.data_ptr(), out.data_ptr()
+    return tensor is not out and first < second + out.nbytes and second < first + tensor.nbytes
+
+
+def in_common(
+    first: Tensor, second: Tensor, of_first: Tensor, of_second: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Where two contiguous tensors have memory in common, the bytes of their copies; one pair."""
+    at, other = first.data_ptr(), second.data_ptr()
+    begin = max(at, other)
+    end = min(at + first.nbytes, other + second.nbytes)
+    if begin >= end:
+        return []
+    mine = as_bytes(of_first)[begin - at : end - at]
+    return [(mine, as_bytes(of_second)[begin - other : end - other])]
+
+
+# How a text begins that says how tensors lie in memory, other than contiguous; and all of it.
+LIES = ", in memory "
+_LIES = re.compile(rf"{LIES}(?:as \w+|by dims \d+(?:, \d+)*)")
+
+
+def lies(shown: str) -> str:
+    """What a text of a call says of how its tensors lie in memory; "" as usual.
+
+    Other things may be said behind it, such as on which device they are.
+    """
+    found = _LIES.search(shown)
+    return "" if found is None else found.group()
+
+
+def described(tensors: Iterable[Tensor]) -> str:
+    """Dtypes and shapes, such as "float32 (8, 2)"."""
+    return ", ".join(
+        f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}" for tensor in tensors
+    )
+
+
+_ENGINES = ("simgpu._backend.torch_patches.autograd", "torch.autograd.graph")
+
+
+def called_by_autograd() -> bool:
+    """Whether C++ asks within a backward pass, as the Reducer of DistributedDataParallel does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals["__name__"].startswith("simgpu._distributed."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals["__name__"] in _ENGINES
+
+
+# The error where the ranks of a group ask different things of it, naming both calls and lines.
+#
+# NCCL hangs, adds what does not belong together, or ends the process; gloo aborts. Here each rank
+# sees what all others ask before any data moves.
+
+_LIE_ALIKE = (
+    "Their tensors have to lie alike in memory, or values come to other places: call .contiguous() "
+    "before, or .contiguous(memory_format=torch.channels_last) on all of them"
+)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """ "rank 3", or "ranks 0, 1 and 2"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+class Asked(NamedTuple):
+    """What one rank asks of its group.
+
+    Attributes:
+        agreed: what has to be the same on all ranks.
+        shown: that, as a text for errors.
+        place: the line that asks.
+        device: which GPU of which machine it is; "" for any.
+    """
+
+    agreed: str | bytes
+    shown: str
+    place: str
+    device: str = ""
+
+    @classmethod
+    def of(cls, call: Call) -> Asked:
+        return cls(call.says, call.shown, call.place, call.device)
+
+    @property
+    def line(self) -> str:
+        return f"{self.shown} at {self.place}"
+
+
+def check_agreement(group: str, number: int, ranks: Sequence[int], asked: Sequence[Asked]) -> None:
+    """Raise CollectiveMismatchError unless all ranks ask the same, each on a device of its own.
+
+    Args:
+        group, number: the group's name, and which of its calls this is, from 1.
+        ranks: the global rank of each member.
+        asked: what each member asks.
+    """
+    first = asked[0].agreed
+    if all(each.agreed == first for each in asked):
+        _check_devices(group, ranks, [each.device for each in asked])
+        return
+    kinds: dict[tuple[str | bytes, str, str], list[int]] = {}
+    for rank, (agreed, shown, place, _) in zip(ranks, asked, strict=True):
+        kinds.setdefault((agreed, shown, place), []).append(rank)
+    listed = "; ".join(
+        f"{named(members)}: {shown} at {place}" for (_, shown, place), members in kinds.items()
+    )
+    layouts = {lies(shown) for _, shown, _ in kinds}
+    raise CollectiveMismatchError(
+        f"call {number} of group {group!r} is not the same on all ranks: {listed}. All ranks of a "
+        "group have to make the same calls in the same order"
+        + (f". {_LIE_ALIKE}" if len(layouts) > 1 else "")
+    )
+
+
+def _check_devices(group: str, ranks: Sequence[int], devices: Sequence[str]) -> None:
+    taken: dict[str, int] = {}
+    for rank, device in zip(ranks, devices, strict=True):
+        if device and taken.get(device, rank) != rank:  # which may send to itself
+            raise CollectiveMismatchError(
+                f"Duplicate GPU detected : rank {rank} and rank {taken[device]} both on CUDA "
+                f"device {device.rpartition(':')[2]} (group {group!r}). Each rank of a group of "
+                "nccl needs a device of its own: call torch.cuda.set_device(local_rank) first"
+            )
+        taken[device] = rank
+
+
+def check_splits(
+    group: str,
+    number: int,
+    ranks: Sequence[int],
+    sent: Sequence[Sequence[int]],
+    awaited: Sequence[Sequence[int]],
+    asked: Sequence[Asked],
+) -> None:
+    """Raise CollectiveMismatchError unless each rank sends what the other one awaits, in bytes."""
+    for source, row in enumerate(sent):
+        for target, nbytes in enumerate(row):
+            if nbytes != awaited[target][source]:
+                raise CollectiveMismatchError(
+                    f"call {number} of group {group!r}: rank {ranks[source]} sends {nbytes} bytes "
+                    f"to rank {ranks[target]} ({asked[source].line}), which "
+                    f"awaits {awaited[target][source]} ({asked[target].line})"
+                )
+
+
+# `TORCH_NCCL_NAN_CHECK`: whether ranks look for NaN in what they give to a collective of NCCL.
+#
+# On a GPU a kernel looks, before the data travel, and asserts: the process ends. What is not of
+# floating point is not looked at, nor what a rank only receives.
+
+_NAME = "TORCH_NCCL_NAN_CHECK"
+_TRUE = ("y", "yes", "1", "t", "true")  # as PyTorch reads its variables
+
+
+def is_asked_for() -> bool:
+    """What the environment says; PyTorch asks it when a group is made."""
+    return os.environ.get(_NAME, "").lower() in _TRUE
+
+
+def check_no_nan(call: Call) -> None:
+    """Raise for a NaN in what this rank gives.
+
+    Raises:
+        NaNSentError: with the call, the line that made it and the first NaN.
+    """
+    if call.kind == "broadcast" and call.outs:
+        return  # it receives, in place
+    rank = "" if call.collective is None else f" {call.collective.rank}"
+    for tensor in call.ins:
+        found = _first_nan(tensor)
+        if found is not None:
+            raise NaNSentError(
+                f"{DEVICE_TYPE} error: device-side assert triggered: rank{rank} gives NaN, at "
+                f"index {found} of {described([tensor])}, to {call.shown} at {call.place}. Without "
+                f"{_NAME} nobody looks for it"
+            )
+
+
+def _first_nan(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    if not tensor.isnan().any():
+        return None
+    return tuple(tensor.isnan().nonzero()[0].tolist())

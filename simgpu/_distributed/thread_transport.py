@@ -1,0 +1,315 @@
+"""Collectives of ranks that are threads: the last one to arrive does the work of all.
+
+A call that does not fit to those of the other ranks is an error at once, in all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from simgpu._distributed import collectives
+from simgpu._distributed.collectives import Call
+from simgpu._distributed.works import Pending
+from simgpu.errors import CollectiveMismatchError, RankLostError
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class _Meeting:
+    """One call of a group: who has come, by rank within the group."""
+
+    here: dict[int, Pending] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+class Meetings:
+    """All calls of all groups of a world that are under way."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[Any, int], _Meeting] = {}
+        self.mail: dict[Any, deque[Pending]] = {}
+        self.aborted: set[Any] = set()
+
+    def check_end(self) -> None:
+        """Raise for a call whose other side never came, and that nobody has waited for.
+
+        Its results would never be there: on a GPU, it would wait for the other ranks for ever.
+        """
+        for (group, number), meeting in self.calls.items():
+            if meeting.error is None and group not in self.aborted:
+                pending = next(iter(meeting.here.values()))
+                self._raise_for(group, number, pending, [*meeting.here], [*range(len(group[-1]))])
+        for (group, pair, _, sends), waiting in self.mail.items():
+            if waiting and group not in self.aborted:
+                caller = pair[0] if sends else pair[1]
+                self._raise_for(group, waiting[0].call.number, waiting[0], [caller], [*pair])
+
+    def forget(self) -> None:
+        """End the calls that never were complete, and keep none: they lead here, and to memory."""
+        calls, self.calls, mail, self.mail = self.calls, {}, self.mail, {}
+        left = [meeting.here.values() for meeting in calls.values()]
+        for pending in itertools.chain(*left, *mail.values()):
+            if not pending.done():
+                call = pending.call
+                pending.finish(RankLostError(f"{call.shown} at {call.place}: its world has ended"))
+
+    @staticmethod
+    def _raise_for(
+        group: Any, number: int, pending: Pending, callers: list[int], wanted: list[int]
+    ) -> NoReturn:
+        """Name the call, who made it and who has not; both by their ranks within the group."""
+        call, (_, name, ranks) = pending.call, group
+        here = sorted(ranks[member] for member in callers)
+        others = sorted({ranks[member] for member in wanted} - {*here}) or here
+        have = "has" if len(others) == 1 else "have"
+        missing = {"send": "its recv", "recv": "its send"}.get(call.kind, "it")
+        raise CollectiveMismatchError(
+            f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
+            f"{collectives.named(here)} alone: {collectives.named(others)} {have} ended without "
+            f"{missing}, and nobody has waited for it"
+        )
+
+
+class Waits(Protocol):
+    """How a rank waits for other ranks, as the scheduler of its world decides."""
+
+    def pause(self, what: str) -> None: ...
+
+    def ask(self, rank: int, what: str) -> None: ...
+
+    def wait(
+        self, rank: int, ready: Callable[[], bool], what: str, seconds: float | None = None
+    ) -> bool: ...
+
+
+class Transport:
+    """Carries out the calls of one group on one rank of a world.
+
+    `life()` numbers the default groups of the rank: a group that is made again is another one.
+    """
+
+    def __init__(
+        self,
+        meetings: Meetings,
+        waits: Waits,
+        life: Callable[[], int],
+        me: int,
+        group: str,
+        rank: int,
+        ranks: Sequence[int],
+    ) -> None:
+        self._meetings, self._waits, self._me = meetings, waits, me
+        self._group, self._rank, self._ranks = group, rank, ranks
+        self._key = (life(), group, tuple(ranks))
+        self._aborted = False
+
+    def submit(self, pending: Pending, awaited: bool) -> None:
+        """Come to a call; the last one to come does it for all."""
+        pending.waits_by(self._wait, self._ask)
+        self._waits.pause(pending.call.kind)
+        if self._aborted:
+            pending.finish(RankLostError(f"group {self._group!r} was aborted"))
+        elif pending.call.kind in ("send", "recv"):
+            self._meet_peer(pending)
+        else:
+            self._meet_all(pending)
+
+    def _wait(self, pending: Pending, _: float | None) -> None:
+        """Let others run. No time passes meanwhile: what can never come is an error at once."""
+        self._waits.wait(self._me, pending.done, self._named(pending))
+
+    def _ask(self, pending: Pending) -> None:
+        self._waits.ask(self._me, self._named(pending))
+
+    def _named(self, pending: Pending) -> str:
+        call = pending.call
+        return f"{call.shown} at {call.place} (call {call.number} of group {self._group!r})"
+
+    def _meet_all(self, pending: Pending) -> None:
+        key = (self._key, pending.call.number)
+        meeting = self._meetings.calls.setdefault(key, _Meeting())
+        meeting.here[self._rank] = pending
+        if meeting.error is None:
+            meeting.error = self._difference(meeting)
+        complete = len(meeting.here) == len(self._ranks)
+        if complete:
+            del self._meetings.calls[key]
+            if meeting.error is None:
+                meeting.error = _carried_out([meeting.here[r] for r in sorted(meeting.here)])
+        if complete or meeting.error is not None:
+            for each in list(meeting.here.values()):  # others come where a schedule lets them
+                if not each.done():
+                    each.finish(_copied(meeting.error))
+
+    def _difference(self, meeting: _Meeting) -> BaseException | None:
+        members = sorted(meeting.here)
+        calls = [meeting.here[member].call for member in members]
+        return _told(
+            collectives.check_agreement,
+            self._group,
+            calls[0].number,
+            [self._ranks[member] for member in members],
+            [collectives.Asked.of(call) for call in calls],
+        ) or (self._split_difference(calls) if len(calls) == len(self._ranks) else None)
+
+    def _split_difference(self, calls: list[Call]) -> BaseException | None:
+        if calls[0].kind != "all_to_all":
+            return None
+        sent = [[part.nbytes for part in call.ins] for call in calls]
+        awaited = [[part.nbytes for part in call.outs] for call in calls]
+        asked = [collectives.Asked.of(call) for call in calls]
+        number = calls[0].number
+        return _told(
+            collectives.check_splits, self._group, number, self._ranks, sent, awaited, asked
+        )
+
+    def _meet_peer(self, pending: Pending) -> None:
+        """Find the other side of a send, or wait for it in the order of the calls."""
+        call = pending.call
+        sends = call.kind == "send"
+        pair = (self._rank, call.peer) if sends else (call.peer, self._rank)
+        mail = self._meetings.mail
+        other = mail.setdefault((self._key, pair, call.tag, not sends), deque())
+        if not other:
+            mail.setdefault((self._key, pair, call.tag, sends), deque()).append(pending)
+            return
+        found = other.popleft()
+        error = _told(
+            collectives.check_agreement,
+            self._group,
+            call.number,
+            [self._ranks[self._rank], self._ranks[call.peer]],
+            [collectives.Asked.of(each) for each in (call, found.call)],
+        )
+        error = error or _carried_out([pending, found] if sends else [found, pending])
+        found.finish(_copied(error))
+        pending.finish(_copied(error))
+
+    def algorithm(self, call: Call) -> str:
+        return "" if call.reduction is None else "in one place"
+
+    def abort(self) -> None:
+        """Let all later calls fail."""
+        self._aborted = True
+        self._meetings.aborted.add(self._key)
+
+    def closing(self) -> Callable[[], None]:
+        """Nothing is to end."""
+        return lambda: None
+
+
+def _told(check: Callable[..., None], *arguments: Any) -> BaseException | None:
+    """The error that a check raises, if it does."""
+    try:
+        check(*arguments)
+    except CollectiveMismatchError as error:
+        return error.with_traceback(None)
+    return None
+
+
+def _copied(error: BaseException | None) -> BaseException | None:
+    """The error for one rank: an error that several threads raise would have all their frames."""
+    return copy.copy(error)
+
+
+def _carried_out(pending: list[Pending]) -> BaseException | None:
+    """Do the work of all ranks; returns what went wrong."""
+    calls = [each.call for each in pending]
+    try:
+        with torch.no_grad():
+            for each in pending:
+                each.begin()
+            _KINDS[calls[0].kind](calls)
+    except Exception as error:
+        return error
+    return None
+
+
+def _barrier(calls: list[Call]) -> None:
+    """All have come."""
+
+
+def _broadcast(calls: list[Call]) -> None:
+    source = calls[calls[0].peer].ins[0]
+    for call in calls:
+        for out in call.outs:
+            out.copy_(source)
+
+
+def _send(calls: list[Call]) -> None:
+    """And its receive, which comes second."""
+    source, target = calls
+    target.outs[0].view(-1).copy_(source.ins[0].view(-1))
+
+
+def _all_gather(calls: list[Call]) -> None:
+    for call in calls:
+        for out, source in zip(call.outs, calls, strict=True):
+            out.view(-1).copy_(source.ins[0].reshape(-1))
+
+
+def _gather(calls: list[Call]) -> None:
+    for out, source in zip(calls[calls[0].peer].outs, calls, strict=True):
+        out.copy_(source.ins[0])
+
+
+def _scatter(calls: list[Call]) -> None:
+    for call, part in zip(calls, calls[calls[0].peer].ins, strict=True):
+        call.outs[0].copy_(part)
+
+
+def _all_to_all(calls: list[Call]) -> None:
+    for rank, call in enumerate(calls):
+        for out, source in zip(call.outs, calls, strict=True):
+            out.view(-1).copy_(source.ins[rank].reshape(-1))
+
+
+def _prepared(calls: list[Call], position: int = 0) -> list[Tensor]:
+    reductions = [call.reduction for call in calls]
+    return [
+        reduction.prepare(call.ins[position], len(calls))
+        for call, reduction in zip(calls, reductions, strict=True)
+        if reduction is not None
+    ]
+
+
+def _all_reduce(calls: list[Call]) -> None:
+    """And reduce, where the root alone has an output."""
+    reduction = calls[0].reduction
+    assert reduction is not None, "a reduction says how"
+    parts = _prepared(calls)
+    total = reduction.combine(parts) if len(parts) > 1 else parts[0]
+    for call in calls:
+        for out in call.outs:
+            if out is not total:
+                out.copy_(total)
+
+
+def _reduce_scatter(calls: list[Call]) -> None:
+    reduction = calls[0].reduction
+    assert reduction is not None, "a reduction says how"
+    for rank, call in enumerate(calls):
+        total = reduction.combine(_prepared(calls, rank), segment=rank)
+        call.outs[0].copy_(total.view_as(call.outs[0]))
+
+
+_KINDS: dict[str, Callable[[list[Call]], None]] = {
+    "barrier": _barrier,
+    "broadcast": _broadcast,
+    "send": _send,
+    "all_gather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "all_reduce": _all_reduce,
+    "reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+}

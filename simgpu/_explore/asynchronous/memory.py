@@ -1,0 +1,233 @@
+"""The memory of devices, apart from the tensors that the program holds.
+
+The ledger counts memory for as long as the program holds it (`simgpu._memory.ownership`), and so
+does this table know it. Work that is queued holds the memory alone. When the program lets go of a
+tensor, its bytes count as given back, and the next allocation on their stream may get them, in the
+order of that stream, as from CUDA's caching allocator: work of another stream that has not run by
+then finds them overwritten. Where `record_stream` has said that they are used there, no allocation
+gets them before that work has run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from simgpu._core.by_address import ByAddress
+from simgpu._core.device import newest_first
+from simgpu._core.launch import HOST_KEYS
+from simgpu._core.operators import empty, fill_, no_modes, set_storage
+from simgpu._core.streams import Key
+from simgpu._core.world import active_devices
+from simgpu._explore.asynchronous.plans import Form
+from simgpu._explore.asynchronous.queues import Queues, Work
+from simgpu._memory.ownership import with_bits
+
+Tensor = torch.Tensor
+_data: Any = torch._C.TensorBase.data
+_data_of: Callable[[Tensor], Tensor] = _data.__get__
+_inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
+_CPU = torch.device("cpu")
+FREED = 255  # the bytes of memory that was handed out again: NaN in every floating dtype
+
+_MOST_VIEWS = 64
+
+
+class Block:
+    """Memory that was allocated at once."""
+
+    __slots__ = (
+        *("__weakref__", "begin", "end", "key", "life"),
+        *("recorded", "storage", "users", "views", "whole"),
+    )
+
+    def __init__(self, storage: torch.UntypedStorage, key: Key) -> None:
+        self.begin = storage.data_ptr()
+        self.end = self.begin + storage.nbytes()
+        self.storage = storage
+        self.key = key  # the stream that was current when it was allocated
+        self.recorded: Collection[Key] = ()
+        self.users: Sequence[Work] = ()  # of other streams
+        self.life: _Life | None = None
+        # Those that queued work has held so far; apart from them, the result that it began as.
+        self.views: dict[Any, Tensor] | None = None
+        self.whole: tuple[Form, bool, Tensor] | None = None
+
+
+class _Life(weakref.ref[Any]):
+    """Tells when the program has let go of a block."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
+class Memory:
+    """Every block that the program holds, by address."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._blocks: ByAddress[Block] = ByAddress()
+        # The block that an address lies in.
+        self.find = self._blocks.at
+        # Blocks are let go of in the middle of anything: noted then by C code, looked at later.
+        self._freed: deque[_Life] = deque()
+        self._tell = self._freed.append
+        # By stream, what its next allocation may get, and what has to have run before. Work that
+        # has not run keeps its blocks alive; nobody finds out about others.
+        self._given_back: dict[Key, list[tuple[weakref.ref[Block], list[Work]]]] = {}
+        # Views of results that are about to be blocks, by address. Their work keeps them alive:
+        # results of copies to the host, and of launches that fail, are never blocks.
+        self._coming: dict[int, tuple[Form, weakref.ref[Tensor]]] = {}
+
+    def own(self, key: Key, storage: torch.UntypedStorage, allocation: object) -> None:
+        """Know a block from now on until `allocation` dies, as one of the stream `key`."""
+        if self._freed:
+            self.collect()
+        if key in self._given_back:
+            self.allocates(key)
+        block = Block(storage, key)
+        block.life = life = _Life(allocation, self._tell)
+        life.block = block
+        coming = self._coming.pop(block.begin, None)
+        if coming is not None:
+            form, found = coming
+            whole = found()
+            if whole is not None:
+                block.whole = form, _inference(), whole
+        self._blocks.put(block)
+
+    def own_all(self) -> None:
+        """Know the blocks that are there already, as if allocated on the default streams."""
+        known: dict[int, object] = {}
+        live = _live_count()
+        for found in newest_first(torch.Tensor):
+            allocation = vars(found).get("_simgpu_allocation")
+            if allocation is None or id(allocation) in known:
+                continue
+            owner = next((device for device in active_devices if device.owns(allocation)), None)
+            if owner is None:
+                continue
+            known[id(allocation)] = allocation
+            storage = found.untyped_storage()
+            if storage.nbytes():
+                self.own((owner.index, 0), storage, allocation)
+            # Counted again at the end, since other threads may have allocated.
+            if len(known) >= live and len(known) >= (live := _live_count()):
+                return
+
+    def held(self, tensor: Tensor, address: int, form: Form, block: Block) -> Tensor | None:
+        """The same view of the memory, which keeps no tensor of the program alive; None if none."""
+        # Tensors made in inference mode are others than those made outside of it.
+        inference, whole = _inference(), block.whole
+        if whole and whole[0] is form and whole[1] is inference and address == block.begin:
+            view: Tensor | None = whole[2]
+        else:
+            place = address, form, inference
+            view = None if block.views is None else block.views.get(place)
+        if view is None:
+            offset, rest = divmod(address - block.begin, tensor.itemsize)
+            if rest:
+                return None
+            if block.views is None or len(block.views) > _MOST_VIEWS:
+                block.views = {}
+            view = block.views[place] = view_of(block.storage, offset, tensor)
+        if form.is_conj or form.is_neg:
+            return with_bits(view, form.is_conj, form.is_neg)
+        return view
+
+    def expect(self, result: Tensor, form: Form) -> Tensor:
+        """A view of new memory that is to be a block; it keeps no tensor alive either."""
+        view = _data_of(result)
+        if len(self._coming) > _MOST_VIEWS:
+            self._coming.clear()
+        self._coming[view.data_ptr()] = form, weakref.ref(view)
+        return view
+
+    def record(self, address: int, key: Key) -> None:
+        """`tensor.record_stream`: freed memory waits for the work that the stream has then."""
+        block = self.find(address)
+        if block is not None:
+            block.recorded = {*block.recorded, key}
+
+    def used(self, blocks: Iterable[Block], work: Work) -> None:
+        """Note that `work` uses these blocks."""
+        for block in blocks:
+            if block.key is not work.key and block.key != work.key:
+                users = block.users
+                if len(users) > 8:
+                    users = [user for user in users if not user.done]
+                block.users = (*users, work)
+
+    def allocates(self, key: Key) -> None:
+        """A stream is about to get memory: what was given back there may be overwritten."""
+        if key not in self._given_back:
+            return
+        kept = []
+        for found, needs in self._given_back.pop(key):
+            block = found()
+            if block is None or all(user.done for user in block.users):
+                continue
+            if all(need.done for need in needs):
+                self._queues.add(key, _Overwrite(block.storage), early=True)
+            else:
+                kept.append((found, needs))
+        if kept:
+            self._given_back[key] = kept
+
+    def collect(self) -> None:
+        """Give back what the program has let go of, since this was last asked."""
+        while self._freed:
+            block = self._freed.popleft().block
+            block.life = None  # which refers to it
+            if self._blocks.begins_at(block.begin) is not block:
+                continue
+            self._blocks.remove(block)
+            if block.users and any(not user.done for user in block.users):
+                needs = [work for key in block.recorded if (work := self._queues.last(key))]
+                self._given_back.setdefault(block.key, []).append((weakref.ref(block), needs))
+
+    def clear(self) -> None:
+        """Know nothing any more."""
+        self._blocks.clear()
+        self._freed.clear()
+        self._given_back.clear()
+        self._coming.clear()
+
+
+class _Overwrite:
+    """Fills memory that was handed out again."""
+
+    __slots__ = ("_storage",)
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+
+    def __call__(self) -> None:
+        fill_bytes(self._storage)
+
+
+def _live_count() -> int:
+    """How many allocations live, of all devices."""
+    return sum(device.live_count for device in active_devices)
+
+
+def fill_bytes(storage: torch.UntypedStorage) -> None:
+    """Overwrite memory with what nobody takes for a result."""
+    row = empty(HOST_KEYS, (0,), dtype=torch.uint8, device=_CPU)
+    set_storage(HOST_KEYS, row, storage, 0, (storage.nbytes(),), (1,))
+    fill_(HOST_KEYS, row, FREED)
+
+
+def view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
+    """A tensor over `storage` with the dtype, shape and strides of `like`."""
+    if no_modes():
+        return torch.empty(0, dtype=like.dtype, device="cpu").set_(
+            storage, offset, like.shape, like.stride()
+        )
+    tensor = empty(HOST_KEYS, (0,), dtype=like.dtype, device=_CPU)
+    set_storage(HOST_KEYS, tensor, storage, offset, like.shape, like.stride())
+    return tensor

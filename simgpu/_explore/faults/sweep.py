@@ -1,0 +1,275 @@
+"""`simgpu.sweep`: runs a training step once for each failure that it could meet."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from simgpu._core.lost_devices import find_devices
+from simgpu._core.world import active_devices
+from simgpu._explore.faults.faults import Faults, faults, injecting
+from simgpu._explore.training_state import State, find_state, host_copy, no_garbage_collection, same
+from simgpu.errors import (
+    DeviceLostError,
+    InjectedFaultError,
+    NoDevicesError,
+    OutOfMemoryError,
+    UnrepeatableStepError,
+)
+
+# What `simgpu.sweep` returns: what became of the step after each failure.
+
+
+@dataclass
+class Point:
+    """One failure, and what the step did about it.
+
+    Attributes:
+        number: which allocation, copy or launch failed, from 0.
+        place: what it was, and on which device.
+        error: name of the exception's type; empty if there was none.
+        in_optimizer: whether an optimizer was at work, which leaves some parameters updated.
+        changed_buffers: names of the buffers that had been updated by then.
+        problems: what is wrong, in words; empty when all is well.
+    """
+
+    number: int
+    place: str
+    error: str
+    in_optimizer: bool = False
+    changed_buffers: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """The failures that were tried; `str(report)` is a table of them."""
+
+    kind: str
+    points: Sequence[Point]
+
+    @property
+    def count(self) -> int:
+        """How many failures were tried."""
+        return len(self.points)
+
+    @property
+    def problems(self) -> list[str]:
+        """One line for each thing that is wrong; empty when all is well."""
+        return [
+            f"{self.kind} {point.number} ({point.place}): {problem}"
+            for point in self.points
+            for problem in point.problems
+        ]
+
+    def __str__(self) -> str:
+        rows = [("", "failed", "raised", "buffers", "problems")]
+        for point in self.points:
+            raised = point.error + (" in an optimizer" if point.in_optimizer else "")
+            buffers = f"{len(point.changed_buffers)} updated" if point.changed_buffers else ""
+            problems = "; ".join(point.problems) or "none"
+            rows.append((str(point.number), point.place, raised, buffers, problems))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        bad = sum(bool(point.problems) for point in self.points)
+        lines.append(f"{self.count} failures tried ({self.kind}), {bad} with problems")
+        return "\n".join(lines)
+
+
+Kind = Literal["oom", "copy", "launch", "lose"]
+_ERRORS: dict[str, type[Exception]] = {
+    "oom": OutOfMemoryError,
+    "copy": InjectedFaultError,
+    "launch": InjectedFaultError,
+    "lose": DeviceLostError,
+}
+
+
+def sweep(
+    step: Callable[[], Any],
+    kind: Kind = "oom",
+    *,
+    state: Iterable[Any] | None = None,
+    at: Iterable[int] | None = None,
+) -> Report:
+    """Run `step` once for each allocation, copy or kernel in it, which fails that time.
+
+    After each failure: the error that comes out of `step` is the one that was put in, with the
+    device and the number in its text, or has that one as its cause (`raise ... from error`); no
+    byte is kept, without help of the garbage collector; no thread has been left behind; parameters
+    are as before, unless an optimizer was at work; and when everything is put back, the next step
+    gives the bits that it gave before. Buffers that kernels had updated before the failure stay so,
+    as on CUDA: the report names them.
+
+    Args:
+        step: a function without arguments: of training or of inference. What it returns takes part
+            in the comparison.
+        kind: "oom" for allocations, "copy" for copies, "launch" for kernels; "lose" for a lost
+            device at each kernel and copy, which is found again afterwards.
+        state: the modules, optimizers and tensors that `step` changes. By default those that the
+            function names, as global or local variables around it or as its own object.
+        at: the numbers of those that shall fail, from 0; by default all.
+
+    Returns a `Report`. Raises UnrepeatableStepError if `step` gives other results when it is run
+    again from the same state, NoDevicesError outside `simgpu.devices`.
+    """
+    if kind not in _ERRORS:
+        raise ValueError(f"kind={kind!r}: one of {', '.join(_ERRORS)} is expected")
+    if not active_devices:
+        raise NoDevicesError("simgpu.sweep needs devices: call it within simgpu.devices(n)")
+    objects = find_state(step) if state is None else list(state)
+    step()  # the first one makes what stays: caches, worker threads
+    before = State(objects)
+    gc.collect()
+    with no_garbage_collection():
+        reference, count = _reference(step, before, kind)
+        kept_at_rest, threads = _bytes(), threading.active_count()
+        points = []
+        for number in range(count) if at is None else _numbers(at, count):
+            attempt = _Attempt(step, before, kind, number)
+            kept = [now - then for now, then in zip(_bytes(), kept_at_rest, strict=True)]
+            point = attempt.judged(kept)
+            if threading.active_count() > threads and attempt.adds_threads_each_time(step):
+                point.problems.append("leaves a thread behind")
+            threads = threading.active_count()
+            if any(kept):  # or the next one would be told to have kept it too
+                gc.collect()
+                kept_at_rest = _bytes()
+            if _next_step_differs(step, before, reference):
+                point.problems.append("the next step fails, or gives other bits")
+            points.append(point)
+    return Report(kind, points)
+
+
+def _reference(step: Callable[[], Any], before: State, kind: Kind) -> tuple[Any, int]:
+    """What the step gives from this state, twice the same, and how many failures it could meet."""
+    outcomes = []
+    for _ in range(2):
+        with faults() as counted:
+            result = step()
+        outcomes.append([host_copy(result), *before.outcome()])
+        del result
+        before.restore()
+    if not same(*outcomes):
+        raise UnrepeatableStepError(
+            "the step gives other results when it is run again from the same state: name what it "
+            "changes in state=[...], or let it draw its random numbers from torch's generators, "
+            "Python's random or numpy.random"
+        )
+    of_kind = {"oom": counted.allocations, "copy": counted.copies, "launch": counted.kernels}
+    return outcomes[0], of_kind.get(kind, counted.kernels + counted.copies)
+
+
+def _numbers(at: Iterable[int], count: int) -> list[int]:
+    """Each of `at` once, in order; ValueError for what is none of `count`."""
+    numbers = list(at) if isinstance(at, Iterable) else [at]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            raise ValueError(f"at={number!r}: the step has {count} of this kind, from 0")
+    return sorted(set(numbers))
+
+
+def _bytes() -> list[int]:
+    return [device.allocated for device in active_devices]
+
+
+class _Attempt:
+    """One step that meets one failure, and what it left."""
+
+    def __init__(self, step: Callable[[], Any], before: State, kind: Kind, number: int) -> None:
+        self._before, self._number, self._kind = before, number, kind
+        self._error: type[BaseException] | None = None
+        self._text, self._in_optimizer = "", False
+        with injecting(_failure(kind, number)) as injected:
+            try:
+                step()
+            except Exception as error:  # not kept: it holds the frames that it came through
+                self._look_at(error, injected)
+        self._fired = injected.fired
+        find_devices()
+        self._parameters, self._buffers = before.changed()
+        before.restore()
+
+    def _look_at(self, error: Exception, injected: Faults) -> None:
+        """Note what came out of the step: the failure, where it is there or is the cause."""
+        found = injected.passed_on(error, _ERRORS[self._kind]) or error
+        self._error, self._text = type(found), str(found)
+        self._in_optimizer = _passed_an_optimizer(error) or _passed_an_optimizer(found)
+
+    def adds_threads_each_time(self, step: Callable[[], Any]) -> bool:
+        """Whether this failure leaves one more thread whenever it happens.
+
+        A pool of threads, one for each device, is full after as many times as there are devices.
+        """
+        for _ in range(len(active_devices) + 1):
+            threads = threading.active_count()
+            _Attempt(step, self._before, self._kind, self._number)
+            if threading.active_count() <= threads:
+                return False
+        return True
+
+    def judged(self, kept: list[int]) -> Point:
+        """What there is to say of it, given the bytes that stayed."""
+        problems = [*self._problems_of_the_error()]
+        problems += [
+            f"{nbytes} bytes kept on device {i}" for i, nbytes in enumerate(kept) if nbytes
+        ]
+        if self._parameters and not self._in_optimizer:
+            problems.append(f"changed parameters: {', '.join(self._parameters)}")
+        return Point(
+            number=self._number,
+            place=self._fired[0] if self._fired else "",
+            error=self._error.__name__ if self._error else "",
+            in_optimizer=self._in_optimizer,
+            changed_buffers=self._buffers,
+            problems=problems,
+        )
+
+    def _problems_of_the_error(self) -> Iterator[str]:
+        expected = _ERRORS[self._kind]
+        if not self._fired:
+            yield "did not come to pass: the step is not the same every time"
+        elif self._error is None:
+            yield "the step went on as if nothing had happened"
+        elif not issubclass(self._error, expected):
+            yield f"raised {self._error.__name__} in place of {expected.__name__}: {self._text}"
+        elif self._fired[0] not in self._text:
+            yield f"the error does not say what failed, and where: {self._text}"
+
+
+def _failure(kind: Kind, number: int) -> Faults:
+    if kind == "lose":
+        return Faults(lose=(None, number), at_once=True)
+    return Faults(
+        oom_at=number if kind == "oom" else None,
+        copy_at=number if kind == "copy" else None,
+        launch_at=number if kind == "launch" else None,
+    )
+
+
+def _passed_an_optimizer(error: BaseException) -> bool:
+    """Whether an optimizer was at work: then some parameters have been updated, and some not."""
+    folder = str(Path(torch.optim.__file__).parent)
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename.startswith(folder) for frame, _ in frames)
+
+
+def _next_step_differs(step: Callable[[], Any], before: State, reference: Any) -> bool:
+    """Whether a step from the same state gives other bits than it gave before the failure."""
+    try:
+        outcome = [host_copy(step()), *before.outcome()]
+    except Exception:
+        return True
+    finally:
+        before.restore()
+    return not same(outcome, reference)

@@ -1,0 +1,407 @@
+"""`simgpu.races`: finds accesses to the same memory that no stream, event or wait puts in order."""
+
+from __future__ import annotations
+
+import _thread
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from simgpu._core import hooks, streams
+from simgpu._core.by_address import ByAddress
+from simgpu._core.hooks import Collective, Instrument, Launch
+from simgpu._core.launch import is_host_number, is_non_blocking, other_end
+from simgpu._core.operators import trains, waits_for_values
+from simgpu._core.order import FIRST_GROUP, HOST, Clock, Order, Queue, join
+from simgpu._core.streams import key_of
+from simgpu._explore.races.accesses import (
+    Access,
+    dense,
+    is_copy_of_device,
+    share_bytes,
+    span_of,
+    tensors_of,
+    touched,
+)
+from simgpu._explore.races.host import HostAccesses
+from simgpu._explore.races.report import Race, race_of, race_with_allocation
+from simgpu._util.frames import place_of_caller
+
+# Which accesses each piece of memory has to be compared with: the last ones that count.
+#
+# A region is the memory of one allocation. Of memory that was there before the watching began no
+# allocation is known: it is a region from its first access on, which grows with later ones.
+
+
+class Region:
+    """Memory from `begin` to `end`, the stream that owns it and those that it was recorded on."""
+
+    __slots__ = ("accesses", "begin", "end", "owner", "recorded")
+
+    def __init__(self, begin: int, end: int, owner: Queue | None = None) -> None:
+        self.begin, self.end, self.owner = begin, end, owner
+        self.recorded: set[Queue] = set()
+        self.accesses: list[Access] = []
+
+    def meet(self, access: Access, clock: Clock) -> list[Access]:
+        """The accesses that may happen at the same time as `access`, and one of the two writes.
+
+        It is remembered in place of those that it comes after and covers. Whatever races with one
+        of these and comes after `access` does not exist; whatever does not come after it races
+        with `access`, too.
+        """
+        begin, end, writes = access.begin, access.end, access.writes
+        whole = access.layout is None
+        kept, racing = [], []
+        for other in self.accesses:
+            if clock.get(other.queue, 0) >= other.number:
+                covered = whole and begin <= other.begin and other.end <= end
+                if covered and (writes or not other.writes):
+                    continue
+            elif (writes or other.writes) and other.begin < end and begin < other.end:
+                racing.append(other)
+            kept.append(other)
+        kept.append(access)
+        self.accesses = kept
+        return racing
+
+
+class Regions(ByAddress[Region]):
+    """The regions of all devices, or of pinned memory."""
+
+    def allocate(self, begin: int, end: int, owner: Queue | None = None) -> Region:
+        """A new region, in place of all that was remembered of these bytes."""
+        region = Region(begin, end, owner)
+        for other in self.overlapping(begin, end):
+            self.remove(other)
+        self.put(region)
+        return region
+
+    def free(self, begin: int) -> Region | None:
+        """Forget the region that begins there, and return it."""
+        region = self.begins_at(begin)
+        if region is not None:
+            self.remove(region)
+        return region
+
+    def of(self, begin: int, end: int) -> Region:
+        """The region of a span: of its allocation, or one made for it."""
+        region = self.at(begin)
+        if region is not None and end <= region.end:
+            return region
+        pieces = self.overlapping(begin, end)
+        begin = min([begin, *(piece.begin for piece in pieces)])
+        end = max([end, *(piece.end for piece in pieces)])
+        region = Region(begin, end)  # has no owner: nobody asks on which streams it was recorded
+        for piece in pieces:
+            self.remove(piece)
+            region.accesses += piece.accesses
+        self.put(region)
+        return region
+
+
+Tensor = torch.Tensor
+
+
+class Detector(Instrument):
+    """Finds races; `found` gets a `Race` for each pair of lines, in the order of their second."""
+
+    def __init__(self, found: list[Race]) -> None:
+        self.found = found
+        self._order = Order()
+        self._memory = Regions()  # of the devices
+        # By stream, the accesses to memory given back there that were not known to be over.
+        self._given_back: dict[Queue, list[Access]] = {}
+        self._pinned = Regions()  # of the host, where devices read or write without its waiting
+        self._made: dict[int, Access] = {}  # by address, who computed what is being allocated
+        self._known: set[tuple[Any, ...]] = set()
+        self._groups: dict[str, int] = {}  # the stream of each process group
+        self._collectives: weakref.WeakKeyDictionary[Collective, Clock] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._storages: dict[weakref.ref[Any], int] = {}  # of pinned memory, and where it begins
+        self._dead: deque[weakref.ref[Any]] = deque()
+        # Of C, so that a schedule of threads has no part in it.
+        self._lock: Any = _thread.RLock()
+        self.host = HostAccesses(self.host_touches)
+
+    # Launches.
+
+    def launched(self, launch: Launch, result: Any) -> None:
+        """Compare what a launch reads and writes, and remember it."""
+        queue = launch.device.index, launch.stream
+        if queue in streams.captured:
+            return  # nothing runs before the graph is replayed
+        if self._storages:
+            self.host.begin()
+        place = place_of_caller()
+        if launch.kernel.collective is not None:
+            self._collective(launch.kernel.collective, launch.op, queue, result)
+            return
+        name, op = launch.op, launch.kernel.op
+        marked = touched(op, trains(op, launch.args, launch.kwargs))
+        other, host, to_host = None, False, False
+        if launch.kind == "copy":
+            other, to_host = other_end(launch), launch.target.type == "cpu"
+            host = to_host or launch.source.type == "cpu"
+        copied = launch.kernel.has_copies  # what it is for is told by `written_back`
+        with self._lock:
+            clock, number = self._order.begin(queue)
+            if other is not None:
+                self._order.wait(queue, other)
+            for tensor, writes in () if copied else tensors_of(marked, launch.args, launch.kwargs):
+                if host and writes == to_host:
+                    continue  # the end of a copy that is not on a device
+                if not is_host_number(tensor):
+                    self._touch(tensor, queue, number, clock, writes, name, place)
+            for tensor in launch.kernel.writes:
+                self._touch(tensor, queue, number, clock, True, name, place)
+            for tensor in () if to_host or copied else dense(result):
+                span = span_of(tensor)
+                if span is not None and self._memory.at(span[0]) is None:
+                    begin, end, layout = span
+                    self._made[begin] = Access(queue, number, begin, end, layout, True, name, place)
+            if host:
+                self._copy_of_host(launch, result, queue, number, clock, place)
+            elif waits_for_values(op, launch.args, launch.kwargs):
+                self._order.host_waits_for(clock)
+            if other is not None:
+                self._order.wait(other, queue)
+
+    def written_back(self, launch: Launch) -> None:
+        """Compare what a launch on copies has read and written in the end."""
+        queue = launch.device.index, launch.stream
+        if queue in streams.captured:
+            return
+        place, op = place_of_caller(), launch.kernel.op
+        marked = touched(op, trains(op, launch.args, launch.kwargs))
+        with self._lock:
+            clock, number = self._order.begin(queue)
+            for tensor, writes in tensors_of(marked, launch.args, launch.kwargs):
+                if not is_host_number(tensor):
+                    self._touch(tensor, queue, number, clock, writes, launch.op, place)
+
+    def _collective(self, about: Collective, op: str, queue: Queue, result: Any) -> None:
+        """A collective writes on a stream of its group, after the present work of the current one.
+
+        Its group keeps the memory until the collective is over.
+        """
+        with self._lock:
+            own = queue[0], self._groups.setdefault(about.group, FIRST_GROUP - len(self._groups))
+            self._order.wait(own, queue)
+            clock, number = self._order.begin(own)
+            for tensor in dense(result):
+                self._touch(tensor, own, number, clock, True, op, about.place)
+                region = self._memory.at(tensor.data_ptr())
+                if region is not None:
+                    region.recorded.add(own)
+            self._collectives[about] = dict(clock)
+
+    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
+        with self._lock:
+            for about in collectives:
+                clock = self._collectives.get(about)
+                if clock is not None:
+                    join(self._order.clock(key_of(stream)), clock)
+
+    def collectives_finished(self, collectives: Sequence[Collective]) -> None:
+        with self._lock:
+            for about in collectives:
+                self._order.host_waits_for(self._collectives.get(about, {}))
+
+    def _copy_of_host(
+        self, launch: Launch, result: Any, queue: Queue, number: int, clock: Clock, place: str
+    ) -> None:
+        """A copy from or to the host: the host waits, unless it need not, and its memory is pinned.
+
+        Pageable memory has been read when the call returns; into it, the call waits.
+        """
+        args, to_host = launch.args, launch.target.type == "cpu"
+        whole = launch.op.startswith("copy_")
+        blocking = not is_non_blocking(launch)
+        memory = args[0 if to_host else 1] if whole else result if to_host else args[0]
+        # What comes of `to` without blocking is pinned.
+        is_used_later = not blocking and (to_host > whole or memory.is_pinned())
+        self._forget_dead()
+        for tensor in dense(memory):  # none, where it is a number that is handed out
+            span = span_of(tensor)
+            if span is None:
+                continue
+            region = self._region_of_pinned(tensor) if is_used_later else self._pinned.at(span[0])
+            if region is not None:
+                access = Access(queue, number, *span, to_host, launch.op, place)
+                self._compare(region, access, clock)
+        if is_used_later:
+            self.host.begin()
+        elif blocking or to_host:
+            self._order.host_waits_for(clock)
+
+    def _region_of_pinned(self, memory: Tensor) -> Region:
+        storage = memory.untyped_storage()
+        begin = storage.data_ptr()
+        region = self._pinned.at(begin)
+        if region is None:
+            region = self._pinned.allocate(begin, begin + storage.nbytes())
+            self._storages[weakref.ref(storage, self._dead.append)] = begin
+        return region
+
+    def _forget_dead(self) -> None:
+        while self._dead:
+            self._pinned.free(self._storages.pop(self._dead.popleft()))
+
+    def _touch(
+        self,
+        tensor: Tensor,
+        queue: Queue,
+        number: int,
+        clock: Clock,
+        writes: bool,
+        op: str,
+        place: str,
+    ) -> None:
+        span = span_of(tensor)
+        if span is None:
+            return
+        begin, end, layout = span
+        access = Access(queue, number, begin, end, layout, writes, op, place)
+        racing = self._memory.of(begin, end).meet(access, clock)
+        if racing:
+            self._report_those(racing, access)
+
+    def _compare(self, region: Region, access: Access, clock: Clock) -> None:
+        self._report_those(region.meet(access, clock), access)
+
+    def _report_those(self, racing: list[Access], access: Access) -> None:
+        for other in racing:
+            if share_bytes(other.span, access.span):
+                self._report(race_of(other, access))
+
+    def _report(self, race: Race) -> None:
+        first, second = race.first, race.second
+        key = race.kind, first.op, first.place, second.op, second.place
+        if key not in self._known:
+            self._known.add(key)
+            self.found.append(race)
+
+    # The host.
+
+    def host_touches(self, op: torch._ops.OpOverload, args: Any, kwargs: Any, name: str) -> None:
+        """An operator of the CPU is about to run: compare what it does to pinned memory."""
+        if not self._pinned or is_copy_of_device(op, args, kwargs):
+            return  # a launch is told of, with its stream
+        place = place_of_caller()
+        with self._lock:
+            self._forget_dead()
+            marked = touched(op, trains(op, args, kwargs))
+            for tensor, writes in tensors_of(marked, args, kwargs):
+                span = span_of(tensor) if tensor.is_cpu else None
+                region = None if span is None else self._pinned.at(span[0])
+                if region is not None and span is not None:
+                    number = self._order.host_acts()
+                    access = Access(HOST, number, *span, writes, name, place)
+                    self._compare(region, access, self._order.host)
+
+    def backward_passed(self) -> None:
+        if self._storages:
+            self.host.begin()
+
+    # Order.
+
+    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
+        with self._lock:
+            if key_of(stream) in streams.captured:
+                return
+            if isinstance(awaited, torch.Event):
+                self._order.wait_event(key_of(stream), awaited)
+            elif key_of(awaited) not in streams.captured:
+                self._order.wait(key_of(stream), key_of(awaited))
+
+    def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
+        if key_of(stream) not in streams.captured:
+            with self._lock:
+                self._order.record(event, key_of(stream))
+
+    def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
+        with self._lock:
+            self._order.host_waits(awaited)
+
+    # Memory.
+
+    def after_allocate(self, device: torch.device, nbytes: Any) -> None:
+        address = nbytes.address
+        if not address:
+            return
+        index = device.index
+        queue = index, streams.current_stream_id(index)
+        # A graph keeps the memory that it was captured with: no stream gives it to others.
+        owner = None if queue in streams.captured else queue
+        with self._lock:
+            region = self._memory.allocate(address, address + int(nbytes.requested), owner)
+            access = self._made.pop(address, None)
+            if access is not None:
+                region.accesses.append(access)
+            if owner in self._given_back:
+                self._hands_out(owner, region)
+
+    def _hands_out(self, owner: Queue, region: Region) -> None:
+        """An allocation of a stream, which may get any memory that was given back there."""
+        clock = self._order.clock(owner)  # with what the host knew: the launch has begun
+        span = region.begin, region.end, None
+        number = clock.get(owner, 0)
+        access = Access(owner, number, *span, True, "an allocation", place_of_caller())
+        for other in self._given_back.pop(owner):
+            if clock.get(other.queue, 0) < other.number:
+                self._report(race_with_allocation(other, access))
+
+    def devices_removed(self) -> None:
+        self._given_back.clear()  # with the memory of all others
+
+    def after_free(self, device: torch.device, nbytes: Any) -> None:
+        address = getattr(nbytes, "address", 0)
+        with self._lock:
+            region = self._memory.free(address)
+            if region is None or region.owner is None:
+                return
+            clock, host = self._order.clock(region.owner), self._order.host
+            for access in region.accesses:
+                queue = access.queue
+                if queue == region.owner or queue in region.recorded:
+                    continue
+                if max(clock.get(queue, 0), host.get(queue, 0)) < access.number:
+                    self._given_back.setdefault(region.owner, []).append(access)
+
+    def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        self.memory_used_on_stream(tensor.data_ptr(), stream)
+
+    def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
+        with self._lock:
+            region = self._memory.at(address)
+            if region is not None:
+                region.recorded.add(key_of(stream))
+
+
+# `simgpu.races()`: a list of accesses to the same memory that nothing puts in order.
+
+
+@contextmanager
+def races() -> Iterator[list[Race]]:
+    """Find races between streams, and between a stream and the host, within the block.
+
+    Yields a list of reports, empty where all is in order, to which each pair of lines is added once
+    when its second access is asked for. It need not happen: that nothing orders the two is enough.
+    Followed are all kernels and copies of all threads; of the CPU's operators, those of the calling
+    thread on pinned memory, once devices and the host use such memory at the same time. What numpy
+    or C++ code does with memory that it was given earlier is not seen.
+    """
+    found: list[Race] = []
+    detector = Detector(found)
+    hooks.add(detector)
+    try:
+        with detector.host:
+            yield found
+    finally:
+        hooks.remove(detector)

@@ -1,0 +1,548 @@
+"""Locks, queues, threads and waits of Python that a schedule replaces, to decide who runs next."""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures.thread as pools
+import itertools
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from types import GenericAlias, TracebackType
+from typing import Any
+
+from simgpu._core.clock import Clock
+from simgpu._explore.schedules import one_cpu
+from simgpu._explore.schedules import scheduler as schedules_scheduler
+from simgpu._explore.schedules.scheduler import (
+    TICK,
+    Scheduler,
+    Task,
+    calling_task,
+    current,
+    outside,
+)
+from simgpu._util.patching import Action, Patch, Patches, Row
+
+# `threading.Lock` and `RLock` of a schedule: waiting for one is the schedule's decision.
+#
+# Each holds a lock of Python and is one to threads of no schedule, so it may outlive its schedule,
+# and threads from elsewhere may share it. simgpu's own files get Python's locks: nothing in them is
+# a matter of scheduling.
+
+_new_lock, _new_rlock = _thread.allocate_lock, _thread.RLock
+PYTHONS = (_thread.LockType, _thread.RLock)
+
+
+def is_free(lock: Any) -> bool:
+    """Whether one of Python's locks could be taken by another thread than the calling one."""
+    if isinstance(lock, _thread.LockType):
+        return not lock.locked()
+    if lock._is_owned() or not lock.acquire(False):
+        return False
+    lock.release()
+    return True
+
+
+def take(
+    me: Task, lock: Any, blocking: bool = True, timeout: float = -1, owner: Any = None
+) -> bool:
+    """Acquire one of Python's locks in a thread of a schedule, as `lock.acquire` does."""
+    if timeout != -1 and (timeout < 0 or not blocking):
+        return bool(lock.acquire(blocking, timeout))  # which raises what Python raises
+    scheduler = me.scheduler
+    if (
+        not scheduler.over and not scheduler.real_time
+    ):  # a thread that ends may still unwind, and take what is free
+        scheduler.point("lock", owner)
+    deadline = None if timeout == -1 else scheduler.now + timeout
+    while not lock.acquire(False):
+        if not blocking:
+            return False
+        left = None if deadline is None else deadline - scheduler.now
+        if not scheduler.block(
+            lambda: is_free(lock), left, "lock", owner, schedules_scheduler.outsiders
+        ):
+            return False
+    return True
+
+
+class Lock:
+    """`threading.Lock`; `held_by` is the task that took it, if it was one."""
+
+    __slots__ = ("__weakref__", "_lock", "held_by")
+
+    def __new__(cls) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("simgpu."):
+            return _new_lock() if cls is Lock else _new_rlock()
+        return super().__new__(cls)
+
+    def __init__(self) -> None:
+        self._lock: Any = _new_lock()
+        self.held_by: Task | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        me = calling_task()
+        if me is None:
+            return bool(self._lock.acquire(blocking, timeout))
+        taken = take(me, self._lock, blocking, timeout, self)
+        if taken:
+            self.held_by = me
+        return taken
+
+    def release(self) -> None:
+        self.held_by = None
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return bool(self._lock.locked())
+
+    def _is_owned(self) -> bool:  # what threading.Condition asks: whether anyone has it
+        return bool(self._lock.locked())
+
+    acquire_lock, release_lock, locked_lock = acquire, release, locked
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        me = None if exc_type is None else calling_task()
+        if me is not None and me.scheduler.over and self.held_by is not me:
+            return  # its thread was ended while it waited in there to have the lock again
+        self.release()
+
+    def _at_fork_reinit(self) -> None:
+        self.held_by = None
+        self._lock._at_fork_reinit()
+
+    def __repr__(self) -> str:
+        return f"<scheduled {self._lock!r}>"
+
+
+def around(lock: Any) -> Any:
+    """A lock of Python's that is older than the schedule, with the schedule's rules; still one."""
+    kind: Any = Lock if isinstance(lock, _thread.LockType) else RLock
+    outer = object.__new__(kind)
+    outer._lock, outer.held_by = lock, None
+    return outer
+
+
+class RLock(Lock):
+    """`threading.RLock`."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self._lock = _new_rlock()
+        self.held_by = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        me = calling_task()
+        if me is None or self._lock._is_owned():  # once more by the same: nobody waits
+            return bool(self._lock.acquire(blocking, timeout))
+        return super().acquire(blocking, timeout)
+
+    __enter__ = acquire
+
+    def release(self) -> None:
+        self._lock.release()
+        if not self._lock._is_owned():
+            self.held_by = None
+
+    def locked(self) -> bool:
+        return self._lock._is_owned() or not is_free(self._lock)
+
+    def _is_owned(self) -> bool:
+        return bool(self._lock._is_owned())
+
+    def _release_save(self) -> Any:
+        self.held_by = None
+        return self._lock._release_save()
+
+    def _acquire_restore(self, state: Any) -> None:
+        if calling_task() is not None:  # taken once by the rules, given back, taken as before
+            self.acquire()
+            self._lock.release()
+        self._lock._acquire_restore(state)
+
+    def _recursion_count(self) -> int:
+        return int(self._lock._recursion_count())
+
+
+# Threads and time in a schedule: start, join, sleep, interrupts, and the clock.
+
+_stock_start, _stock_join = threading.Thread.start, threading.Thread.join
+_stock_interrupt = _thread.interrupt_main
+_stock_pool = pools.ThreadPoolExecutor.__init__
+_stock_hash = Future.__hash__
+_sleep = time.sleep
+EPOCH = 1_700_000_000.0  # what time.time() says at the beginning of every schedule
+
+# Of the standard library: they wait for other processes, or for sockets, which takes real time.
+_PROCESSES = ("multiprocessing.",)
+_REAL_TIME = (*_PROCESSES, "asyncio.", "subprocess", "selectors", "socket")
+
+
+def _is_called_by(modules: tuple[str, ...]) -> bool:
+    """Whether the caller of the calling function is one of these modules."""
+    name: str = sys._getframe(2).f_globals.get("__name__", "")
+    return name.startswith(modules)
+
+
+def new_start(_: Any = None) -> Callable[[threading.Thread], None]:
+    """A `Thread.start` for one schedule: a thread that one of the schedule starts belongs to it.
+
+    A function of its own for each, so that pools of threads can tell whose their threads are.
+    """
+
+    def start(self: threading.Thread) -> None:
+        me = calling_task()
+        if me is None:
+            _stock_start(self)
+        elif _is_called_by(_PROCESSES):
+            with outside(me):
+                _stock_start(self)
+        else:
+            me.scheduler.start(self, _stock_start)
+
+    return start
+
+
+def new_counter(stock: Callable[[], int]) -> Callable[[], int]:
+    """What numbers the names of threads, from the beginning, for those of the schedule."""
+    numbers = itertools.count(1)
+
+    def number(*_: Any) -> int:  # called as a method, too
+        return stock() if calling_task() is None else next(numbers)
+
+    return number
+
+
+def _task_of(thread: threading.Thread, scheduler: Scheduler) -> Task | None:
+    return next((task for task in scheduler.tasks if task.thread is thread), None)
+
+
+def join(self: threading.Thread, timeout: float | None = None) -> None:
+    """`Thread.join`."""
+    me = calling_task()
+    task = None if me is None else _task_of(self, me.scheduler)
+    if me is not None and me.scheduler.real_time and self.is_alive() and task is not me:
+        me.scheduler.block(
+            lambda: not self.is_alive(), timeout, "thread", self, schedules_scheduler.outsiders
+        )
+        timeout = 0 if self.is_alive() else timeout
+    if me is None or task is None or task is me or self.ident is None:
+        _stock_join(self, timeout)  # which also raises what Python raises
+        return
+    me.scheduler.point("join", task)
+    if not task.done and not me.scheduler.block(
+        lambda: task.done, timeout, f"join {task.number}", task
+    ):
+        return
+    with outside(me):
+        _stock_join(self)
+
+
+def sleep(seconds: float) -> None:
+    """`time.sleep`: others go on meanwhile. It takes no time but in a scheduler of real time."""
+    me = calling_task()
+    if me is None or seconds < 0:
+        _sleep(seconds)
+    elif seconds == 0:
+        me.scheduler.point("sleep", yielding=True)
+    else:
+        me.scheduler.block(lambda: False, seconds, "sleep", others=lambda: False)
+
+
+def interrupt_main(*args: Any) -> None:
+    """`_thread.interrupt_main`: KeyboardInterrupt in the thread that entered the schedule."""
+    me = calling_task()
+    if me is None or args:
+        _stock_interrupt(*args)
+    else:
+        me.scheduler.interrupt()
+
+
+def telling(stock: Callable[[], Any], epoch: float = 0.0) -> Callable[[], Any]:
+    """A function of `time` that tells the schedule's time to its threads."""
+    nanoseconds = stock.__name__.endswith("_ns")
+
+    def tell() -> Any:
+        me = calling_task()
+        if me is None or _is_called_by(_REAL_TIME):
+            return stock()
+        me.scheduler.now += TICK / 10  # a loop that looks at nothing but the clock comes to an end
+        now = epoch + me.scheduler.now
+        return int(now * 1e9) if nanoseconds else now
+
+    tell.__name__ = stock.__name__
+    return tell
+
+
+class ScheduleClock(Clock):
+    """The clock of devices while a schedule is in force."""
+
+    def now(self) -> float:
+        scheduler = current()
+        return super().now() if scheduler is None else scheduler.now
+
+    def wait_until(self, moment: float) -> None:
+        me = calling_task()
+        if me is None:
+            super().wait_until(moment)
+        elif moment > me.scheduler.now:
+            sleep(moment - me.scheduler.now)
+
+
+class _InOrder(dict[Any, None]):
+    """A set that is gone through in the order in which it was filled, and not by address."""
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        super().__init__(dict.fromkeys(items))
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+
+def new_pool(self: Any, *args: Any, **kwargs: Any) -> None:
+    """`ThreadPoolExecutor.__init__`: its threads are joined in the order of their start."""
+    _stock_pool(self, *args, **kwargs)
+    if calling_task() is not None:
+        self._threads = _InOrder(self._threads)
+
+
+def hash_of_future(self: Future[Any]) -> int:
+    """`Future.__hash__`: by number and not by address, so that sets of them keep their order."""
+    me = calling_task()
+    if "_simgpu_number" not in self.__dict__:
+        if me is None:
+            return _stock_hash(self)
+        self._simgpu_number = next(me.scheduler.numbers)  # type: ignore[attr-defined]
+    return int(self._simgpu_number)  # type: ignore[attr-defined]
+
+
+def acquire_futures(self: Any, futures: Iterable[Future[Any]]) -> None:
+    """`_AcquireFutures.__init__`: their locks are taken in the order of their numbers."""
+    self.futures = sorted(futures, key=hash)
+
+
+# `threading.Condition` and `queue.SimpleQueue` of a schedule, and with them all that waits.
+#
+# Events, barriers, semaphores, timers, queues and futures are Python code over these two and locks.
+
+_stock_wait = threading.Condition.wait
+_stock_enter = threading.Condition.__enter__
+_stock_is_set = threading.Event.is_set
+_RealQueue = queue.SimpleQueue
+
+
+def enter(self: Any) -> Any:
+    """`with condition:`, whose lock may be older than the schedule."""
+    me = calling_task()
+    if me is None or not isinstance(self._lock, PYTHONS):
+        return _stock_enter(self)
+    return take(me, self._lock)
+
+
+def wait(self: Any, timeout: float | None = None) -> bool:
+    """`Condition.wait`, also of conditions that are older than the schedule."""
+    me = calling_task()
+    if me is None:
+        return _stock_wait(self, timeout)
+    if not self._is_owned():
+        raise RuntimeError("cannot wait on un-acquired lock")
+    waiter = _thread.allocate_lock()  # which the stock `notify` releases
+    waiter.acquire()
+    self._waiters.append(waiter)
+    saved = self._release_save()
+    notified = False
+    try:
+        notified = bool(
+            me.scheduler.block(
+                lambda: not waiter.locked(),
+                timeout,
+                "condition",
+                self,
+                schedules_scheduler.outsiders,
+            )
+        )
+        return notified
+    finally:
+        try:
+            if isinstance(self._lock, PYTHONS) and not me.scheduler.over:
+                while not is_free(self._lock):
+                    me.scheduler.block(
+                        lambda: is_free(self._lock),
+                        None,
+                        "lock",
+                        None,
+                        schedules_scheduler.outsiders,
+                    )
+        finally:  # whoever is ended in here gives the lock back, and so has to have it
+            if not isinstance(self._lock, PYTHONS) or is_free(self._lock):
+                self._acquire_restore(saved)
+        if not notified and waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+
+def is_set(self: threading.Event) -> bool:
+    """`Event.is_set`: a point, or who asks again and again would keep all others from going on."""
+    me = calling_task()
+    if me is not None and not me.scheduler.over:
+        asks_again = me.what == "event" and me.on is self
+        yielding = me.scheduler.real_time and asks_again and not _stock_is_set(self)
+        me.scheduler.point("event", self, yielding=yielding)
+    return _stock_is_set(self)
+
+
+class SimpleQueue:
+    """`queue.SimpleQueue`, around one of Python's."""
+
+    __slots__ = ("__weakref__", "_queue")
+    __class_getitem__: Any = classmethod(GenericAlias)
+
+    def __init__(self) -> None:
+        self._queue: Any = _RealQueue()
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        self._queue.put(item)  # no point, as it may be called while an object is deleted
+
+    def put_nowait(self, item: Any) -> None:
+        self.put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        me = calling_task()
+        if me is None or (timeout is not None and timeout < 0):
+            return self._queue.get(block, timeout)
+        scheduler = me.scheduler
+        if not scheduler.real_time:
+            scheduler.point("queue.get", self)
+        deadline = None if timeout is None else scheduler.now + timeout
+        while True:
+            try:
+                return self._queue.get(False)
+            except queue.Empty:
+                if not block:
+                    raise
+            left = None if deadline is None else deadline - scheduler.now
+            if not scheduler.block(
+                lambda: not self._queue.empty(),
+                left,
+                "queue.get",
+                self,
+                schedules_scheduler.outsiders,
+            ):
+                raise queue.Empty
+
+    def get_nowait(self) -> Any:
+        return self.get(False)
+
+    def empty(self) -> bool:
+        return bool(self._queue.empty())
+
+    def qsize(self) -> int:
+        return int(self._queue.qsize())
+
+
+_LOCKS = "waiting for a lock is the schedule's decision"
+_WAITS = "waiting is the schedule's decision; what is built on these follows"
+_THREADS = "threads that a thread of the schedule starts belong to it"
+_NAMES = "the names of threads must not depend on how many there were before"
+_TIME = "time goes by where the schedule says so"
+_CPUS = "the one CPU of the schedule's threads is no matter of the program or its processes"
+_ADDRESSES = "the order in which a set is gone through must not depend on addresses"
+
+_stock_sleep = time.sleep
+
+
+def _replace_copies_of_sleep(patches: Patches) -> None:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("sleep") is _stock_sleep:
+            patches.set(module, "sleep", sleep)
+
+
+# What a thread waits for. Ranks without a schedule have these only, and wait in real time.
+WAITS: tuple[Row, ...] = (
+    Patch("threading", "Lock", Lock, why=_LOCKS),
+    Patch("threading", "_allocate_lock", Lock, why=_LOCKS),
+    Patch("_thread", "allocate_lock", Lock, why=_LOCKS),
+    Patch("threading", "RLock", RLock, why=_LOCKS),
+    Patch("concurrent.futures.thread", "_global_shutdown_lock", wrap=around, why=_LOCKS),
+    Patch("threading.Condition", "__enter__", enter, why=_WAITS),
+    Patch("threading.Condition", "wait", wait, why=_WAITS),
+    Patch("threading.Event", "is_set", is_set, why=_WAITS),
+    Patch("queue", "SimpleQueue", SimpleQueue, why=_WAITS),
+    Patch("threading.Thread", "join", join, why=_THREADS),
+    Patch("time", "sleep", sleep, why=_TIME),
+    Action(
+        "`sleep` in modules that have imported it from `time`",
+        run=_replace_copies_of_sleep,
+        why=_TIME,
+    ),
+)
+
+PATCHES: tuple[Row, ...] = (
+    *WAITS,
+    Patch("threading.Thread", "start", wrap=new_start, why=_THREADS),
+    Patch("threading", "_counter", wrap=new_counter, why=_NAMES),
+    Patch(
+        "concurrent.futures.thread.ThreadPoolExecutor",
+        "_counter",
+        wrap=new_counter,
+        why=_NAMES,
+    ),
+    Patch("_thread", "interrupt_main", interrupt_main, why=_THREADS),
+    *(
+        Patch("time", stock.__name__, telling(stock), why=_TIME)
+        for stock in (
+            time.monotonic,
+            time.monotonic_ns,
+            time.perf_counter,
+            time.perf_counter_ns,
+        )
+    ),
+    Patch("time", "time", telling(time.time, EPOCH), why=_TIME),
+    Patch("time", "time_ns", telling(time.time_ns, EPOCH), why=_TIME),
+    Patch("threading", "_time", telling(time.monotonic), why=_TIME),
+    Patch("queue", "time", telling(time.monotonic), why=_TIME),
+    Patch(
+        "os",
+        "sched_getaffinity",
+        wrap=one_cpu.all_cpus,
+        needs="sched_getaffinity",
+        why=_CPUS,
+    ),
+    *(
+        Patch(owner, name, wrap=one_cpu.on_all_cpus, needs=name, why=_CPUS)
+        for owner, name in (
+            ("subprocess.Popen", "__init__"),
+            ("multiprocessing.util", "spawnv_passfds"),
+            ("os", "posix_spawn"),
+            ("os", "posix_spawnp"),
+            ("os", "system"),
+        )
+    ),
+    Patch(
+        "concurrent.futures.thread.ThreadPoolExecutor",
+        "__init__",
+        new_pool,
+        why=_ADDRESSES,
+    ),
+    Patch("concurrent.futures.Future", "__hash__", hash_of_future, why=_ADDRESSES),
+    Patch(
+        "concurrent.futures._base._AcquireFutures",
+        "__init__",
+        acquire_futures,
+        why=_ADDRESSES,
+    ),
+)
+
+assert threading  # imported for the owners above

@@ -1,0 +1,173 @@
+"""The state of a training step, saved and put back; blocks without garbage collection.
+
+`find_state` finds the objects that a function works on, `State` puts them back to what they were.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from simgpu._core.world import active_devices
+
+_Kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+_NUMBERS = (float, complex, numpy.generic, numpy.ndarray)
+
+
+def find_state(step: Callable[[], Any]) -> list[Any]:
+    """The modules, optimizers and tensors that `step` names: as globals, closed over, bound."""
+    inner = inspect.unwrap(step)
+    candidates: list[Any] = []
+    while hasattr(inner, "func"):  # functools.partial
+        candidates += [*inner.args, *inner.keywords.values()]
+        inner = inner.func
+    if inspect.ismethod(inner):
+        candidates += [inner.__self__, *vars(inner.__self__).values()]
+        inner = inner.__func__
+    if isinstance(inner, torch.nn.Module):
+        candidates.append(inner)
+    elif not inspect.isfunction(inner):
+        candidates += getattr(inner, "__dict__", {}).values()
+    else:
+        variables = inspect.getclosurevars(inner)
+        candidates += [*variables.nonlocals.values(), *variables.globals.values()]
+    return [leaf for leaf in tree_leaves(candidates) if isinstance(leaf, _Kinds)]
+
+
+class State:
+    """The values of some modules, optimizers and tensors, and of all generators, at one moment."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        objects = list(objects)
+        self._parameters = dict(_named(objects, "named_parameters"))
+        self._buffers = dict(_named(objects, "named_buffers"))
+        plain = [thing for thing in objects if isinstance(thing, torch.Tensor)]
+        self._parameters |= {f"tensor {i}": tensor for i, tensor in enumerate(plain)}
+        self._optimizers = [t for t in objects if isinstance(t, torch.optim.Optimizer)]
+        self._values = {name: host_copy(t) for name, t in self._tensors()}
+        self._grads = {name: host_copy(t.grad) for name, t in self._parameters.items() if t.is_leaf}
+        self._settings = [host_copy(o.state_dict()) for o in self._optimizers]
+        self._random = _random_states()
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._parameters.items()
+        yield from self._buffers.items()
+
+    def outcome(self) -> list[Any]:
+        """All of it as it is now, on the host."""
+        return [
+            {name: host_copy(tensor) for name, tensor in self._tensors()},
+            {name: host_copy(t.grad) for name, t in self._parameters.items() if t.is_leaf},
+            [host_copy(optimizer.state_dict()) for optimizer in self._optimizers],
+            _random_states(),
+        ]
+
+    def changed(self) -> tuple[list[str], list[str]]:
+        """Names of the parameters and of the buffers that are not as they were, to the bit."""
+        return (
+            [n for n, t in self._parameters.items() if not same(host_copy(t), self._values[n])],
+            [n for n, t in self._buffers.items() if not same(host_copy(t), self._values[n])],
+        )
+
+    def restore(self) -> None:
+        """Put back what is not as it was; the rest is not touched, so that caches stay as well."""
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                if not same(host_copy(tensor), self._values[name]):
+                    tensor.copy_(self._values[name])
+            for name, grad in self._grads.items():
+                self._parameters[name].grad = (
+                    None if grad is None else grad.to(self._parameters[name].device)
+                )
+        for optimizer, settings in zip(self._optimizers, self._settings, strict=True):
+            if not same(host_copy(optimizer.state_dict()), settings):
+                optimizer.load_state_dict(copy.deepcopy(settings))
+        host, python, arrays, devices = self._random
+        torch.default_generator.set_state(host)
+        random.setstate(python)
+        numpy.random.set_state(arrays)
+        for device, state in zip(active_devices, devices, strict=False):
+            device.generator.set_state(state)
+
+
+def _named(objects: list[Any], method: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor of all modules once, by the first name that it has."""
+    seen: set[int] = set()
+    modules = [thing for thing in objects if isinstance(thing, torch.nn.Module)]
+    for number, module in enumerate(modules):
+        for name, tensor in getattr(module, method)():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield (f"{number}.{name}" if len(modules) > 1 else name), tensor
+
+
+def _random_states() -> tuple[torch.Tensor, Any, Any, list[torch.Tensor]]:
+    """Of the generators of PyTorch's host, Python, NumPy (its global one), and the devices."""
+    states = [device.generator.get_state() for device in active_devices]
+    arrays = numpy.random.get_state(legacy=False)
+    return torch.default_generator.get_state(), random.getstate(), arrays, states
+
+
+def host_copy(tree: Any) -> Any:
+    """The same values with every tensor copied to the CPU, and every array of NumPy copied."""
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, numpy.ndarray):
+            return leaf.copy()
+        return leaf.detach().cpu().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(copied, tree)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two host copies are equal to the bit; NaN equals the same NaN."""
+    left, right = tree_leaves(one), tree_leaves(other)
+    return len(left) == len(right) and all(map(_same_leaf, left, right))
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        bits = (tensor.contiguous().flatten().view(torch.uint8) for tensor in (one, other))
+        return torch.equal(*bits)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, _NUMBERS):
+        return _same_array(numpy.asarray(one), numpy.asarray(other))
+    return bool(one == other)
+
+
+def _same_array(one: numpy.ndarray[Any, Any], other: numpy.ndarray[Any, Any]) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.dtype.hasobject:
+        return bool(one.tolist() == other.tolist())
+    return one.tobytes() == other.tobytes()
+
+
+# A block in which Python's garbage collector does not run by itself.
+#
+# It begins by how many objects the whole process has made, on which neither sweeps nor schedules
+# may depend.
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """What dies by counting references alone dies within; cycles stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,258 @@
+"""Words of C++ objects that simgpu writes: of storages, generators and tensors.
+
+A storage of a simulated device grows and shrinks in place by changing memory with another storage:
+five words of the two C++ objects (StorageImpl) are exchanged, or the one with the size is set.
+Where those words are is looked for, in two storages of different sizes made for that, by what they
+must hold: address, device and size, as Python tells them of the same storage. They are compared
+again in each storage before it is written to. Where they are not found, nothing is written and
+UnsupportedError says so; everything but resizing works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simgpu._native.memory import CPU_BITS, DEVICE_BITS, WORD, can_read, device_bits, words
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu.errors import UnsupportedError
+
+_StorageBase: Any = torch._C.StorageBase
+_STORAGE_WORDS = 16  # words; the memory is described within the first ten
+
+# A StorageImpl holds {data, owner, function that frees it, device, size in bytes}: five words.
+_DATA, _DEVICE, _SIZE, _MEMORY_WORDS = 0, 3, 4, 5
+
+
+def _holds_memory(at: int, storage: torch.UntypedStorage) -> bool:
+    """Whether the five words at `at` say what `storage` says of itself."""
+    return (
+        words[at + _DATA] == storage.data_ptr()
+        and words[at + _DEVICE] & DEVICE_BITS == device_bits(storage.device)
+        and words[at + _SIZE] == storage.nbytes()
+    )
+
+
+@functools.cache
+def _memory_offset() -> int | None:
+    """How many words into a StorageImpl its memory is described, or None."""
+    found = set(range(_STORAGE_WORDS - _MEMORY_WORDS))
+    for nbytes in (24, 40):
+        storage: Any = _StorageBase.__new__(torch.UntypedStorage, nbytes)
+        if not can_read(storage._cdata, WORD * _STORAGE_WORDS):
+            return None
+        start = storage._cdata >> 3
+        found = {at for at in found if _holds_memory(start + at, storage)}
+    return found.pop() if len(found) == 1 else None
+
+
+def swap_memory(
+    one: torch.UntypedStorage, other: torch.UntypedStorage, state: Any, memory: object
+) -> None:
+    """Swap the memory of two storages of one device, and set `state.memory` to `memory`.
+
+    A signal handler runs before all of it or after all of it: CPython calls handlers where a
+    function begins, a call returns or a loop repeats, and the last two lines do none of these.
+
+    Raises UnsupportedError, and changes nothing, where this PyTorch's storages are not understood.
+    """
+    offset = _memory_offset()
+    starts = [] if offset is None else [(s._cdata >> 3) + offset for s in (one, other)]
+    understood = [_holds_memory(start, s) for start, s in zip(starts, (one, other), strict=False)]
+    if understood != [True, True] or one.device != other.device:
+        raise UnsupportedError(
+            f"a {DEVICE_TYPE} storage cannot be resized with torch {torch.__version__}, whose "
+            "storages have a memory layout that simgpu does not know: make a new tensor instead"
+        )
+    a, b = starts
+    c, d = a + _MEMORY_WORDS, b + _MEMORY_WORDS
+    words[a:c], words[b:d] = words[b:d], words[a:c]  # type: ignore[assignment]
+    state.memory = memory
+
+
+def set_size(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Let a storage say that it has only the first `nbytes` of its bytes.
+
+    Raises UnsupportedError, and changes nothing, where that is not possible.
+    """
+    offset = _memory_offset()
+    start = (storage._cdata >> 3) + (offset or 0)
+    if offset is None or not _holds_memory(start, storage) or not 0 <= nbytes <= storage.nbytes():
+        raise UnsupportedError(f"a storage of {storage.nbytes()} bytes cannot say it has {nbytes}")
+    words[start + _SIZE] = nbytes
+
+
+def can_resize_storages() -> bool:
+    """Whether storages can be resized with this PyTorch."""
+    return _memory_offset() is not None
+
+
+# Overwrite the device of a CPU `torch.Generator`, so that C++ takes it for a simulated device's.
+#
+# PyTorch makes generators in C++ for the device types that it knows. One for a simulated device
+# (`simgpu._backend.generators`) is a CPU generator in which the word that names its device is
+# overwritten, so that the host's kernels refuse it in PyTorch's own words. The word is looked for,
+# once, in a generator made for that: it holds the CPU's bits in front of the CPU's dispatch keys,
+# and a device written there is the one that the generator then names. Where there is no such word,
+# generators go on as the CPU's; then `simgpu._core.device_generator` alone tells them apart.
+
+_GENERATOR_WORDS = 16  # words; the device lies within the first five
+
+
+@functools.cache
+def _device_offset() -> int | None:
+    """How many words into a generator its device is, or None."""
+    scratch: Any = torch._C.Generator()
+    if not can_read(scratch._cdata, WORD * (_GENERATOR_WORDS + 1)):
+        return None
+    start = scratch._cdata >> 3
+    key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU).raw_repr()
+    for at in range(_GENERATOR_WORDS):
+        word = words[start + at]
+        here = word & DEVICE_BITS == CPU_BITS and words[start + at + 1] == key_set
+        if here and _writes_device(scratch, start + at, word):
+            return at
+    return None
+
+
+def _writes_device(scratch: Any, at: int, word: int) -> bool:
+    wanted = torch.device(DEVICE_TYPE, 5)
+    words[at] = word & ~DEVICE_BITS | device_bits(wanted)
+    written: bool = scratch.device == wanted
+    words[at] = word
+    return written
+
+
+def label_generator(generator: Any, device: torch.device) -> bool:
+    """Let a CPU generator say that it is of `device`; the host's kernels then refuse it.
+
+    Returns whether that was possible; if not, nothing was changed.
+    """
+    offset = _device_offset()
+    if offset is None:
+        return False
+    at = (generator._cdata >> 3) + offset
+    if words[at] & DEVICE_BITS != CPU_BITS:
+        return False
+    words[at] = words[at] & ~DEVICE_BITS | device_bits(device)
+    return True
+
+
+def can_label_generators() -> bool:
+    """Whether generators can be labelled with this PyTorch."""
+    return _device_offset() is not None
+
+
+# Write a number to an address that a caller of a C function gave, as `int *out` in C.
+
+
+def write_word(address: int, value: int) -> None:
+    """Write an unsigned number of 64 bits to `address`; raises ValueError where none can stand."""
+    if not can_read(address, WORD):
+        raise ValueError(f"no number of {WORD} bytes can be written to {address:#x}")
+    ctypes.c_uint64.from_address(address).value = value
+
+
+# Let `tensor.data = other` put the memory of a device into a tensor of the CPU, or the other way.
+#
+# PyTorch assigns the data of one tensor to another where their dispatch keys are of one kind, and
+# knows the CPU and CUDA for such, but no device type from outside. It compares the keys that each
+# tensor has in C++ (TensorImpl), a word, and then copies those of the other. For that one check,
+# the word of the tensor that is assigned to is made the other's before. Where it is in a tensor is
+# looked for, by what `torch._C._dispatch_keys` says of a few; it is compared again before it is
+# written to. Where it is not found, nothing is written and UnsupportedError says so: modules do not
+# move then.
+
+Tensor = torch.Tensor
+_TENSOR_WORDS = 24  # words; a TensorImpl has more
+_SIGNED = 1 << 64
+_keys_of: Callable[[Tensor], Any] = torch._C._dispatch_keys
+
+
+def _bits(*names: str) -> int:
+    """Keys as bits of a word; one of a backend has a bit for that and one for what it does."""
+    found = 0
+    for name in names:
+        found |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return found
+
+
+# How a tensor holds its elements: what `data` is assigned from has to be of the same kind.
+_KINDS = _bits("Dense", "Quantized", "Sparse", "SparseCsr", "NestedTensor")
+_HOST_KEYS, _DEVICE_KEYS = (_bits(name) & ~_bits("Dense") for name in ("CPU", "PrivateUse1"))
+_BACKENDS = _HOST_KEYS | _DEVICE_KEYS
+_PYTHON = _bits("Python", "PythonTLSSnapshot")  # of subclasses that see operators
+
+
+def _keys(tensor: Tensor) -> int:
+    """The keys of a tensor as the signed word that `words` shows."""
+    raw: int = _keys_of(tensor).raw_repr()
+    return raw - _SIGNED if raw >> 63 else raw
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor._cdata
+
+
+@functools.cache
+def _offset() -> int | None:
+    """The word of a tensor that holds its keys."""
+    probes = [
+        torch.empty(0, device="cpu"),
+        torch.empty(0, device="meta", dtype=torch.complex64).conj(),
+        torch.empty(0, 0, device="cpu").to_sparse(),
+    ]
+    if not all(can_read(_address(probe), WORD * _TENSOR_WORDS) for probe in probes):
+        return None
+    found = [
+        at
+        for at in range(_TENSOR_WORDS)
+        if all(words[(_address(probe) >> 3) + at] == _keys(probe) for probe in probes)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def are_alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether both are of one kind, on the CPU or on a device.
+
+    Not so where `other` alone is of a subclass that sees operators, which may have no memory.
+    """
+    own, theirs = _keys_of(tensor).raw_repr(), _keys_of(other).raw_repr()
+    return (
+        own & _BACKENDS in (_HOST_KEYS, _DEVICE_KEYS)
+        and theirs & _BACKENDS in (_HOST_KEYS, _DEVICE_KEYS)
+        and own & _KINDS == theirs & _KINDS != 0
+        and tensor.layout is other.layout
+        and not theirs & ~own & _PYTHON
+    )
+
+
+def can_assign_across_types() -> bool:
+    """Whether data can be assigned between the CPU and a device."""
+    return _offset() is not None
+
+
+def assign(tensor: Tensor, other: Tensor, set_data: Callable[[Tensor, Tensor], None]) -> None:
+    """`set_data(tensor, other)`, for tensors of one kind of which one is on a device.
+
+    Raises what `set_data` raises, and leaves the tensor as it was then.
+    """
+    offset, own, theirs = _offset(), _keys(tensor), _keys(other)
+    at = (_address(tensor) >> 3) + (offset or 0)
+    if offset is None or words[at] != own:
+        raise UnsupportedError(
+            f"torch {torch.__version__} holds tensors otherwise than is known, so the data of one "
+            f"cannot move between the CPU and a {DEVICE_TYPE} device: make a new tensor with .to()"
+        )
+    moved = False
+    try:
+        words[at] = theirs
+        set_data(tensor, other)
+        moved = True
+    finally:
+        moved = moved or tensor.device == other.device  # an interrupt comes before or after
+        words[at] = (theirs & ~_PYTHON) | (own & _PYTHON) if moved else own

@@ -1,0 +1,73 @@
+"""The memory of this process as an array of words; symbols of PyTorch's libraries; devices in C++.
+
+`words[address >> 3]` is the word at `address`. Indexing this array is four times faster than making
+a ctypes object for every address, and `relabel` does it for every argument of every
+operator. It checks nothing: whoever writes a word has to know what stands there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from simgpu._util.naming import PRIVATE_USE_1
+
+WORD = 8  # bytes
+
+# 2^57 bytes: more than a program's addresses have on any platform that PyTorch has a build for.
+words = (ctypes.c_int64 * (1 << 54)).from_address(0)
+
+
+def can_read(address: int, nbytes: int) -> bool:
+    """Whether `nbytes` bytes at `address` are mapped, aligned to words and may be read.
+
+    The kernel is asked to copy them into a pipe: where it cannot read them it returns an error,
+    while a load from here would end the process.
+    """
+    if address <= 0 or address % WORD or not 0 < nbytes <= 4096:
+        return False
+    write = ctypes.CDLL(None).write
+    write.restype = ctypes.c_ssize_t
+    write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+    reader, writer = os.pipe()
+    try:
+        return bool(write(writer, address, nbytes) == nbytes)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+# Find functions and variables of libraries of PyTorch, such as libc10, by their C++ names.
+
+_ENDINGS = {"linux": "so", "darwin": "dylib"}
+
+
+def library(name: str = "c10") -> ctypes.CDLL | None:
+    """A library, or None where names, calls and classes are not as on Linux and macOS.
+
+    The virtual functions of a class are laid out by the Itanium C++ ABI there; not on Windows.
+    """
+    ending = _ENDINGS.get(sys.platform)
+    if ending is None or sys.byteorder != "little":
+        return None
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"lib{name}.{ending}"))
+    except OSError:
+        return None
+
+
+# How C++ stores a torch.device: a byte for its type, and the next one for its index.
+
+DEVICE_BITS = 0xFFFF  # of a word, those that are the device
+_NO_INDEX = 0xFF  # -1
+CPU_BITS = _NO_INDEX << 8
+
+
+def device_bits(device: torch.device) -> int:
+    """A c10::Device as a number of two bytes: "cpu", or a device of simgpu's type."""
+    kind = 0 if device.type == "cpu" else PRIVATE_USE_1
+    return kind | (_NO_INDEX if device.index is None else device.index) << 8

@@ -1,0 +1,203 @@
+"""CPython objects as C++ sees them: reference counts, slots of types, errors of other threads.
+
+A class of Python that derives from one of pybind11's has two halves. C++ holds its own half only,
+so that Python does not see whether the object may still be waited for. The count of references
+stands in the object of C++.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from torch import distributed
+
+from simgpu._native.memory import WORD, can_read, words
+
+_VALUE, _HOLDER = 2, 3  # words behind the head of the Python half: where the C++ half is, twice
+_COUNT = 1  # word of the C++ half: in its lower 32 bits the references, weak ones in the upper
+
+
+def held_by_cpp(work: Any) -> bool:
+    """Whether C++ has references to a Work; True where that cannot be told."""
+    return not can_count_references() or _count(work) > 1
+
+
+def can_count_references() -> bool:
+    """Whether the count is where it is looked for."""
+    return _follows()
+
+
+@functools.cache
+def _follows() -> bool:
+    """Whether what is taken for the count goes up and down with references that C++ has."""
+    if not distributed.is_available():
+        return False
+
+    class Probe(distributed.Work):
+        def __init__(self) -> None:
+            super().__init__()
+
+    work: Any = Probe()
+    start = _start(work)
+    if words[(id(work) >> 3) + _HOLDER] != start or not can_read(start, (_COUNT + 1) * WORD):
+        return False
+    counts, boxes = [_count(work)], []
+    for _ in range(2):
+        boxes.append(work.boxed())
+        counts.append(_count(work))
+    boxes.clear()
+    return [*counts, _count(work)] == [1, 2, 3, 1]
+
+
+def _start(work: Any) -> int:
+    return words[(id(work) >> 3) + _VALUE]
+
+
+def _count(work: Any) -> int:
+    return words[(_start(work) >> 3) + _COUNT] & 0xFFFF_FFFF
+
+
+# Raise an error in another thread, wherever its Python code stands.
+#
+# That is the last way to end a thread which asks nobody whether it may go on. The error comes
+# between two instructions of Python: within a call of C code, such as `time.sleep`, only once that
+# is over.
+
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
+_raise_in.restype = ctypes.c_int
+
+
+def raise_in_thread(ident: int, error: type[BaseException]) -> None:
+    """Raise an error without arguments in the thread of this identifier, unless it has ended."""
+    _raise_in(ident, error)
+
+
+# A Python error that is pending while C++ asks Python something: raised, so that it can be caught.
+#
+# PyTorch's autograd engine asks the device guard for its type while the error of a user's function
+# is pending, and Python code that runs then must take it out first. ctypes raises what is pending
+# when a call through `ctypes.pythonapi` ends. So the function here is one of CPython's documented C
+# API, and nothing is written. It is no Python function: at the entry of one the handler of a signal
+# would run.
+
+raise_pending_error: Callable[[], object] = ctypes.pythonapi.PyErr_Occurred
+ctypes.pythonapi.PyErr_Occurred.restype = ctypes.c_void_p
+ctypes.pythonapi.PyErr_Occurred.argtypes = []
+
+
+# Give built-in types a `__str__` or a `__new__`, which Python does not let be set.
+#
+# CPython forbids setattr on built-in types, so the function is put into the type's dictionary, and
+# the slot behind `str()` or the call (`tp_str`, `tp_new`: words of the type) gets what stands there
+# in every class with such a method written in Python: a C function that looks the method up. A type
+# is only written to if its size and its slot are found in it where this file expects them, and its
+# dictionary is the one that `vars` shows; otherwise the type stays as it is.
+
+STR, NEW, _BASICSIZE = 17, 39, 4  # words of a type; the first two are those of every object
+_WRAPPED = 6  # word of a method that stands for a slot
+
+
+class _Written:
+    """A class with a `__str__` and a `__new__` in Python, for the sake of its slots."""
+
+    def __new__(cls) -> _Written:
+        return super().__new__(cls)
+
+    def __str__(self) -> str:
+        return ""
+
+
+class _Plain:
+    """A class without them, whose slots are those of `object`."""
+
+
+_stock_slot = words[(id(BaseException.__str__) >> 3) + _WRAPPED]
+_slot_of_python = words[(id(_Written) >> 3) + STR]
+_new_of_python = words[(id(_Written) >> 3) + NEW]
+_MakeNew = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.py_object)
+
+
+def _slot(kind: type, which: int, expected: int) -> int | None:
+    """Index in `words` of the slot `which` of a type, if it holds `expected`."""
+    at = id(kind) >> 3
+    understood = words[at + _BASICSIZE] == kind.__basicsize__ and words[at + which] == expected
+    return at + which if understood else None
+
+
+def _attributes(kind: type) -> dict[str, Any] | None:
+    """The dictionary of a type, which `vars` shows and does not let be changed."""
+    shown = vars(kind)
+    found = gc.get_referents(shown)
+    if len(found) != 1 or type(found[0]) is not dict or found[0] != shown:
+        return None
+    return found[0]
+
+
+def _forget_lookups(kind: type) -> None:
+    """Let the interpreter look attributes of `kind` and its subclasses up anew."""
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+
+def can_replace_str(kind: type) -> bool:
+    """Whether `kind` has the text of BaseException and is laid out as this file expects."""
+    return _slot(kind, STR, _stock_slot) is not None and _attributes(kind) is not None
+
+
+def replace_str(kind: type, function: Callable[[Any], str]) -> bool:
+    """Let `function` make the text of instances of `kind`; returns whether that was possible.
+
+    `kind` is a built-in type whose text is that of BaseException, and whose classes derived from it
+    before keep the stock text, since they have a slot of their own.
+    """
+    slot, attributes = _slot(kind, STR, _stock_slot), _attributes(kind)
+    if slot is None or attributes is None:
+        return False
+    attributes["__str__"] = function
+    _forget_lookups(kind)
+    words[slot] = _slot_of_python
+    return True
+
+
+def restore_str(kind: type) -> None:
+    """Give `kind` its own text back, if `replace_str` has changed it."""
+    slot, attributes = _slot(kind, STR, _slot_of_python), _attributes(kind)
+    if slot is not None and attributes is not None:
+        words[slot] = _stock_slot
+        del attributes["__str__"]
+        _forget_lookups(kind)
+
+
+def replace_new(kind: type, wrap: Callable[[Any], Any]) -> Callable[[], None] | None:
+    """Let calls of `kind` be made by `wrap(stock)`; returns what restores them, None if impossible.
+
+    `kind` is a built-in type of which no class is derived. `stock` and the function that `wrap`
+    returns take the type and the call's arguments. The word of the type that is written is known to
+    be the right one if a class with a `__new__` in Python differs there from one without.
+    """
+    attributes, stock_slot = _attributes(kind), words[(id(kind) >> 3) + NEW]
+    plain, of_object = (words[(id(other) >> 3) + NEW] for other in (_Plain, object))
+    slot = _slot(kind, NEW, stock_slot)
+    inherited = plain == of_object != _new_of_python != stock_slot
+    if slot is None or attributes is None or "__new__" not in attributes or not inherited:
+        return None
+    stock_attribute, make = attributes["__new__"], _MakeNew(stock_slot)
+    attributes["__new__"] = staticmethod(wrap(lambda cls, *args, **kw: make(cls, args, kw)))
+    _forget_lookups(kind)
+    words[slot] = _new_of_python
+
+    def restore() -> None:
+        words[slot] = stock_slot
+        attributes["__new__"] = stock_attribute
+        _forget_lookups(kind)
+
+    return restore
+
+
+def can_change_slots() -> bool:
+    """Whether the texts of built-in errors can be replaced by this interpreter."""
+    return can_replace_str(RuntimeError) or _slot(RuntimeError, STR, _slot_of_python) is not None

@@ -1,0 +1,726 @@
+"""One call of an operator: its schema, its arguments on the host, and errors for wrong devices.
+
+On the way the one device of all tensors is found, and tensors that share memory with one that is
+written to keep sharing it. Where the tensors lie on several devices, the rules of CUDA below
+decide.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from simgpu._core.launch import HOST_KEYS
+from simgpu._core.operators import tensors_in
+from simgpu._memory.ownership import (
+    SharedStorageAliases,
+    adopt_all,
+    host_empty,
+    shares_storage_with_another,
+)
+from simgpu._native.relabel import host_alias, relabel
+from simgpu._util.naming import DEVICE_TYPE
+from simgpu.errors import DeviceMismatchError
+
+# What sums and products of sparse tensors ask for where their tensors lie on several devices.
+#
+# The kernels of all other operators compare devices in front (`mixed_devices`). These look at their
+# arguments themselves, one after the other, each in words of its own
+# (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu and SparseCsrTensorMath.cu,
+# aten/src/ATen/native/sparse/SparseTensorMath.cpp). Two GPUs are named as everywhere: the kernels
+# only say that a check has failed.
+
+Tensor = torch.Tensor
+_Named = dict[str, Tensor]
+
+# Words for a tensor on the CPU, by the layout of the first argument.
+_OF_COO = "add: expected '{}' to be CUDA, but got CPU"
+_TO_DENSE = "add: expected '{}' to be a CUDA tensor, but got a CPU tensor"
+_OF_CSR = "add: expected '{}' to be CUDA tensor, but got tensor on device: cpu"
+_CSR_TO_DENSE = "add: expected '{}' to be a CUDA tensor, but got tensor on device: cpu"
+_PRODUCT = "mul: expected '{}' to be CUDA, but got CPU"
+_INDEXED = "indices should be either on cpu or on the same device as the indexed tensor ({})"
+_MASKED = (
+    "Expected all tensors to be on the same device, but got mask is on {}, different from other "
+    "tensors on {} (when checking argument in method wrapper_{}__sparse_mask)"
+)
+
+
+def check(kind: str, base: str, named: _Named) -> None:
+    """Raise DeviceMismatchError as the kernel of `base` ("add", "mul") does for tensors of `kind`.
+
+    `named` has the tensors by the names of their arguments; other operators pass.
+    """
+    found = _CHECKS.get((kind, base))
+    if found is not None:
+        found(named)
+
+
+def _ask(words: str, **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_cpu:
+            raise DeviceMismatchError(words.format(name))
+
+
+def _sum_of_coo(named: _Named) -> None:
+    one, other = named["self"], named["other"]
+    out = named.get("out", one)
+    if one.layout is torch.strided:
+        _ask(_TO_DENSE, self=one, other=other, out=out)
+    elif other.layout is torch.strided:
+        raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
+    _ask(_OF_COO, self=one, other=other, out=out)
+
+
+def _sum_of_csr(named: _Named) -> None:
+    one, other = named["self"], named["other"]
+    out = named.get("out", one)
+    if torch.strided in (one.layout, other.layout):
+        _ask(_CSR_TO_DENSE, self=one, out=out, other=other)
+    _ask(_OF_CSR, self=one, other=other, out=out)
+
+
+def _product_of_coo(named: _Named) -> None:
+    one, other = named["self"], named["other"]
+    if torch.strided not in (one.layout, other.layout):
+        _ask(_PRODUCT, out=named.get("out", one), self=one, other=other)
+        return
+    sparse, dense = (one, other) if other.layout is torch.strided else (other, one)
+    _ask(_PRODUCT, out=named.get("out", sparse), self=sparse)
+    if dense.dim() and dense.device != sparse.device:
+        raise DeviceMismatchError(_INDEXED.format(dense.device))
+
+
+def _product_of_csr(named: _Named) -> None:
+    one, other = named["self"], named["other"]
+    if torch.strided not in (one.layout, other.layout):
+        _ask(_PRODUCT, out=named.get("out", one), self=one, other=other)
+        return
+    sparse, dense = (one, other) if other.layout is torch.strided else (other, one)
+    if dense.dim() and dense.device != sparse.device:
+        method = f"SparseCsr{DEVICE_TYPE}"
+        raise DeviceMismatchError(_MASKED.format(sparse.device, dense.device, method))
+
+
+_CHECKS: dict[tuple[str, str], Callable[[_Named], None]] = {
+    ("Sparse", "add"): _sum_of_coo,
+    ("Sparse", "mul"): _product_of_coo,
+    ("Sparse", "sub"): _sum_of_coo,
+    ("SparseCsr", "add"): _sum_of_csr,
+    ("SparseCsr", "mul"): _product_of_csr,
+}
+
+
+# Read an operator's CUDA kernel from PyTorch's native_functions.yaml, for the words of errors.
+#
+# The table comes with PyTorch (torchgen's native_functions.yaml). It is read when the first error
+# of this kind is raised, never before.
+
+
+class NativeFunction(NamedTuple):
+    """Facts about an operator, by its name and overload such as "index_select" or "add.out"."""
+
+    structured: bool  # has a structured kernel, whose wrapper is named without the overload
+    checks_devices: bool  # the wrapper compares devices; otherwise the kernel's iterator does
+    composed: bool  # of other operators, on CUDA too: no wrapper and no kernel of its own
+
+
+@functools.cache
+def _table() -> dict[str, NativeFunction]:
+    try:
+        import torchgen  # type: ignore[import-untyped]
+
+        path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+        text = path.read_text(encoding="utf-8")
+    except (ImportError, OSError):
+        return {}  # a PyTorch without its table: errors are worded as for a plain kernel
+    table = {}
+    for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
+        name = entry.partition("(")[0]
+        table[name] = NativeFunction(
+            structured="structured" in entry,
+            checks_devices="device_check: NoCheck" not in entry,
+            composed="CompositeExplicitAutograd" in entry
+            and "structured" not in entry
+            and re.search(r"^    [\w, ]*\bCUDA\b", entry, re.MULTILINE) is None,
+        )
+    return table
+
+
+def native_function(name: str) -> NativeFunction:
+    """Facts about operator `name`; a plain kernel's where PyTorch has no entry."""
+    plain = NativeFunction(structured=False, checks_devices=True, composed=False)
+    return _table().get(name, plain)
+
+
+# Find an operator of aten by its name, and register kernels with PyTorch.
+
+# What is registered with PyTorch: called with an operator's arguments, on tensors of a device.
+PythonKernel = Callable[..., Any]
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    """The operator of aten that is named like "relu" or, with its overload, "add.Tensor"."""
+    packet, _, overload_name = name.partition(".")
+    found: torch._ops.OpOverload = getattr(
+        getattr(torch.ops.aten, packet), overload_name or "default"
+    )
+    return found
+
+
+def register_kernels(
+    key: str, kernels: Iterable[tuple[str, PythonKernel]], *, with_keyset: bool = False
+) -> torch.library.Library:
+    """Register `kernels` of aten, (name, kernel) each, under the dispatch key named `key`.
+
+    The registrations last as long as the returned library. With `with_keyset` a kernel is handed
+    the dispatch keys of the call as its first argument.
+    """
+    library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
+    for name, kernel in kernels:
+        library.impl(  # type: ignore[no-untyped-call]
+            name, kernel, key, with_keyset=with_keyset, allow_override=True
+        )
+    return library
+
+
+# On which devices tensors of one call may lie, and the errors that CUDA raises otherwise.
+#
+# All tensors of one operation lie on one device. A CPU tensor may take part only where it has no
+# dimensions, and never as something that is written to. The errors have the words of the CUDA
+# kernel that would refuse. An operator that PyTorch composes of others on CUDA has no kernel there:
+# those others refuse, or take tensors of several devices (`torch.linspace` of two numbers). The
+# same rules hold for sparse and nested tensors, whose kernels have other names.
+
+# One kernel here, another operator's kernel on CUDA: that one is named.
+_COMPOSED_ON_CUDA = {
+    "_stack": "cat",
+    "_unsafe_index.Tensor": "index.Tensor",
+    "_unsafe_index_put": "_index_put_impl_",
+    "convolution": "cudnn_convolution",
+    "index_put": "_index_put_impl_",
+    "index_put_": "_index_put_impl_",
+}
+# Arguments that lie on the host whatever the device (the sizes of a nested tensor).
+_HOST_PREFIX = "cpu_"
+
+# Elementwise operators whose CUDA kernels take no CPU number for these arguments, though their
+# CPU kernels would: with the words of the kernel, or with none where the iterator refuses.
+_ADDCMUL = (
+    "CPU Scalar support for {} argument is not supported when calling addcmul on CUDA tensors."
+)
+_POINTER = "argument {}: expected a CUDA device but found cpu"  # of native/cuda/Loops.cuh
+_NO_NUMBERS: dict[str, dict[str, str]] = {
+    "addcdiv": {
+        "self": _POINTER.format(1),
+        "tensor1": _POINTER.format(2),
+        "tensor2": _POINTER.format(3),
+    },
+    "addcmul": {
+        "self": _ADDCMUL.format("self"),
+        "tensor1": _ADDCMUL.format("tensor1")
+        + " However, CPU Scalar support for tensor2 is supported, please swap your tensor1 and "
+        "tensor2 terms.",
+    },
+    "binary_cross_entropy": {"self": "", "target": ""},
+    "binomial": {"count": "", "prob": ""},
+    "index_fill": {"index": ""},
+    "lerp": {"self": _POINTER.format(1), "end": _POINTER.format(2)},
+    "masked_fill": {"mask": ""},
+    "mse_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
+    "smooth_l1_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
+}
+
+
+# Operators that compare two arguments before all others, and name both devices; by the kind of
+# their tensors.
+_MASK_WORDS = "expected self and mask to be on the same device, but got mask on {} and self on {}"
+_PAIRS: dict[tuple[str, str], tuple[str, str, str]] = {
+    ("", "masked_fill"): ("mask", "self", _MASK_WORDS),
+    ("NestedTensor", "masked_fill"): ("mask", "self", _MASK_WORDS),
+    ("SparseCsr", "triangular_solve"): (
+        "self",
+        "A",
+        "Expected b and A to be on the same device, but found b on {} and A on {} instead.",
+    ),
+}
+
+
+# Numbers of any device that an operator brings along: `where` by a copy, the others by reading them
+# (ATen/native/TensorCompare.cpp, Fill.cpp, cuda/Indexing.cu).
+_MOVED_NUMBERS = {
+    "fill": ("value",),
+    "masked_fill": ("value",),
+    "where": ("condition", "self", "other"),
+}
+
+
+# What only copies, or looks at no memory: its tensors may lie anywhere.
+_ACROSS = {
+    "NestedTensor": ("is_same_size",),
+    "Sparse": ("copy_sparse_to_sparse_",),
+}
+
+
+class Composed(Exception):
+    """The tensors of a call lie on several devices, and CUDA has no kernel that would say so."""
+
+
+def composed_where_mixed(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
+    """`kernel`, or PyTorch's composite of `op` where tensors of several devices take part."""
+    if sum("Tensor" in str(argument.type) for argument in op._schema.arguments) < 2 and not any(
+        "List[" in str(argument.type) for argument in op._schema.arguments
+    ):
+        return kernel  # one tensor lies on one device
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except Composed:
+            pass
+        return op._handle.redispatch_boxed(HOST_KEYS, *args, **kwargs)
+
+    return run
+
+
+class DeviceRules:
+    """Where one operator computes when its tensors lie on several devices, or why it does not.
+
+    `kind` is that of the kernel: "" for dense tensors, "Sparse", "SparseCsr" or "NestedTensor".
+    """
+
+    __slots__ = ("_base", "_has_outputs", "_kind", "_names", "_operator", "_written")
+
+    def __init__(self, op: torch._ops.OpOverload, kind: str = "") -> None:
+        arguments = op._schema.arguments
+        self._kind = kind
+        self._operator = op._name.removeprefix("aten::")
+        self._base = self._operator.partition(".")[0].removesuffix("_")
+        self._names = [argument.name for argument in arguments]
+        self._written = {a.name for a in arguments if a.alias_info and a.alias_info.is_write}
+        self._has_outputs = any(a.kwarg_only and a.name in self._written for a in arguments)
+
+    def with_numbers_moved(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments with numbers of other devices brought along, if the operator does that."""
+        names = _MOVED_NUMBERS.get(self._base)
+        if names is None:
+            return None
+        named = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if self._base == "masked_fill" and named["self"].is_cpu:
+            return None
+        home = next(
+            (t.device for t in tensors_in(*named.values()) if not t.is_cpu), torch.device("cpu")
+        )
+        if self._written:
+            home = next(t.device for name in self._written for t in tensors_in(named[name]))
+        near = {
+            name: named[name].to(home if self._base == "where" else "cpu")
+            for name in names
+            if isinstance(named.get(name), Tensor)
+            and _is_number(named[name])
+            and named[name].device not in (home, torch.device("cpu"))
+        }
+        if not near:
+            return None
+        moved = [near.get(name, value) for name, value in zip(self._names, args, strict=False)]
+        return tuple(moved), {name: near.get(name, value) for name, value in kwargs.items()}
+
+    def device_of_mixed_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The device to compute on, where the tensors are not all on one simulated device.
+
+        Raises DeviceMismatchError where CUDA would.
+        """
+        named = [*zip(self._names, args, strict=False), *kwargs.items()]
+        written = [pair for pair in named if pair[0] in self._written]
+        read = [pair for pair in named if pair[0] not in self._written]
+        pairs = [
+            (name, tensor) for name, value in (*written, *read) for tensor in tensors_in(value)
+        ]
+        operator = self._operator
+        if operator == "convolution":
+            self._check_convolution(pairs)
+            # cuDNN multiplies, and then an elementwise kernel adds the bias.
+            self._common_device(pairs[:2], _COMPOSED_ON_CUDA[operator], False)
+            return self._iterator_device(pairs)
+        self._check_pair(dict(pairs))
+        operator = _COMPOSED_ON_CUDA.get(operator, operator)
+        facts = native_function(operator)
+        if facts.composed and not self._kind:
+            raise Composed
+        if facts.checks_devices:
+            return self._common_device(pairs, operator, facts.structured and not self._kind)
+        check(self._kind, self._base, dict(pairs))
+        return self._iterator_device(pairs)
+
+    def _check_convolution(self, pairs: list[tuple[str, Tensor]]) -> None:
+        """Convolutions name the types of both tensors (aten/src/ATen/native/Convolution.cpp)."""
+        (_, input), (_, weight), *rest = pairs
+        for name, tensor in [("weight", weight), *((name, tensor) for name, tensor in rest)]:
+            if tensor.device.type != input.device.type:
+                raise DeviceMismatchError(
+                    f"Input type ({input.type()}) and {name} type ({tensor.type()}) should be "
+                    "the same"
+                )
+
+    def _check_pair(self, named: dict[str, Tensor]) -> None:
+        """The question that `_PAIRS` has for this operator."""
+        one, other, words = _PAIRS.get((self._kind, self._base), ("", "", ""))
+        if words and named[one].device != named[other].device:
+            raise DeviceMismatchError(words.format(named[one].device, named[other].device))
+        if self._base == "masked_fill" and named["self"].is_cpu:
+            raise DeviceMismatchError("masked_fill_: Expected inputs to be on same device")
+
+    def _common_device(
+        self, pairs: list[tuple[str, Tensor]], operator: str, structured: bool
+    ) -> int:
+        """The check in front of a CUDA kernel (aten/src/ATen/core/op_registration/adaption.h)."""
+        op, _, overload = operator.partition(".")
+        common = pairs[0][1].device
+        for name, tensor in pairs:
+            if tensor.device != common:
+                op = f"{op}_out" if self._has_outputs else op
+                method = f"{op}_{overload}".removesuffix("_") if structured else f"{overload}_{op}"
+                raise DeviceMismatchError(
+                    f"Expected all tensors to be on the same device, but got {name} is on "
+                    f"{tensor.device}, different from other tensors on {common} (when checking "
+                    f"argument in method wrapper_{self._kind}{DEVICE_TYPE}_{method})"
+                )
+        return pairs[0][1].get_device()
+
+    def _iterator_device(self, pairs: list[tuple[str, Tensor]]) -> int:
+        """The check within elementwise kernels, which let CPU numbers in (TensorIterator.cpp)."""
+        on_device = [tensor for _, tensor in pairs if not tensor.is_cpu]
+        if not on_device:
+            return -1
+        if self._operator in _ACROSS.get(self._kind, ()):
+            return on_device[0].get_device()
+        common = on_device[0].device
+        no_numbers = _NO_NUMBERS.get(self._operator.partition(".")[0].removesuffix("_"), {})
+        for name, tensor in pairs:
+            number = tensor.is_cpu and _is_number(tensor) and name not in self._written
+            if number and no_numbers.get(name):
+                raise DeviceMismatchError(no_numbers[name].format(device=common))
+            number = number and name not in no_numbers
+            number = number or (tensor.is_cpu and name.startswith(_HOST_PREFIX))
+            if tensor.device != common and not number:
+                raise DeviceMismatchError(
+                    "Expected all tensors to be on the same device, but found at least two "
+                    f"devices, {common} and {tensor.device}!"
+                )
+        return on_device[0].get_device()
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Whether a tensor takes part as a number: it has no dimensions, and is not sparse."""
+    return not tensor.dim() and tensor.layout is torch.strided
+
+
+NUMBERS = (int, float, complex)
+_TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
+_scalar_tensor = torch.ops.aten.scalar_tensor.default._handle.redispatch_boxed
+_CPU = torch.device("cpu")
+_LIST_TYPES = ("List[Tensor]", "List[Optional[Tensor]]")
+
+
+def _sees_lazy_tensors(op: torch._ops.OpOverload) -> bool:
+    """Whether `op` is handed lazily conjugated and negated tensors as they are.
+
+    For all other operators, PyTorch materialises them first.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(op._name, key) for key in ("Conjugate", "Negative"))
+
+
+class Arguments:
+    """Reads the arguments of one operator's calls."""
+
+    __slots__ = (
+        "_device_rules",
+        "_first_position",
+        "_list_positions",
+        "_names_with_tensors",
+        "_overwritten",
+        "_tensor_names",
+        "_tensor_positions",
+        "alias",
+    )
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        arguments = op._schema.arguments
+        # How a device's tensor becomes a host tensor.
+        self.alias = host_alias if _sees_lazy_tensors(op) else relabel
+        self._device_rules = DeviceRules(op)
+        # Kernels of lists do not look whether their tensors overlap, on CUDA neither.
+        self._overwritten = {
+            position: a.name
+            for position, a in enumerate(arguments)
+            if a.alias_info and a.alias_info.is_write and str(a.type) == "Tensor"
+        }
+        tensors = [i for i, a in enumerate(arguments) if str(a.type) in _TENSOR_TYPES]
+        self._tensor_positions = tensors
+        self._tensor_names = {arguments[position].name for position in tensors}
+        self._list_positions = [i for i, a in enumerate(arguments) if str(a.type) in _LIST_TYPES]
+        with_tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+        self._names_with_tensors = {arguments[position].name for position in with_tensors}
+        # Where to look for the device; nowhere if there are arguments of other kinds.
+        simple = {*tensors, *self._list_positions}
+        self._first_position = with_tensors[0] if simple and simple == {*with_tensors} else None
+
+    def read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, list[Any], dict[str, Any]]:
+        """The one device of all tensors, and the arguments with host aliases in place of them.
+
+        The device is -1 where no tensor lies on one, as for operators that make tensors. Raises
+        DeviceMismatchError where the tensors may not take part in one operation.
+        """
+        try:
+            plain = self._read_plain(args, kwargs)
+            if plain is not None:
+                return plain
+            alias = self.alias
+            if self._overwritten and self._overlap(args, kwargs):
+                alias = SharedStorageAliases()
+            return self._read_all(args, kwargs, alias)
+        except DeviceMismatchError:  # of a tensor on a GPU, perhaps, without its words
+            self._device_rules.device_of_mixed_tensors(args, kwargs)
+            raise
+
+    def read_copies(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]] | None:
+        """The arguments with copies in place of tensors, for an output that has to grow.
+
+        None where no tensor shares memory with one that is written to; copies share it likewise.
+        """
+        if not self._overlap(args, kwargs):
+            return None
+        return self._read_all(args, kwargs, SharedStorageAliases(copy=True))[1:]
+
+    def _read_all(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], alias: Callable[[Tensor], Tensor]
+    ) -> tuple[int, list[Any], dict[str, Any]]:
+        index, mixed, host_args = self._aliases(args, alias)
+        host_kwargs = kwargs
+        if kwargs:
+            found, strange, aliases = self._aliases(kwargs.values(), alias)
+            mixed = mixed or strange or (found >= 0 and found != index >= 0)
+            index = found if index < 0 else index
+            host_kwargs = dict(zip(kwargs, aliases, strict=True))
+        if mixed:
+            moved = self._device_rules.with_numbers_moved(args, kwargs)
+            if moved is not None:
+                return self._read_all(*moved, alias)
+            index = self._device_rules.device_of_mixed_tensors(args, kwargs)
+        # A wrapped number (the 2 of `torch.where(mask, x, 2)`) reaches Python as a plain number.
+        for position in self._tensor_positions:
+            if position < len(args) and isinstance(args[position], NUMBERS):
+                host_args[position] = number_as_tensor(args[position], host_args)
+        for name, value in kwargs.items():
+            if isinstance(value, NUMBERS) and name in self._tensor_names:
+                host_kwargs[name] = number_as_tensor(value, host_args)
+        return index, host_args, host_kwargs
+
+    def _read_plain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, list[Any], dict[str, Any]] | None:
+        """The same for numbers and tensors of one device; None for anything else.
+
+        By name there may be a single tensor, as in `torch.mul(x, 2, out=z)`, and no lists of them.
+        """
+        position, count = self._first_position, len(args)
+        if position is None or position >= count:
+            return None
+        first: Any = args[position]
+        if not isinstance(first, Tensor):
+            first = first[0] if isinstance(first, (list, tuple)) and first else None
+            if not isinstance(first, Tensor):
+                return None
+        if self._overwritten and self._overlap(args, kwargs):
+            return None
+        index, alias, host_args = first.get_device(), self.alias, list(args)
+        if index < 0:
+            return None
+        numbers = []
+        for position in self._tensor_positions:
+            if position < count and (tensor := args[position]) is not None:
+                if isinstance(tensor, Tensor):  # asked first: not to be a number takes longer
+                    if tensor.get_device() != index:
+                        return None
+                    host_args[position] = alias(tensor)
+                elif isinstance(tensor, NUMBERS):
+                    numbers.append(position)
+                else:
+                    return None
+        for position in self._list_positions:  # a list given by position has no default
+            for tensor in args[position]:
+                if not isinstance(tensor, Tensor) or tensor.get_device() != index:
+                    return None
+            host_args[position] = [*map(alias, args[position])]
+        for name in kwargs and self._names_with_tensors.intersection(kwargs):
+            tensor = kwargs[name]
+            if not isinstance(tensor, Tensor) or tensor.get_device() != index:
+                return None
+            kwargs = {**kwargs, name: alias(tensor)}
+        for position in numbers:
+            host_args[position] = number_as_tensor(args[position], host_args)
+        return index, host_args, kwargs
+
+    def _overlap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a tensor that is written to stands on the storage of another argument."""
+        values = (*args, *kwargs.values()) if kwargs else args
+        for position, name in self._overwritten.items():
+            target = args[position] if position < len(args) else kwargs.get(name)
+            if isinstance(target, Tensor) and shares_storage_with_another(target, values):
+                return True
+        return False
+
+    def _aliases(
+        self, values: Iterable[Any], alias: Callable[[Tensor], Tensor]
+    ) -> tuple[int, bool, list[Any]]:
+        """Device of the tensors, whether any lies elsewhere, and the values with host aliases."""
+        index, mixed = -1, False
+        aliases: list[Any] = []
+        for value in values:
+            if isinstance(value, Tensor):
+                found = value.get_device()
+                if found < 0:  # on the CPU
+                    mixed = True
+                    aliases.append(value)
+                    continue
+                mixed = mixed or found != index >= 0
+                index = found if index < 0 else index
+                aliases.append(alias(value))
+            elif isinstance(value, (tuple, list)):
+                found, strange, inner = self._aliases(value, alias)
+                mixed = mixed or strange or (found >= 0 and found != index >= 0)
+                index = found if index < 0 else index
+                aliases.append(inner)
+            else:
+                aliases.append(value)
+        return index, mixed, aliases
+
+
+def number_as_tensor(number: complex, others: list[Any]) -> Tensor:
+    """A 0-dim tensor that takes part in type promotion with `others` as the number would."""
+    kinds = [other for other in others if isinstance(other, Tensor)]
+    kind = max(kinds, key=Tensor.dim) if kinds else torch.empty((), device="cpu")
+    return torch.scalar_tensor(number, dtype=torch.result_type(kind, number), device="cpu")
+
+
+def kept_number(number: complex, other: Tensor) -> Tensor:
+    """`number_as_tensor` beside one other tensor, for a kernel that can only read it.
+
+    The same tensor serves later calls. A zero may have a sign, which no key tells: none is kept.
+    """
+    if not number or isinstance(number, complex):
+        return number_as_tensor(number, [other])
+    return _kept_number(number, other.dtype, torch.get_default_dtype())
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _kept_number(number: float, beside: torch.dtype, _: torch.dtype) -> Tensor:
+    kind = host_empty(0, beside)
+    dtype = torch.result_type(kind, number)
+    return _scalar_tensor(HOST_KEYS, number, dtype=dtype, device=_CPU)  # type: ignore[no-any-return]
+
+
+# What an operator's schema says about the kernel that it needs.
+#
+# A schema is PyTorch's own declaration, such as `add_.Tensor(Tensor(a!) self, Tensor other, *,
+# Scalar alpha=1) -> Tensor(a!)`: the mark `a!` says that `self` is written to and is the result.
+
+# From the results of a host kernel, the arguments of the call and the device's index to what the
+# device's kernel returns.
+ResultPicker = Callable[[Any, tuple[Any, ...], dict[str, Any], int], Any]
+
+
+class Schema:
+    """Facts about the arguments and results of one operator; positions count from 0."""
+
+    def __init__(self, op: torch._ops.OpOverload) -> None:
+        arguments, returns = op._schema.arguments, op._schema.returns
+        self.names = [argument.name for argument in arguments]
+        self.types = [str(argument.type) for argument in arguments]
+        self.written = [
+            i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write
+        ]
+        self.outputs = [self.names[i] for i in self.written if arguments[i].kwarg_only]
+        self._tensors = [i for i, type_ in enumerate(self.types) if "Tensor" in type_]
+        self._none_optional = all(self.types[i] == "Tensor" for i in self._tensors)
+        self._returns = [str(returned.type) for returned in returns]
+        self._is_nested = "nested" in op._name
+
+    def takes_tensors(self) -> bool:
+        """Whether any argument may be a tensor or a list of tensors."""
+        return bool(self._tensors)
+
+    def is_alone(self) -> bool:
+        """Whether the first argument is the only tensor."""
+        return self._tensors == [0]
+
+    def is_unary(self) -> bool:
+        """Whether the first argument is the only tensor, and a new tensor the only result."""
+        return self._tensors == [0] and self._makes_one_tensor()
+
+    def is_binary(self) -> bool:
+        """Whether the first two arguments are the only tensors, and a new one the only result."""
+        return self._tensors == [0, 1] and self._makes_one_tensor()
+
+    def is_ternary(self) -> bool:
+        """Whether the first three arguments are the only tensors, and a new one the only result."""
+        return self._tensors == [0, 1, 2] and self._makes_one_tensor()
+
+    def is_binary_in_place(self) -> bool:
+        """Whether the first two arguments are the only tensors, and the first is the result."""
+        return (
+            self._tensors == [0, 1]
+            and self._none_optional
+            and self.written == [0]
+            and len(self._returns) == 1
+        )
+
+    def is_binary_with_output(self) -> bool:
+        """Whether the first two arguments and `out` are the only tensors."""
+        last = len(self.names) - 1
+        return self._tensors == [0, 1, last] and self._none_optional and self.outputs == ["out"]
+
+    def _makes_one_tensor(self) -> bool:
+        # A nested tensor as the result would have to be put together of its parts.
+        return self._none_optional and self._returns == ["Tensor"] and not self._is_nested
+
+
+def result_picker(op: torch._ops.OpOverload) -> ResultPicker:
+    """For every result of `op`: the argument that it aliases, or a fresh tensor to adopt."""
+    schema = op._schema
+    where: list[str | None] = []
+    for returned in schema.returns:
+        aliased = returned.alias_info.before_set if returned.alias_info else None
+        names = [
+            a.name for a in schema.arguments if a.alias_info and aliased == a.alias_info.before_set
+        ]
+        where.append(names[0] if names else None)
+    positions = {argument.name: position for position, argument in enumerate(schema.arguments)}
+
+    def argument(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return kwargs[name] if name in kwargs else args[positions[name]]
+
+    def pick(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], index: int) -> Any:
+        if not where:
+            return None
+        if len(where) == 1:
+            name = where[0]
+            return adopt_all(result, index) if name is None else argument(name, args, kwargs)
+        return tuple(
+            adopt_all(value, index) if name is None else argument(name, args, kwargs)
+            for name, value in zip(where, result, strict=True)
+        )
+
+    return pick

@@ -1,0 +1,169 @@
+"""Kernels for operators with a `generator` argument: `normal_`, `bernoulli`, `multinomial`.
+
+They draw from the generator of the tensors' device (`simgpu._core.device_generator`), not from the
+CPU's. Where that is CUDA's, `simgpu._random` computes what a GPU would; where devices were made
+with `rng="host"`, the CPU's kernel does, from a CPU generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from simgpu._core import world
+from simgpu._core.device_generator import check_generator
+from simgpu._core.hooks import hooks
+from simgpu._core.launch import Kernel, launch
+from simgpu._memory.ownership import adopt, make_sure_of_room
+from simgpu._memory.pinned import check_not_wanted
+from simgpu._native.relabel import relabel
+from simgpu._ops.calls import Arguments, PythonKernel, Schema, overload, result_picker
+from simgpu._random.composed import NEW, SAMPLERS, by_host
+from simgpu._random.fill import Source
+from simgpu._random.generator_state import Stream
+from simgpu._random.samplers import random_from_of_host
+
+_CPU = torch.device("cpu")
+_EMPTY = Kernel(overload("empty.memory_format"))
+_NO_OPTIONS: dict[str, Any] = {}
+_ANY_INCREMENT = 4  # for operators of other libraries
+
+
+class Draw:
+    """An operator that draws: its kernel for CUDA's generator, and for the CPU's."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
+        self.new = NEW.get(kernel.name)
+        past_floats = kernel.name == "random_.from"
+        self._host = Kernel(kernel.op, random_from_of_host) if past_floats else kernel
+        self._cuda = Kernel(kernel.op, _quietly(self.sampler))
+        self._exact = kernel.name.startswith("randperm")
+
+    def choose(
+        self, index: int, given: torch.Generator | None
+    ) -> tuple[Kernel, torch.Generator | Source]:
+        """What to launch on device `index`, and its generator: `given`, or the device's own."""
+        device = world.device(index)
+        generator: torch.Generator | Stream = device.generator
+        if given is not None:
+            generator = check_generator(given, index, exact=self._exact)
+        if isinstance(generator, Stream):
+            return self._cuda, Source(generator, device.resident_threads)
+        return self._host, generator
+
+
+def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> PythonKernel:
+    """A new tensor that is filled by `name`: `rand`, `randn`, `randint`.
+
+    The first `arguments` of the call go to `name`; the size follows them. The dtype is `usual`
+    unless told, where None is PyTorch's default. PyTorch does the same in two calls, of which each
+    would have to find its way here.
+    """
+    draw = Draw(Kernel(overload(name)))
+    both = Kernel(overload(name), _made_and_filled)
+
+    def run(
+        *args: Any,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,  # strided: others have kernels of their own
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+    ) -> torch.Tensor:
+        filled_by, size = args[:arguments], args[arguments]
+        if len(args) > arguments + 1:
+            generator = args[arguments + 1]
+        check_not_wanted(pin_memory)
+        if dtype is None:
+            dtype = usual or torch.get_default_dtype()
+        index = None if device is None else device.index
+        index = world.current_device() if index is None else index
+        make_sure_of_room(index, size, dtype)
+        chosen, source = draw.choose(index, generator)
+        if hooks.launches or hooks.before_allocate:
+            # As on CUDA, memory comes first: without it nothing is drawn.
+            tensor = adopt(launch(_EMPTY, index, (size,), _options(dtype)), index)
+            launch(chosen, index, (relabel(tensor), *filled_by), {"generator": source})
+            return tensor
+        # Nobody looks and there is room: both at once.
+        fill, new = chosen.run, None
+        if isinstance(source, Source):
+            fill = draw.sampler
+            new = draw.new if dtype is torch.float32 else None
+        made = launch(both, index, (size, dtype, new, fill, filled_by, source), _NO_OPTIONS)
+        return adopt(made, index)
+
+    return run
+
+
+def _options(dtype: torch.dtype) -> dict[str, Any]:
+    """Of a new tensor on the host."""
+    return {"dtype": dtype, "device": _CPU}
+
+
+def _made_and_filled(
+    keys: torch._C.DispatchKeySet,
+    size: Sequence[int],
+    dtype: torch.dtype,
+    new: Callable[..., torch.Tensor | None] | None,
+    fill: Callable[..., Any],
+    filled_by: Sequence[Any],
+    source: Any,
+) -> torch.Tensor:
+    """A new tensor on the host, with numbers in it: by `new` if that can make it."""
+    with torch._C.DisableTorchFunction():
+        tensor = None if new is None else new(keys, size, source)
+        if tensor is None:
+            tensor = _EMPTY.run(keys, size, **_options(dtype))
+            fill(keys, tensor, *filled_by, generator=source)
+    return tensor
+
+
+def _quietly(fill: Callable[..., Any]) -> Callable[..., Any]:
+    """Host code past torch-function modes of the user, which must not see how it computes."""
+
+    def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return fill(keys, *args, **kwargs)
+
+    return run
+
+
+def drawing_in_place(kernel: Kernel, reader: Arguments, position: int) -> PythonKernel:
+    """Operators that fill their first argument, the only tensor: `uniform_`, `normal_`."""
+    draw, alias = Draw(kernel), reader.alias
+
+    def run(
+        tensor: torch.Tensor, *args: Any, generator: torch.Generator | None = None, **kwargs: Any
+    ) -> Any:
+        if len(args) >= position:
+            args, generator = args[: position - 1], args[position - 1]
+        index = tensor.get_device()
+        chosen, kwargs["generator"] = draw.choose(index, generator)
+        launch(chosen, index, (alias(tensor), *args), kwargs)
+        return tensor
+
+    return run
+
+
+def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
+    """Operators that draw: from the device's own generator unless the caller gives one."""
+    schema = Schema(kernel.op)
+    position = schema.names.index("generator")
+    if schema.written == [0] and schema.is_alone():
+        return drawing_in_place(kernel, reader, position)
+    pick = result_picker(kernel.op)
+    draw = Draw(kernel)
+
+    def run(*args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Any:
+        if len(args) > position:
+            args, generator = args[:position], args[position]
+        index, host_args, host_kwargs = reader.read(args, kwargs)
+        chosen, source = draw.choose(index, generator)
+        host_kwargs["generator"] = source
+        return pick(launch(chosen, index, host_args, host_kwargs), args, kwargs, index)
+
+    return run

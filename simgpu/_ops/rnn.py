@@ -1,0 +1,345 @@
+"""LSTM, GRU and RNN: whole layers as CUDA has them from cuDNN, and fused cells.
+
+PyTorch's own code for these layers asks C++ whether the device has cuDNN, and takes some ten
+kernels for every time step where it has not. Here the host's layer runs as one kernel, with an
+autograd graph of its own on the host; the backward kernel runs through that graph. As with cuDNN
+
+- a second derivative is refused, and so is the backward pass of a layer in eval mode;
+  `torch.backends.cudnn.flags(enabled=False)` is the way out;
+- inputs and outputs may not be modified before the backward pass;
+- what the forward pass keeps for the backward pass takes memory of the device.
+
+Under autocast the layer runs in autocast's dtype, as CUDA's `_cudnn_rnn` does. Step by step, by
+PyTorch's own code, are computed: transforms (torch.func), forward-mode AD, tensors that do not fit
+together (whose errors are PyTorch's), and layers where cuDNN is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from simgpu._core import world
+from simgpu._core.device import Allocation
+from simgpu._core.launch import HOST_KEYS, Kernel, launch
+from simgpu._core.out_of_memory import raise_out_of_memory
+from simgpu._memory.ownership import adopt
+from simgpu._native.relabel import host_alias
+from simgpu._ops import autocast
+from simgpu._ops.calls import overload
+from simgpu._ops.from_schema import computed_kernel
+from simgpu._util.naming import DEVICE_TYPE
+
+Tensor = torch.Tensor
+_Keys = torch._C.DispatchKeySet
+_aten = torch.ops.aten
+_LAYERS = (_aten.lstm, _aten.gru, _aten.rnn_tanh, _aten.rnn_relu)
+_GRADIENTS = Kernel(_aten._cudnn_rnn_backward.default, lambda _, *args: _host_backward(*args))
+# Whether the backward pass that runs now was asked to keep its graph.
+_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+
+_WAY_OUT = "run the forward pass within `torch.backends.cudnn.flags(enabled=False)`"
+
+
+def _host_forward(op: Any, tensors: Sequence[Tensor], layout: _Layout) -> tuple[Tensor, ...]:
+    """Run the host's layer, with a graph if one is wanted.
+
+    Without one, tensors still say that they want gradients: the host chooses products by it.
+    """
+    with torch.set_grad_enabled(layout.graph):
+        return tuple(op(*layout.arguments(tensors)))
+
+
+def _host_backward(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], keep: bool
+) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(outputs, inputs, grads, retain_graph=keep, allow_unused=True)
+
+
+class _Layout:
+    """Which arguments of a call are tensors of the device, so that others can take their places.
+
+    The sizes of a packed batch are a tensor too, which stays on the CPU.
+    """
+
+    def __init__(self, op: torch._ops.OpOverload, arguments: Sequence[Any]) -> None:
+        self.graph = False  # whether the host keeps a graph of the call
+        self.trains = True
+        self._arguments = list(arguments)
+        self._moved = [
+            argument.name != "batch_sizes" and isinstance(value, (Tensor, list, tuple))
+            for argument, value in zip(op._schema.arguments, arguments, strict=True)
+        ]
+        moved = [value for value, is_moved in zip(arguments, self._moved, strict=True) if is_moved]
+        self._sizes = [None if isinstance(value, Tensor) else len(value) for value in moved]
+        self.tensors: list[Tensor] = []
+        for value in moved:
+            self.tensors += [value] if isinstance(value, Tensor) else value
+
+    def arguments(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The arguments of the call with these tensors in place of its own."""
+        rest, sizes = iter(tensors), iter(self._sizes)
+        filled = []
+        for value, is_moved in zip(self._arguments, self._moved, strict=True):
+            size = next(sizes) if is_moved else 0
+            one = next(rest) if size is None else [next(rest) for _ in range(size)]
+            filled.append(one if is_moved else value)
+        return filled
+
+
+class _Layer(torch.autograd.Function):
+    """One layer, or a stack of layers without dropout between them."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Kernel, layout: _Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
+        index = tensors[0].get_device()
+        hosts = [
+            host_alias(tensor).requires_grad_(wanted)
+            for tensor, wanted in zip(tensors, ctx.needs_input_grad[2:], strict=True)
+        ]
+        layout.graph = any(host.requires_grad for host in hosts)
+        results = launch(kernel, index, (hosts, layout), {})
+        owned = tuple(adopt(_fresh(result), index) for result in results)
+        ctx.trains = layout.trains
+        ctx.kept = _Kept(index, hosts, results)
+        ctx.save_for_backward(*tensors, *owned)
+        ctx.set_materialize_grads(False)
+        return owned
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the derivative for '_cudnn_rnn_backward' is not implemented. Double backwards is "
+                f"not supported for recurrent layers in one kernel, as with cuDNN: {_WAY_OUT}"
+            )
+        if not ctx.trains:
+            raise RuntimeError(
+                "cudnn RNN backward can only be called in training mode, and the layer was in eval "
+                f"mode: call .train() on it (dropout may stay off), or {_WAY_OUT}"
+            )
+        ctx.saved_tensors  # noqa: B018  # raises if the graph is gone or a tensor was modified
+        kept: _Kept = ctx.kept
+        keep = _keeps_graph()
+        given = [
+            (out, grad)
+            for out, grad in zip(kept.outputs, grads, strict=True)
+            if grad is not None and out.requires_grad
+        ]
+        wanted = [host for host in kept.inputs if host.requires_grad]
+        arguments = [out for out, _ in given], wanted, [host_alias(g) for _, g in given], keep
+        found = iter(launch(_GRADIENTS, kept.index, arguments, {}))
+        if not keep:
+            del ctx.kept
+        answers: list[Tensor | None] = []
+        for host in kept.inputs:
+            grad = next(found) if host.requires_grad else None
+            answers.append(None if grad is None else adopt(_fresh(grad), kept.index))
+        return None, None, *answers
+
+
+# Programs that look at a graph find the name that it has on CUDA.
+_Layer._backward_cls.__name__ = "CudnnRnnBackward0"
+
+
+class _Kept:
+    """The host's graph of one forward pass, and the device memory that it stands for."""
+
+    def __init__(self, index: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        self.index, self.inputs, self.outputs = index, inputs, outputs
+        # cuDNN's reserve: the activations of all steps, about what the outputs take for each gate.
+        nbytes = 4 * sum(output.nbytes for output in outputs)
+        self.reserve = _reserve(index, (nbytes + 511) & -512)
+
+
+def _reserve(index: int, nbytes: int) -> Allocation:
+    device = world.device(index)
+    allocation = device.allocate(nbytes)
+    if allocation is None:
+        raise_out_of_memory(device, nbytes)
+    return allocation
+
+
+def _fresh(result: Tensor) -> Tensor:
+    """A tensor without history over memory of its own, for a device to own."""
+    result = result.detach()
+    whole = result.untyped_storage().nbytes() == result.nbytes
+    return result if whole and result.is_contiguous() else result.clone()
+
+
+def _is_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors are on one device and of one dtype, with nothing special going on."""
+    first = tensors[0]
+    return (
+        torch.backends.cudnn.enabled
+        and first.is_floating_point()
+        and all(t.device == first.device and t.dtype == first.dtype for t in tensors)
+        and not torch._C._functorch.maybe_current_level()
+        and forward_ad._current_level < 0
+    )
+
+
+def _check_states(given: Tensor | Sequence[Tensor], input: Tensor) -> None:
+    """cuDNN takes the first states as they lie in memory (aten/src/ATen/native/cudnn/RNN.cpp)."""
+    states = given if isinstance(given, (list, tuple)) else (given,)
+    for name, state in zip(("hx", "cx"), states, strict=False):
+        if not state.is_contiguous() and input.numel():
+            raise RuntimeError(
+                f"rnn: {name} is not contiguous: its shape is {tuple(state.shape)} and its strides "
+                f"are {state.stride()}; call .contiguous() on it first"
+            )
+
+
+def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    step_by_step = op._handle.redispatch_boxed
+    names = [argument.name for argument in op._schema.arguments]
+    kernel = Kernel(op, lambda _, hosts, layout: _host_forward(op, hosts, layout))
+
+    def run(keys: _Keys, *args: Any, **kwargs: Any) -> Any:
+        arguments = [*args, *(kwargs[name] for name in names[len(args) :])]
+        if torch.backends.cudnn.enabled and torch.is_autocast_enabled(DEVICE_TYPE):
+            with autocast.switched_off():
+                return compute(autocast.lowered(arguments))
+        return compute(arguments)
+
+    def compute(arguments: list[Any]) -> Any:
+        layout = _Layout(op, arguments)
+        if not _is_plain(layout.tensors):
+            return step_by_step(HOST_KEYS, *arguments)
+        call = dict(zip(names, arguments, strict=True))
+        _check_states(call["hx"], layout.tensors[0])
+        layout.trains = call["train"]
+        if call["train"] and call["dropout"] and call["num_layers"] > 1:
+            return _with_dropout(op, call)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in layout.tensors):
+            return _Layer.apply(kernel, layout, *layout.tensors)  # type: ignore[no-untyped-call]
+        index = layout.tensors[0].get_device()
+        hosts = [
+            host_alias(tensor).requires_grad_(tensor.requires_grad) for tensor in layout.tensors
+        ]
+        return tuple(
+            adopt(_fresh(result), index) for result in launch(kernel, index, (hosts, layout), {})
+        )
+
+    return run
+
+
+def _with_dropout(op: torch._ops.OpOverload, call: dict[str, Any]) -> tuple[Tensor, ...]:
+    """The layers one by one, with dropout from the device's generator between them."""
+    layers, directions = call["num_layers"], 1 + call["bidirectional"]
+    weights = len(call["params"]) // layers
+    states = call["hx"] if isinstance(call["hx"], (list, tuple)) else [call["hx"]]
+    first = next(iter(call))  # "input" or "data"
+    params, dropout = call.pop("params"), call["dropout"]
+    ends = []
+    for layer in range(layers):
+        own = [state[layer * directions : (layer + 1) * directions] for state in states]
+        call |= {"hx": own if len(own) > 1 else own[0], "num_layers": 1, "dropout": 0.0}
+        part = params[layer * weights : (layer + 1) * weights]
+        output, *end = op(**call, params=part)
+        ends.append(end)
+        last = layer == layers - 1
+        call[first] = output if last else torch.dropout(output, dropout, train=True)
+    return output, *(torch.cat(parts) for parts in zip(*ends, strict=True))
+
+
+def kernels() -> dict[str, Callable[..., Any]]:
+    """The layers, by the name of their operators."""
+    ops = [getattr(layer, overload) for layer in _LAYERS for overload in ("input", "data")]
+    return {str(op).removeprefix("aten."): _layer_kernel(op) for op in ops}
+
+
+# Kernels of LSTM and GRU cells, which PyTorch fuses on devices and the CPU does not have.
+#
+# The CPU has no such kernels, so they are computed here with the host's elementwise operators, by
+# the equations of torch.nn.LSTMCell and torch.nn.GRUCell. The workspace holds what the forward pass
+# hands to its backward pass, and nobody else reads it.
+
+
+def _with_bias(gates: Tensor, bias: Tensor | None) -> Tensor:
+    return gates if bias is None else gates + bias
+
+
+def _lstm(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """New hidden state, new cell state, and the activated gates for the backward pass."""
+    gates = _with_bias(input_gates, input_bias) + _with_bias(hidden_gates, hidden_bias)
+    in_, forget, cell, out = gates.chunk(4, 1)
+    in_, forget, cell, out = in_.sigmoid(), forget.sigmoid(), cell.tanh(), out.sigmoid()
+    cy = forget * cx + in_ * cell
+    return out * cy.tanh(), cy, torch.cat((in_, forget, cell, out), 1)
+
+
+def _lstm_backward(
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    cx: Tensor,
+    cy: Tensor,
+    workspace: Tensor,
+    has_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the gates (of both biases too, which are added to them) and of `cx`."""
+    if grad_hy is None and grad_cy is None:
+        return None, None, None
+    in_, forget, cell, out = workspace.chunk(4, 1)
+    grad_hy = torch.zeros_like(cx) if grad_hy is None else grad_hy
+    tanh_cy = cy.tanh()
+    grad_cell_state = grad_hy * out * (1 - tanh_cy * tanh_cy)
+    if grad_cy is not None:
+        grad_cell_state = grad_cell_state + grad_cy
+    grad_gates = torch.cat(
+        (
+            grad_cell_state * cell * in_ * (1 - in_),
+            grad_cell_state * cx * forget * (1 - forget),
+            grad_cell_state * in_ * (1 - cell * cell),
+            grad_hy * tanh_cy * out * (1 - out),
+        ),
+        1,
+    )
+    return grad_gates, grad_cell_state * forget, grad_gates.sum(0) if has_bias else None
+
+
+def _gru(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """New hidden state, and what the backward pass needs: reset, update, new, hx, hidden new."""
+    input_reset, input_update, input_new = _with_bias(input_gates, input_bias).chunk(3, 1)
+    hidden_reset, hidden_update, hidden_new = _with_bias(hidden_gates, hidden_bias).chunk(3, 1)
+    reset = (input_reset + hidden_reset).sigmoid()
+    update = (input_update + hidden_update).sigmoid()
+    new = (input_new + reset * hidden_new).tanh()
+    return (hx - new) * update + new, torch.cat((reset, update, new, hx, hidden_new), 1)
+
+
+def _gru_backward(
+    grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of the input gates, the hidden gates, `hx` and both biases."""
+    reset, update, new, hx, hidden_new = workspace.chunk(5, 1)
+    grad_update = grad_hy * (hx - new) * update * (1 - update)
+    grad_new = grad_hy * (1 - update) * (1 - new * new)
+    grad_reset = grad_new * hidden_new * reset * (1 - reset)
+    grad_input = torch.cat((grad_reset, grad_update, grad_new), 1)
+    grad_hidden = torch.cat((grad_reset, grad_update, grad_new * reset), 1)
+    biases = (grad_input.sum(0), grad_hidden.sum(0)) if has_bias else (None, None)
+    return grad_input, grad_hidden, grad_hy * update, *biases
+
+
+gru_cell = computed_kernel(overload("_thnn_fused_gru_cell"), _gru)
+gru_cell_backward = computed_kernel(overload("_thnn_fused_gru_cell_backward"), _gru_backward)
+lstm_cell = computed_kernel(overload("_thnn_fused_lstm_cell"), _lstm)
+lstm_cell_backward = computed_kernel(
+    overload("_thnn_fused_lstm_cell_backward_impl"), _lstm_backward
+)

@@ -1,0 +1,469 @@
+"""Kernels for sparse (COO, CSR, CSC, BSR, BSC) and nested tensors.
+
+Such a tensor has no memory of its own. To move it to the host or to a device, the dense tensors
+inside it are relabelled or copied, and a tensor of the same kind is put together of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from simgpu._core import hooks, world
+from simgpu._core.launch import HOST_KEYS, Kernel, launch, launch_copy
+from simgpu._core.operators import tensors_in, wants_to_resize
+from simgpu._memory.ownership import is_composite, make_on, to_device, to_host
+from simgpu._native.relabel import host_alias
+from simgpu._ops.calls import DeviceRules, overload
+from simgpu._ops.dtypes import widened
+from simgpu._util.naming import DEVICE_TYPE
+
+# Check the indices of sparse tensors before a CPU kernel uses them as positions.
+#
+# PyTorch checks what a sparse tensor is made of only where it is asked to (`check_invariants`), and
+# its CPU kernels read and write wherever indices say. On a GPU the result is undefined; here every
+# computation on such a tensor raises. What is checked is what keeps a kernel within its memory:
+# that columns are sorted, for instance, is the caller's business, as on CUDA.
+
+Tensor = torch.Tensor
+_BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
+_BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
+
+
+def check_invariants(tensor: Tensor) -> None:
+    """Raise RuntimeError unless every index of a sparse tensor is within its size."""
+    hooks.finish()
+    if tensor.layout == torch.sparse_coo:
+        _check_coo(tensor)
+    else:
+        _check_compressed(tensor)
+
+
+def _check_coo(tensor: Tensor) -> None:
+    indices = host_alias(tensor._indices())
+    if not indices.numel():
+        return
+    low, high = (bound.tolist() for bound in indices.aminmax(dim=1))
+    for dim, size in enumerate(tensor.shape[: len(low)]):
+        if low[dim] < 0 or high[dim] >= size:
+            raise _wrong(
+                tensor, f"indices from {low[dim]} to {high[dim]} in dimension {dim} of size {size}"
+            )
+
+
+def _check_compressed(tensor: Tensor) -> None:
+    by_row = tensor.layout in _BY_ROW
+    names = ("crow_indices", "col_indices") if by_row else ("ccol_indices", "row_indices")
+    compressed, plain = (host_alias(getattr(tensor, name)()) for name in names)
+    values = tensor.values()
+    batch = compressed.dim() - 1
+    block = values.shape[batch + 1 : batch + 3] if tensor.layout in _BLOCKED else (1, 1)
+    rows, columns = (tensor.shape[batch + i] // max(block[i], 1) for i in range(2))
+    lines, size = (rows, columns) if by_row else (columns, rows)
+    count = plain.shape[-1]
+    if compressed.shape[-1] != lines + 1:
+        raise _wrong(tensor, f"{names[0]} of shape {tuple(compressed.shape)} for {lines} lines")
+    if values.shape[batch] != count:
+        raise _wrong(tensor, f"{count} {names[1]} for {values.shape[batch]} values")
+    ends = (compressed[..., 0] == 0) & (compressed[..., -1] == count)
+    if not bool(ends.all() & (compressed.diff() >= 0).all()):
+        raise _wrong(tensor, f"{names[0]} that do not rise from 0 to {count}")
+    if plain.numel():
+        low, high = (bound.item() for bound in plain.aminmax())
+        if low < 0 or high >= size:
+            raise _wrong(tensor, f"{names[1]} from {low} to {high} for a size of {size}")
+
+
+def _wrong(tensor: Tensor, what: str) -> RuntimeError:
+    layout = str(tensor.layout).removeprefix("torch.")
+    return RuntimeError(
+        f"a {layout} tensor of shape {tuple(tensor.shape)} on {tensor.device} has {what}: a kernel "
+        "would go past its memory (say check_invariants=True where such a tensor is made)"
+    )
+
+
+# Sums of two COO tensors, put together as CUDA does: one's values, then the other's.
+#
+# The CPU merges the two by their indices, so that a sum of coalesced tensors is coalesced, and has
+# no kernel for float16. A program that takes `values()` of such a sum runs there and raises on a
+# GPU. The behaviour is that of aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu,
+# `add_out_sparse_cuda`.
+
+HostCode = Callable[..., Any]
+
+# What becomes of `alpha`, by the name of the operator.
+_SIGNS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
+_REFUSED_SUMS = (torch.bool, torch.complex32)  # by CUDA's kernel as by the CPU's
+
+
+def host_code(op: torch._ops.OpOverload, stock: HostCode) -> HostCode:
+    """What computes `op` on the host: `stock`, and CUDA's way for sums of COO tensors."""
+    sign = _SIGNS.get(op._schema.name.removeprefix("aten::"))
+    if sign is None or op._schema.overload_name not in ("Tensor", "out"):
+        return stock
+    in_place = op._schema.name.endswith("_")
+    return partial(_sum, stock, sign, in_place)
+
+
+def _sum(
+    stock: HostCode,
+    sign: int,
+    in_place: bool,
+    keys: torch._C.DispatchKeySet,
+    self: Tensor,
+    other: Tensor,
+    *,
+    alpha: complex = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`self + sign * alpha * other`, or what `stock` has where there is nothing to put together."""
+    target = self if in_place else out
+    if not (_go_together(self, other) and _takes(torch.result_type(self, other), alpha, target)):
+        options = {} if out is None else {"out": out}
+        total: Tensor = stock(keys, self, other, alpha=alpha, **options)
+        return total
+    with torch._C.DisableTorchFunction():
+        total = _put_together(self, other, sign * alpha, target)
+        return total if target is None else target.copy_(total)
+
+
+def _go_together(one: Tensor, other: Tensor) -> bool:
+    """Whether they are COO tensors of one form, with values in both."""
+    layouts = {one.layout, other.layout}
+    return (
+        layouts == {torch.sparse_coo}
+        and one.shape == other.shape
+        and one.sparse_dim() == other.sparse_dim()
+        and min(one._nnz(), other._nnz()) > 0
+    )
+
+
+def _takes(dtype: torch.dtype, alpha: complex, target: Tensor | None) -> bool:
+    """Whether CUDA adds in `dtype` with a factor `alpha`, and writes the sum to `target`."""
+    kinds: tuple[type, ...] = (int,)
+    if dtype.is_floating_point or dtype.is_complex:
+        kinds = (int, float, complex) if dtype.is_complex else (int, float)
+    if dtype in _REFUSED_SUMS or not isinstance(alpha, kinds):
+        return False
+    if target is None:
+        return True
+    return target.layout == torch.sparse_coo and torch.can_cast(dtype, target.dtype)
+
+
+def _put_together(one: Tensor, other: Tensor, alpha: complex, target: Tensor | None) -> Tensor:
+    dtype = torch.result_type(one, other)
+    scaled = other._values().to(dtype)
+    if alpha != 1:
+        scaled = scaled.mul(alpha)
+    indices = torch.cat((one._indices(), other._indices()), 1)
+    values = torch.cat((one._values().to(dtype), scaled))
+    make = partial(torch.sparse_coo_tensor, size=one.shape, check_invariants=False)
+    total = make(indices, values)
+    cast = target is not None and target.dtype != dtype
+    if cast or total._nnz() > total.numel():
+        merged = total.coalesce()
+        total = make(merged._indices(), merged._values())
+    return total
+
+
+_Key = torch._C.DispatchKey
+_aten = torch.ops.aten
+
+# For each kind of composite: the key of simulated devices, and the one whose kernels work on
+# the description of a tensor (indices, sizes) whatever device its parts are on.
+KEYS = {
+    "SparsePrivateUse1": torch._C.DispatchKeySet(_Key.SparseCPU),
+    "SparseCsrPrivateUse1": torch._C.DispatchKeySet(_Key.SparseCsrCPU),
+    "NestedTensorPrivateUse1": torch._C.DispatchKeySet(_Key.NestedTensorCPU),
+}
+
+# Operators that read or write the description alone, and never the parts' memory.
+DESCRIPTIVE = {
+    "SparsePrivateUse1": (
+        "_coalesced_",
+        "_dimI",
+        "_dimV",
+        "_indices",
+        "_nnz",
+        "_sparse_coo_tensor_with_dims",
+        "_sparse_coo_tensor_with_dims_and_tensors",
+        "_values",
+        "dense_dim",
+        "indices",
+        "is_coalesced",
+        "sparse_dim",
+        "values",
+    ),
+    "SparseCsrPrivateUse1": (
+        "_nnz",
+        "ccol_indices",
+        "col_indices",
+        "crow_indices",
+        "dense_dim",
+        "row_indices",
+        "sparse_dim",
+        "values",
+    ),
+    "NestedTensorPrivateUse1": (
+        "_nested_tensor_size",
+        "_nested_tensor_storage_offsets",
+        "_nested_tensor_strides",
+        "alias",
+        "detach",
+        "select.int",
+        "squeeze",
+        "squeeze.dim",
+        "squeeze.dims",
+        "transpose.int",
+        "unbind.int",
+        "unsqueeze",
+        "values",
+        "view",
+    ),
+}
+
+# The host has these, CUDA has not, and neither have simulated devices.
+HOST_ONLY = {
+    "NestedTensorPrivateUse1": ("_nested_sum_backward", "sum.dim_IntList"),
+    "SparseCsrPrivateUse1": ("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"),
+    "SparsePrivateUse1": (),
+}
+
+
+# CUDA has these only to refuse them.
+_REFUSED = {"aten::sspaddmm": "NYI: CUDA sspaddmm is not implemented"}
+
+# These write values whatever the indices say, also to what `torch.empty` has left undefined.
+_LOOK_AT_NO_INDEX = ("fill_", "zero_")
+
+
+def _index_of(values: Any) -> int | None:
+    """Device of the first simulated tensor among (nested) arguments."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.device.type == DEVICE_TYPE:
+                return value.device.index
+        elif isinstance(value, torch.device) and value.type == DEVICE_TYPE:
+            return world.resolve(value)
+        elif isinstance(value, (tuple, list)):
+            found = _index_of(value)
+            if found is not None:
+                return found
+    return None
+
+
+def _device_of(rules: DeviceRules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """The device to compute on, or None where no argument names one.
+
+    Raises DeviceMismatchError where the tensors may not take part in one operation.
+    """
+    values = (*args, *kwargs.values())
+    if len({tensor.device for tensor in tensors_in(values)}) > 1:
+        return rules.device_of_mixed_tensors(args, kwargs)
+    return _index_of(values)
+
+
+def composite_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A kernel that lets the host compute `op` on composites and brings the results back."""
+
+    refusal = _REFUSED.get(op._schema.name)
+
+    def on_host(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if refusal is not None:
+            raise RuntimeError(refusal)
+        with torch._C.DisableTorchFunction():
+            return op(*args, **kwargs)
+
+    kernel = Kernel(op, widened(op, on_host) or host_code(op, on_host))
+    names = [argument.name for argument in op._schema.arguments]
+    written = {a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write}
+    looks = op._schema.name.removeprefix("aten::") not in _LOOK_AT_NO_INDEX
+    rules = DeviceRules(op, key.removesuffix("PrivateUse1"))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = rules.with_numbers_moved(args, kwargs) or (args, kwargs)
+        found = _device_of(rules, args, kwargs)
+        index = world.current_device() if found is None else found
+        host_args = [_argument_to_host(value, check=looks) for value in args]
+        host_kwargs = {name: _argument_to_host(value) for name, value in kwargs.items()}
+        try:
+            result = launch(kernel, index, host_args, host_kwargs)
+        except RuntimeError as error:
+            if not wants_to_resize(error):
+                raise
+            # What is written to gets another number of elements: memory under an alias cannot.
+            read = {True: _resizable_to_host, False: _argument_to_host}
+            pairs = zip(names, args, strict=False)
+            host_args = [read[name in written](value) for name, value in pairs]
+            host_kwargs = {name: read[name in written](v) for name, v in kwargs.items()}
+            result = launch(kernel, index, host_args, host_kwargs)
+        arguments = [*zip(names, args, host_args, strict=False)]
+        arguments += [(name, kwargs[name], host_kwargs[name]) for name in kwargs]
+        for name, value, host in arguments:
+            if name in written and isinstance(value, Tensor) and is_composite(value):
+                _write_back(value, host, index)
+
+        def bring_back(output: Any) -> Any:
+            for _, value, host in arguments:
+                if output is host:
+                    return value
+            return to_device(output, index) if isinstance(output, Tensor) else output
+
+        if isinstance(result, (tuple, list)):
+            return [bring_back(output) for output in result]
+        return bring_back(result)
+
+    return run
+
+
+def _argument_to_host(value: Any, check: bool = True) -> Any:
+    if isinstance(value, Tensor):
+        if check and is_composite(value) and not value.is_nested:
+            check_invariants(value)
+        return to_host(value)
+    if isinstance(value, (tuple, list)):
+        return [_argument_to_host(item) if isinstance(item, Tensor) else item for item in value]
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _resizable_to_host(value: Any) -> Any:
+    host = _argument_to_host(value)
+    sparse = isinstance(value, Tensor) and is_composite(value) and not value.is_nested
+    return host.clone() if sparse else host
+
+
+def _write_back(target: Tensor, host: Tensor, index: int) -> None:
+    """Let `target` be what an in-place operator made of its host counterpart."""
+    if target.layout == torch.sparse_coo:
+        fresh = to_device(host.clone(), index)
+        keys = KEYS["SparsePrivateUse1"]
+        if target.shape != fresh.shape:
+            form = (fresh.shape, fresh.sparse_dim(), fresh.dense_dim())
+            clear = _aten.sparse_resize_and_clear_.default._handle.redispatch_boxed
+            make_on(index, lambda: clear(keys, target, *form))
+        copy = _aten.copy_sparse_to_sparse_.default._handle.redispatch_boxed
+        make_on(index, lambda: copy(keys, target, fresh, False))
+    elif not target.is_nested and _is_another(host, target):
+        fresh = to_device(host.clone(), index)
+        resize = _aten.resize_as_sparse_.default._handle.redispatch_boxed
+        make_on(index, lambda: resize(KEYS["SparseCsrPrivateUse1"], target, fresh))
+        for mine, its in zip(_members(target), _members(fresh), strict=True):
+            mine.copy_(its)
+
+
+def _is_another(host: Tensor, target: Tensor) -> bool:
+    """Whether a compressed tensor has become another size, or has got memory of its own."""
+    mine, its = target.values(), host.values()
+    if target.shape != host.shape or mine.shape != its.shape:
+        return True
+    return mine.data_ptr() != its.data_ptr()
+
+
+def _members(compressed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compressed indices, plain indices and values."""
+    rows = compressed.layout in (torch.sparse_csr, torch.sparse_bsr)
+    plain = compressed.col_indices() if rows else compressed.row_indices()
+    ends = compressed.crow_indices() if rows else compressed.ccol_indices()
+    return ends, plain, compressed.values()
+
+
+def metadata_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A kernel that runs PyTorch's own code on the description of a simulated composite."""
+    run_stock = op._handle.redispatch_boxed
+    rules = DeviceRules(op, key.removesuffix("PrivateUse1"))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        index = _device_of(rules, args, kwargs)
+        return make_on(index, lambda: run_stock(KEYS[key], *args, **kwargs))
+
+    return run
+
+
+_COPY = Kernel(_aten.clone.default, lambda _, tensor: tensor.clone())
+
+
+def to_copy(self: Tensor, *, device: torch.device | None = None, **options: Any) -> Tensor:
+    """`self.to(...)` for a composite."""
+    source = self.device.index
+    target = source if device is None else device
+    to_cpu = isinstance(target, torch.device) and target.type == "cpu"
+    index = None if to_cpu else world.resolve(target)
+    host = to_host(self)
+    dtype = options.get("dtype")
+    if index == source:
+        copy = launch(_COPY, source, (host,), {})
+    else:
+        blocking = not options.get("non_blocking")
+        copy = launch_copy(_COPY, source, index, (host,), {}, blocking)
+    copy = copy if dtype is None else copy.to(dtype)
+    return copy if index is None else to_device(copy, index)
+
+
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """`self.copy_(src)` where one of them is a composite."""
+    source = None if src.is_cpu else src.device.index
+    target = None if self.is_cpu else self.device.index
+    if target is None:
+        blocking = not non_blocking
+        return self.copy_(launch_copy(_COPY, source, None, (to_host(src),), {}, blocking))
+    if source == target:
+        host = launch(_COPY, target, (to_host(src),), {})
+    else:
+        blocking = not non_blocking
+        host = launch_copy(_COPY, source, target, (to_host(src),), {}, blocking)
+    destination = to_host(self)
+    destination.copy_(host)
+    if is_composite(self):
+        _write_back(self, destination, target)
+    return self
+
+
+_invariants_are_checked: Callable[[], bool] = torch.sparse.check_sparse_tensor_invariants.is_enabled
+
+
+def coo_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """PyTorch's code that makes a COO tensor, but for asking what is coalesced.
+
+    For registration under autograd's key. With `check_invariants`, that code looks below the
+    dispatcher for a kernel that numbers the indices, which only CPU and CUDA have.
+    """
+    compose = op._handle.redispatch_boxed
+
+    def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Tensor:
+        if kwargs.get("is_coalesced") and _invariants_are_checked():
+            found = compose(HOST_KEYS, *args, **{**kwargs, "is_coalesced": None})
+            return _said_coalesced(found, *args[:2])
+        made: Tensor = compose(HOST_KEYS, *args, **kwargs)
+        return made
+
+    return run
+
+
+def _said_coalesced(found: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    """A tensor like `found`, which is made of these, that is known to be coalesced."""
+    _aten._validate_sparse_coo_tensor_args(indices, found._values(), found.shape, True)
+    made: Tensor = _aten._sparse_coo_tensor_with_dims_and_tensors(
+        found.sparse_dim(),
+        found.dense_dim(),
+        found.shape,
+        indices,
+        values if values.dim() else values.expand(1),
+        dtype=found.dtype,
+        layout=found.layout,
+        device=found.device,
+        is_coalesced=True,
+    )
+    return made
+
+
+COO_KERNELS = {
+    name: coo_kernel(overload(name))
+    for name in (
+        "_sparse_coo_tensor_unsafe",
+        "sparse_coo_tensor.indices",
+        "sparse_coo_tensor.indices_size",
+    )
+}

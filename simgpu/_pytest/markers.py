@@ -1,0 +1,223 @@
+"""The markers `devices` and `without`, and the skips of tests that need more devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, NoReturn
+
+import pytest
+
+from simgpu._pytest.options import DeviceOptions, read_options
+from simgpu._util.naming import plural
+
+DEVICES_MARKER = (
+    "devices(count, distinct=False, at_least=False): the test has exactly `count` devices, or "
+    "with at_least=True all that there are, if not fewer; distinct=True when they must be "
+    "different GPUs, which an oversubscribed GPU cannot be."
+)
+
+# The fixture that a marked test gets although it names none of ours.
+MARKED_DEVICES = "_simgpu_marked_devices"
+FIXTURES = {"devices", "module_devices", "session_devices", MARKED_DEVICES}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments of the marker."""
+
+    count: int
+    _: KW_ONLY
+    distinct: bool = False
+    at_least: bool = False
+
+
+def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
+    """Return what the nearest marker of a test asks for; None if there is no marker.
+
+    Raises TypeError or ValueError for one with other arguments than `Wanted` has.
+    """
+    marker = node.get_closest_marker("devices")
+    if marker is None:
+        return None
+    try:
+        wanted = Wanted(*marker.args, **marker.kwargs)
+    except TypeError:
+        raise TypeError(_words(marker)) from None
+    kinds = [type(told) for told in (wanted.count, wanted.distinct, wanted.at_least)]
+    if kinds != [int, bool, bool]:
+        raise TypeError(_words(marker))
+    if wanted.count < 1:
+        raise ValueError(_words(marker))
+    return wanted
+
+
+# What is wrong with what is asked of a test, which is told as an error of that test.
+_WRONG = pytest.StashKey[str]()
+
+
+def tell_wrong(item: pytest.Item, marker: pytest.Mark, hint: str) -> None:
+    """Let a test fail for one of its markers, before anything of it runs."""
+    tell_of(item, f"{call_of(marker)}: {hint}")
+
+
+def tell_of(item: pytest.Item, what: str) -> None:
+    """Let a test fail for what its markers and the session's options ask of it."""
+    item.stash[_WRONG] = f"{item.nodeid}: {what}"
+
+
+def fail_if_wrong(item: pytest.Item) -> None:
+    """Raise what `tell_wrong` or `tell_of` was told of this test."""
+    if _WRONG in item.stash:
+        pytest.fail(item.stash[_WRONG], pytrace=False)
+
+
+def call_of(marker: pytest.Mark) -> str:
+    """A marker as the test has it: "@pytest.mark.devices(2)"."""
+    named = [f"{name}={value!r}" for name, value in marker.kwargs.items()]
+    told = ", ".join([*map(repr, marker.args), *named])
+    return f"@pytest.mark.{marker.name}({told})"
+
+
+def _words(marker: pytest.Mark) -> str:
+    return (
+        f"{call_of(marker)}: write @pytest.mark.devices(n), n being an int from 1 on, with "
+        "distinct=True or at_least=True where that is meant"
+    )
+
+
+def give_devices_if_marked(item: pytest.Item) -> None:
+    """Let a marked test have its devices, also where it names no fixture (unittest.TestCase)."""
+    names: list[str] | None = getattr(item, "fixturenames", None)
+    if names is None or FIXTURES & set(names) or not _is_marked(item):
+        return
+    # First, so that the test's own fixtures find the devices.
+    names.insert(0, MARKED_DEVICES)
+
+
+def _is_marked(item: pytest.Item) -> bool:
+    """Whether a test has our marker, and not one that its suite calls by the same name."""
+    try:
+        wanted = wanted_by(item)
+    except (TypeError, ValueError):
+        return False
+    return wanted is not None and is_ours(item, DEVICES_MARKER)
+
+
+def is_ours(item: pytest.Item, description: str) -> bool:
+    """Whether the marker that `description` declares is not one that the suite declares, too."""
+    name = _name_in(description)
+    declared = [line for line in item.config.getini("markers") if _name_in(line) == name]
+    return declared == [description]
+
+
+def closest_of_ours(item: pytest.Item, description: str) -> pytest.Mark | None:
+    """Return the nearest marker of a test that `description` declares, unless the suite does."""
+    marker = item.get_closest_marker(_name_in(description))
+    return marker if marker is not None and is_ours(item, description) else None
+
+
+def _name_in(description: str) -> str:
+    """The marker's name in a line that declares it, as pytest finds it there."""
+    return description.partition(":")[0].partition("(")[0].strip()
+
+
+# Tests that need more devices than there are: skipped, and counted at the end of the session.
+
+_WANTED_PROPERTY = "devices wanted"
+
+
+def skip(request: pytest.FixtureRequest, why: str) -> NoReturn:
+    # A module or a session, for which wider fixtures are made, has none.
+    getattr(request.node, "user_properties", []).append((_WANTED_PROPERTY, why))
+    pytest.skip(why)
+
+
+def skip_lines(skipped: Iterable[Any]) -> list[str]:
+    """Return one line for each reason, with the number of tests that were skipped for it."""
+    # A module that skips itself while it is collected has a report without user_properties.
+    properties = [pair for report in skipped for pair in getattr(report, "user_properties", ())]
+    reasons = [text for name, text in properties if name == _WANTED_PROPERTY]
+    lines = []
+    for text in sorted(set(reasons)):
+        count = reasons.count(text)
+        lines.append(f"{plural(count, 'test')} skipped: {'it' if count == 1 else 'each'} {text}")
+    return lines
+
+
+# `@pytest.mark.without("--async", reason="...")`: a test runs as if an option were not given.
+#
+# For tests to which an option does not apply: one that looks at a result before anything has waited
+# for it, on purpose, cannot pass under `--async`. The session counts them at its end.
+
+# By option, what `DeviceOptions` has where it is not given.
+_NOT_GIVEN: dict[str, dict[str, Any]] = {
+    "--async": {"lazy": False, "async_seed": None},
+    "--races": {"races": False},
+    "--faults": {"faults": None},
+    "--schedules": {"schedules": None, "schedule": None},
+}
+OPTIONS = tuple(_NOT_GIVEN)
+WITHOUT_MARKER = (
+    "without(option, ..., reason): the test runs as if these options of the session had not been "
+    f"given; any of {', '.join(OPTIONS)}."
+)
+_WAY_OUT = (
+    f'write @pytest.mark.without("--async", reason="why"), with one or more of {", ".join(OPTIONS)}'
+)
+_LEFT_OUT = pytest.StashKey[frozenset[str]]()
+_LEFT_OUT_PROPERTY = "option left out"
+
+
+def read_markers(item: pytest.Item) -> None:
+    """Keep which options a test runs without; a wrong marker is an error of its test."""
+    markers = list(item.iter_markers("without"))
+    if not markers or not is_ours(item, WITHOUT_MARKER):
+        return
+    told: set[str] = set()
+    for marker in markers:
+        reason = marker.kwargs.get("reason")
+        options = [option for option in marker.args if option in OPTIONS]
+        has_reason = isinstance(reason, str) and bool(reason.strip())
+        if (
+            not options
+            or len(options) < len(marker.args)
+            or not has_reason
+            or len(marker.kwargs) > 1
+        ):
+            tell_wrong(item, marker, _WAY_OUT)
+        told.update(options)
+    item.stash[_LEFT_OUT] = frozenset(told)
+    item.user_properties += [
+        (_LEFT_OUT_PROPERTY, option) for option in sorted(told & _given(item.config))
+    ]
+
+
+def options_for(item: pytest.Item) -> DeviceOptions:
+    """What the session asks for, less what the test's markers leave out."""
+    options, left_out = read_options(item.config), item.stash.get(_LEFT_OUT, frozenset())
+    changes: dict[str, Any] = {}
+    for option in left_out:
+        changes |= _NOT_GIVEN[option]
+    return replace(options, **changes)
+
+
+def left_out_lines(reports: Iterable[Any]) -> list[str]:
+    """One line for each option that was given, with the number of tests that left it out."""
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    left_out = [option for name, option in properties if name == _LEFT_OUT_PROPERTY]
+    return [
+        f"{plural(left_out.count(option), 'test')} ran without {option} (@pytest.mark.without)"
+        for option in OPTIONS
+        if option in left_out
+    ]
+
+
+def _given(config: pytest.Config) -> set[str]:
+    """The options of this session that a test can leave out."""
+    options = read_options(config)
+    return {
+        option
+        for option, unset in _NOT_GIVEN.items()
+        if any(getattr(options, name) != value for name, value in unset.items())
+    }

@@ -1,0 +1,374 @@
+"""Tests that run again and again or watched: `--faults oom`, `--schedules`, `--races`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simgpu._pytest.markers import closest_of_ours, tell_of, tell_wrong
+from simgpu._strategies.examples import node_id
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+_OF_PROPERTY = pytest.StashKey[list[Wrapper]]()
+
+
+def wrap_test(
+    item: pytest.Function, what: str, wrapper: Wrapper, of_property: Wrapper | None = None
+) -> None:
+    """Let `item` call its test through `wrapper`; what hypothesis calls, through `of_property`.
+
+    An `async def` fails, for the option or the marker `what`: its call only makes a coroutine. So
+    does any other test that returns one, such as a decorated `async def`, once it is called.
+    """
+    test = getattr(getattr(item.obj, "hypothesis", None), "inner_test", item.obj)
+    leave_out = f'with @pytest.mark.without("{what}", reason="...")' if what[0] == "-" else ""
+    refusal = (
+        f"{what} cannot run or watch an `async def`: write `def` with asyncio.run(...) in it, "
+        f"or leave {what} out {leave_out}".rstrip()
+    )
+    if inspect.iscoroutinefunction(test) or inspect.isasyncgenfunction(test):
+        tell_of(item, refusal)
+        return
+    if getattr(item.obj, "hypothesis", None) is None:
+        item.obj = wrapper(_run_by_its_call(item.obj, refusal))
+        return
+
+    def around(test: Callable[..., Any]) -> Callable[..., Any]:
+        return (of_property or wrapper)(_run_by_its_call(test, refusal))
+
+    item.stash.setdefault(_OF_PROPERTY, []).append(around)
+
+
+def _run_by_its_call(test: Callable[..., Any], refusal: str) -> Callable[..., Any]:
+    """`test`, which fails with `refusal` if its call has only made what is to be awaited."""
+
+    @functools.wraps(test)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = test(*args, **kwargs)
+        if hasattr(result, "__await__") or hasattr(result, "__aiter__"):
+            if inspect.iscoroutine(result):
+                result.close()  # or Python would warn that it was never awaited
+            pytest.fail(refusal, pytrace=False)
+        return result
+
+    return call
+
+
+@contextmanager
+def wrapped(item: pytest.Item) -> Iterator[None]:
+    """While `item` runs, let hypothesis call its property through all that it is wrapped in.
+
+    No longer than that: a property is one function for many parametrized items.
+    """
+    wrappers = item.stash.get(_OF_PROPERTY, [])
+    if not wrappers:
+        yield
+        return
+    assert isinstance(item, pytest.Function)
+    given = item.obj.hypothesis
+    stock = given.inner_test
+    for wrapper in wrappers:
+        given.inner_test = wrapper(given.inner_test)
+    try:
+        yield
+    finally:
+        given.inner_test = stock
+
+
+# `@pytest.mark.every_oom` and `pytest --faults oom`: a test runs once more for each allocation.
+#
+# In each of these runs another allocation of simulated memory fails. The test has to let that error
+# out, as it is or as the cause of another one (`raise ... from error`), or to go on; what it may
+# not do is raise something else, or leave more memory taken than a run without a failure leaves.
+
+EVERY_OOM_MARKER = (
+    "every_oom: the test runs once more for each allocation of simulated memory in it, which fails "
+    "that time; it has to let OutOfMemoryError out, or go on, and to leave no memory taken."
+)
+
+
+def repeat_with_ooms(item: pytest.Item, everywhere: bool) -> None:
+    """Let a test function run with every failure, if its marker or the session asks for it."""
+    if not isinstance(item, pytest.Function):
+        return
+    marker = closest_of_ours(item, EVERY_OOM_MARKER)
+    if marker is not None and (marker.args or marker.kwargs):
+        tell_wrong(item, marker, "write @pytest.mark.every_oom, which takes no arguments")
+    if not everywhere and marker is None:
+        return
+    wrap_test(item, "--faults" if everywhere else "@pytest.mark.every_oom", _with_every_failure)
+
+
+def _with_every_failure(test: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        import simgpu
+
+        with simgpu.faults() as counted:
+            test(*args, **kwargs)
+        taken = _taken()
+        for number in range(counted.allocations):
+            _run_with_failure(number, functools.partial(test, *args, **kwargs), taken)
+
+    return run
+
+
+def _run_with_failure(number: int, run: Callable[[], Any], taken: list[int]) -> None:
+    """One run in which allocation `number` fails; `taken` are the bytes of one without failure."""
+    import simgpu
+    from simgpu.errors import OutOfMemoryError
+
+    with simgpu.faults(oom_at=number) as injected:
+        try:
+            run()
+        except (Exception, pytest.fail.Exception) as error:
+            if not injected.passed_on(error, OutOfMemoryError):
+                if not injected.fired or isinstance(error, OutOfMemoryError):
+                    raise
+                pytest.fail(f"with {injected.fired[0]}, the test raised {error!r}")
+    for index, (now, before) in enumerate(zip(_taken(), taken, strict=False)):
+        if now > before:
+            place = injected.fired[0] if injected.fired else "no failure"
+            pytest.fail(f"with {place}, {now - before} bytes stay taken on device {index}")
+
+
+def _taken() -> list[int]:
+    from simgpu._core.world import active_devices
+
+    return [device.allocated for device in active_devices]
+
+
+# `pytest --races`: a test fails where streams use the same memory in no order.
+#
+# One that fails by itself is told of its races too.
+
+_PYTEST = os.path.dirname(inspect.getfile(pytest.Item)) + os.sep
+
+
+def watch_if_wanted(item: pytest.Item, wanted: bool) -> None:
+    """Let a test function fail for the races that it has; one of hypothesis, in each example."""
+    if wanted and isinstance(item, pytest.Function):
+        wrap_test(item, "--races", _watched)
+
+
+def _watched(test: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        import simgpu
+
+        found: Sequence[Any] = ()
+        try:
+            with simgpu.races() as found:
+                result = test(*args, **kwargs)
+        except (Exception, pytest.fail.Exception) as error:
+            own = [race for race in found if not _is_of_pytest(race)]
+            if own and hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note(_text(own))  # perhaps why it fails: the values may be wrong
+            raise
+        if found:
+            pytest.fail(_text(found), pytrace=False)
+        return result
+
+    return run
+
+
+def _text(found: Sequence[Any]) -> str:
+    return "\n".join(str(race) for race in found)
+
+
+def _is_of_pytest(race: Any) -> bool:
+    """Whether pytest reads there, as where it prints the values of a comparison."""
+    return any(access.place.startswith(_PYTEST) for access in (race.first, race.second))
+
+
+# `@pytest.mark.schedules(n)` and `pytest --schedules N`: a test runs under many schedules.
+#
+# A test function runs once in each of n schedules (`simgpu.schedule`), up to the first that fails.
+# A property of hypothesis draws its schedule with its examples, one number per choice, so that a
+# failure shrinks, and is told with the fewest switches; each example runs under as many as give n
+# in all. `--schedule TOKEN` runs the tests under that one schedule.
+
+SCHEDULES_MARKER = (
+    "schedules(n=20): the test runs under n schedules of its threads (simgpu.schedule), up to the "
+    "first in which it fails."
+)
+DEFAULT = 20
+# Where `simgpu replay TOKEN` finds which test a token is of.
+FOLDER = Path(".simgpu") / "schedules"
+_FAILURES = (Exception, pytest.fail.Exception)
+
+
+def repeat_with_schedules(item: pytest.Item, everywhere: int | None, token: str | None) -> None:
+    """Let a test function run under schedules, if its marker or the session asks for it."""
+    if not isinstance(item, pytest.Function):
+        return
+    marker = closest_of_ours(item, SCHEDULES_MARKER)
+    told = None if marker is None else _count(item, marker)
+    n = everywhere or told
+    if n is None and token is None:
+        return
+    wrap_test(
+        item,
+        "--schedules" if everywhere or token else "@pytest.mark.schedules",
+        lambda test: _under_schedules(test, n or 1, token, item),
+        lambda test: _under_drawn_schedules(test, n or 1, token, item),
+    )
+
+
+def _count(item: pytest.Item, marker: pytest.Mark) -> int | None:
+    """How many schedules a marker asks for; None where that is an error of its test."""
+    told = [*marker.args, *(value for name, value in marker.kwargs.items() if name == "n")]
+    n = told[0] if told else DEFAULT
+    if len(told) < len(marker.args) + len(marker.kwargs) or len(told) > 1 or type(n) is not int:
+        n = 0
+    if n < 1:
+        tell_wrong(item, marker, "write @pytest.mark.schedules(n), n being an int from 1 on")
+        return None
+    return n
+
+
+def _under_schedules(
+    test: Callable[..., Any], n: int, token: str | None, item: pytest.Item
+) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        from simgpu._explore.schedules.earlier_locks import adopted
+        from simgpu._explore.schedules.explore import attempted, schedule, shortened, tried
+
+        step = functools.partial(test, *args, **kwargs)
+        with adopted(step):
+            if token is not None:
+                with schedule(replay=token):
+                    step()
+                return
+            once = functools.partial(_once, attempted, step)
+            *_, last = tried(once, n, "deviate", 0)
+            if last.error is None:
+                return
+            failed = shortened(once, last)
+            assert failed.error is not None
+            _tell(failed, item)
+            raise failed.error
+
+    return run
+
+
+def _once(attempted: Callable[..., Any], step: Callable[[], Any], number: int, how: Any) -> Any:
+    return attempted(step, number, how, _FAILURES)[1]
+
+
+def _under_drawn_schedules(
+    test: Callable[..., Any], n: int, token: str | None, item: pytest.Item | None = None
+) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        from hypothesis import reject, settings
+        from hypothesis.control import current_build_context
+
+        from simgpu._explore.schedules.earlier_locks import adopted
+        from simgpu._explore.schedules.explore import attempted
+        from simgpu._explore.schedules.tokens import Replay
+        from simgpu._strategies import examples as strategies_examples
+        from simgpu.errors import ScheduleDivergedError
+
+        drawing = _Drawing(current_build_context())
+        step = functools.partial(test, *args, **kwargs)
+        examples = settings.default.max_examples if settings.default else n
+        with adopted(step):
+            for number in range(1 if token else -(-n // max(examples, 1))):  # n in all, or more
+                how = Replay(token) if token else drawing.schedule()
+                _, done = attempted(step, number, how, (BaseException,))
+                if drawing.stopped:
+                    raise drawing.stopped[0] from None
+                if token and isinstance(done.error, ScheduleDivergedError):
+                    reject()  # the token is of another example
+                if drawing.is_final and isinstance(done.error, _FAILURES) and not token:
+                    done = _shortest(step, done)
+                    _tell(done, item)
+                strategies_examples.scheduled(done.switches, done.token)
+                if done.error is not None:
+                    raise done.error
+
+    return run
+
+
+class _Drawing:
+    """Draws schedules from the numbers of one example of hypothesis.
+
+    Attributes:
+        is_final: whether the example is the smallest that fails, which is told.
+        stopped: what hypothesis has raised, to be told when the test has ended.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._data, self.is_final = context.data, bool(getattr(context, "is_final", False))
+        self.stopped: list[BaseException] = []
+
+    def schedule(self) -> Any:
+        from simgpu._explore.schedules.tokens import Drawn
+
+        return Drawn(self._draw)
+
+    def _draw(self, count: int) -> int:
+        # An explicit example (@example) has no numbers to give, and one that is over no more.
+        if self.stopped or self._data.frozen or getattr(self._data, "max_choices", None) == 0:
+            return 0
+        try:
+            return int(self._data.draw_integer(0, count - 1))
+        except BaseException as stop:
+            self.stopped.append(stop)
+            return 0
+
+
+def _shortest(step: Any, failed: Any) -> Any:
+    """The run with the fewest deviations; `failed` itself where more runs draw more numbers."""
+    from hypothesis.strategies import DataObject
+
+    from simgpu._explore.schedules.explore import attempted, shortened
+
+    if any(isinstance(value, DataObject) for value in (*step.args, *step.keywords.values())):
+        return failed
+    return shortened(functools.partial(_once, attempted, step), failed)
+
+
+def _tell(failed: Any, item: pytest.Item | None) -> None:
+    """Say how to repeat a schedule that failed, and keep which test it is of."""
+    if item is not None:
+        _remember(failed.token, item)
+    how = f"simgpu replay {failed.token}    # schedule {failed.number}"
+    if hasattr(failed.error, "add_note"):
+        failed.error.add_note(how)
+    elif item is not None:  # Python 3.10 has no notes
+        item.add_report_section("call", "schedule", how)
+
+
+def _remember(token: str, item: pytest.Item) -> None:
+    """Keep which test a token is of, for `simgpu replay TOKEN`; nothing where that cannot be.
+
+    Both in the folder that pytest was started in: the test may have gone to another one.
+    """
+    start = item.config.invocation_params.dir
+    name = node_id(item, start)
+    folder = start / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder.parent / ".gitignore").write_text("*\n")
+        (folder / f"{token}.json").write_text(json.dumps({"test": name}))
+    except OSError:
+        return
+
+
+def test_of(token: str) -> str | None:
+    """Which test the token of a failed schedule is of, if that is known in this folder."""
+    try:
+        return str(json.loads((FOLDER / f"{os.path.basename(token)}.json").read_text())["test"])
+    except (OSError, ValueError, KeyError):
+        return None

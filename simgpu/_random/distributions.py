@@ -1,0 +1,398 @@
+"""Random words as numbers of a distribution: real numbers, coin tosses, integers.
+
+From ATen/core/TransformationHelper.h, ATen/native/cuda/DistributionTemplates.h and cuRAND's
+curand_uniform.h and curand_normal.h. Half and bfloat16 are computed in float and rounded at the
+end, as on a GPU. Where a GPU takes a fast approximation (logarithm, sine, cosine, tangent,
+exponential of floats), NumPy's function stands for it, and the last bits differ.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from simgpu._random import philox
+from simgpu._random.fill import Source
+from simgpu._random.philox import (
+    Array,
+    Words,
+    Words32,
+    bits_of_two,
+    multiply_add,
+    unit_double,
+    unit_float,
+)
+
+_ANGLE = float(np.float32(2 * math.pi)) * 2.0**-32
+
+
+class Unit:
+    """Numbers in (0, 1], one per lane, with which most kinds here begin."""
+
+    def __init__(self, double: bool) -> None:
+        self.double = double
+        self.unroll = 2 if double else 4
+        self.dtype: Any = np.float64 if double else np.float32
+
+    def drawn(self, lanes: int) -> int:
+        return 2 * lanes if self.double else lanes
+
+    def convert(self, words: Words, outs: Sequence[Array]) -> None:
+        for lane, out in enumerate(outs):
+            count = len(out)
+            if self.double:
+                unit_double(words[2 * lane][:count], words[2 * lane + 1][:count], out)
+            else:
+                unit_float(words[lane][:count], out)
+            self.transform(out)
+
+    def transform(self, values: Array) -> None:
+        """Turn uniform numbers into those of a distribution, in place."""
+
+
+class Uniform(Unit):
+    """Uniform in [low, high): the upper bound, which may be drawn, is turned into the lower one.
+
+    `turns` is whether that is done here; where the numbers are rounded later, it has to wait.
+    """
+
+    def __init__(self, double: bool, low: float, high: float, span: float, turns: bool) -> None:
+        super().__init__(double)
+        self.low, self.high, self.span, self.turns = low, high, span, turns
+
+    def transform(self, values: Array) -> None:
+        multiply_add(values, self.span, self.low)
+        if self.turns and values.max() >= self.high:
+            np.copyto(values, values.dtype.type(self.low), where=values == self.high)
+
+
+class Exponential(Unit):
+    """-log(u) / rate, where the logarithm of 1 is a little below 0."""
+
+    def __init__(self, double: bool, rate: float) -> None:
+        super().__init__(double)
+        self.factor = -1 / self.dtype(rate)
+
+    def transform(self, values: Array) -> None:
+        half = self.dtype(np.finfo(self.dtype).eps / 2)
+        ones = values >= 1 - half
+        np.log(values, out=values)
+        np.copyto(values, -half, where=ones)
+        np.multiply(values, self.factor, out=values)
+
+
+class Cauchy(Unit):
+    """median + sigma * tan(pi * (u - 1/2)); floats are kept a little away from the poles."""
+
+    def __init__(self, double: bool, median: float, sigma: float) -> None:
+        super().__init__(double)
+        self.median, self.sigma = self.dtype(median), self.dtype(sigma)
+
+    def transform(self, values: Array) -> None:
+        if not self.double:
+            eps = np.finfo(np.float32).eps
+            np.clip(values, eps, 1 - eps, out=values)
+        np.subtract(values, self.dtype(0.5), out=values)
+        np.multiply(values, self.dtype(math.pi), out=values)
+        np.tan(values, out=values)
+        multiply_add(values, self.sigma, self.median)
+
+
+class Geometric(Unit):
+    """ceil(log(u) / log(1 - p))."""
+
+    def __init__(self, double: bool, p: float) -> None:
+        super().__init__(double)
+        p = self.dtype(p)
+        # A GPU has no fast log1p of floats and takes the logarithm of the rounded sum: 0 or
+        # -inf at the ends, of which nothing on a GPU would warn.
+        with np.errstate(divide="ignore"):
+            self.below = np.log1p(-p) if double else np.log(np.float32(1) - p)
+
+    def transform(self, values: Array) -> None:
+        np.log(values, out=values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            np.divide(values, self.below, out=values)
+        np.ceil(values, out=values)
+
+
+class Normal:
+    """mean + std * a standard normal number, by Box and Muller: two of two uniform ones."""
+
+    def __init__(self, double: bool, mean: float, std: float) -> None:
+        self.double = double
+        self.unroll = 2 if double else 4
+        self.dtype: Any = np.float64 if double else np.float32
+        self.mean, self.std = self.dtype(mean), self.dtype(std)
+
+    def drawn(self, lanes: int) -> int:
+        return 4 if self.double or lanes > 2 else 2
+
+    def convert(self, words: Words, outs: Sequence[Array]) -> None:
+        for pair in range(0, len(outs), 2):
+            if self.double:
+                _pair_of_doubles(words, outs)
+            else:
+                _pair_of_floats(words[pair], words[pair + 1], outs[pair : pair + 2])
+        for out in outs:
+            multiply_add(out, self.std, self.mean)
+            self.transform(out)
+
+    def transform(self, values: Array) -> None:
+        """Turn normal numbers into those of another distribution, in place."""
+
+
+class LogNormal(Normal):
+    """The exponential of a normal number."""
+
+    def transform(self, values: Array) -> None:
+        np.exp(values, out=values)
+
+
+def _pair_of_floats(first: Words32, second: Words32, outs: Sequence[Array]) -> None:
+    count = len(outs[0])
+    radius = unit_float(first[:count])
+    np.log(radius, out=radius)
+    np.multiply(radius, np.float32(-2), out=radius)
+    np.sqrt(radius, out=radius)
+    # The product and the sum are rounded once, to a float.
+    angle = (second[:count].astype(np.float32).astype(np.float64) * _ANGLE + _ANGLE / 2).astype(
+        np.float32
+    )
+    for out, function in zip(outs, (np.sin, np.cos), strict=False):
+        short = slice(len(out))
+        function(angle[short], out=out)
+        np.multiply(out, radius[short], out=out)
+
+
+def _pair_of_doubles(words: Words, outs: Sequence[Array]) -> None:
+    count = len(outs[0])
+    radius = unit_double(words.x[:count], words.y[:count])
+    np.log(radius, out=radius)
+    np.multiply(radius, -2.0, out=radius)
+    np.sqrt(radius, out=radius)
+    turns = bits_of_two(words.z[:count], words.w[:count]).astype(np.float64)
+    np.multiply(turns, 2.0**-52, out=turns)
+    np.add(turns, 2.0**-53, out=turns)  # in half turns
+    np.multiply(turns, math.pi, out=turns)
+    for out, function in zip(outs, (np.sin, np.cos), strict=False):
+        short = slice(len(out))
+        function(turns[short], out=out)
+        np.multiply(out, radius[short], out=out)
+
+
+# Kinds of coin tosses: with one probability for all, or with a tensor of them.
+#
+# One probability is compared with uniform numbers, which grow with the words that they are made of:
+# so the words themselves are compared with the first one that is no success any more.
+#
+# A tensor of probabilities has a kernel of its own (`bernoulli_tensor_cuda_kernel`): thread t
+# tosses elements 4t to 4t + 3 with its four words, whatever the GPU, and a number equal to the
+# probability is a success. So `torch.bernoulli(p)` is not `torch.rand_like(p) < p`.
+
+TENSOR_INCREMENT = 10  # what the kernel with a tensor of probabilities asks the generator for
+
+
+class Toss:
+    """True where the uniform float of a word is less than p; `limit` is `first_failure(p)`."""
+
+    dtype: Any = np.bool_
+    unroll = 4
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def drawn(self, lanes: int) -> int:
+        return lanes
+
+    def convert(self, words: Words, outs: Sequence[Array]) -> None:
+        for word, out in zip(words, outs, strict=False):
+            below(word[: len(out)], self.limit, out)
+
+
+class TossOfDoubles:
+    """True where the uniform double of two words is less than p."""
+
+    dtype: Any = np.bool_
+    unroll = 2
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+    def drawn(self, lanes: int) -> int:
+        return 2 * lanes
+
+    def convert(self, words: Words, outs: Sequence[Array]) -> None:
+        for lane, out in enumerate(outs):
+            low, high = words[2 * lane : 2 * lane + 2]
+            np.less(unit_double(low[: len(out)], high[: len(out)]), self.p, out=out)
+
+
+def below(words: Words32, limit: int, out: Array) -> None:
+    """Which words are less than `limit`, which may be 2**32."""
+    if limit < 2**32:
+        np.less(words, np.uint32(limit), out=out)
+    else:
+        out[...] = True
+
+
+@functools.lru_cache(maxsize=256)
+def first_failure(p: float) -> int:
+    """The first word whose uniform float is not less than `p`; 2**32 if there is none."""
+    low, high = 0, 2**32
+    while low < high:
+        middle = (low + high) // 2
+        if float(unit_float(np.array([middle], np.uint32))[0]) < p:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def limit_of(p: float) -> int:
+    """`first_failure` of a probability that a kernel takes as a float."""
+    return first_failure(float(np.float32(p)))
+
+
+def toss_each(probabilities: torch.Tensor, source: Source) -> torch.Tensor:
+    """A toss for each of `probabilities` (CPU, float or double, contiguous), as booleans."""
+    seed, place = source.stream.take(TENSOR_INCREMENT)
+    chances = probabilities.numpy().reshape(-1)
+    tossed = np.empty(len(chances), np.bool_)
+    step = 4 * philox.CHUNK
+    for start in range(0, len(chances), step):
+        part = chances[start : start + step]
+        words = philox.words_of_threads(seed, place, start // 4, -(-len(part) // 4))
+        for lane, word in enumerate(words):
+            mine = part[lane::4]
+            drawn = unit_float(word[: len(mine)])
+            np.less_equal(drawn, mine, out=tossed[start + lane : start + len(part) : 4])
+    return torch.from_numpy(tossed).view(probabilities.shape)
+
+
+def order_of_elements(
+    sizes: Sequence[int], strides: Sequence[int], others: Sequence[int]
+) -> list[int]:
+    """The dimensions, slowest first, in which that kernel walks through a tensor and its chances.
+
+    It exchanges two dimensions where one of the tensors lies better then and none worse
+    (`rearrangeDims` of ATen/cuda/CUDAApplyUtils.cuh). A tensor whose elements may be the same
+    memory is computed in a contiguous one.
+    """
+    if _may_overlap(sizes, strides):
+        strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
+    order = list(range(len(sizes)))
+    for i in range(len(order) - 1):
+        if sizes[order[i]] == 1:
+            continue
+        for j in range(i + 1, len(order)):
+            if sizes[order[j]] == 1:
+                continue
+            pairs = [(each[order[i]], each[order[j]]) for each in (strides, others)]
+            if any(a < b for a, b in pairs) and not any(a > b for a, b in pairs):
+                order[i], order[j] = order[j], order[i]
+    return order
+
+
+def _may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a dimension reaches as far as the next slower one, so that elements may be one."""
+    dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size > 1)
+    return any(
+        (size - 1) * stride >= slower for (stride, size), (slower, _) in itertools.pairwise(dims)
+    )
+
+
+# Kinds of whole numbers: `random_`, and the limits that PyTorch sets on it.
+#
+# From ATen/native/cuda/DistributionTemplates.h and ATen/native/DistributionTemplates.h. The
+# remainder of a 32-bit word is taken, or of 64 bits where the range is large; both are exact.
+
+WIDE = 2**28  # a range from which on 64 bits are drawn
+_INT64_MIN = -(2**63)
+_WORD = 2**64
+DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+
+class Remainder:
+    """base + (bits mod span), as 64-bit numbers with wrapping; a span of 2**64 is all bits."""
+
+    dtype: Any = np.int64
+
+    def __init__(self, span: int, base: int, wide: bool) -> None:
+        self.span, self.base, self.wide = span, base, wide
+        self.unroll = 2 if wide else 4
+
+    def drawn(self, lanes: int) -> int:
+        return 2 * lanes if self.wide else lanes
+
+    def convert(self, words: Words, outs: Sequence[Array]) -> None:
+        for lane, out in enumerate(outs):
+            count, bits = len(out), out.view(np.uint64)
+            if self.wide:
+                _join(words[2 * lane][:count], words[2 * lane + 1][:count], bits)
+                if self.span < _WORD:
+                    np.remainder(bits, np.uint64(self.span), out=bits)
+            elif self.span < 2**32:
+                bits[...] = np.remainder(words[lane][:count], np.uint32(self.span))
+            else:
+                bits[...] = words[lane][:count]
+            if self.base:
+                np.add(bits, np.uint64(self.base % _WORD), out=bits)
+
+
+def _join(high: Words32, low: Words32, out: Array) -> None:
+    out[...] = high
+    np.left_shift(out, np.uint64(32), out=out)
+    np.bitwise_or(out, low, out=out)
+
+
+def any_of(dtype: torch.dtype) -> Remainder:
+    """`random_()`: every number of an integer dtype from 0 on, or all that a float counts to."""
+    if dtype in DIGITS:
+        return Remainder(2 ** DIGITS[dtype] + 1, 0, dtype is torch.float64)
+    most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
+    return Remainder(most + 1, 0, dtype is torch.int64)
+
+
+def from_to(dtype: torch.dtype, low: int, high: int | None) -> Remainder:
+    """`random_(low, high)`, where None is as far as the dtype goes; the limits are valid."""
+    if high is None and low == _INT64_MIN:
+        return Remainder(_WORD, 0, True)
+    if high is None:
+        if dtype in DIGITS:
+            most = 2 ** DIGITS[dtype]
+        else:
+            most = 1 if dtype is torch.bool else torch.iinfo(dtype).max
+        high = most + 1
+        if dtype in DIGITS:
+            low = _least(dtype, low)
+    elif dtype in DIGITS:
+        low, high = _least(dtype, low), _most(dtype, high)
+    span = (high - low) % _WORD
+    return Remainder(span, low, span >= WIDE)
+
+
+def _least(dtype: torch.dtype, low: int) -> int:
+    """`low`, or the next number that `dtype` has, where rounding would fall below it."""
+    rounded = _rounded(dtype, low + 1)
+    if rounded < low:
+        return rounded + (1 << max(abs(low + 1).bit_length() - DIGITS[dtype], 0))
+    return low
+
+
+def _most(dtype: torch.dtype, high: int) -> int:
+    """`high`, or the last number that `dtype` has, where rounding would reach it."""
+    rounded = _rounded(dtype, high - 1)
+    if rounded >= high:
+        return rounded - (1 << max(abs(high - 1).bit_length() - DIGITS[dtype], 0))
+    return high
+
+
+def _rounded(dtype: torch.dtype, number: int) -> int:
+    return int(torch.tensor(number, dtype=torch.int64, device="cpu").to(dtype).item())

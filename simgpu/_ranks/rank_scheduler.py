@@ -1,0 +1,238 @@
+"""`Turns`: the ranks of a world as threads of one scheduler, and what is told where they stop.
+
+Which of them runs is the scheduler's decision (`simgpu._explore.schedules`): that of the
+schedule in force, or else one rank after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from simgpu._explore.schedules import primitives, scheduler, system_waits
+from simgpu._explore.schedules.earlier_locks import adopted_in_modules
+from simgpu._explore.schedules.explore import controlled, seeded
+from simgpu._explore.schedules.scheduler import (
+    Scheduler,
+    Strategy,
+    Task,
+    calling_task,
+    current,
+    standing_in,
+)
+from simgpu._explore.schedules.tokens import Replay
+from simgpu._util.patching import Patches
+from simgpu.errors import DeadlockError, RankLostError, ScheduleError
+
+_IN_VAIN = 1000  # questions in a row while nobody does anything else: no answer will be another
+
+
+_MADE_BY_CPP: Any = vars(threading)["_DummyThread"]
+
+
+class _InTurn(Strategy):
+    """Who runs goes on until it waits, or asks for what others do; then the next one that can.
+
+    Time-outs come where nobody can go on, the earliest first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = self._order
+
+    @staticmethod
+    def _order(me: Task, ready: list[Task], expiring: list[Task], step: int) -> list[Task]:
+        busy = [task for task in ready if not task.yielding]
+        if me in busy:
+            return [me]
+        due = [task for task in expiring if task.due]
+        if not busy and due:  # those who ask in a loop have asked before
+            return [min(due, key=_end_of_wait)]
+        able = busy or ready
+        first = [task for task in able if task.number > me.number]
+        return first or able or [min(expiring, key=_end_of_wait)]
+
+
+def _end_of_wait(task: Task) -> tuple[float, int]:
+    return task.deadline or 0.0, task.number
+
+
+@contextlib.contextmanager
+def scheduler_of(schedule: int | str | None) -> Iterator[Scheduler]:
+    """The scheduler of the schedule in force; else one of a seed or token, or without choices."""
+    inner = current()
+    if inner is not None:
+        yield inner
+    elif schedule is None:
+        scheduler, patches = (
+            Scheduler(_InTurn(), sys.maxsize, traced=False, real_time=True),
+            Patches(),
+        )
+        try:
+            patches.apply((*primitives.WAITS, *system_waits.PATCHES))
+            with adopted_in_modules(), scheduler.running():
+                yield scheduler
+        finally:
+            patches.undo()
+    else:
+        strategy = Replay(schedule) if isinstance(schedule, str) else seeded("random", schedule)
+        with controlled(strategy) as controls:
+            yield controls.scheduler
+
+
+class Turns:
+    """The turns of the ranks of one world, numbered from 0."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._tasks: list[Task] = []
+        self._waiting: dict[Task, tuple[int, str]] = {}
+        self._asked_in_vain = self._asked = self._other_steps = 0
+        self.failures: dict[int, BaseException] = {}
+        """What each rank raised, in the order in which they did."""
+        self.stopped: BaseException | None = None
+        """Why nobody can go on; each rank raises an error of its own, with its own frames."""
+
+    def run(self, function: Callable[[int], None], states: Sequence[Any]) -> None:
+        """Call it with each rank, in a thread with a state of its own, until all have ended."""
+        scheduler = self._scheduler
+        outer, scheduler.when_stuck = scheduler.when_stuck, self._stop
+        try:
+            for rank, state in enumerate(states):
+                name = f"rank {rank}"
+                self._tasks.append(scheduler.spawn(function, rank, name=name, state=state))
+            scheduler.wait_for(self._tasks)
+        except BaseException as error:  # Ctrl-C, or an end of the schedule
+            if not scheduler.over:
+                cause = type(error).__name__
+                self.stopped = RankLostError(f"the ranks were interrupted by {cause}")
+                self._end()
+            raise
+        finally:
+            scheduler.when_stuck = outer
+
+    def _end(self) -> None:
+        """Let all ranks end: who waits for others hears why, the rest ends at its next point."""
+        self._scheduler.dismiss([task for task in self._tasks if task not in self._waiting])
+        for _ in range(3):
+            with contextlib.suppress(ScheduleError):
+                self._scheduler.wait_for(self._tasks)
+                return
+            self._scheduler.dismiss(self._tasks)
+
+    def forget(self) -> None:
+        """Keep no frames of ranks that have ended: a Work that outlives them leads here."""
+        self.failures = {}
+
+    def pause(self, what: str) -> None:
+        """Let others run, if the scheduler says so."""
+        self.check()
+        self._check_thread(what)
+        self._scheduler.progress_at = self._scheduler.steps
+        self._scheduler.point(what)
+
+    def ask(self, rank: int, what: str) -> None:
+        """Let others run before a rank asks for what they do, as it may in a loop."""
+        self.check()
+        self._check_thread(what)
+        if calling_task() is None:
+            return
+        scheduler = self._scheduler
+        self._asked += 1
+        with self._waits(rank, f"{what}, asked {_IN_VAIN} times in a row"):
+            scheduler.point(what, yielding=True)
+        other_steps = scheduler.steps - self._asked
+        in_vain = other_steps == self._other_steps and not scheduler.others_may_help()
+        self._asked_in_vain = self._asked_in_vain + 1 if in_vain else 0
+        self._other_steps = other_steps
+        if self._asked_in_vain > _IN_VAIN:
+            with self._waits(rank, f"{what}, asked {_IN_VAIN} times in a row"):
+                self._stop()
+        self.check()
+
+    def wait(
+        self, rank: int, ready: Callable[[], bool], what: str, seconds: float | None = None
+    ) -> bool:
+        """Let others run until `ready()`; raises where that will never be.
+
+        With `seconds` it is false where nobody can go on before.
+        """
+        if ready():
+            return True
+        self.check()
+        self._check_thread(what)
+        with contextlib.ExitStack() as stack:
+            if calling_task() is None:  # a thread that C++ has made, for which the rank waits
+                stack.enter_context(standing_in(self._tasks[rank]))
+            if seconds is None:
+                stack.enter_context(self._waits(rank, what))
+            self._scheduler.block(lambda: ready() or self.stopped is not None, seconds, what)
+        if not ready():
+            self.check()
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _waits(self, rank: int, what: str) -> Iterator[None]:
+        """Note what a thread of a rank waits for, for the error where nobody can go on."""
+        task = calling_task()
+        assert task is not None, "only a thread of the scheduler waits"
+        self._waiting[task] = rank, what
+        try:
+            yield
+        finally:
+            del self._waiting[task]
+
+    def _check_thread(self, what: str) -> None:
+        """Raise for a thread that a rank has started, where no schedule gives it turns."""
+        if calling_task() is None and type(threading.current_thread()) is not _MADE_BY_CPP:
+            raise RuntimeError(
+                f"{what}: {threading.current_thread().name} is a thread that a rank has started, "
+                "and the ranks take turns as whole. Call it in the rank's own thread, or let the "
+                "threads of ranks take turns, too: simgpu.ranks(n, fn, schedule=seed)"
+            )
+
+    def check(self) -> None:
+        """Raise why nobody can go on, if that is so."""
+        if self.stopped is not None:
+            raise copy.copy(self.stopped)
+
+    def is_stop(self, error: BaseException) -> bool:
+        """Whether it says why nobody can go on."""
+        stopped = self.stopped
+        return type(error) is type(stopped) and str(error) == str(stopped)
+
+    def _stop(self) -> bool:
+        """Nobody can go on: tell all who wait. False where none of them does, or all are told."""
+        others = [
+            task
+            for task in self._tasks
+            if self._scheduler.real_time and task.until is not None and task not in self._waiting
+        ]
+        if self.stopped is not None or not (self._waiting or others):
+            return False
+        self.stopped = self._why_nobody_can()
+        for task in others:
+            task.interrupt, task.until = copy.copy(self.stopped), None
+        return True
+
+    def _why_nobody_can(self) -> BaseException:
+        waiting: dict[int, str] = {}
+        for rank, what in self._waiting.values():
+            waiting[rank] = f"{waiting[rank]} and for {what}" if rank in waiting else what
+        told = [
+            f"rank {rank} waits for {waiting[rank]}"
+            if rank in waiting
+            else f"rank {rank} has raised {type(self.failures[rank]).__name__}"
+            if rank in self.failures
+            else f"rank {rank} has ended"
+            if task.done
+            else scheduler.line_of(task).strip()
+            for rank, task in enumerate(self._tasks)
+        ]
+        text = f"no rank can go on: {'; '.join(told)}"
+        return RankLostError(text) if self.failures else DeadlockError(text)

@@ -1,0 +1,64 @@
+"""The name of the device type, "simgpu" or "cuda", and counted things in messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+DEVICE_TYPE = "simgpu"
+PRIVATE_USE_1 = 20  # the same, as C++ numbers device types
+MAX_DEVICES = 64
+CPU_KERNELS = "SIMGPU_CPU_KERNELS"  # patterns of operators that may run by a kernel for the CPU
+
+# The device types that mean simulated devices now; "cuda" is one of them under `as_cuda`.
+names = frozenset({DEVICE_TYPE})
+
+# Where a text names the device type as a program would write it: to become "cuda".
+_AS_CODE = re.compile(
+    rf"""(?x) \b{DEVICE_TYPE}(?= :\d | ['"] | \ (?:device|tensor|backend|event)s?\b )
+    | (?<=torch\.) {DEVICE_TYPE}\b | (?<=\ type\ ) {DEVICE_TYPE}\b
+    | (?<=\ type:\ ) {DEVICE_TYPE}\b
+    | (?<=accelerator\ ) {DEVICE_TYPE}\b | (?<=\ device=) {DEVICE_TYPE}\b"""
+)
+# Where a text names it as a product: to become "CUDA".
+_AS_PRODUCT = re.compile(
+    rf"""(?x) (?: (?<=wrapper_) | (?<=Sparse) | (?<=SparseCsr) | (?<=NestedTensor) ) {DEVICE_TYPE}
+    | \b{DEVICE_TYPE}(?= [A-Z] | \ error | \ out\ of )
+    | (?<=re-initialize\ ) {DEVICE_TYPE}\b | (?<=To\ use\ ) {DEVICE_TYPE}\b"""
+)
+# How C++ calls the type of a tensor: to become "torch.cuda.FloatTensor", if there is such a name.
+_AS_TENSOR_TYPE = re.compile(rf"\b{DEVICE_TYPE}(Byte|Char|Double|Float|Half|Int|Long|Short)Type\b")
+
+
+def visible_text(text: str) -> str:
+    """`text` as the program may read it: with the devices by the name that it knows."""
+    if len(names) == 1 or DEVICE_TYPE not in text:
+        return text
+    text = _AS_TENSOR_TYPE.sub(r"torch.cuda.\1Tensor", text)
+    return _AS_PRODUCT.sub("CUDA", _AS_CODE.sub("cuda", text))
+
+
+# How many there are of something, in the words of a message or a table.
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """ "1 device", "2 devices"; `many` where that is no `one` with an s."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def format_bytes(number: int) -> str:
+    """Bytes as tables show them: "20.00 MiB". Errors have CUDA's own rule (`out_of_memory`)."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:.2f} {unit}"
+    return f"{number} bytes"
+
+
+def check_one_for_each_device(name: str, entries: Sequence[Any], count: int) -> None:
+    """Raise ValueError where a list, the argument `name`, has not one entry for each device."""
+    if len(entries) != count:
+        raise ValueError(
+            f"{name}={list(entries)!r} has {plural(len(entries), 'entry', 'entries')} for "
+            f"{plural(count, 'device')}: say one for all of them, or as many as there are devices"
+        )
