@@ -77,20 +77,20 @@ def reduction(name: Reduction, seed: int = 0) -> Iterator[None]:
     """
     if name not in get_args(Reduction):
         raise ValueError(f"reduction must be one of {get_args(Reduction)}, got {name!r}")
-    outer = in_force()
-    put_in_force((name, random.Random(seed)))
+    outer = current()
+    set_current((name, random.Random(seed)))
     try:
         yield
     finally:
-        put_in_force(outer)
+        set_current(outer)
 
 
-def in_force() -> tuple[Reduction, random.Random]:
+def current() -> tuple[Reduction, random.Random]:
     """The name of the model in force, and what its random orders are drawn by."""
     return _Model.name, _Model.numbers
 
 
-def put_in_force(model: tuple[Reduction, random.Random]) -> None:
+def set_current(model: tuple[Reduction, random.Random]) -> None:
     """Let reductions add as they did when `in_force` returned `model`."""
     _Model.name, _Model.numbers = model
 

@@ -88,7 +88,7 @@ def let_cuda_be_accelerator() -> None:
 PRIVATE_USE_1_TYPE: Any = torch._C._autograd.DeviceType.PrivateUse1
 
 
-class _PutAside(threading.local):
+class _DeferredErrors(threading.local):
     """Errors that were pending when the engine asked for the device type, oldest first.
 
     `torch_patches.autograd` raises them when the backward pass is over.
@@ -98,7 +98,7 @@ class _PutAside(threading.local):
         self.errors: list[BaseException] = []
 
 
-put_aside = _PutAside()
+deferred_errors = _DeferredErrors()
 
 
 def device_type(_: object) -> Any:
@@ -110,7 +110,7 @@ def device_type(_: object) -> Any:
     try:
         raise_pending_error()
     except BaseException as error:
-        put_aside.errors.append(error)
+        deferred_errors.errors.append(error)
     return PRIVATE_USE_1_TYPE
 
 

@@ -97,7 +97,7 @@ def _install_in_order() -> None:
     pinned.install()
     for file in torch_patches():
         Patches().apply(file.PATCHES)
-    world.install()
+    world.watch_forks()
     backend_guard.let_cuda_be_accelerator()  # what was tried out above is about simulated devices
     # torch.compile finds what `torch.get_device_module` returned by the last part of its name.
     namespace.__name__ = f"torch.{DEVICE_TYPE}"

@@ -104,7 +104,9 @@ def missing_packages(what: str, needed: Mapping[str, str]) -> bool:
 # behind the program's name too, and drops "--" and all that follows `-cTEXT`.
 
 
-def cut(reader: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_program(
+    reader: argparse.ArgumentParser, words: Sequence[str]
+) -> tuple[list[str], list[str]]:
     """Return the words for `reader`, which knows the options, and those from the program's name.
 
     A value is joined to its option: it may begin with "-", as a number below 0 does.

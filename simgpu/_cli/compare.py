@@ -40,7 +40,7 @@ def start(options: argparse.Namespace) -> int:
     if missing_packages("comparing", NEEDED):
         return 4
     sys.path.insert(0, str(root))
-    config_options.clear()
+    config_options.clear_variables()
     comparison = importlib.import_module("tests.support.comparison")
     errors = importlib.import_module("tests.support.recording")
     try:

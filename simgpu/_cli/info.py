@@ -21,14 +21,16 @@ def description() -> Iterator[str]:
     """Yield the lines, some of which take a while to find out."""
     from simgpu._config import options
 
-    told = options.clear()  # so that importing torch makes no devices: they would hide the GPUs
+    told = (
+        options.clear_variables()
+    )  # so that importing torch makes no devices: they would hide the GPUs
     folder = Path(__file__).parents[1]
     yield _line("simgpu", f"{_version('simgpu')} in {folder}")
     yield _line("python", f"{platform.python_version()} ({sys.executable})")
     yield _line("system", platform.platform())
     yield _line("variables", ", ".join(f"{name}={value}" for name, value in told.items()) or "none")
     known = (*options.NAMES, *options.SETTINGS)
-    for name in options.misspelt():
+    for name in options.unknown_variables():
         yield _line("unknown", f"{name}={os.environ[name]} (known: {', '.join(known)})")
     try:
         import torch

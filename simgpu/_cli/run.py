@@ -36,7 +36,7 @@ def cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words after `run` that are options, and those from the program's name."""
     reader = argparse.ArgumentParser()
     _add_options(reader)
-    return arguments.cut(reader, words)
+    return arguments.split_program(reader, words)
 
 
 def _add_options(run: argparse.ArgumentParser) -> None:
@@ -190,12 +190,12 @@ def start(options: argparse.Namespace) -> int:
         run_script(script)
     except SystemExit as ended:
         if ended.code == 2:  # as argparse ends where a program does not know an argument
-            _tell_of_options_behind(options.parser, program)
+            _warn_misplaced_options(options.parser, program)
         raise
     return 0
 
 
-def _tell_of_options_behind(parser: argparse.ArgumentParser, program: Program) -> None:
+def _warn_misplaced_options(parser: argparse.ArgumentParser, program: Program) -> None:
     """Say on stderr which options of ours the program was given, since they stood behind it."""
     names = [word.partition("=")[0] for word in program.arguments if word.startswith("--")]
     behind = [name for name in names if name in parser._option_string_actions]
@@ -284,7 +284,7 @@ def _program(options: argparse.Namespace) -> Program:
             error(f"no such module: {program.text}")
     elif program.kind == "script":
         path = program.text
-        if os.path.isdir(path) and not cli_run_script.inside(path):
+        if os.path.isdir(path) and not cli_run_script.main_inside(path):
             error(f"the folder {path} has no __main__.py to run")
         if not os.path.exists(path):
             error(f"no such script: {path}{_meant_by(path)}")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # returns, while threads and exit handlers of the program still run.
 
 
-def begin() -> None:
+def begin_main() -> None:
     """Make `__main__` the empty module that `python` begins with; what is run fills it."""
     main: Any = types.ModuleType("__main__")
     main.__builtins__, main.__loader__ = builtins, BuiltinImporter
@@ -44,7 +44,7 @@ def begin() -> None:
     sys.modules["__main__"] = main
 
 
-def inside(path: str) -> ModuleSpec | None:
+def main_inside(path: str) -> ModuleSpec | None:
     """The module `__main__` in a folder or zip file; None if it has none, or is neither."""
     spec = PathFinder.find_spec("__main__", [path])
     return spec if spec is not None and spec.has_location else None
@@ -55,12 +55,12 @@ def folder_of(path: str) -> str:
 
     Beside a link to a file stands nothing: what counts is where the file is.
     """
-    return path if inside(path) else os.path.dirname(os.path.realpath(path))
+    return path if main_inside(path) else os.path.dirname(os.path.realpath(path))
 
 
 def run_path(path: str) -> None:
     """Run a file, or the `__main__` of a folder or zip file; `path` is absolute."""
-    spec = inside(path)
+    spec = main_inside(path)
     if spec is not None:
         _run_spec(spec)
         return
@@ -171,7 +171,7 @@ def make_devices(options: ScriptOptions) -> str | None:
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     from simgpu._config import options as config_options
 
-    inherited = config_options.clear()
+    inherited = config_options.clear_variables()
     import torch  # noqa: F401  # makes no devices, without the variables
 
     from simgpu._devices import process
@@ -208,14 +208,14 @@ def make_devices(options: ScriptOptions) -> str | None:
 
 def prepare(program: Program) -> str | None:
     """Let the program find its arguments, and the modules beside it; returns why it cannot run."""
-    begin()
+    begin_main()
     name = {"code": "-c", "module": "-m"}.get(program.kind, program.text)
     sys.argv = [name, *program.arguments]
     script = _path(program) if program.kind == "script" else None
     if not getattr(sys.flags, "safe_path", False):
         there = {"module": os.getcwd()}.get(program.kind, "")
         sys.path[0] = there if script is None else folder_of(script)
-    elif script is not None and inside(script):
+    elif script is not None and main_inside(script):
         sys.path.insert(0, script)
     return _why_no_module(program.text) if program.kind == "module" else None
 

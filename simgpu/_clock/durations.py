@@ -149,7 +149,7 @@ _BETWEEN_TWO = ("send", "recv_", "recv_any_source_")
 _ROOTED = ("gather_", "scatter_")
 
 
-def ring(op: str, ranks: int, nbytes: int, bandwidth: float, latency: float) -> float:
+def ring_seconds(op: str, ranks: int, nbytes: int, bandwidth: float, latency: float) -> float:
     """Seconds of a collective over a ring; `op` as in `c10d::`, `nbytes` of all ranks together."""
     moved = nbytes / bandwidth
     if op in _BETWEEN_TWO:
@@ -165,7 +165,7 @@ def ring(op: str, ranks: int, nbytes: int, bandwidth: float, latency: float) -> 
     return rounds * ((ranks - 1) * latency + share)
 
 
-def tree(op: str, ranks: int, nbytes: int, bandwidth: float, latency: float) -> float:
+def tree_seconds(op: str, ranks: int, nbytes: int, bandwidth: float, latency: float) -> float:
     """Seconds over a tree: infinitely many of a collective that trees do not carry out."""
     if op not in (*_BOTH_WAYS, *_TO_ALL):
         return math.inf
@@ -173,8 +173,8 @@ def tree(op: str, ranks: int, nbytes: int, bandwidth: float, latency: float) -> 
     return rounds * (math.ceil(math.log2(ranks)) * latency + nbytes / bandwidth * (ranks > 1))
 
 
-def seconds(op: str, ranks: int, nbytes: int, routes: Sequence[Route]) -> float:
+def collective_seconds(op: str, ranks: int, nbytes: int, routes: Sequence[Route]) -> float:
     """The quicker one of ring and tree, over the slowest of the routes that it takes."""
     bandwidth = min((route.bandwidth for route in routes), default=math.inf)
     latency = max((route.latency for route in routes), default=0.0)
-    return min(way(op, ranks, nbytes, bandwidth, latency) for way in (ring, tree))
+    return min(way(op, ranks, nbytes, bandwidth, latency) for way in (ring_seconds, tree_seconds))

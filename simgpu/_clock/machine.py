@@ -33,10 +33,12 @@ from simgpu._util.naming import DEVICE_TYPE, visible_text
 # rank that is a process of its own knows but itself, and takes it that the others come as it does.
 
 
-class _Meeting:
+class _GroupCall:
     """One collective: who has come when, and what came before it in the group."""
 
-    def __init__(self, op: str, about: Collective, members: int, previous: _Meeting | None) -> None:
+    def __init__(
+        self, op: str, about: Collective, members: int, previous: _GroupCall | None
+    ) -> None:
         self.op, self.about, self.members, self.previous = op, about, members, previous
         self.arrivals: dict[int, float] = {}  # of each rank
         self.devices: dict[int, int] = {}
@@ -49,8 +51,8 @@ class Groups:
 
     def __init__(self, timelines: Timelines, topology: Topology) -> None:
         self._timelines, self._topology = timelines, topology
-        self._meetings: dict[object, _Meeting] = {}
-        self._last: dict[str, _Meeting] = {}
+        self._meetings: dict[object, _GroupCall] = {}
+        self._last: dict[str, _GroupCall] = {}
 
     def arrive(self, about: Collective, op: str, device: int, moment: float) -> None:
         """The stream of a rank has come to a collective."""
@@ -62,7 +64,7 @@ class Groups:
             between_two = about.peer is not None
             members = (2 if between_two else len(about.ranks)) if in_threads else 1
             previous = None if between_two else self._last.get(about.group)
-            meeting = _Meeting(op.removeprefix("c10d."), about, members, previous)
+            meeting = _GroupCall(op.removeprefix("c10d."), about, members, previous)
             self._meetings[key] = meeting
             if not between_two:
                 self._last[about.group] = meeting
@@ -89,14 +91,14 @@ class Groups:
                 ends.append(self._times(meeting)[1])
         return max(ends)
 
-    def _times(self, meeting: _Meeting) -> tuple[float, float]:
+    def _times(self, meeting: _GroupCall) -> tuple[float, float]:
         if meeting.times is None:
             before = 0.0 if meeting.previous is None else self._times(meeting.previous)[1]
             devices = [meeting.devices[rank] for rank in sorted(meeting.devices)]
             begin = max(before, *meeting.arrivals.values())
             members = 2 if meeting.about.peer is not None else len(meeting.about.ranks)
             routes = self._routes(devices, members)
-            seconds = durations.seconds(meeting.op, members, meeting.nbytes, routes)
+            seconds = durations.collective_seconds(meeting.op, members, meeting.nbytes, routes)
             end = begin + seconds * max(map(slow_factor, devices))
             meeting.times, meeting.previous = (begin, end), None
             on = tuple((device, f"nccl {meeting.about.group}") for device in devices)

@@ -108,7 +108,7 @@ def device_rng() -> str:
 
     Raises ValueError where there is no such thing.
     """
-    with told_by(RNG):
+    with prefix_errors(RNG):
         return check_rng(os.environ.get(RNG) or RNGS[0])
 
 
@@ -127,7 +127,7 @@ def as_cuda() -> str:
 
 
 @contextlib.contextmanager
-def told_by(name: str) -> Iterator[None]:
+def prefix_errors(name: str) -> Iterator[None]:
     """Let a ValueError in the block begin with the variable whose value it is about."""
     try:
         yield
@@ -145,12 +145,12 @@ def by_device(text: str | None) -> str | list[str] | None:
     return text.split(",") if text and "," in text else text or None
 
 
-def misspelt() -> list[str]:
+def unknown_variables() -> list[str]:
     """Return the variables that have a name like ours and are none of them, in order."""
     known = {*NAMES, *SETTINGS}
     return sorted(name for name in os.environ if name.startswith("SIMGPU_") and name not in known)
 
 
-def clear() -> dict[str, str]:
+def clear_variables() -> dict[str, str]:
     """Take the variables out of the environment; returns what they were."""
     return {name: os.environ.pop(name) for name in NAMES if name in os.environ}

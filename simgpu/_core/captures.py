@@ -43,7 +43,7 @@ class Capture(Instrument):
         self.origin = key_of(stream)
         if self.origin in streams.captured:
             raise CaptureError(f"{DEVICE_TYPE} error: {NOT_PERMITTED}: another graph captures it")
-        self._spoilt = False
+        self.is_invalid = False
         self._clocks: dict[Key, _Clock] = {self.origin: {self.origin: 0}}
         # Events that mark captured work; by identity, and kept so that it stays theirs.
         self._marks: dict[int, tuple[torch.Event, _Clock]] = {}
@@ -79,12 +79,12 @@ class Capture(Instrument):
 
     def refuse(self, reason: str = NOT_PERMITTED) -> NoReturn:
         """Raise for what a capture does not survive."""
-        self._spoilt = True
+        self.is_invalid = True
         raise CaptureError(f"{DEVICE_TYPE} error: {reason}")
 
     def check_end(self) -> None:
         """Raise if what was captured makes no graph."""
-        if self._spoilt:
+        if self.is_invalid:
             raise CaptureError(
                 f"{DEVICE_TYPE} error: operation failed due to a previous error during capture"
             )
@@ -153,7 +153,7 @@ class Capture(Instrument):
             self.refuse(streams.CAPTURED_EVENT if event else NOT_PERMITTED)
 
     def devices_removed(self) -> None:
-        self._spoilt = True
+        self.is_invalid = True
         self.stop()
 
 

@@ -72,7 +72,7 @@ class Block(int):
 T = TypeVar("T")
 
 
-def newest_first(kind: type[T]) -> Iterator[T]:
+def live_objects(kind: type[T]) -> Iterator[T]:
     """Every object whose class is `kind` itself; one that grows older meanwhile may come twice.
 
     What `gc.freeze` has hidden comes last. It is not hidden again: nobody could say what it was.
@@ -95,7 +95,7 @@ def _of_generation(kind: type[T], generation: int) -> list[T]:
 _EVENTS_AT_ONCE = 2**17
 
 
-class _ToldFree:
+class FreeCallback:
     """How memory dies that is allocated while a history is recorded, which is told of it."""
 
     __slots__ = ("_function", "device")
@@ -337,7 +337,7 @@ class Device:
     def owns(self, allocation: Allocation) -> bool:
         """Whether an allocation is one of this device."""
         func = allocation.func
-        return func == self._count_later or (isinstance(func, _ToldFree) and func.device is self)
+        return func == self._count_later or (isinstance(func, FreeCallback) and func.device is self)
 
     def call_at_free(self, function: Callable[[int], None] | None) -> None:
         """Call `function(nbytes)` where and when memory dies that is allocated from now on.
@@ -345,7 +345,7 @@ class Device:
         Only while a history is recorded: it is Python code that runs in the middle of anything.
         None ends it.
         """
-        self._give_back = self._count_later if function is None else _ToldFree(self, function)
+        self._give_back = self._count_later if function is None else FreeCallback(self, function)
 
     def collect_frees(self) -> None:
         """Count what has died as given back."""
@@ -371,7 +371,7 @@ class Device:
     def live(self) -> list[int]:
         """The bytes of every allocation that lives: the objects that `allocate` was given."""
         self.collect_frees()
-        found = {id(each): each for each in newest_first(Allocation) if self.owns(each)}
+        found = {id(each): each for each in live_objects(Allocation) if self.owns(each)}
         return [each.args[0] for each in found.values()]
 
     @property

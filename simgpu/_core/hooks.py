@@ -326,7 +326,7 @@ ValueCheck = Callable[[Sequence[Any], Mapping[str, Any]], None]
 value_checks: dict[torch._ops.OpOverload, ValueCheck] = {}
 
 
-def finish() -> None:
+def finish_queued_work() -> None:
     """Before memory of devices is used otherwise than by `launch`: let all work be done."""
     if hooks.executor is not None:
         hooks.executor.finish()

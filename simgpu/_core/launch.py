@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from simgpu._core import clock, streams, world
 from simgpu._core.hooks import Collective, Launch, Node, Record, hooks
-from simgpu._core.operators import launches_nothing
+from simgpu._core.operators import has_no_kernel
 from simgpu._core.out_of_memory import Charge, changes_more_than_results, charge, raise_as_device
 from simgpu._core.streams import wait_for_sleep
 from simgpu._util import thread_rows
@@ -49,7 +49,7 @@ class Kernel:
         self.op = op
         self.name = str(op).removeprefix("aten.").removesuffix(".default")
         # Of its launches that are no copies.
-        self.kind = "memory" if launches_nothing(op) else "kernel"
+        self.kind = "memory" if has_no_kernel(op) else "kernel"
         # Straight to the CPU kernel: modes and functions that users installed do not see it.
         self.run: Callable[..., Any] = run or op._handle.redispatch_boxed
         # Whether the memory of its results has to be there before it runs.
@@ -204,7 +204,7 @@ def _launch_watched(
     """`launch` with instruments before and after the kernel, for whose results memory is `held`."""
     state = thread_rows.per_thread.row
     if state[LOG]:
-        streams.tell()
+        streams.report_engine_waits()
     device = source = target = _device_or_host(index)
     if route is not None:
         source, target = map(_device_or_host, route)

@@ -34,7 +34,7 @@ class _LostDevices(Instrument):
             self._check(device.index)
 
     def devices_removed(self) -> None:
-        find_devices()
+        clear_lost()
 
     def _check(self, index: int) -> None:
         if index in self.reasons:
@@ -60,7 +60,7 @@ def mark_lost(index: int, text: str) -> None:
     _lost.reasons.setdefault(index, text)
 
 
-def check(index: int) -> None:
+def check_not_lost(index: int) -> None:
     """Raise DeviceLostError if device `index` is lost."""
     _lost._check(index)
 
@@ -70,19 +70,19 @@ def is_any_lost(indices: Collection[int]) -> bool:
     return bool(_lost.reasons) and not _lost.reasons.keys().isdisjoint(indices)
 
 
-def untold() -> list[int]:
+def unreported() -> list[int]:
     """The devices that are lost without anybody knowing."""
     return [index for index in _lost.reasons if index not in _lost.told]
 
 
-def untold_errors() -> list[DeviceLostError]:
+def unreported_errors() -> list[DeviceLostError]:
     """An error for each device that is lost without anybody knowing: whoever asks is told."""
-    found = untold()
+    found = unreported()
     _lost.told.update(found)
     return [DeviceLostError(_lost.reasons[index]) for index in found]
 
 
-def find_devices() -> None:
+def clear_lost() -> None:
     """No device is lost any more: there are others now, or someone wants to go on with these."""
     _lost.reasons.clear()
     _lost.told.clear()
@@ -107,7 +107,7 @@ _ASSERT = (
 )
 
 
-def lose_by(error: Exception, index: int, stream: int, name: str) -> None:
+def mark_lost_by_error(error: Exception, index: int, stream: int, name: str) -> None:
     """Lose device `index`, whose kernel `name` has raised `error`; nothing is raised here."""
     where = f"{name} on stream {stream} of {DEVICE_TYPE}:{index}"
     if found_no_room(error):

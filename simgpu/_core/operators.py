@@ -55,15 +55,15 @@ def is_view(op: torch._ops.OpOverload) -> bool:
     return bool(aliases) and all(alias and not alias.is_write for alias in aliases)
 
 
-def makes_memory_only(op: torch._ops.OpOverload) -> bool:
+def only_allocates(op: torch._ops.OpOverload) -> bool:
     """Whether an operator makes tensors that nobody fills: `torch.empty` and its kin."""
     return _name(op).startswith(_ONLY_MEMORY)
 
 
 @functools.cache
-def launches_nothing(op: torch._ops.OpOverload) -> bool:
+def has_no_kernel(op: torch._ops.OpOverload) -> bool:
     """Whether CUDA runs no kernel for it: fresh memory that nobody fills, and views."""
-    return makes_memory_only(op) or is_view(op)
+    return only_allocates(op) or is_view(op)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ FIRST_GROUP = -2  # and down: the number of the stream on which a process group 
 Clock = dict[Queue, int]
 
 
-def join(clock: Clock, other: Clock) -> None:
+def merge(clock: Clock, other: Clock) -> None:
     """Let everything that comes before `other` come before `clock` too."""
     for queue, count in other.items():
         if count > clock.get(queue, 0):
@@ -48,14 +48,14 @@ class Order:
         """The host asks `queue` for work: what comes before it, and its number."""
         clock = self.clock(queue)
         if self._known.get(queue) != self._host_changes:
-            join(clock, self.host)
+            merge(clock, self.host)
             self._known[queue] = self._host_changes
         number = clock[queue] = clock.get(queue, 0) + 1
         return clock, number
 
     def wait(self, queue: Queue, other: Queue) -> None:
         """Later work of `queue` comes after the present work of `other`."""
-        join(self.clock(queue), self.clock(other))
+        merge(self.clock(queue), self.clock(other))
 
     def record(self, event: torch.Event, queue: Queue) -> None:
         """`event` marks what `queue` has been asked for until now."""
@@ -63,11 +63,11 @@ class Order:
 
     def wait_event(self, queue: Queue, event: torch.Event) -> None:
         """Later work of `queue` comes after `event`; nothing where it was never recorded."""
-        join(self.clock(queue), self._events.get(event, {}))
+        merge(self.clock(queue), self._events.get(event, {}))
 
     def host_waits_for(self, clock: Clock) -> None:
         """Whatever the host asks for or does from now on comes after `clock`."""
-        join(self.host, clock)
+        merge(self.host, clock)
         self._host_changes += 1
 
     def host_waits(self, awaited: torch.device | torch.Stream | torch.Event) -> None:

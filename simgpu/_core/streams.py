@@ -481,7 +481,7 @@ _logs: dict[int, _Log] = {}
 
 
 @contextmanager
-def followed() -> Iterator[None]:
+def logging_engine_waits() -> Iterator[None]:
     """Within the block, which passes backward in this thread, let instruments know of waits."""
     row = thread_rows.per_thread.row
     if row[LOG] or not (hooks.stream_waits or hooks.event_recorded or hooks.memory_used_on_stream):
@@ -500,7 +500,7 @@ def followed() -> Iterator[None]:
             passed()
 
 
-def tell() -> None:
+def report_engine_waits() -> None:
     """Tell of what the calling thread's backward pass has ordered until now, if it is in one."""
     address = thread_rows.per_thread.row[LOG]
     if address:

@@ -125,7 +125,7 @@ def leave(world: World) -> None:
 
 
 @contextmanager
-def narrowed(count: int) -> Iterator[None]:
+def limited_to(count: int) -> Iterator[None]:
     """Let only the first `count` of the devices exist within the block."""
     assert _world is not None, "the block is within the life of some devices"
     everything, more = _world.devices, _world.more
@@ -360,7 +360,7 @@ def _in_child() -> None:
 _parked: set[int] = set()
 
 
-class _ParkOtherThreads(Instrument):
+class _StopOtherThreads(Instrument):
     """Stops for good, without a word, any thread that computes while the interpreter ends."""
 
     def before_launch(self, launch: Launch) -> None:
@@ -388,7 +388,7 @@ def _at_exit() -> None:
     """
     if is_in_bad_fork() or len(current_frames()) == 1:
         return
-    core_hooks.add(_ParkOtherThreads())
+    core_hooks.add(_StopOtherThreads())
     patience = time.monotonic() + _PATIENCE  # of the host, whatever clock the devices have
     while time.monotonic() < patience:
         time.sleep(2 * sys.getswitchinterval())  # time for each to come to its next launch
@@ -396,7 +396,7 @@ def _at_exit() -> None:
             break
 
 
-def install() -> None:
+def watch_forks() -> None:
     """Let every child that this process forks from now on know, and the end of the process."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_in_child)

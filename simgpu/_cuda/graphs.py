@@ -26,7 +26,7 @@ from simgpu._core.operators import (
     copy_,
     fill_,
     has_masks,
-    makes_memory_only,
+    only_allocates,
     set_storage,
     tensors_in,
     waits_for_values,
@@ -121,7 +121,7 @@ class _Memory:
         set_storage(HOST_KEYS, tensor, storage, offset, value.shape, value.stride())
         return with_bits_of(value, tensor)
 
-    def spoil(self) -> None:
+    def fill_unwritten(self) -> None:
         """Fill all of it with what nobody takes for a result."""
         for result in self._results:
             whole = result.whole
@@ -216,7 +216,7 @@ class Recording(Capture):
         super().__init__(stream)
         self._graph = Graph()
         self._memory = _Memory()
-        hooks.finish()
+        hooks.finish_queued_work()
         self._before: dict[Any, tuple[Tensor, Tensor]] = {}  # written memory, and its old values
         self._generators: dict[int, tuple[Any, Tensor]] = {}  # and their old states
         # Of each stream: how much it had done when a node was recorded, and the node's number.
@@ -269,7 +269,7 @@ class Recording(Capture):
             if self._memory.find(tensor) is None:
                 self._memory.add(tensor)
             outputs.append(self._memory.own(tensor))
-        if not makes_memory_only(launch.kernel.op):
+        if not only_allocates(launch.kernel.op):
             stream = launch.device.index, launch.stream
             branch = list(self._clocks).index(stream)
             self._graph.append(launch, self._memory, outputs, branch, self._known(stream))
@@ -334,7 +334,7 @@ class Recording(Capture):
             generator.set_state(state)
         self._before.clear()
         self._generators.clear()
-        self._memory.spoil()
+        self._memory.fill_unwritten()
 
 
 _MODES = ("global", "thread_local", "relaxed")

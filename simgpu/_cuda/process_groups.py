@@ -175,7 +175,7 @@ PATCHES: tuple[Row, ...] = (
         needs="_create_process_group_wrapper",
         why="C++ holds half of what it wraps, from which a group cannot be split",
     ),
-    Patch("torch._C._distributed_c10d", "_hash_tensors", value=nccl.of_tensors, why=_WHY_NCCL),
+    Patch("torch._C._distributed_c10d", "_hash_tensors", value=nccl.hash_of_tensors, why=_WHY_NCCL),
     Patch(
         "torch.distributed.distributed_c10d",
         "_NCCL_AVAILABLE",
@@ -197,14 +197,14 @@ PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.distributed.rendezvous",
         "_create_c10d_store",
-        wrap=nccl.apart,
+        wrap=nccl.with_restart_prefix,
         needs="_create_c10d_store",
         why="ranks that torchrun starts again would read the addresses of those that have died",
     ),
     Patch(
         "torch.distributed",
         "_register_comm_hook",
-        wrap=ddp.answering,
+        wrap=ddp.check_hook_result,
         needs="_register_comm_hook",
         why="C++ ends the process where a hook returns None",
     ),
@@ -223,14 +223,14 @@ PATCHES: tuple[Row, ...] = (
     *(
         Patch(_REDUCER, name, wrap=wrap, needs=name, why=_WHY_BUCKETS)
         for name, wrap in (
-            ("_set_mixed_precision_param_dtype", ddp.telling),
-            ("_run_allreduce_hook", ddp.filling),
+            ("_set_mixed_precision_param_dtype", ddp.with_low_precision),
+            ("_run_allreduce_hook", ddp.with_filled_buckets),
         )
     ),
     Patch(
         _REDUCER,
         "_set_forward_pass_work_handle",
-        wrap=ddp.keeping,
+        wrap=ddp.keep_join_work,
         needs="_set_forward_pass_work_handle",
         why="C++ asks a Work for its future after it has waited for it, and holds half of it",
     ),
@@ -273,7 +273,7 @@ PATCHES: tuple[Row, ...] = (
         Patch(
             _GROUP,
             name,
-            wrap=collectives.noting,
+            wrap=collectives.noting_factor,
             needs=name,
             why="an operator does not see the factor of PREMUL_SUM, which is noted here",
         )

@@ -44,7 +44,7 @@ _looked_at: weakref.WeakKeyDictionary[Library, tuple[int, list[tuple[str, str]]]
 )
 
 
-def _twin_of(library: Library) -> Any:
+def _shadow_library(library: Library) -> Any:
     if library not in _twins:
         twin = torch._C._dispatch_library("IMPL", library.ns, "", __file__, 0)
         handle = RegistrationHandle(twin.reset)
@@ -80,7 +80,7 @@ def _answer_for_devices(library: Library, name: str, key: str) -> None:
     operator, ours = f"{library.ns}::{name}", _KEYS[key]
     if not _is_for_devices(library, name, key):
         return
-    twin = _twin_of(library)
+    twin = _shadow_library(library)
     if _falls_through(operator, key):
         twin.impl(name, ours, torch.library.fallthrough_kernel, False)
         return

@@ -46,7 +46,7 @@ def _wording(kind: Any) -> Callable[[BaseException], str]:
     return __str__
 
 
-def install(patches: Patches) -> None:
+def install_error_texts(patches: Patches) -> None:
     """Let built-in errors be worded too, until everything is undone or the process ends."""
     patches.then(_undo)
     for kind in _KINDS:
@@ -183,7 +183,7 @@ PATCHES: tuple[Row, ...] = (
     ),
     Action(
         "`str()` of the built-in errors that C++ raises, such as RuntimeError",
-        run=install,
+        run=install_error_texts,
         why="PyTorch's own texts say simgpu:1, which the program has never asked for",
         adds=(
             "builtins.BufferError.__str__",

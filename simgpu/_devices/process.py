@@ -30,10 +30,10 @@ def start_process_devices() -> None:
     if count is None or world.device_count():
         return
     memory = options.device_memory()
-    with options.told_by(options.MEMORY):
+    with options.prefix_errors(options.MEMORY):
         sizes = None if memory is None else process_capacities(count, memory)
     model = options.device_model()
-    with options.told_by(options.MODEL):
+    with options.prefix_errors(options.MODEL):
         models = None if model is None else models_of(count, model)
     rng = options.device_rng()
     named = options.as_cuda()

@@ -26,9 +26,16 @@ from simgpu._distributed import nccl, rules
 from simgpu._distributed.collectives import Call, Reduction, called_by_autograd, described
 from simgpu._distributed.groups import Communicator, backend_of, find, threads
 from simgpu._distributed.rules import host_aliases, layout
-from simgpu._distributed.works import Pending, Work, awaited, completed, finished, plainly
+from simgpu._distributed.works import (
+    Pending,
+    Work,
+    awaited,
+    completed,
+    finished,
+    outside_inference_mode,
+)
 from simgpu._native.relabel import host_alias
-from simgpu._util.frames import place_of_caller
+from simgpu._util.frames import calling_line
 from simgpu._util.naming import DEVICE_TYPE, plural, visible_text
 from simgpu.errors import UnsupportedError
 
@@ -38,7 +45,7 @@ from simgpu.errors import UnsupportedError
 # another device than before waits there for ranks that are still in the old one.
 
 
-def of_tensors(group: Communicator, tensors: Sequence[torch.Tensor]) -> int:
+def device_of_call(group: Communicator, tensors: Sequence[torch.Tensor]) -> int:
     """The device of an operator's tensors; the current one, where they are on the host.
 
     Raises RuntimeError (before PyTorch 2.15: DistBackendError) where the group has another one.
@@ -141,7 +148,7 @@ def issue(
             call.add(f" ({position} of {len(calls)})")
     # The Reducer asks for the future of each call at once, which waits: it need not be put off.
     asynchronous = (async_op and not called_by_autograd()) or group.coalesced is not None
-    place = place_of_caller()
+    place = calling_line()
     pending: list[Pending] = []
 
     def run(*_: Any) -> list[Tensor]:
@@ -152,7 +159,7 @@ def issue(
         return written
 
     on_host = index is None and all(tensor.is_cpu for tensor in tensors)
-    index = of_tensors(group, tensors) if index is None else index
+    index = device_of_call(group, tensors) if index is None else index
     _check_capture(name, index)
     alone = group.kind == "nccl" and world.device_count() > 1 and not on_host
     device = f"{_machine()}:{index}" if alone else ""
@@ -632,7 +639,7 @@ def monitored_barrier_(
 
 
 def check_for_nan(tensor: Tensor) -> None:
-    hooks.finish()
+    hooks.finish_queued_work()
     if host_alias(tensor).isnan().any():
         raise RuntimeError("NaN found in the input of a collective")
 
@@ -681,6 +688,8 @@ def register(key: str = "PrivateUse1") -> torch.library.Library:
         warnings.simplefilter("ignore")  # PyTorch's own kernels look for a backend written in C++
         for kernel in KERNELS:
             if torch._C._jit_get_schemas_for_operator(f"c10d::{kernel.__name__}"):
-                library.impl(kernel.__name__, plainly(kernel), key, allow_override=True)  # type: ignore[no-untyped-call]
-        library.impl("allreduce_", plainly(sparse_allreduce), f"Sparse{key}")  # type: ignore[no-untyped-call]
+                library.impl(
+                    kernel.__name__, outside_inference_mode(kernel), key, allow_override=True
+                )  # type: ignore[no-untyped-call]
+        library.impl("allreduce_", outside_inference_mode(sparse_allreduce), f"Sparse{key}")  # type: ignore[no-untyped-call]
     return library

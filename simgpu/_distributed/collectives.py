@@ -57,7 +57,7 @@ def _factor(op: Any) -> Any:
     return op.__getstate__()[1]
 
 
-def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+def noting_factor(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method of ProcessGroup, with the factor noted for as long as it runs."""
 
     @functools.wraps(stock)
@@ -75,7 +75,7 @@ def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def current() -> Any:
+def current_factor() -> Any:
     """The factor of the PREMUL_SUM that is being called.
 
     Raises where C++ called it, which leaves no trace of the factor.
@@ -126,7 +126,7 @@ class Reduction:
         kind = _call_method(kind) if isinstance(op, torch._C.ScriptObject) else kind
         reduction = _without_factor(int(kind))
         if reduction.name == "PREMUL_SUM":
-            return Reduction(reduction.name, current())
+            return Reduction(reduction.name, current_factor())
         return reduction
 
     def prepare(self, mine: Tensor, count: int) -> Tensor:
@@ -227,7 +227,7 @@ class Call:
         self.says += says
         self.shown += shown or says
 
-    def read_apart(self) -> None:
+    def clone_overlapping_inputs(self) -> None:
         """Read copies of what the call overwrites: it may be written before all of it is read.
 
         A tensor that is read and written as one, in place, is combined before it is written.
@@ -305,7 +305,7 @@ _LIE_ALIKE = (
 )
 
 
-def named(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
     """ "rank 3", or "ranks 0, 1 and 2"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -352,7 +352,8 @@ def check_agreement(group: str, number: int, ranks: Sequence[int], asked: Sequen
     for rank, (agreed, shown, place, _) in zip(ranks, asked, strict=True):
         kinds.setdefault((agreed, shown, place), []).append(rank)
     listed = "; ".join(
-        f"{named(members)}: {shown} at {place}" for (_, shown, place), members in kinds.items()
+        f"{named_ranks(members)}: {shown} at {place}"
+        for (_, shown, place), members in kinds.items()
     )
     layouts = {lies(shown) for _, shown, _ in kinds}
     raise CollectiveMismatchError(

@@ -20,7 +20,7 @@ _low: weakref.WeakSet[Any] = weakref.WeakSet()
 """The reducers whose buckets are of low precision."""
 
 
-def telling(stock: Callable[..., None]) -> Callable[..., None]:
+def with_low_precision(stock: Callable[..., None]) -> Callable[..., None]:
     """`Reducer._set_mixed_precision_param_dtype`, which says what a GPU would do."""
 
     @functools.wraps(stock)
@@ -38,7 +38,7 @@ def telling(stock: Callable[..., None]) -> Callable[..., None]:
     return set_dtype
 
 
-def filling(stock: Callable[..., Any]) -> Callable[..., Any]:
+def with_filled_buckets(stock: Callable[..., Any]) -> Callable[..., Any]:
     """`Reducer._run_allreduce_hook`, which sends a bucket that holds the gradients."""
 
     @functools.wraps(stock)
@@ -67,7 +67,7 @@ def _fill(bucket: Any) -> None:
 _works: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def keeping(stock: Callable[..., None]) -> Callable[..., None]:
+def keep_join_work(stock: Callable[..., None]) -> Callable[..., None]:
     """`Reducer._set_forward_pass_work_handle`, which keeps the Work until the next one comes."""
 
     @functools.wraps(stock)
@@ -84,7 +84,7 @@ def keeping(stock: Callable[..., None]) -> Callable[..., None]:
 # saying of what.
 
 
-def answering(stock: Callable[..., None]) -> Callable[..., None]:
+def check_hook_result(stock: Callable[..., None]) -> Callable[..., None]:
     """`torch.distributed._register_comm_hook`, with a hook whose answer is looked at."""
 
     @functools.wraps(stock)

@@ -22,7 +22,7 @@ from simgpu._core import hooks
 from simgpu._core.hooks import Instrument
 from simgpu._distributed import collectives, fake_transport, process_transport
 from simgpu._distributed.collectives import Call
-from simgpu._distributed.works import Pending, Work, drop_unused, leave_to_outputs
+from simgpu._distributed.works import Pending, Work, drop_unused, keep_alive_with_outputs
 from simgpu._util.naming import DEVICE_TYPE, visible_text
 from simgpu.errors import RankLostError, UnsupportedError
 
@@ -37,7 +37,7 @@ _backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary
 # What each wrapper of the debug mode wraps.
 _wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # What stands in the place of NCCL's backends, where ranks are threads.
-nccl_stand_ins: weakref.WeakSet[Any] = weakref.WeakSet()
+nccl_fakes: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def backend_of(group: Any, device: torch.device | str = DEVICE_TYPE) -> Any:
@@ -62,7 +62,7 @@ def take_kind(part: Any, whole: Any) -> None:
 def keep_backend(group: Any, kind: Any, backend: Any) -> None:
     """Keep the Python half of a backend for as long as its group lives, and the rules of NCCL."""
     _backends.setdefault(group, []).append(backend)
-    if kind == distributed.ProcessGroup.BackendType.NCCL or backend in nccl_stand_ins:
+    if kind == distributed.ProcessGroup.BackendType.NCCL or backend in nccl_fakes:
         _kinds[group] = "nccl"  # newer releases have CUSTOM ones, too
 
 
@@ -225,15 +225,15 @@ class Communicator:
                 if not isinstance(
                     self.transport, fake_transport.Transport
                 ):  # which waits for nobody
-                    pending.stage()
+                    pending.copy_inputs()
                 self._last[row] = pending
             else:
-                call.read_apart()
+                call.clone_overlapping_inputs()
             if self.coalesced is not None:
                 self.coalesced.append(pending)
         self.transport.submit(pending, awaited=not asynchronous)
         if not asynchronous:
-            pending.await_(None)
+            pending.wait_and_raise(None)
         return pending
 
     def _tell_device(self, call: Call) -> None:
@@ -250,11 +250,11 @@ class Communicator:
         """Which call of its group this one will be, from 1; sends and receives count by peer."""
         return self._numbers.get(call.row, 0) + 1
 
-    def land(self) -> None:
+    def complete(self) -> None:
         """Wait for all that has begun, and let the outputs be there."""
         while self._last:
             _, pending = self._last.popitem()
-            pending.land(None)
+            pending.complete(None)
         drop_unused(self.open)
 
 
@@ -285,11 +285,11 @@ def _make(group: Any) -> Communicator:
         return communicator
 
 
-def let_go() -> None:
+def release() -> None:
     """Keep no works of a rank that is a thread, and which is about to leave its groups."""
     for communicator in list(_communicators.values()):
         if communicator.owner is threads.carrier:
-            leave_to_outputs(communicator.open)
+            keep_alive_with_outputs(communicator.open)
 
 
 def forget() -> None:
@@ -336,7 +336,7 @@ class _Synchronization(Instrument):
         if isinstance(awaited, torch.device):
             for communicator in list(_communicators.values()):
                 if communicator.owner is threads.carrier:
-                    communicator.land()
+                    communicator.complete()
 
 
 _synchronization: Instrument | None = None

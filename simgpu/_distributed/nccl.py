@@ -27,7 +27,7 @@ from simgpu.errors import UnsupportedError
 # and receive. A build without NCCL has no such function.
 
 
-def of_tensors(tensors: Iterable[torch.Tensor]) -> int:
+def hash_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
     """A number of 64 bits, equal for equal bytes on any device; 0 where there are none.
 
     As in PyTorch, the whole memory under each tensor counts, of which it may be a part.
@@ -179,7 +179,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
 # until the timeout. That is a fault of PyTorch, which NCCL's ranks meet too (pytorch issue 135712).
 
 
-def apart(stock: Callable[..., Any]) -> Callable[..., Any]:
+def with_restart_prefix(stock: Callable[..., Any]) -> Callable[..., Any]:
     """`_create_c10d_store` with the keys of each attempt apart from those of the others.
 
     Where there are several machines, each of them counts its restarts by itself: the store is left

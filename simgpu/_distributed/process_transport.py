@@ -35,7 +35,7 @@ from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
 Job = Callable[[], None]
 
 
-class Lane:
+class SerialQueue:
     """Does jobs in the order in which they were handed over; they must not raise."""
 
     def __init__(self, name: str) -> None:
@@ -88,7 +88,7 @@ SIZE = 512  # bytes
 _DIGEST = 16
 
 
-def of(call: Call) -> Tensor:
+def record_of(call: Call) -> Tensor:
     """What this rank says of a call; shared by calls that are alike."""
     other = call.reduction is not None and not comm.is_ordered()
     more = ", not in the order of the ranks" if other else ""
@@ -111,7 +111,7 @@ def are_alike(records: list[Tensor]) -> bool:
     return all(torch.equal(record[:_DIGEST], first) for record in records[1:])
 
 
-def read(record: Tensor) -> Asked:
+def read_record(record: Tensor) -> Asked:
     """What a rank asked for."""
     whole = bytes(record.tolist())
     text = whole[_DIGEST:].decode(errors="replace")
@@ -146,14 +146,14 @@ class Loopback:
             self._receive(call)
 
     def _send(self, call: Call) -> None:
-        self._with(call.tag).put((of(call).clone(), as_bytes(call.ins[0]).clone()))
+        self._with(call.tag).put((record_of(call).clone(), as_bytes(call.ins[0]).clone()))
 
     def _receive(self, call: Call) -> None:
         try:
             record, data = self._with(call.tag).get(timeout=self._seconds)
         except queue.Empty:
             raise TimeoutError(f"Timed out waiting {self._seconds:g} s for its own send") from None
-        asked = [read(each) for each in (of(call), record)]
+        asked = [read_record(each) for each in (record_of(call), record)]
         collectives.check_agreement(self._group, call.number, [self._rank] * 2, asked)
         as_bytes(call.outs[0]).copy_(data)
 
@@ -170,7 +170,7 @@ class Loopback:
 _TAG = 2**30  # of a message that nobody sends
 
 
-class Losses:
+class LostRanks:
     """What one rank of a group knows of ranks that have gone.
 
     Args:
@@ -239,7 +239,7 @@ class Losses:
         text = f"rank {self._ranks[member]} has ended or left the group"
         if not self.told:
             return f"{text} before any call of all ranks"
-        return f"{text}; the last call that it came to was {read(self.told[member]).line}"
+        return f"{text}; the last call that it came to was {read_record(self.told[member]).line}"
 
 
 def _key(rank: int) -> str:
@@ -263,11 +263,11 @@ class Transport:
         self._backend = backend
         self._group = group
         self._ranks = ranks
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, SerialQueue] = {}
         self._failure: BaseException | None = None
         self._memory: SharedMemory | None = None
         self._asked = 0  # bytes of it
-        self._losses = Losses(backend, group, ranks, store)
+        self._losses = LostRanks(backend, group, ranks, store)
         timeout = backend.options._timeout.total_seconds()
         self._loopback = Loopback(group, ranks[backend.rank()], timeout)
 
@@ -276,7 +276,7 @@ class Transport:
         call = pending.call
         lane = self._lanes.get(call.row)
         if lane is None:
-            lane = self._lanes[call.row] = Lane(f"group {self._group} {call.row}")
+            lane = self._lanes[call.row] = SerialQueue(f"group {self._group} {call.row}")
 
         def wait(waited: Pending, seconds: float | None) -> None:
             if seconds is None:
@@ -342,7 +342,7 @@ class Transport:
 
     def _agree(self, call: Call) -> bool:
         """Tell each other of a call; returns whether that has carried it out, too."""
-        record, data = of(call), self._gathered(call)
+        record, data = record_of(call), self._gathered(call)
         if not self._has_room(SIZE):
             self._compare(call, self._tell(record))
             return False
@@ -404,12 +404,12 @@ class Transport:
     def _compare(self, call: Call, told: list[Tensor]) -> None:
         self._losses.told = told
         if not are_alike(told) or call.number == call.since:
-            asked = [read(record) for record in told]
+            asked = [read_record(record) for record in told]
             collectives.check_agreement(self._group, call.number, self._ranks, asked)
 
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""
-        mine = of(call).clone()
+        mine = record_of(call).clone()
         theirs, tag = torch.empty(SIZE, dtype=torch.uint8, device="cpu"), 3 * call.tag
         if call.kind == "send":
             self._run(self._backend.send, [mine], call.peer, tag + _HEADER)
@@ -418,7 +418,9 @@ class Transport:
             self._run(self._backend.recv, [theirs], call.peer, tag + _HEADER)
             self._run(self._backend.send, [mine], call.peer, tag + _REPLY)
         ranks = [self._ranks[self._backend.rank()], self._ranks[call.peer]]
-        collectives.check_agreement(self._group, call.number, ranks, [*map(read, (mine, theirs))])
+        collectives.check_agreement(
+            self._group, call.number, ranks, [*map(read_record, (mine, theirs))]
+        )
 
     # The kinds of calls.
 
@@ -472,7 +474,7 @@ class Transport:
         tables = self._tell(mine)
         sends, awaits = ([t[row].tolist() for t in tables] for row in (0, 1))
         if any(sends[i][j] != awaits[j][i] for i in range(len(sends)) for j in range(len(sends))):
-            asked = [read(record) for record in self._tell(of(call))]
+            asked = [read_record(record) for record in self._tell(record_of(call))]
             collectives.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
@@ -552,7 +554,7 @@ class Transport:
             raise _GlooError(str(error)) from error
 
 
-def _close(lanes: Iterable[Lane]) -> None:
+def _close(lanes: Iterable[SerialQueue]) -> None:
     for lane in lanes:
         lane.close()
 

@@ -23,18 +23,18 @@ Tensor = torch.Tensor
 
 
 @dataclass
-class _Meeting:
+class _GroupCall:
     """One call of a group: who has come, by rank within the group."""
 
     here: dict[int, Pending] = field(default_factory=dict)
     error: BaseException | None = None
 
 
-class Meetings:
+class GroupCalls:
     """All calls of all groups of a world that are under way."""
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[Any, int], _Meeting] = {}
+        self.calls: dict[tuple[Any, int], _GroupCall] = {}
         self.mail: dict[Any, deque[Pending]] = {}
         self.aborted: set[Any] = set()
 
@@ -43,10 +43,12 @@ class Meetings:
 
         Its results would never be there: on a GPU, it would wait for the other ranks for ever.
         """
-        for (group, number), meeting in self.calls.items():
-            if meeting.error is None and group not in self.aborted:
-                pending = next(iter(meeting.here.values()))
-                self._raise_for(group, number, pending, [*meeting.here], [*range(len(group[-1]))])
+        for (group, number), group_call in self.calls.items():
+            if group_call.error is None and group not in self.aborted:
+                pending = next(iter(group_call.here.values()))
+                self._raise_for(
+                    group, number, pending, [*group_call.here], [*range(len(group[-1]))]
+                )
         for (group, pair, _, sends), waiting in self.mail.items():
             if waiting and group not in self.aborted:
                 caller = pair[0] if sends else pair[1]
@@ -55,7 +57,7 @@ class Meetings:
     def forget(self) -> None:
         """End the calls that never were complete, and keep none: they lead here, and to memory."""
         calls, self.calls, mail, self.mail = self.calls, {}, self.mail, {}
-        left = [meeting.here.values() for meeting in calls.values()]
+        left = [group_call.here.values() for group_call in calls.values()]
         for pending in itertools.chain(*left, *mail.values()):
             if not pending.done():
                 call = pending.call
@@ -73,7 +75,8 @@ class Meetings:
         missing = {"send": "its recv", "recv": "its send"}.get(call.kind, "it")
         raise CollectiveMismatchError(
             f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
-            f"{collectives.named(here)} alone: {collectives.named(others)} {have} ended without "
+            f"{collectives.named_ranks(here)} alone: "
+            f"{collectives.named_ranks(others)} {have} ended without "
             f"{missing}, and nobody has waited for it"
         )
 
@@ -98,7 +101,7 @@ class Transport:
 
     def __init__(
         self,
-        meetings: Meetings,
+        group_calls: GroupCalls,
         waits: Waits,
         life: Callable[[], int],
         me: int,
@@ -106,7 +109,7 @@ class Transport:
         rank: int,
         ranks: Sequence[int],
     ) -> None:
-        self._meetings, self._waits, self._me = meetings, waits, me
+        self._group_calls, self._waits, self._me = group_calls, waits, me
         self._group, self._rank, self._ranks = group, rank, ranks
         self._key = (life(), group, tuple(ranks))
         self._aborted = False
@@ -135,24 +138,26 @@ class Transport:
 
     def _meet_all(self, pending: Pending) -> None:
         key = (self._key, pending.call.number)
-        meeting = self._meetings.calls.setdefault(key, _Meeting())
-        meeting.here[self._rank] = pending
-        if meeting.error is None:
-            meeting.error = self._difference(meeting)
-        complete = len(meeting.here) == len(self._ranks)
+        group_call = self._group_calls.calls.setdefault(key, _GroupCall())
+        group_call.here[self._rank] = pending
+        if group_call.error is None:
+            group_call.error = self._difference(group_call)
+        complete = len(group_call.here) == len(self._ranks)
         if complete:
-            del self._meetings.calls[key]
-            if meeting.error is None:
-                meeting.error = _carried_out([meeting.here[r] for r in sorted(meeting.here)])
-        if complete or meeting.error is not None:
-            for each in list(meeting.here.values()):  # others come where a schedule lets them
+            del self._group_calls.calls[key]
+            if group_call.error is None:
+                group_call.error = _run_for_all(
+                    [group_call.here[r] for r in sorted(group_call.here)]
+                )
+        if complete or group_call.error is not None:
+            for each in list(group_call.here.values()):  # others come where a schedule lets them
                 if not each.done():
-                    each.finish(_copied(meeting.error))
+                    each.finish(_copy_for_rank(group_call.error))
 
-    def _difference(self, meeting: _Meeting) -> BaseException | None:
-        members = sorted(meeting.here)
-        calls = [meeting.here[member].call for member in members]
-        return _told(
+    def _difference(self, group_call: _GroupCall) -> BaseException | None:
+        members = sorted(group_call.here)
+        calls = [group_call.here[member].call for member in members]
+        return _error_of(
             collectives.check_agreement,
             self._group,
             calls[0].number,
@@ -167,7 +172,7 @@ class Transport:
         awaited = [[part.nbytes for part in call.outs] for call in calls]
         asked = [collectives.Asked.of(call) for call in calls]
         number = calls[0].number
-        return _told(
+        return _error_of(
             collectives.check_splits, self._group, number, self._ranks, sent, awaited, asked
         )
 
@@ -176,22 +181,22 @@ class Transport:
         call = pending.call
         sends = call.kind == "send"
         pair = (self._rank, call.peer) if sends else (call.peer, self._rank)
-        mail = self._meetings.mail
+        mail = self._group_calls.mail
         other = mail.setdefault((self._key, pair, call.tag, not sends), deque())
         if not other:
             mail.setdefault((self._key, pair, call.tag, sends), deque()).append(pending)
             return
         found = other.popleft()
-        error = _told(
+        error = _error_of(
             collectives.check_agreement,
             self._group,
             call.number,
             [self._ranks[self._rank], self._ranks[call.peer]],
             [collectives.Asked.of(each) for each in (call, found.call)],
         )
-        error = error or _carried_out([pending, found] if sends else [found, pending])
-        found.finish(_copied(error))
-        pending.finish(_copied(error))
+        error = error or _run_for_all([pending, found] if sends else [found, pending])
+        found.finish(_copy_for_rank(error))
+        pending.finish(_copy_for_rank(error))
 
     def algorithm(self, call: Call) -> str:
         return "" if call.reduction is None else "in one place"
@@ -199,14 +204,14 @@ class Transport:
     def abort(self) -> None:
         """Let all later calls fail."""
         self._aborted = True
-        self._meetings.aborted.add(self._key)
+        self._group_calls.aborted.add(self._key)
 
     def closing(self) -> Callable[[], None]:
         """Nothing is to end."""
         return lambda: None
 
 
-def _told(check: Callable[..., None], *arguments: Any) -> BaseException | None:
+def _error_of(check: Callable[..., None], *arguments: Any) -> BaseException | None:
     """The error that a check raises, if it does."""
     try:
         check(*arguments)
@@ -215,12 +220,12 @@ def _told(check: Callable[..., None], *arguments: Any) -> BaseException | None:
     return None
 
 
-def _copied(error: BaseException | None) -> BaseException | None:
+def _copy_for_rank(error: BaseException | None) -> BaseException | None:
     """The error for one rank: an error that several threads raise would have all their frames."""
     return copy.copy(error)
 
 
-def _carried_out(pending: list[Pending]) -> BaseException | None:
+def _run_for_all(pending: list[Pending]) -> BaseException | None:
     """Do the work of all ranks; returns what went wrong."""
     calls = [each.call for each in pending]
     try:

@@ -47,7 +47,7 @@ def _left() -> Iterator[None]:
         yield
 
 
-def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+def outside_inference_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that runs within `plain_tensors`."""
 
     @functools.wraps(function)
@@ -61,7 +61,7 @@ def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
 Tensor = torch.Tensor
 
 
-def poison(tensor: Tensor) -> None:
+def fill_unwritten(tensor: Tensor) -> None:
     """Fill a host tensor with what no sum is: NaN, or the least integer."""
     dtype = tensor.dtype
     if dtype.is_floating_point or dtype.is_complex:
@@ -100,7 +100,7 @@ class Pending:
         """
         self._waits, self._asks = wait, ask
 
-    def stage(self) -> None:
+    def copy_inputs(self) -> None:
         """Let the call read and write copies, and poison what it will write."""
         call = self.call
         copies = {id(tensor): tensor.clone() for tensor in call.ins}
@@ -117,7 +117,7 @@ class Pending:
         call.ins = [copies[id(tensor)] for tensor in call.ins]
         call.outs = [copies[id(tensor)] for tensor in call.outs]
         for tensor, _ in self._landing:
-            poison(tensor)
+            fill_unwritten(tensor)
 
     def begin(self) -> None:
         """Read what calls before it write that were on their way when it was staged.
@@ -144,14 +144,14 @@ class Pending:
         if previous is not None:  # a send that nobody waits for would keep all before it
             self.previous = previous.last_open()
 
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it has run, and nothing of its own is left to land."""
         return self._done.is_set() and not self._landing
 
     def last_open(self) -> Pending | None:
         """The last call that is not over, of this one and those before: a barrier lands nothing."""
         each: Pending | None = self
-        while each is not None and each.over():
+        while each is not None and each.is_complete():
             each = each.previous
         return each
 
@@ -164,7 +164,7 @@ class Pending:
             self._asks(self)
         return self._done.is_set()
 
-    def await_(self, seconds: float | None) -> None:
+    def wait_and_raise(self, seconds: float | None) -> None:
         """Wait until the call has run, and raise what it raised; nothing has landed then."""
         self._wait(seconds)
         self._raise()
@@ -195,7 +195,7 @@ class Pending:
                 f"{self.call.shown} at {self.call.place} has waited {seconds:g} s for other ranks"
             )
 
-    def land(self, seconds: float | None) -> None:
+    def complete(self, seconds: float | None) -> None:
         """Wait, and write the results of it and of the calls before where the program looks.
 
         Those before are there also where this one has failed, whose error is raised then.
@@ -271,12 +271,12 @@ class Work(distributed.Work):
         self._let_go()
         limit = seconds if seconds > 0 else None
         for pending in self._pending:
-            pending.land(limit)
+            pending.complete(limit)
         drop_unused(self._keep)
 
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all of it has landed."""
-        return all(pending.over() for pending in self._pending)
+        return all(pending.is_complete() for pending in self._pending)
 
     def synchronize(self) -> None:
         self.wait()
@@ -320,11 +320,11 @@ def drop_unused(keep: set[Work]) -> None:
     By that they would keep memory of the device.
     """
     for work, references in _references(keep):
-        if work.over() and references <= _OF_NOBODY and not held_by_cpp(work):
+        if work.is_complete() and references <= _OF_NOBODY and not held_by_cpp(work):
             keep.discard(work)
 
 
-def leave_to_outputs(keep: set[Work]) -> None:
+def keep_alive_with_outputs(keep: set[Work]) -> None:
     """Keep no more of a group that ends, whose works lead to all of them by this.
 
     What C++ can still wait for lives as long as its outputs, for which it would wait.

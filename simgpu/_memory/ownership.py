@@ -134,7 +134,7 @@ def to_device(host: torch.Tensor, index: int) -> torch.Tensor:
     return rebuild(host, lambda part: adopt(part, index), index)
 
 
-def make_sure_of_room(index: int, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
+def check_memory(index: int, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
     """Raise if device `index` has no room for a tensor, before the host makes one."""
     device = active_devices[index] if index < len(active_devices) else world.device(index)
     nbytes = math.prod(shape) * (torch.get_default_dtype() if dtype is None else dtype).itemsize
@@ -199,7 +199,7 @@ class SharedStorageAliases:
 
     def __init__(self, copy: bool = False) -> None:
         if copy:
-            hooks.finish()
+            hooks.finish_queued_work()
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._aliases: dict[int, Tensor] = {}
         self._copy = copy

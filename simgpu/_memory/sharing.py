@@ -102,7 +102,7 @@ def _move_to_shared_memory(storage: torch.UntypedStorage, state: StorageState) -
         )
     host = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
     fresh = _over(host, index)
-    hooks.finish()
+    hooks.finish_queued_work()
     # Not by `launch`: CUDA sends an address, and no kernel runs.
     copy_(HOST_KEYS, bytes_of(fresh, nbytes, index), bytes_of(storage, nbytes, index))
     shared = SharedMemory(host, sharing_strategy(), fresh)  # `fresh` gets the memory from before

@@ -18,11 +18,11 @@ from torch.utils import deterministic
 from simgpu._core import hooks as core_hooks
 from simgpu._core import streams, world
 from simgpu._core.by_address import ByAddress
-from simgpu._core.device import Allocation, newest_first
+from simgpu._core.device import Allocation, live_objects
 from simgpu._core.hooks import Instrument, add, hooks, remove
 from simgpu._core.launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._core.operators import empty, fill_, set_storage
-from simgpu._memory.ownership import adopt, bytes_of, host_empty, make_sure_of_room
+from simgpu._memory.ownership import adopt, bytes_of, check_memory, host_empty
 from simgpu._native.layouts import set_size, swap_memory
 from simgpu._native.relabel import LABELS, relabel
 
@@ -147,7 +147,7 @@ _CPU = torch.device("cpu")
 
 def new_storage(nbytes: int, index: int) -> torch.UntypedStorage:
     """`nbytes` fresh bytes on device `index`, with any values."""
-    make_sure_of_room(index, (nbytes,), torch.uint8)
+    check_memory(index, (nbytes,), torch.uint8)
     host = launch(_EMPTY, index, ((nbytes,),), {"dtype": torch.uint8, "device": _CPU})
     return adopt(host, index).untyped_storage()
 
@@ -160,7 +160,7 @@ def mark_exported(storage: torch.UntypedStorage) -> None:
 
     Its memory then lasts as long as the storage, even where a resize gives that other memory.
     """
-    core_hooks.finish()  # what is exported can be read without a launch
+    core_hooks.finish_queued_work()  # what is exported can be read without a launch
     state_of(storage).exported = True
 
 
@@ -238,7 +238,7 @@ class _Uses(Instrument):
     def __init__(self) -> None:
         self._owned: ByAddress[_Owned] = ByAddress()
         self._count, self._sweep_at = 0, 1024
-        for tensor in newest_first(torch.Tensor):
+        for tensor in live_objects(torch.Tensor):
             allocation = vars(tensor).get("_simgpu_allocation")
             if allocation is not None:
                 self._put(tensor.untyped_storage(), allocation)

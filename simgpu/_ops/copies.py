@@ -14,13 +14,7 @@ from simgpu._core import world
 from simgpu._core.launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._core.world import CUDA, kind_of, may_be_cuda
 from simgpu._memory import pinned as memory_pinned
-from simgpu._memory.ownership import (
-    MANY,
-    SharedStorageAliases,
-    adopt,
-    make_sure_of_room,
-    on_one_storage,
-)
+from simgpu._memory.ownership import MANY, SharedStorageAliases, adopt, check_memory, on_one_storage
 from simgpu._native.relabel import host_alias
 from simgpu._ops.calls import overload
 from simgpu._util import naming
@@ -92,7 +86,7 @@ def to_copy(
         world.device(target)  # raises
     memory_pinned.check_not_wanted(pin_memory)
     if self.numel() > MANY:
-        make_sure_of_room(target, self.shape, options.get("dtype") or self.dtype)
+        check_memory(target, self.shape, options.get("dtype") or self.dtype)
     if source == target:
         return adopt(launch(_TO_COPY, target, arguments, options), target)
     return adopt(launch_copy(_TO_COPY, source, target, arguments, options, blocking), target)

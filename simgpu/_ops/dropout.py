@@ -21,7 +21,7 @@ from simgpu._ops.dtypes import no_kernel
 from simgpu._ops.from_schema import computed_kernel
 from simgpu._random.fill import Source
 from simgpu._random.generator_state import Stream
-from simgpu._random.samplers import REAL, fill_mask, parameters
+from simgpu._random.samplers import REAL, dropout_parameters, fill_mask
 
 _aten = torch.ops.aten
 _empty_like = _aten.empty_like.default._handle.redispatch_boxed
@@ -49,7 +49,7 @@ def _cuda_dropout(
     if p == 1 or not tensor.numel():  # draws nothing
         return _empty_like(keys, tensor).zero_(), mask.zero_()
     _refuse_unless_real(tensor, "fused_dropout")
-    keep, scale = parameters(p, tensor.dtype)
+    keep, scale = dropout_parameters(p, tensor.dtype)
     with torch._C.DisableTorchFunction():
         fill_mask(mask, tensor, keep, source)
         kept = _mul(keys, tensor, mask.view(torch.uint8))

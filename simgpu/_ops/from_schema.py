@@ -28,7 +28,7 @@ from simgpu._core.launch import HOST_KEYS, Kernel, launch, tell_written_back
 from simgpu._core.operators import copy_, set_storage, wants_to_resize
 from simgpu._core.out_of_memory import charge
 from simgpu._memory import pinned
-from simgpu._memory.ownership import MANY, adopt, adopt_all, make_sure_of_room, on_one_storage
+from simgpu._memory.ownership import MANY, adopt, adopt_all, check_memory, on_one_storage
 from simgpu._memory.storages import grow
 from simgpu._native.relabel import host_alias
 from simgpu._ops.calls import NUMBERS, Arguments, PythonKernel, Schema, kept_number, result_picker
@@ -181,7 +181,7 @@ def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
                 f"an out= that has to grow to shape {tuple(host.shape)} cannot be captured on a "
                 "simulated device: give it that shape before the capture"
             )
-        core_hooks.finish()
+        core_hooks.finish_queued_work()
         copy_(HOST_KEYS, host_alias(out), host)
 
 
@@ -353,11 +353,11 @@ def _look_for_room(kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict
     """Raise OutOfMemoryError before numbers are made for which there is no room."""
     first = args[0] if args else None
     if isinstance(first, (list, tuple)):
-        make_sure_of_room(index, first, kwargs.get("dtype"))
+        check_memory(index, first, kwargs.get("dtype"))
     elif isinstance(first, torch.Tensor):
         size = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else first.shape
         if math.prod(size) > MANY:  # `new_zeros` has the size second, `zeros_like` has none
-            make_sure_of_room(index, size, kwargs.get("dtype") or first.dtype)
+            check_memory(index, size, kwargs.get("dtype") or first.dtype)
     elif any(type(value) in (int, float) and value > MANY for value in args):
         held = charge(kernel.op, world.device(index), args, kwargs)
         if held is not None:

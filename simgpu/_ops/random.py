@@ -16,7 +16,7 @@ from simgpu._core import world
 from simgpu._core.device_generator import check_generator
 from simgpu._core.hooks import hooks
 from simgpu._core.launch import Kernel, launch
-from simgpu._memory.ownership import adopt, make_sure_of_room
+from simgpu._memory.ownership import adopt, check_memory
 from simgpu._memory.pinned import check_not_wanted
 from simgpu._native.relabel import relabel
 from simgpu._ops.calls import Arguments, PythonKernel, Schema, overload, result_picker
@@ -81,7 +81,7 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
             dtype = usual or torch.get_default_dtype()
         index = None if device is None else device.index
         index = world.current_device() if index is None else index
-        make_sure_of_room(index, size, dtype)
+        check_memory(index, size, dtype)
         chosen, source = draw.choose(index, generator)
         if hooks.launches or hooks.before_allocate:
             # As on CUDA, memory comes first: without it nothing is drawn.

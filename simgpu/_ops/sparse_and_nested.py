@@ -35,7 +35,7 @@ _BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
 def check_invariants(tensor: Tensor) -> None:
     """Raise RuntimeError unless every index of a sparse tensor is within its size."""
-    hooks.finish()
+    hooks.finish_queued_work()
     if tensor.layout == torch.sparse_coo:
         _check_coo(tensor)
     else:

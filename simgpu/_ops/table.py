@@ -176,7 +176,7 @@ def checked_composite(name: str) -> PythonKernel:
     names = [argument.name for argument in op._schema.arguments]
 
     def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        core_hooks.finish()  # nothing is launched that could be checked later
+        core_hooks.finish_queued_work()  # nothing is launched that could be checked later
         check({**dict(zip(names, args, strict=False)), **kwargs})
         return compose(*args, **kwargs)
 

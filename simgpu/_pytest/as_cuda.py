@@ -41,7 +41,7 @@ def _start(config: pytest.Config, options: DeviceOptions) -> None:
         )
     check(options)
     # A worker of pytest-xdist finds them in what its parent gave it.
-    told = config_options.clear()
+    told = config_options.clear_variables()
     options = dataclasses.replace(
         options,
         memory=options.memory or told.get(config_options.MEMORY),
@@ -50,7 +50,7 @@ def _start(config: pytest.Config, options: DeviceOptions) -> None:
     )
 
     def restore() -> None:
-        config_options.clear()
+        config_options.clear_variables()
         os.environ.update(told)
 
     config.add_cleanup(restore)

@@ -33,11 +33,11 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 def header_line(config: pytest.Config) -> str:
     """Say which devices tests get and what is looked for, without importing torch for it."""
-    told = [_devices(config), *looked_for(read_options(config))]
+    told = [_devices(config), *active_options(read_options(config))]
     return f"devices: {'; '.join(told)}"
 
 
-def looked_for(options: DeviceOptions) -> list[str]:
+def active_options(options: DeviceOptions) -> list[str]:
     """The options that look for more in a test, or run it more than once, as they were given."""
     looks = {
         "--races": options.races,

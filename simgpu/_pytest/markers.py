@@ -56,12 +56,12 @@ def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
 _WRONG = pytest.StashKey[str]()
 
 
-def tell_wrong(item: pytest.Item, marker: pytest.Mark, hint: str) -> None:
+def fail_item(item: pytest.Item, marker: pytest.Mark, hint: str) -> None:
     """Let a test fail for one of its markers, before anything of it runs."""
-    tell_of(item, f"{call_of(marker)}: {hint}")
+    fail_marker(item, f"{call_of(marker)}: {hint}")
 
 
-def tell_of(item: pytest.Item, what: str) -> None:
+def fail_marker(item: pytest.Item, what: str) -> None:
     """Let a test fail for what its markers and the session's options ask of it."""
     item.stash[_WRONG] = f"{item.nodeid}: {what}"
 
@@ -185,7 +185,7 @@ def read_markers(item: pytest.Item) -> None:
             or not has_reason
             or len(marker.kwargs) > 1
         ):
-            tell_wrong(item, marker, _WAY_OUT)
+            fail_item(item, marker, _WAY_OUT)
         told.update(options)
     item.stash[_LEFT_OUT] = frozenset(told)
     item.user_properties += [

@@ -223,7 +223,7 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
     kind = "cuda" if "cuda" in naming.names else naming.DEVICE_TYPE
     devices = [torch.device(kind, index) for index in range(count)]
     module = torch.get_device_module(devices[0])
-    with world.narrowed(count):
+    with world.limited_to(count):
         module.set_device(0)
         torch.manual_seed(0)
         for device in devices:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from simgpu._pytest import markers
-from simgpu._pytest.markers import call_of, is_ours, tell_wrong
+from simgpu._pytest.markers import call_of, fail_item, is_ours
 from simgpu._pytest.options import read_options
 from simgpu._pytest.pools import simulated_pool
 from simgpu._util.naming import plural
@@ -62,7 +62,7 @@ def tell_if_unused(item: pytest.Item) -> None:
         return
     if _may_ask_while_it_runs(item):
         return
-    tell_wrong(
+    fail_item(
         item,
         marker,
         f"the test does not take the fixture `ranks`, so that nothing runs on ranks: write "

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from simgpu._pytest.markers import closest_of_ours, tell_of, tell_wrong
+from simgpu._pytest.markers import closest_of_ours, fail_item, fail_marker
 from simgpu._strategies.examples import node_id
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -35,7 +35,7 @@ def wrap_test(
         f"or leave {what} out {leave_out}".rstrip()
     )
     if inspect.iscoroutinefunction(test) or inspect.isasyncgenfunction(test):
-        tell_of(item, refusal)
+        fail_marker(item, refusal)
         return
     if getattr(item.obj, "hypothesis", None) is None:
         item.obj = wrapper(_run_by_its_call(item.obj, refusal))
@@ -101,7 +101,7 @@ def repeat_with_ooms(item: pytest.Item, everywhere: bool) -> None:
         return
     marker = closest_of_ours(item, EVERY_OOM_MARKER)
     if marker is not None and (marker.args or marker.kwargs):
-        tell_wrong(item, marker, "write @pytest.mark.every_oom, which takes no arguments")
+        fail_item(item, marker, "write @pytest.mark.every_oom, which takes no arguments")
     if not everywhere and marker is None:
         return
     wrap_test(item, "--faults" if everywhere else "@pytest.mark.every_oom", _with_every_failure)
@@ -230,7 +230,7 @@ def _count(item: pytest.Item, marker: pytest.Mark) -> int | None:
     if len(told) < len(marker.args) + len(marker.kwargs) or len(told) > 1 or type(n) is not int:
         n = 0
     if n < 1:
-        tell_wrong(item, marker, "write @pytest.mark.schedules(n), n being an int from 1 on")
+        fail_item(item, marker, "write @pytest.mark.schedules(n), n being an int from 1 on")
         return None
     return n
 
@@ -240,11 +240,11 @@ def _under_schedules(
 ) -> Callable[..., Any]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        from simgpu._explore.schedules.earlier_locks import adopted
+        from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
         from simgpu._explore.schedules.explore import attempted, schedule, shortened, tried
 
         step = functools.partial(test, *args, **kwargs)
-        with adopted(step):
+        with schedule_existing_locks(step):
             if token is not None:
                 with schedule(replay=token):
                     step()
@@ -273,7 +273,7 @@ def _under_drawn_schedules(
         from hypothesis import reject, settings
         from hypothesis.control import current_build_context
 
-        from simgpu._explore.schedules.earlier_locks import adopted
+        from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
         from simgpu._explore.schedules.explore import attempted
         from simgpu._explore.schedules.tokens import Replay
         from simgpu._strategies import examples as strategies_examples
@@ -282,7 +282,7 @@ def _under_drawn_schedules(
         drawing = _Drawing(current_build_context())
         step = functools.partial(test, *args, **kwargs)
         examples = settings.default.max_examples if settings.default else n
-        with adopted(step):
+        with schedule_existing_locks(step):
             for number in range(1 if token else -(-n // max(examples, 1))):  # n in all, or more
                 how = Replay(token) if token else drawing.schedule()
                 _, done = attempted(step, number, how, (BaseException,))

@@ -36,7 +36,7 @@ _LOAD = 16  # bytes
 Tensor = torch.Tensor
 
 
-def parameters(p: float, dtype: torch.dtype) -> tuple[float, float]:
+def dropout_parameters(p: float, dtype: torch.dtype) -> tuple[float, float]:
     """How likely the kernel keeps an element, and what it multiplies it with: floats, as it has."""
     if dtype is torch.float64:
         return 1.0 - p, 1.0 / (1.0 - p)

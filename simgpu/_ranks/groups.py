@@ -103,7 +103,7 @@ def end() -> None:
         _per_thread.groups = None
 
 
-def rank_of_thread() -> Callable[[], None]:
+def copy_rank() -> Callable[[], None]:
     """What lets another thread be of the calling thread's rank, with the same process groups."""
     rank, carrier, groups = threads.rank, threads.carrier, _per_thread.groups
 

@@ -28,7 +28,9 @@ from simgpu._explore.schedules.tokens import Replay
 from simgpu._util.patching import Patches
 from simgpu.errors import DeadlockError, RankLostError, ScheduleError
 
-_IN_VAIN = 1000  # questions in a row while nobody does anything else: no answer will be another
+_MAX_IDLE_POLLS = (
+    1000  # questions in a row while nobody does anything else: no answer will be another
+)
 
 
 _MADE_BY_CPP: Any = vars(threading)["_DummyThread"]
@@ -84,7 +86,7 @@ def scheduler_of(schedule: int | str | None) -> Iterator[Scheduler]:
             yield controls.scheduler
 
 
-class Turns:
+class RankScheduler:
     """The turns of the ranks of one world, numbered from 0."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -143,14 +145,14 @@ class Turns:
             return
         scheduler = self._scheduler
         self._asked += 1
-        with self._waits(rank, f"{what}, asked {_IN_VAIN} times in a row"):
+        with self._waits(rank, f"{what}, asked {_MAX_IDLE_POLLS} times in a row"):
             scheduler.point(what, yielding=True)
         other_steps = scheduler.steps - self._asked
         in_vain = other_steps == self._other_steps and not scheduler.others_may_help()
         self._asked_in_vain = self._asked_in_vain + 1 if in_vain else 0
         self._other_steps = other_steps
-        if self._asked_in_vain > _IN_VAIN:
-            with self._waits(rank, f"{what}, asked {_IN_VAIN} times in a row"):
+        if self._asked_in_vain > _MAX_IDLE_POLLS:
+            with self._waits(rank, f"{what}, asked {_MAX_IDLE_POLLS} times in a row"):
                 self._stop()
         self.check()
 

@@ -151,7 +151,7 @@ _SETTINGS = (
     *_switch("overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
     *_switch("math_sdp_allow_fp16_bf16_reduction"),
     *_switch("sdp_priority_order"),
-    _Setting(comm.in_force, comm.put_in_force),
+    _Setting(comm.current, comm.set_current),
 )
 
 SettingValues = list[Any]
@@ -548,7 +548,7 @@ _TENSOR = "torch.distributed.tensor"
 _CLEARING = ("_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache")
 
 
-def forget_shardings() -> None:
+def clear_sharding_cache() -> None:
     """Forget how operators were sharded: for all threads in Python, and for this one in C++."""
     if _TENSOR in sys.modules:
         debug = importlib.import_module(f"{_TENSOR}.debug")

@@ -19,11 +19,11 @@ from simgpu._devices import block
 from simgpu._devices.block import Memory
 from simgpu._distributed import groups as distributed_groups
 from simgpu._distributed.groups import threads
-from simgpu._distributed.thread_transport import Meetings, Transport
-from simgpu._explore.schedules.earlier_locks import adopted
-from simgpu._explore.schedules.scheduler import Ended, Scheduler
+from simgpu._distributed.thread_transport import GroupCalls, Transport
+from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
+from simgpu._explore.schedules.scheduler import Scheduler, ThreadEnded
 from simgpu._ranks import groups, rank_state, stand_ins, stores
-from simgpu._ranks.rank_scheduler import Turns, scheduler_of
+from simgpu._ranks.rank_scheduler import RankScheduler, scheduler_of
 from simgpu._util import naming
 from simgpu._util.naming import MAX_DEVICES, plural
 from simgpu._util.patching import Patches
@@ -122,7 +122,7 @@ def ranks(
         before = rank_state.CallerState()
         ends.callback(before.restore)
         scheduler = ends.enter_context(scheduler_of(schedule))
-        ends.enter_context(adopted(function))
+        ends.enter_context(schedule_existing_locks(function))
         return _World(count, function, backend, scheduler).results()
 
 
@@ -149,8 +149,8 @@ class _World:
         self, count: int, function: Callable[[int], Any], backend: str | None, scheduler: Scheduler
     ) -> None:
         self._count, self._function, self._backend = count, function, backend
-        self._turns = Turns(scheduler)
-        self._meetings = Meetings()
+        self._turns = RankScheduler(scheduler)
+        self._group_calls = GroupCalls()
         self._store: Any = vars(distributed)["HashStore"]()
         self._results: list[Any] = [None] * count
 
@@ -161,18 +161,18 @@ class _World:
             error = self._error()
             if error is not None:
                 raise error
-            self._meetings.check_end()
+            self._group_calls.check_end()
             return self._results
         finally:
             error = None  # or its frames, of which this is one, would keep each other
             # A Work of several outputs lives until these are gone, and leads to both.
             self._turns.forget()
-            self._meetings.forget()
+            self._group_calls.forget()
 
     def _rank(self, rank: int) -> None:
         threads.rank = rank
         threads.carrier = functools.partial(
-            Transport, self._meetings, self._turns, groups.life, rank
+            Transport, self._group_calls, self._turns, groups.life, rank
         )
         stores.begin(stores.Place(self._turns, rank, self._count, self._store))
         groups.begin()
@@ -183,7 +183,7 @@ class _World:
                 self._backend, rank=rank, world_size=self._count, store=self._store
             )
             self._results[rank] = self._function(rank)
-        except Ended:  # the schedule is over
+        except ThreadEnded:  # the schedule is over
             raise
         except SystemExit as end:
             if end.code is not None and (end.code != 0 or not isinstance(end.code, int)):
@@ -197,10 +197,10 @@ class _World:
 
     def _end_groups(self, rank: int) -> None:
         try:
-            distributed_groups.let_go()
+            distributed_groups.release()
             groups.end()
             distributed_groups.forget()
-            rank_state.forget_shardings()
+            rank_state.clear_sharding_cache()
         except BaseException as error:
             self._turns.failures.setdefault(rank, error)
 

@@ -105,7 +105,7 @@ def _stand_in(stock: Any) -> type:
         def __new__(cls, store: Any, rank: int, size: int, *_: Any, **__: Any) -> Any:
             backend = _FakeProcessGroup._create_internal(rank, size)
             if issubclass(stock, nccl.ProcessGroupNCCL):
-                groups.nccl_stand_ins.add(backend)
+                groups.nccl_fakes.add(backend)
             return backend
 
     return ProcessGroup

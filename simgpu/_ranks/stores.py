@@ -19,7 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from simgpu._distributed.groups import threads
 from simgpu._explore.schedules.scheduler import PATIENT
 from simgpu._ranks import groups
-from simgpu._ranks.rank_scheduler import Turns
+from simgpu._ranks.rank_scheduler import RankScheduler
 from simgpu._util.naming import plural
 from simgpu._util.patching import Patch, Row
 
@@ -33,7 +33,7 @@ _stock_wait: Callable[..., None] = c10d.Store.wait
 class Place:
     """Where a rank stands: in which world, and with which memory for keys."""
 
-    turns: Turns
+    turns: RankScheduler
     rank: int
     count: int
     store: Any
@@ -182,7 +182,7 @@ def _of_the_same_rank(stock: Callable[..., None]) -> Callable[..., None]:
         stock(self, *args, **kwargs)
         if threads.rank is None:
             return
-        of_groups, of_stores = groups.rank_of_thread(), place()
+        of_groups, of_stores = groups.copy_rank(), place()
 
         def run() -> None:
             vars(self).pop("run", None)

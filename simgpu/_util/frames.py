@@ -28,7 +28,7 @@ _texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
 _MOST_TEXTS = 2**16
 
 
-def place_of_caller() -> str:
+def calling_line() -> str:
     """The innermost line that is neither of torch nor of simgpu, as "file:line"."""
     frame = sys._getframe(1)
     while _is_foreign(frame.f_code.co_filename) and frame.f_back is not None:

@@ -88,7 +88,7 @@ def test_a_hash_is_of_the_bytes_whatever_the_device(parts, changed, devices):
         return torch._C._distributed_c10d._hash_tensors(tensors)
 
     found = hashed(parts, devices[0])
-    assert found == hashed(parts, devices[1]) == nccl.of_tensors(map(torch.ByteTensor, parts))
+    assert found == hashed(parts, devices[1]) == nccl.hash_of_tensors(map(torch.ByteTensor, parts))
     filled = [index for index, part in enumerate(parts) if part]
     assert (found == 0) == (not filled)
     assert 0 <= found < 2**64
@@ -104,5 +104,5 @@ def test_a_hash_is_of_all_the_memory_under_a_tensor(count, data):
     whole = torch.arange(float(count), device="cuda")
     first = data.draw(st.integers(0, count - 1))
     part = whole[first : data.draw(st.integers(first + 1, count))]
-    assert nccl.of_tensors([part]) == nccl.of_tensors([whole])
-    assert nccl.of_tensors([whole[first:first]]) == 0  # as in PyTorch: it has no elements
+    assert nccl.hash_of_tensors([part]) == nccl.hash_of_tensors([whole])
+    assert nccl.hash_of_tensors([whole[first:first]]) == 0  # as in PyTorch: it has no elements

@@ -114,7 +114,7 @@ def test_a_call_that_others_leave_out_is_told_if_nobody_waits(count, data, seed)
         simgpu.ranks(count, go, schedule=seed)
     text = str(caught.value)
     have = "has" if len(missing) == 1 else "have"
-    who, others = collectives.named(sorted(callers)), collectives.named(missing)
+    who, others = collectives.named_ranks(sorted(callers)), collectives.named_ranks(missing)
     assert f"was called by {who} alone: {others} {have} ended" in text
     assert f"all_reduce float32 (3,) SUM at {__file__}:" in text
 

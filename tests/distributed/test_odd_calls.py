@@ -163,7 +163,7 @@ def to_itself(backend, kinds, sizes):
     errors = []
     for pending in found:
         try:
-            pending.await_(None)
+            pending.wait_and_raise(None)
         except (CollectiveMismatchError, CollectiveTimeoutError) as error:
             errors.append(error)
     transport.closing()()

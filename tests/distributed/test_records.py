@@ -19,7 +19,7 @@ DEVICES = st.sampled_from(["", "machine:0", "m" * 80 + ":1"])
 def record_of(says, place, device, shown=""):
     call = Call("all_reduce", says, [], [], shown=shown)
     call.place, call.device = place, device
-    return process_transport.of(call)
+    return process_transport.record_of(call)
 
 
 @given(says=CALLS, place=PLACES, device=DEVICES)
@@ -27,7 +27,7 @@ def test_a_record_has_one_size_and_ends_its_texts(says, place, device):
     """Of a call as much as there is room for; of a place, the line; of a device, its number."""
     record = record_of(says, place, device)
     assert len(record) == process_transport.SIZE
-    _, told, where, on = process_transport.read(record)
+    _, told, where, on = process_transport.read_record(record)
     assert says.startswith(told.rstrip("\ufffd"))
     assert told == says or len(told.encode()) > 150, "there is room for that much"
     assert where == place[-200:]
@@ -42,7 +42,9 @@ def test_calls_are_alike_that_say_the_same_to_the_end(one, other, places, shown)
         for number, (says, place, text) in enumerate(zip((one, other), places, shown, strict=True))
     ]
     assert process_transport.are_alike(told) == (one == other)
-    agreed, texts = zip(*(process_transport.read(record)[:2] for record in told), strict=True)
+    agreed, texts = zip(
+        *(process_transport.read_record(record)[:2] for record in told), strict=True
+    )
     assert (agreed[0] == agreed[1]) == (one == other)
     for seen, text in zip(texts, shown, strict=True):
         assert text.startswith(seen.rstrip("\ufffd"))

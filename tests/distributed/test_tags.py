@@ -84,7 +84,7 @@ def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
             transport.submit(each, awaited=False)
         try:
             for each in pending:
-                each.await_(None)
+                each.wait_and_raise(None)
         except SimGPUError as error:
             return error
         finally:

@@ -13,7 +13,7 @@ import simgpu
 from simgpu import strategies
 from simgpu._distributed import groups, works
 from simgpu._distributed.collectives import Call
-from simgpu._distributed.works import Pending, Work, drop_unused, poison
+from simgpu._distributed.works import Pending, Work, drop_unused, fill_unwritten
 from simgpu._native import python_objects
 from tests.support.worlds import few, schedules
 
@@ -207,7 +207,7 @@ def test_a_work_of_several_calls_is_kept_until_it_is_waited_for(data, count):
 def test_what_nobody_has_waited_for_looks_like_no_result(dtype, size):
     """Zero would: it is the least number without a sign."""
     tensor = torch.zeros(size, dtype=dtype)
-    poison(tensor)
+    fill_unwritten(tensor)
     if dtype.is_floating_point or dtype.is_complex:
         assert tensor.isnan().all()
     else:

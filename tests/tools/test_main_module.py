@@ -111,7 +111,7 @@ def test_a_program_stays_the_main_module_and_inherits_nothing(no_program, tmp_pa
     with zipfile.ZipFile(tmp_path / "p.zip", "w") as packed:
         packed.write(tmp_path / "p.py", "__main__.py")
     before = sys.modules["__main__"]
-    run_script.begin()
+    run_script.begin_main()
     if way is None:
         run_script.run_text(text)
     else:
@@ -141,6 +141,6 @@ def test_modules_are_looked_for_beside_a_file_that_is_linked_to(tmp_path, way, l
 def test_what_stands_on_the_standard_input_is_in_its_own_coding(no_program, coding):
     said = "" if coding.startswith("utf") else f"# coding: {coding}\n"
     letter = "\u0444" if coding == "cp1251" else "\xe9"
-    run_script.begin()
+    run_script.begin_main()
     run_script.run_input(f"{said}seen = '{letter}', __file__".encode(coding))
     assert sys.modules["__main__"].seen == (letter, "<stdin>")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu._cli.run_script import _after_our_frames, overlapping, told_of_races
 from simgpu._explore.asynchronous import executor as asynchronous_executor
-from simgpu._pytest.header import looked_for
+from simgpu._pytest.header import active_options
 from simgpu._pytest.options import add_options, options_in
 from simgpu.errors import DeviceLostError
 
@@ -223,7 +223,7 @@ def test_the_header_says_what_is_looked_for(asked):
     parser = Parser(_ispytest=True)
     add_options(parser)
     words = [word for name in sorted(asked) for word in (name, *LOOKS[name])]
-    told = looked_for(options_in(parser.parse(words)))
+    told = active_options(options_in(parser.parse(words)))
     assert len(told) == bool(asked)
     looks = [look for text in told for look in text.removeprefix("each test with ").split(", ")]
     assert sorted(looks) == sorted(" ".join([name, *LOOKS[name]]) for name in asked)

@@ -83,7 +83,7 @@ def test_an_index_past_the_last_device_is_told_what_says_how_many(count, excess,
         start_process_devices()
         try:
             fewer = data.draw(strategies.device_counts(max_value=count))
-            with world.narrowed(fewer):  # a marker says how many
+            with world.limited_to(fewer):  # a marker says how many
                 assert told_of_an_index_past(fewer, excess) == ""
             says = "; SIMGPU_DEVICE_COUNT, or --devices of `simgpu run`, says how many"
             assert told_of_an_index_past(count, excess) == says
@@ -124,7 +124,7 @@ def test_info_names_variables_that_are_not_known(names, known):
     """Such as SIMGPU_DEVICES: nothing else would be said of it."""
     given_ = dict.fromkeys([*names, *known], "3")
     with mock.patch.dict(os.environ, given_, clear=True):
-        found = config_options.misspelt()
+        found = config_options.unknown_variables()
     assert found == sorted(given_.keys() - {*config_options.NAMES, *config_options.SETTINGS})
 
 

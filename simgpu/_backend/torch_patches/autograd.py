@@ -33,7 +33,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 from torch.utils._python_dispatch import _disable_current_modes
 
-from simgpu._backend.guard import let_cpp_count_devices, put_aside
+from simgpu._backend.guard import deferred_errors, let_cpp_count_devices
 from simgpu._core import streams, world
 from simgpu._core.world import CUDA, NEITHER, SIMULATED
 from simgpu._ops import autocast
@@ -140,12 +140,12 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         # In here: a signal handler that raises does so after this call, at the earliest.
         torch._C._set_multithreading_enabled(False)
-        with streams.followed():
+        with streams.logging_engine_waits():
             return run(*args, **kwargs)
     except SystemError:  # "returned NULL without setting an exception": we have it
-        if not put_aside.errors:
+        if not deferred_errors.errors:
             raise
-        error = put_aside.errors[0]
+        error = deferred_errors.errors[0]
         _drop_unfinished_work()
     except BaseException:
         _drop_unfinished_work()
@@ -153,7 +153,7 @@ def _in_this_thread(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     finally:
         _per_thread.depth -= 1
         torch._C._set_multithreading_enabled(multithreading)
-        put_aside.errors.clear()
+        deferred_errors.errors.clear()
     try:
         raise error
     finally:

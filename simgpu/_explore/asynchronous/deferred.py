@@ -9,12 +9,12 @@ import torch
 
 from simgpu._core.hooks import Compute, Launch, hooks
 from simgpu._core.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocking
-from simgpu._core.lost_devices import is_any_lost, lose_by
+from simgpu._core.lost_devices import is_any_lost, mark_lost_by_error
 from simgpu._core.operators import clone, copy_, empty_strided
 from simgpu._core.streams import Key
 from simgpu._explore.asynchronous.memory import Block, Memory
-from simgpu._explore.asynchronous.plans import Form, Forms, Layout, Plan, Unplanned
-from simgpu._explore.asynchronous.queues import Queues, current
+from simgpu._explore.asynchronous.plans import Forms, Layout, Plan, TensorSignature, Unplanned
+from simgpu._explore.asynchronous.queues import Queues, current_state
 from simgpu._memory.pinned import is_pinned
 from simgpu._util.naming import MAX_DEVICES
 
@@ -24,7 +24,7 @@ _NO_KWARGS: Mapping[str, Any] = {}
 _ALONE = tuple((index,) for index in range(MAX_DEVICES))
 
 
-class Holder:
+class ArgumentHolder:
     """Makes the arguments that queued work holds: memory, and no tensor of the program.
 
     `blocks` are the blocks that it has met.
@@ -71,7 +71,9 @@ class Holder:
             ]
         return value
 
-    def _hold_tensor(self, tensor: Tensor, form: Form, written: list[Block] | None) -> Tensor:
+    def _hold_tensor(
+        self, tensor: Tensor, form: TensorSignature, written: list[Block] | None
+    ) -> Tensor:
         address = tensor.data_ptr()
         if not address:  # of a tensor without elements
             return empty_strided(
@@ -102,7 +104,7 @@ class Holder:
             raise Unplanned("arguments that share memory")
 
 
-class Deferred:
+class DeferredLaunch:
     """A launch that runs later; `blocks` are the memory that it uses."""
 
     __slots__ = (
@@ -135,7 +137,7 @@ class Deferred:
         self.kernel: Kernel = launch.kernel
         # The views that are written to: of the one result that is new, or for each result.
         self._outs: Tensor | list[Tensor | list[Tensor] | None] = []
-        self.state = current()
+        self.state = current_state()
         self.has_run = False
 
     def results(self, launch: Launch, memory: Memory) -> Any:
@@ -186,7 +188,7 @@ class Deferred:
                 self._run()
                 self.has_run = True
         except Exception as error:
-            lose_by(error.with_traceback(None), *self._own, self.kernel.name)
+            mark_lost_by_error(error.with_traceback(None), *self._own, self.kernel.name)
             self._queues.drop(self._own[0])
 
     def _run(self) -> None:
@@ -227,7 +229,7 @@ def ends_of(launch: Launch) -> tuple[int, ...]:
 # the copy runs. A copy that changes dtype or layout goes through pageable memory of the host.
 
 
-def blocks(launch: Launch) -> bool:
+def is_blocking(launch: Launch) -> bool:
     """Whether the host waits for a copy from or to it."""
     if "cpu" not in (launch.source.type, launch.target.type):
         return False
@@ -241,7 +243,7 @@ def blocks(launch: Launch) -> bool:
     return not (is_pinned(target) and target.is_contiguous())
 
 
-def staged(launch: Launch) -> tuple[Any, ...] | None:
+def staged_copy(launch: Launch) -> tuple[Any, ...] | None:
     """The arguments of a copy from the host that has read them by now; None of one that has not."""
     position = 1 if launch.op == "copy_" else 0
     source: Tensor = launch.args[position]

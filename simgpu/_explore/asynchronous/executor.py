@@ -16,11 +16,11 @@ import torch
 from simgpu._core import clock, hooks, streams
 from simgpu._core.hooks import Compute, Executor, Launch, value_checks
 from simgpu._core.launch import other_end
-from simgpu._core.lost_devices import check, find_devices, untold, untold_errors
+from simgpu._core.lost_devices import check_not_lost, clear_lost, unreported, unreported_errors
 from simgpu._core.streams import Key, key_of
 from simgpu._core.world import active_devices
 from simgpu._explore.asynchronous import deferred
-from simgpu._explore.asynchronous.deferred import Deferred, Holder, ends_of
+from simgpu._explore.asynchronous.deferred import ArgumentHolder, DeferredLaunch, ends_of
 from simgpu._explore.asynchronous.memory import Memory
 from simgpu._explore.asynchronous.plans import Plans, Unplanned
 from simgpu._explore.asynchronous.queues import Queues, Work
@@ -85,7 +85,7 @@ class Asynchronous(Executor):
         with self._lock:
             self._queues.add((launch.device.index, launch.stream), action)
 
-    def _prepared(self, own: Key, launch: Launch, compute: Compute) -> Deferred:
+    def _prepared(self, own: Key, launch: Launch, compute: Compute) -> DeferredLaunch:
         """What is to be queued; raises Unplanned where the launch has to run at once."""
         kernel, args, kwargs = launch.kernel, launch.args, launch.kwargs
         if kernel.at_once:
@@ -95,16 +95,16 @@ class Asynchronous(Executor):
         if own in streams.captured:
             raise Unplanned("is captured")
         copies_memory = launch.kind == "copy"
-        if copies_memory and deferred.blocks(launch):
+        if copies_memory and deferred.is_blocking(launch):
             raise Unplanned("blocks")
         plan, forms = _plans.of(kernel, args, kwargs)
         if copies_memory and launch.source.type == "cpu":
-            args = deferred.staged(launch) or args
-        holder = Holder(self._memory, plan, from_host=copies_memory)
+            args = deferred.staged_copy(launch) or args
+        holder = ArgumentHolder(self._memory, plan, from_host=copies_memory)
         held = holder.hold_all(args, kwargs, forms)
-        return Deferred(own, launch, compute, plan, held, holder.blocks, self._queues)
+        return DeferredLaunch(own, launch, compute, plan, held, holder.blocks, self._queues)
 
-    def _queue(self, own: Key, launch: Launch, deferred: Deferred) -> Any:
+    def _queue(self, own: Key, launch: Launch, deferred: DeferredLaunch) -> Any:
         self.deferred += 1
         other = other_end(launch)
         if deferred.plan.allocates and launch.target.type != "cpu":
@@ -118,7 +118,7 @@ class Asynchronous(Executor):
             self._memory.used(deferred.blocks, work)
         return results
 
-    def _queue_between(self, own: Key, other: Key, moved: Deferred) -> Work:
+    def _queue_between(self, own: Key, other: Key, moved: DeferredLaunch) -> Work:
         """Queue a copy between devices: it waits for the target's stream, which waits for it."""
 
         def receive() -> None:
@@ -217,26 +217,26 @@ class Asynchronous(Executor):
             self._queues.finish(self._queues.streams())
             self._queues.clear()
             self._memory.clear()
-            self._unseen += untold_errors()
-            find_devices()  # what has run just now may have lost one
+            self._unseen += unreported_errors()
+            clear_lost()  # what has run just now may have lost one
 
     def _check(self, devices: Iterable[int]) -> None:
         """Raise if one of these is lost, or a copy that was waited for never came, unseen."""
         missing = [*self._missing]
         self._missing.clear()
-        unseen = untold()
+        unseen = unreported()
         for index in (*devices, *(index for index in missing if index in unseen)):
-            check(index)
+            check_not_lost(index)
 
     def check_all(self) -> None:
         """Raise if a device was lost to an error of its kernels that nobody was told of."""
-        for error in (*self._unseen, *untold_errors()):
+        for error in (*self._unseen, *unreported_errors()):
             raise error
 
-    def know_present_memory(self) -> None:
+    def track_existing_allocations(self) -> None:
         """Know the memory that was allocated before."""
         with self._lock:
-            self._memory.own_all()
+            self._memory.track_existing_allocations()
 
 
 def _device_of(awaited: torch.device | torch.Stream | torch.Event) -> int | None:
@@ -305,7 +305,7 @@ def begin(seed: int | None) -> Asynchronous:
         else:
             executor = Asynchronous(seed)
             if any(device.allocated for device in active_devices):
-                executor.know_present_memory()
+                executor.track_existing_allocations()
             hooks.add(executor)
         _open.append(executor)
     return executor

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from simgpu._core.by_address import ByAddress
-from simgpu._core.device import newest_first
+from simgpu._core.device import live_objects
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import empty, fill_, no_modes, set_storage
 from simgpu._core.streams import Key
 from simgpu._core.world import active_devices
-from simgpu._explore.asynchronous.plans import Form
+from simgpu._explore.asynchronous.plans import TensorSignature
 from simgpu._explore.asynchronous.queues import Queues, Work
 from simgpu._memory.ownership import with_bits
 
@@ -55,7 +55,7 @@ class Block:
         self.life: _Life | None = None
         # Those that queued work has held so far; apart from them, the result that it began as.
         self.views: dict[Any, Tensor] | None = None
-        self.whole: tuple[Form, bool, Tensor] | None = None
+        self.whole: tuple[TensorSignature, bool, Tensor] | None = None
 
 
 class _Life(weakref.ref[Any]):
@@ -78,16 +78,16 @@ class Memory:
         self._tell = self._freed.append
         # By stream, what its next allocation may get, and what has to have run before. Work that
         # has not run keeps its blocks alive; nobody finds out about others.
-        self._given_back: dict[Key, list[tuple[weakref.ref[Block], list[Work]]]] = {}
+        self._freed_blocks: dict[Key, list[tuple[weakref.ref[Block], list[Work]]]] = {}
         # Views of results that are about to be blocks, by address. Their work keeps them alive:
         # results of copies to the host, and of launches that fail, are never blocks.
-        self._coming: dict[int, tuple[Form, weakref.ref[Tensor]]] = {}
+        self._coming: dict[int, tuple[TensorSignature, weakref.ref[Tensor]]] = {}
 
     def own(self, key: Key, storage: torch.UntypedStorage, allocation: object) -> None:
         """Know a block from now on until `allocation` dies, as one of the stream `key`."""
         if self._freed:
             self.collect()
-        if key in self._given_back:
+        if key in self._freed_blocks:
             self.allocates(key)
         block = Block(storage, key)
         block.life = life = _Life(allocation, self._tell)
@@ -100,11 +100,11 @@ class Memory:
                 block.whole = form, _inference(), whole
         self._blocks.put(block)
 
-    def own_all(self) -> None:
+    def track_existing_allocations(self) -> None:
         """Know the blocks that are there already, as if allocated on the default streams."""
         known: dict[int, object] = {}
         live = _live_count()
-        for found in newest_first(torch.Tensor):
+        for found in live_objects(torch.Tensor):
             allocation = vars(found).get("_simgpu_allocation")
             if allocation is None or id(allocation) in known:
                 continue
@@ -119,7 +119,9 @@ class Memory:
             if len(known) >= live and len(known) >= (live := _live_count()):
                 return
 
-    def held(self, tensor: Tensor, address: int, form: Form, block: Block) -> Tensor | None:
+    def held(
+        self, tensor: Tensor, address: int, form: TensorSignature, block: Block
+    ) -> Tensor | None:
         """The same view of the memory, which keeps no tensor of the program alive; None if none."""
         # Tensors made in inference mode are others than those made outside of it.
         inference, whole = _inference(), block.whole
@@ -139,7 +141,7 @@ class Memory:
             return with_bits(view, form.is_conj, form.is_neg)
         return view
 
-    def expect(self, result: Tensor, form: Form) -> Tensor:
+    def expect(self, result: Tensor, form: TensorSignature) -> Tensor:
         """A view of new memory that is to be a block; it keeps no tensor alive either."""
         view = _data_of(result)
         if len(self._coming) > _MOST_VIEWS:
@@ -164,10 +166,10 @@ class Memory:
 
     def allocates(self, key: Key) -> None:
         """A stream is about to get memory: what was given back there may be overwritten."""
-        if key not in self._given_back:
+        if key not in self._freed_blocks:
             return
         kept = []
-        for found, needs in self._given_back.pop(key):
+        for found, needs in self._freed_blocks.pop(key):
             block = found()
             if block is None or all(user.done for user in block.users):
                 continue
@@ -176,7 +178,7 @@ class Memory:
             else:
                 kept.append((found, needs))
         if kept:
-            self._given_back[key] = kept
+            self._freed_blocks[key] = kept
 
     def collect(self) -> None:
         """Give back what the program has let go of, since this was last asked."""
@@ -188,13 +190,13 @@ class Memory:
             self._blocks.remove(block)
             if block.users and any(not user.done for user in block.users):
                 needs = [work for key in block.recorded if (work := self._queues.last(key))]
-                self._given_back.setdefault(block.key, []).append((weakref.ref(block), needs))
+                self._freed_blocks.setdefault(block.key, []).append((weakref.ref(block), needs))
 
     def clear(self) -> None:
         """Know nothing any more."""
         self._blocks.clear()
         self._freed.clear()
-        self._given_back.clear()
+        self._freed_blocks.clear()
         self._coming.clear()
 
 

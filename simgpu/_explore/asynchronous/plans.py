@@ -19,8 +19,8 @@ from simgpu._core.operators import (
     call_on_meta,
     empty_strided,
     fill_,
-    makes_memory_only,
     no_modes,
+    only_allocates,
     trains,
     waits_for_values,
     without_modes,
@@ -33,10 +33,10 @@ from simgpu._memory.ownership import with_bits
 # Equal forms are one object, so that they are compared and looked up as fast as any object.
 
 _MOST = 4096
-_forms: dict[tuple[object, ...], Form] = {}
+_forms: dict[tuple[object, ...], TensorSignature] = {}
 
 
-class Form:
+class TensorSignature:
     """One form; shape and strides are in the key that it is found by (`form_of`)."""
 
     __slots__ = ("dtype", "is_conj", "is_neg")
@@ -45,7 +45,7 @@ class Form:
         self.dtype, self.is_conj, self.is_neg = dtype, is_conj, is_neg
 
 
-def form_of(tensor: torch.Tensor) -> Form:
+def form_of(tensor: torch.Tensor) -> TensorSignature:
     """The form of a dense tensor."""
     dtype = tensor.dtype
     signs: tuple[bool, ...] = ()
@@ -56,7 +56,7 @@ def form_of(tensor: torch.Tensor) -> Form:
     if form is None:
         if len(_forms) >= _MOST:
             _forms.clear()  # those in use live on, and are equal to none that comes later
-        form = _forms[key] = Form(dtype, *signs)
+        form = _forms[key] = TensorSignature(dtype, *signs)
     return form
 
 
@@ -72,7 +72,7 @@ _CPU = torch.device("cpu")
 _FILLERS = (0, 1)
 
 
-def is_taken(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def kernel_accepts(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the kernel computes something from tensors like these.
 
     Operators of other libraries are not tried: what they do besides is unknown. Values that the
@@ -151,7 +151,7 @@ class Layout(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
     filler: float | bool
-    form: Form
+    form: TensorSignature
     is_contiguous: bool
 
     def make(self) -> Tensor:
@@ -255,7 +255,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
         raise Unplanned("the host waits for values")
     try:
         found, meta_args, meta_kwargs = call_on_meta(op, args, kwargs)
-        taken = is_taken(kernel, args, kwargs)
+        taken = kernel_accepts(kernel, args, kwargs)
     except Exception as error:
         raise Unplanned(f"{type(error).__name__} of its meta kernel") from None
     if not taken:
@@ -276,7 +276,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
         results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=META))] * 2
     new = [result for result in results if isinstance(result, (Layout, list))]
     outs = [value for name, value in kwargs.items() if name in changes]
-    is_idle = makes_memory_only(op)  # what has no values yet
+    is_idle = only_allocates(op)  # what has no values yet
     if (new and not is_idle and not any(map(_has_elements, new))) or not all(map(_is_filled, outs)):
         # Of which meta kernels may tell other strides, and which take no time.
         raise Unplanned("results without elements")

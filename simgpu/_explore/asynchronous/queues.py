@@ -75,7 +75,7 @@ class LaunchState:
                 _set(before)
 
 
-def current() -> LaunchState:
+def current_state() -> LaunchState:
     """The state of the calling thread."""
     return _state_of(_included().raw_repr(), _excluded().raw_repr(), _settings())
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from simgpu._core import clock, world
 from simgpu._core import hooks as core_hooks
 from simgpu._core.hooks import Instrument, Launch, Record, hooks
-from simgpu._core.lost_devices import check, mark_lost, text_of_loss
+from simgpu._core.lost_devices import check_not_lost, mark_lost, text_of_loss
 from simgpu._core.world import DeviceLike
 from simgpu._util.naming import DEVICE_TYPE, plural, visible_text
 from simgpu.errors import InjectedFaultError, OutOfMemoryError
@@ -164,7 +164,7 @@ class Faults(Instrument):
         text = text_of_loss(f"simgpu.faults lost {place}")
         if hooks.executor is None or self._at_once:
             mark_lost(lost, text)
-            check(lost)
+            check_not_lost(lost)
         else:  # it surfaces where something waits for what is queued
             hooks.executor.begins(launch, lambda: mark_lost(lost, text))
 

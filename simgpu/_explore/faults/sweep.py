@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from simgpu._core.lost_devices import find_devices
+from simgpu._core.lost_devices import clear_lost
 from simgpu._core.world import active_devices
 from simgpu._explore.faults.faults import Faults, faults, injecting
 from simgpu._explore.training_state import State, find_state, host_copy, no_garbage_collection, same
@@ -196,7 +196,7 @@ class _Attempt:
             except Exception as error:  # not kept: it holds the frames that it came through
                 self._look_at(error, injected)
         self._fired = injected.fired
-        find_devices()
+        clear_lost()
         self._parameters, self._buffers = before.changed()
         before.restore()
 

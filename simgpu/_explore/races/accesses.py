@@ -47,7 +47,7 @@ class Access:
         return self.begin, self.end, self.layout
 
 
-class Touched(NamedTuple):
+class TensorArguments(NamedTuple):
     """The arguments of an operator that are tensors which it reads (False) or writes (True)."""
 
     positions: tuple[tuple[int, bool], ...]
@@ -67,20 +67,20 @@ _COPIES = {
 
 
 @functools.cache
-def touched(op: torch._ops.OpOverload, training: bool = True) -> Touched:
+def tensor_arguments(op: torch._ops.OpOverload, training: bool = True) -> TensorArguments:
     """Which arguments of `op` are tensors whose memory it reads or writes.
 
     `training` is what `simgpu._core.operators.trains` says of the call.
     """
     if op._schema.name.rpartition("::")[2].endswith(_DESCRIPTIVE) or is_view(op):
-        return Touched((), ())
+        return TensorArguments((), ())
     changes = written(op, training)
     arguments = [
         (at, argument.name, at in changes)
         for at, argument in enumerate(op._schema.arguments)
         if "Tensor" in str(argument.type)
     ]
-    return Touched(
+    return TensorArguments(
         tuple((at, writes) for at, _, writes in arguments),
         tuple((name, writes) for _, name, writes in arguments),
     )
@@ -98,7 +98,7 @@ def is_copy_of_device(
 
 
 def tensors_of(
-    marked: Touched, args: Sequence[Any], kwargs: Mapping[str, Any]
+    marked: TensorArguments, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[Tensor, bool]]:
     """The tensors that a call touches, and whether it writes to each."""
     found = []

@@ -16,7 +16,7 @@ from simgpu._core.by_address import ByAddress
 from simgpu._core.hooks import Collective, Instrument, Launch
 from simgpu._core.launch import is_host_number, is_non_blocking, other_end
 from simgpu._core.operators import trains, waits_for_values
-from simgpu._core.order import FIRST_GROUP, HOST, Clock, Order, Queue, join
+from simgpu._core.order import FIRST_GROUP, HOST, Clock, Order, Queue, merge
 from simgpu._core.streams import key_of
 from simgpu._explore.races.accesses import (
     Access,
@@ -24,12 +24,12 @@ from simgpu._explore.races.accesses import (
     is_copy_of_device,
     share_bytes,
     span_of,
+    tensor_arguments,
     tensors_of,
-    touched,
 )
 from simgpu._explore.races.host import HostAccesses
 from simgpu._explore.races.report import Race, race_of, race_with_allocation
-from simgpu._util.frames import place_of_caller
+from simgpu._util.frames import calling_line
 
 # Which accesses each piece of memory has to be compared with: the last ones that count.
 #
@@ -47,7 +47,7 @@ class Region:
         self.recorded: set[Queue] = set()
         self.accesses: list[Access] = []
 
-    def meet(self, access: Access, clock: Clock) -> list[Access]:
+    def add_access(self, access: Access, clock: Clock) -> list[Access]:
         """The accesses that may happen at the same time as `access`, and one of the two writes.
 
         It is remembered in place of those that it comes after and covers. Whatever races with one
@@ -115,7 +115,7 @@ class Detector(Instrument):
         self._order = Order()
         self._memory = Regions()  # of the devices
         # By stream, the accesses to memory given back there that were not known to be over.
-        self._given_back: dict[Queue, list[Access]] = {}
+        self._freed_blocks: dict[Queue, list[Access]] = {}
         self._pinned = Regions()  # of the host, where devices read or write without its waiting
         self._made: dict[int, Access] = {}  # by address, who computed what is being allocated
         self._known: set[tuple[Any, ...]] = set()
@@ -127,7 +127,7 @@ class Detector(Instrument):
         self._dead: deque[weakref.ref[Any]] = deque()
         # Of C, so that a schedule of threads has no part in it.
         self._lock: Any = _thread.RLock()
-        self.host = HostAccesses(self.host_touches)
+        self.host = HostAccesses(self.host_access)
 
     # Launches.
 
@@ -138,12 +138,12 @@ class Detector(Instrument):
             return  # nothing runs before the graph is replayed
         if self._storages:
             self.host.begin()
-        place = place_of_caller()
+        place = calling_line()
         if launch.kernel.collective is not None:
             self._collective(launch.kernel.collective, launch.op, queue, result)
             return
         name, op = launch.op, launch.kernel.op
-        marked = touched(op, trains(op, launch.args, launch.kwargs))
+        marked = tensor_arguments(op, trains(op, launch.args, launch.kwargs))
         other, host, to_host = None, False, False
         if launch.kind == "copy":
             other, to_host = other_end(launch), launch.target.type == "cpu"
@@ -177,8 +177,8 @@ class Detector(Instrument):
         queue = launch.device.index, launch.stream
         if queue in streams.captured:
             return
-        place, op = place_of_caller(), launch.kernel.op
-        marked = touched(op, trains(op, launch.args, launch.kwargs))
+        place, op = calling_line(), launch.kernel.op
+        marked = tensor_arguments(op, trains(op, launch.args, launch.kwargs))
         with self._lock:
             clock, number = self._order.begin(queue)
             for tensor, writes in tensors_of(marked, launch.args, launch.kwargs):
@@ -206,7 +206,7 @@ class Detector(Instrument):
             for about in collectives:
                 clock = self._collectives.get(about)
                 if clock is not None:
-                    join(self._order.clock(key_of(stream)), clock)
+                    merge(self._order.clock(key_of(stream)), clock)
 
     def collectives_finished(self, collectives: Sequence[Collective]) -> None:
         with self._lock:
@@ -268,12 +268,12 @@ class Detector(Instrument):
             return
         begin, end, layout = span
         access = Access(queue, number, begin, end, layout, writes, op, place)
-        racing = self._memory.of(begin, end).meet(access, clock)
+        racing = self._memory.of(begin, end).add_access(access, clock)
         if racing:
             self._report_those(racing, access)
 
     def _compare(self, region: Region, access: Access, clock: Clock) -> None:
-        self._report_those(region.meet(access, clock), access)
+        self._report_those(region.add_access(access, clock), access)
 
     def _report_those(self, racing: list[Access], access: Access) -> None:
         for other in racing:
@@ -289,14 +289,14 @@ class Detector(Instrument):
 
     # The host.
 
-    def host_touches(self, op: torch._ops.OpOverload, args: Any, kwargs: Any, name: str) -> None:
+    def host_access(self, op: torch._ops.OpOverload, args: Any, kwargs: Any, name: str) -> None:
         """An operator of the CPU is about to run: compare what it does to pinned memory."""
         if not self._pinned or is_copy_of_device(op, args, kwargs):
             return  # a launch is told of, with its stream
-        place = place_of_caller()
+        place = calling_line()
         with self._lock:
             self._forget_dead()
-            marked = touched(op, trains(op, args, kwargs))
+            marked = tensor_arguments(op, trains(op, args, kwargs))
             for tensor, writes in tensors_of(marked, args, kwargs):
                 span = span_of(tensor) if tensor.is_cpu else None
                 region = None if span is None else self._pinned.at(span[0])
@@ -344,21 +344,21 @@ class Detector(Instrument):
             access = self._made.pop(address, None)
             if access is not None:
                 region.accesses.append(access)
-            if owner in self._given_back:
-                self._hands_out(owner, region)
+            if owner in self._freed_blocks:
+                self._check_reuse(owner, region)
 
-    def _hands_out(self, owner: Queue, region: Region) -> None:
+    def _check_reuse(self, owner: Queue, region: Region) -> None:
         """An allocation of a stream, which may get any memory that was given back there."""
         clock = self._order.clock(owner)  # with what the host knew: the launch has begun
         span = region.begin, region.end, None
         number = clock.get(owner, 0)
-        access = Access(owner, number, *span, True, "an allocation", place_of_caller())
-        for other in self._given_back.pop(owner):
+        access = Access(owner, number, *span, True, "an allocation", calling_line())
+        for other in self._freed_blocks.pop(owner):
             if clock.get(other.queue, 0) < other.number:
                 self._report(race_with_allocation(other, access))
 
     def devices_removed(self) -> None:
-        self._given_back.clear()  # with the memory of all others
+        self._freed_blocks.clear()  # with the memory of all others
 
     def after_free(self, device: torch.device, nbytes: Any) -> None:
         address = getattr(nbytes, "address", 0)
@@ -372,7 +372,7 @@ class Detector(Instrument):
                 if queue == region.owner or queue in region.recorded:
                     continue
                 if max(clock.get(queue, 0), host.get(queue, 0)) < access.number:
-                    self._given_back.setdefault(region.owner, []).append(access)
+                    self._freed_blocks.setdefault(region.owner, []).append(access)
 
     def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
         self.memory_used_on_stream(tensor.data_ptr(), stream)

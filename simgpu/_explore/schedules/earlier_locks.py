@@ -27,7 +27,7 @@ _INSTALLED = ("site-packages", "dist-packages", str(Path(threading.__file__).par
 
 
 @contextmanager
-def adopted(*roots: Any) -> Iterator[None]:
+def schedule_existing_locks(*roots: Any) -> Iterator[None]:
     """Within the block, the locks that these functions and objects name follow the schedule."""
     undo: list[Callable[[], None]] = []
     seen: set[int] = set()

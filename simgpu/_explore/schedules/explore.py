@@ -13,7 +13,7 @@ from simgpu._core import clock, hooks
 from simgpu._core.hooks import Instrument, Launch
 from simgpu._core.world import active_devices
 from simgpu._explore.schedules import primitives
-from simgpu._explore.schedules.earlier_locks import adopted
+from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
 from simgpu._explore.schedules.one_cpu import one_cpu
 from simgpu._explore.schedules.primitives import ScheduleClock
 from simgpu._explore.schedules.scheduler import (
@@ -276,7 +276,7 @@ def schedules(
         raise ValueError(f"n={n!r}: a number from 1 on is expected")
     check_seed(seed)
     before = State(find_state(step) if state is None else state)
-    with adopted(step):
+    with schedule_existing_locks(step):
         return _explored(step, n, strategy, seed, before, compare)
 
 

@@ -37,7 +37,7 @@ from simgpu.errors import DeadlockError, LivelockError, ScheduleError, Uncontrol
 _tasks: dict[int, Task] = {}
 
 
-class Ended(SystemExit):
+class ThreadEnded(SystemExit):
     """Ends a thread that its schedule is over for; Python ends threads by it in silence."""
 
 
@@ -71,15 +71,37 @@ class Task:
     """
 
     __slots__ = (
-        "_thread", "baton", "daemon", "deadline", "done", "due", "ended_by", "expired", "expiries",
-        "hasty_after", "ident", "in_line", "interrupt", "name", "number", "on", "others", "patient",
-        "priority", "run_length", "scheduler", "state", "until", "what", "yielding",
-    )  # fmt: skip
+        "_thread",
+        "daemon",
+        "deadline",
+        "done",
+        "due",
+        "ended_by",
+        "expired",
+        "expiries",
+        "hasty_after",
+        "ident",
+        "interrupt",
+        "may_run",
+        "name",
+        "number",
+        "on",
+        "others",
+        "patient",
+        "priority",
+        "run_length",
+        "scheduler",
+        "state",
+        "until",
+        "waits_to_run",
+        "what",
+        "yielding",
+    )
 
     def __init__(self, scheduler: Any, number: int, name: str) -> None:
         self.scheduler, self.number, self.name = scheduler, number, name
-        self.baton = _thread.allocate_lock()
-        self.baton.acquire()
+        self.may_run = _thread.allocate_lock()
+        self.may_run.acquire()
         self.ident = 0
         self._thread: threading.Thread | weakref.ref[threading.Thread] | None = None
         self.daemon = False
@@ -87,7 +109,7 @@ class Task:
         self.deadline: float | None = None
         self.others: Callable[[], bool] | None = None
         self.due = 0.0
-        self.expired = self.done = self.yielding = self.in_line = self.patient = False
+        self.expired = self.done = self.yielding = self.waits_to_run = self.patient = False
         self.interrupt: BaseException | None = None
         self.what, self.on = "start", None
         self.run_length = self.expiries = self.hasty_after = self.ended_by = 0
@@ -102,16 +124,16 @@ class Task:
     def thread(self, thread: threading.Thread) -> None:
         self._thread = thread
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Keep neither the thread, which has ended, nor what it waited for."""
         if isinstance(self._thread, threading.Thread):
             self._thread = weakref.ref(self._thread)
         self.on = None
 
-    def give_baton(self) -> None:
+    def resume(self) -> None:
         """Let it go on; nothing where it has been told so already."""
         with contextlib.suppress(RuntimeError):
-            self.baton.release()
+            self.may_run.release()
 
     def __repr__(self) -> str:
         return f"thread {self.number} ({self.name})"
@@ -127,13 +149,13 @@ def has_task(ident: int) -> bool:
     return ident in _tasks
 
 
-def register(task: Task) -> None:
+def register_task(task: Task) -> None:
     """The calling thread is this task from now on."""
     task.ident = _thread.get_ident()
     _tasks[task.ident] = task
 
 
-def forget(task: Task) -> None:
+def forget_task(task: Task) -> None:
     """The thread of this task is no business of the schedule any more."""
     if _tasks.get(task.ident) is task:
         del _tasks[task.ident]
@@ -147,7 +169,7 @@ def forget_all() -> None:
 @contextmanager
 def outside(task: Task) -> Iterator[None]:
     """Within the block the calling thread waits for real, as a thread of no schedule."""
-    forget(task)
+    forget_task(task)
     try:
         yield
     finally:
@@ -170,7 +192,7 @@ def no_words_of_ended() -> Iterator[None]:
     """Within the block, pools do not log that their threads have ended by Ended."""
 
     def says_something(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], Ended))
+        return not (record.exc_info and isinstance(record.exc_info[1], ThreadEnded))
 
     LOGGER.addFilter(says_something)
     try:
@@ -807,21 +829,21 @@ class Baton:
         self.running_task = chosen
         if me.state is not chosen.state:
             self._put_away(me)
-        me.in_line = True  # Ctrl-C waits from here on
-        chosen.baton.release()
+        me.waits_to_run = True  # Ctrl-C waits from here on
+        chosen.may_run.release()
         try:
             if me.number:
-                me.baton.acquire()
+                me.may_run.acquire()
             else:  # the system may have told another thread of Ctrl-C: look now and then
                 self._await_baton(me)
         except BaseException as interrupt:  # raised by the handler of a signal
-            if me.number and isinstance(interrupt, Ended):  # by `_await_baton`, a little late
+            if me.number and isinstance(interrupt, ThreadEnded):  # by `_await_baton`, a little late
                 me.interrupt = interrupt
             else:
                 self._interrupt(interrupt)
             # It may have come after the baton.
-            me.baton.acquire(timeout=-1 if self.running_task is not me else PATIENCE / 50)
-        me.in_line = False
+            me.may_run.acquire(timeout=-1 if self.running_task is not me else PATIENCE / 50)
+        me.waits_to_run = False
         if self._leaving is not None:
             # Whatever a thread does at its very end is done before another goes on.
             thread, self._leaving = self._leaving, None
@@ -834,11 +856,11 @@ class Baton:
     def _await_baton(self, me: Task) -> None:
         """Task 0 waits; once it is interrupted, a thread that comes to no point is ended."""
         looks = 0
-        while not me.baton.acquire(timeout=_LOOK_EVERY):
+        while not me.may_run.acquire(timeout=_LOOK_EVERY):
             looks = 0 if me.interrupt is None else looks + 1
             if looks * _LOOK_EVERY > PATIENCE and self.running_task is not None:
                 looks = 0
-                raise_in_thread(self.running_task.ident, Ended)
+                raise_in_thread(self.running_task.ident, ThreadEnded)
 
     def _put_away(self, me: Task) -> None:
         if me.state is not None:
@@ -864,7 +886,7 @@ class Baton:
             failure, self._failure = self._failure, None
             me.ended_by += 1
             if me.ended_by > _STUBBORN:
-                raise Ended  # a loop that catches every error, and asks again
+                raise ThreadEnded  # a loop that catches every error, and asks again
             try:
                 raise failure
             finally:
@@ -878,7 +900,7 @@ class Baton:
         """Let those that have not ended end where they wait."""
         for task in tasks:
             if not task.done:
-                task.interrupt, task.until = Ended(), None
+                task.interrupt, task.until = ThreadEnded(), None
 
     def _interrupt(self, interrupt: BaseException) -> None:
         first = self.tasks[0]
@@ -902,18 +924,18 @@ class Baton:
         self.failed, self.over = error, True
         for task in self.alive():
             if task is not stuck:
-                task.give_baton()
+                task.resume()
 
     def _end_here(self, me: Task) -> None:
         """Raise Ended in a thread that the schedule is over for."""
         if me.number == 0:
-            raise self.failed or Ended
+            raise self.failed or ThreadEnded
         me.ended_by += 1
         if me.ended_by > _STUBBORN:  # it catches everything and goes on: let it stand here for good
-            self.tasks[0].baton.release()
+            self.tasks[0].may_run.release()
             while True:
-                me.baton.acquire()  # which nobody gives back any more
-        raise Ended
+                me.may_run.acquire()  # which nobody gives back any more
+        raise ThreadEnded
 
 
 # A thread that looks whether the one with the baton waits for what the schedule does not know of.
@@ -1070,14 +1092,14 @@ class Scheduler(Baton):
 
     def _live(self, task: Task, thread: threading.Thread) -> None:
         """What a started thread does: wait for the baton, run, and give it to another."""
-        register(task)
-        task.baton.acquire()
+        register_task(task)
+        task.may_run.acquire()
         try:
             if not self.over:
                 if self._state_in_place is not task.state:
                     self._put_in_place(task)
                 thread.run()
-        except Ended:
+        except ThreadEnded:
             pass
         except BaseException:
             thread._invoke_excepthook(thread)  # type: ignore[attr-defined]
@@ -1089,15 +1111,15 @@ class Scheduler(Baton):
         task.what, task.until, task.deadline = "end", None, None
         self._alive.remove(task)
         self._leaving = task.thread
-        task.let_go()
+        task.release()
         self.progress_at = self.steps
         chosen = self.tasks[0] if self.over else self._next(task)
         if task.state is not chosen.state:
             self._put_away(task)
-        forget(task)
+        forget_task(task)
         self.switches += 1
         self.running_task = chosen
-        chosen.give_baton()
+        chosen.resume()
 
     @contextmanager
     def running(self) -> Iterator[Scheduler]:
@@ -1115,14 +1137,14 @@ class Scheduler(Baton):
         self._alive.append(first)
         self.running_task = first
         self.strategy.began(first)
-        register(first)
+        register_task(first)
         _current = self
         try:
             try:
-                with interrupts_wait(lambda: first.in_line, self.interrupt), watched(self):
+                with interrupts_wait(lambda: first.waits_to_run, self.interrupt), watched(self):
                     yield self
             except BaseException as error:
-                if self.failed is None or not isinstance(error, (Ended, Exception)):
+                if self.failed is None or not isinstance(error, (ThreadEnded, Exception)):
                     raise
                 by_itself = error is self.failed
                 raise self._taken() from (None if by_itself else error)
@@ -1134,7 +1156,7 @@ class Scheduler(Baton):
                 with no_words_of_ended():
                     self._end_others(first)
             finally:
-                forget(first)
+                forget_task(first)
                 _current = None
         if self.failed is not None:  # and the program has caught it
             raise self._taken()
@@ -1160,8 +1182,8 @@ class Scheduler(Baton):
             if task is not first and not task.done:
                 thread = task.thread
                 task.until = None
-                task.give_baton()
-                first.baton.acquire(timeout=PATIENCE)
+                task.resume()
+                first.may_run.acquire(timeout=PATIENCE)
                 if thread is not None and task.done:
                     with outside(first):
                         join_thread(thread, PATIENCE)

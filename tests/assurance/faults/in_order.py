@@ -72,7 +72,7 @@ ASYNCHRONOUS = [
     ),
     fault(
         "copies of pageable memory read it when they run",
-        "simgpu:staged",
+        "simgpu/_explore/asynchronous/deferred:staged_copy",
         instead(lambda stock: lambda launch: None),
         "test_copies_between_host_and_device",
     ),
@@ -84,7 +84,7 @@ ASYNCHRONOUS = [
     ),
     fault(
         "memory is used again before its recorded streams are done",
-        "simgpu/_explore/asynchronous:Memory.allocates",
+        "simgpu/_explore/asynchronous/memory:Memory.allocates",
         always(3),
         "test_memory_is_used_again_by_the_next_allocation_of_its_stream",
     ),
@@ -122,7 +122,7 @@ STREAMS = [
     fault("an event is awaited by the current stream", "Event.wait", always("stream"), SLEEP),
     fault(
         "a device is done with its first stream",
-        "simgpu/_core:synchronize",
+        "simgpu/_core/world:synchronize",
         call_instead("max", min),
         SLEEP,
     ),
@@ -254,7 +254,7 @@ SCHEDULES = [
     ),
     fault(
         "a thread that polls an event keeps others from running",
-        "simgpu:is_set",
+        "simgpu/_explore/schedules/primitives:is_set",
         drop_call("point"),
         "test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on",
     ),

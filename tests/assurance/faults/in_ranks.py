@@ -70,7 +70,7 @@ COLLECTIVES = [
     fault(
         "a wait leaves the output as it was",
         "Work._land",
-        call_instead("land", lambda pending, limit: pending.await_(limit)),
+        call_instead("complete", lambda pending, limit: pending.await_(limit)),
         RULE,
         case="all_gather",
     ),
@@ -82,7 +82,7 @@ COLLECTIVES = [
     ),
     fault(
         "an output without a wait has its old numbers",
-        "poison",
+        "fill_unwritten",
         drop_call("fill_", at=1),
         "test_a_read_before_the_wait_sees_no_number",
     ),
@@ -95,7 +95,7 @@ COLLECTIVES = [
     fault(
         "a call overwrites what it has not read",
         "Communicator.submit",
-        drop_call("read_apart"),
+        drop_call("clone_overlapping_inputs"),
         "test_a_call_reads_what_it_overwrites_before",
     ),
     fault(
@@ -116,7 +116,7 @@ COLLECTIVES = [
     ),
     fault(
         "two ranks have one device",
-        "simgpu/_distributed:_check_devices",
+        "simgpu/_distributed/collectives:_check_devices",
         never(1),
         "test_two_ranks_on_one_device_are_refused",
     ),
@@ -145,7 +145,7 @@ COLLECTIVES = [
     ),
     fault(
         "channels_last is sent by dimensions",
-        "simgpu/_distributed:host_aliases",
+        "simgpu/_distributed/rules:host_aliases",
         call_instead("permute", lambda alias, order: alias),
         "test_what_is_flat_has_what_lies_in_memory",
         name="all_gather_into_tensor",
@@ -210,7 +210,7 @@ RANKS = [
     ),
     fault(
         "calls of one default group meet those of the next",
-        "simgpu:life",
+        "simgpu/_ranks/groups:life",
         instead(lambda stock: lambda: 1),
         "test_default_groups_follow_each_other",
     ),

@@ -89,7 +89,7 @@ MEMORY = [
     ),
     fault(
         "pinned memory has other values",
-        "simgpu/_memory:pin_memory",
+        "simgpu/_memory/pinned:pin_memory",
         drop_call("copy_"),
         "test_pinning_copies_once_and_views_are_pinned",
     ),
@@ -117,7 +117,7 @@ LAUNCHES = [
     ),
     fault(
         "a device that is gone computes",
-        "simgpu/_core:launch",
+        "simgpu/_core/launch:launch",
         operator_instead(">=", ">"),
         "test_what_outlives_its_device_can_be_copied_to_the_host_alone",
         name="add_",
@@ -138,7 +138,7 @@ LAUNCHES = [
     fault(
         "a device stays lost in the next set of devices",
         "_LostDevices.devices_removed",
-        drop_call("find_devices"),
+        drop_call("clear_lost"),
         "test_a_lost_device_is_of_no_use_until_the_devices_end",
         raises=Exception,
     ),
@@ -151,7 +151,7 @@ LAUNCHES = [
     ),
     fault(
         "cuda devices have the name of simulated ones",
-        "simgpu/_cuda:_is_cuda",
+        "simgpu/_cuda/tensors:_is_cuda",
         instead(lambda stock: lambda tensor: tensor.device.type == "simgpu"),
         "test_every_way_to_make_a_tensor",
         make="to",
@@ -174,8 +174,8 @@ DTYPES = [
     ),
     fault(
         "casts outlive their region",
-        "simgpu:clear_cache",
-        drop_call("clear"),
+        "simgpu/_ops/autocast:clear_cache",
+        drop_call("clear_variables"),
         "test_a_region_sees_what_the_optimizer_wrote",
         where="device",
     ),
@@ -224,19 +224,19 @@ RANDOM = [
     ),
     fault(
         "equal keys stay in their order",
-        "simgpu/_random:permutation",
+        "simgpu/_random/samplers:permutation",
         drop_call("_shuffle_equals"),
         "test_a_permutation_with_equal_keys",
     ),
     fault(
         "one seed is the seed of all devices",
-        "simgpu/_backend:manual_seed",
+        "simgpu/_backend/namespace/random:manual_seed",
         instead(lambda stock: lambda seed: torch.simgpu.manual_seed_all(seed)),
         "test_seeding_one_device_leaves_the_others_alone",
     ),
     fault(
         "a state is put back on another device",
-        "simgpu/_backend:set_rng_state",
+        "simgpu/_backend/namespace/random:set_rng_state",
         argument("device", 0, 0),
         "test_a_seed_repeats_what_it_gave",
     ),
@@ -258,7 +258,7 @@ REFUSALS = [
     ),
     fault(
         "an index past the end is the last device",
-        "simgpu/_core:device",
+        "simgpu/_core/world:device",
         instead(lambda stock: lambda index, hint="": stock(min(index, 0), hint)),
         "test_an_index_past_the_end_raises",
     ),

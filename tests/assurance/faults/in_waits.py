@@ -23,7 +23,7 @@ WAITS = [
     ),
     fault(
         "gradients of other replicas come to the host without a wait",
-        "dataparallel:_sum",
+        "dataparallel/_transfer/autograd:_sum",
         argument("to", "non_blocking", True),
         HOST,
         name="gradients_of_other_replicas",
@@ -79,7 +79,7 @@ WAITS = [
     ),
     fault(
         "packed sequences come to the host without a wait",
-        "dataparallel:split",
+        "dataparallel/_structure/packed_sequences:split",
         argument("to", "non_blocking", True),
         HOST,
         name="scatter_packed_sequences",

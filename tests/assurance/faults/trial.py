@@ -13,7 +13,7 @@ import torch
 from simgpu._core import clock
 from simgpu._core import hooks as core_hooks
 from simgpu._core.hooks import hooks
-from simgpu._core.lost_devices import find_devices
+from simgpu._core.lost_devices import clear_lost
 from simgpu._distributed import groups
 from tests.support import plant
 
@@ -68,7 +68,7 @@ def clean():
             core_hooks.remove(hooks.executor)
         os.environ.clear()
         os.environ.update(environment)
-        find_devices()
+        clear_lost()
         for communicator in list(groups._communicators.values()):
             communicator._last.clear()  # calls that never end, for which the next wait would wait
         torch.nn.parallel.DistributedDataParallel._active_ddp_module = None

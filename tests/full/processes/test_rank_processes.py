@@ -86,15 +86,15 @@ def test_who_has_gone_first_is_told_from_those_that_have_followed(ranks, data, c
     followed = data.draw(st.sets(st.integers(1, len(ranks) - 1)), "left a note") & gone
     followed = followed if has_store else set()
     store = dist.HashStore() if has_store else None
-    mine = process_transport.Losses(Backend(gone), "0", ranks, store)
+    mine = process_transport.LostRanks(Backend(gone), "0", ranks, store)
     for member in followed:
         other = mock.Mock(rank=lambda member=member: member)
-        process_transport.Losses(other, "0", ranks, store).note(f"why {member}")
+        process_transport.LostRanks(other, "0", ranks, store).note(f"why {member}")
     call = Call("barrier", "barrier", [], [])
     call.place, call.number = "train.py:7", 2
     if calls:
         asked = [Call("barrier", f"barrier of {rank}", [], []) for rank in ranks]
-        mine.told = [process_transport.of(each) for each in asked]
+        mine.told = [process_transport.record_of(each) for each in asked]
     error = mine.failure(call, RuntimeError("Connection closed by peer"))
     text = str(error)
     assert type(error) is RankLostError
@@ -107,9 +107,11 @@ def test_who_has_gone_first_is_told_from_those_that_have_followed(ranks, data, c
         assert (f"rank {rank} has failed: why {member}" in text) == follows
     assert ("gloo does not say which" in text) == (not gone)
     if has_store:
-        other = process_transport.Losses(mock.Mock(rank=lambda: len(ranks) - 1), "0", ranks, store)
+        other = process_transport.LostRanks(
+            mock.Mock(rank=lambda: len(ranks) - 1), "0", ranks, store
+        )
         assert other._note_of(0) == "in " + text.partition(", ")[2].replace(": ", ", ", 1)
-        process_transport.Losses(Backend(()), "0", ranks, store)
+        process_transport.LostRanks(Backend(()), "0", ranks, store)
         assert other._note_of(0) == "", "a group that is made again knows nothing of the last one"
 
 
@@ -214,7 +216,7 @@ ATTEMPTS = {
 def test_stores_of_one_address_have_the_same_keys_but_for_those_of_earlier_attempts(attempts):
     """Each attempt of torchrun on one machine has keys of its own; all others share theirs."""
     server, seen = dist.HashStore(), {}
-    create = nccl.apart(lambda: server)
+    create = nccl.with_restart_prefix(lambda: server)
     for number, attempt in enumerate(attempts):
         with mock.patch.dict(os.environ, attempt):
             first, second = create(), create()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._explore.races.accesses import share_bytes, span_of, tensors_of, touched
+from simgpu._explore.races.accesses import share_bytes, span_of, tensor_arguments, tensors_of
 
 MEMORY = torch.zeros(64, dtype=torch.uint8)
 
@@ -55,19 +55,21 @@ def test_a_schema_says_what_is_read_and_what_is_written(name):
     args, kwargs, expected = CALLS[name]
     op = getattr(getattr(torch.ops.aten, name), OVERLOADS.get(name, "default"))
     names = {id(x): "x", id(y): "y"}
-    found = [(names[id(t)], writes) for t, writes in tensors_of(touched(op), args(x, y), kwargs)]
+    found = [
+        (names[id(t)], writes) for t, writes in tensors_of(tensor_arguments(op), args(x, y), kwargs)
+    ]
     assert found == expected
 
 
 def test_an_output_by_name_is_written():
     x, out = torch.ones(2), torch.empty(2)
-    found = tensors_of(touched(torch.ops.aten.neg.out), (x,), {"out": out})
+    found = tensors_of(tensor_arguments(torch.ops.aten.neg.out), (x,), {"out": out})
     assert [(t is out, writes) for t, writes in found] == [(False, False), (True, True)]
 
 
 def test_parts_of_sparse_tensors_are_touched():
     sparse = torch.eye(3).to_sparse()
-    found = tensors_of(touched(torch.ops.aten.neg.default), (sparse,), {})
+    found = tensors_of(tensor_arguments(torch.ops.aten.neg.default), (sparse,), {})
     assert [t.data_ptr() for t, _ in found] == [
         sparse._indices().data_ptr(),
         sparse._values().data_ptr(),

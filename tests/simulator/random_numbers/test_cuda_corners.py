@@ -18,7 +18,7 @@ from simgpu._random import distributions, fill, layout
 from simgpu._random.distributions import order_of_elements
 from simgpu._random.generator_state import Stream
 from simgpu._random.layout import in_memory_order, launches
-from simgpu._random.samplers import _buckets, parameters
+from simgpu._random.samplers import _buckets, dropout_parameters
 from tests.support import cuda_draws
 
 GPU = 1, 256  # holds 256 threads
@@ -292,8 +292,8 @@ def test_dropout_draws_unless_it_is_told_not_to_train(simulated, p, numel, seed)
 @given(p=st.floats(0.001, 0.999))
 def test_dropout_has_the_parameters_of_floats(p):
     keep = np.float32(1.0 - p)
-    assert parameters(p, torch.float32) == (float(keep), float(np.float32(1) / keep))
-    assert parameters(p, torch.float64) == (1.0 - p, 1.0 / (1.0 - p))
+    assert dropout_parameters(p, torch.float32) == (float(keep), float(np.float32(1) / keep))
+    assert dropout_parameters(p, torch.float64) == (1.0 - p, 1.0 / (1.0 - p))
 
 
 @pytest.mark.parametrize("offset", [4.0, "4", None, True])

@@ -82,6 +82,6 @@ def test_a_stream_of_a_device_out_of_reach_changes_nothing():
     with simgpu.devices(2):
         stream = torch.simgpu.Stream(1)
         before = current()
-        with world.narrowed(1), pytest.raises(RuntimeError):
+        with world.limited_to(1), pytest.raises(RuntimeError):
             stream.__enter__()
         assert current() == before

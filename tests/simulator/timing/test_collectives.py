@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import simgpu
 from simgpu._clock import machine
-from simgpu._clock.durations import ring, tree
+from simgpu._clock.durations import ring_seconds, tree_seconds
 from simgpu._core import hooks
 
 HOP, BANDWIDTH, GAP = 3.4e-6, 300e9, 2e-6
@@ -24,25 +24,27 @@ quantities = st.tuples(
 def test_formulas_by_hand(about):
     n, size, bandwidth, latency = about
     steps, share = n - 1, (n - 1) / n * (size / bandwidth)
-    assert ring("allreduce_", *about) == pytest.approx(2 * (steps * latency + share))
-    assert ring("allgather_", *about) == pytest.approx(steps * latency + share)
-    halves = [ring(op, *about) for op in ("_reduce_scatter_base_", "_allgather_base_")]
-    assert sum(halves) == pytest.approx(ring("allreduce_", *about))
+    assert ring_seconds("allreduce_", *about) == pytest.approx(2 * (steps * latency + share))
+    assert ring_seconds("allgather_", *about) == pytest.approx(steps * latency + share)
+    halves = [ring_seconds(op, *about) for op in ("_reduce_scatter_base_", "_allgather_base_")]
+    assert sum(halves) == pytest.approx(ring_seconds("allreduce_", *about))
     if n > 1:
         levels = math.ceil(math.log2(n))
-        assert tree("allreduce_", *about) == pytest.approx(
+        assert tree_seconds("allreduce_", *about) == pytest.approx(
             2 * (levels * latency + size / bandwidth)
         )
-        assert ring("broadcast_", *about) == pytest.approx(steps * latency + size / bandwidth)
+        assert ring_seconds("broadcast_", *about) == pytest.approx(
+            steps * latency + size / bandwidth
+        )
         for op in ("gather_", "scatter_"):
-            assert ring(op, *about) == pytest.approx(latency + share)
-    assert ring("send", *about) == pytest.approx(latency + size / bandwidth)
-    assert tree("allgather_", *about) == math.inf
+            assert ring_seconds(op, *about) == pytest.approx(latency + share)
+    assert ring_seconds("send", *about) == pytest.approx(latency + size / bandwidth)
+    assert tree_seconds("allgather_", *about) == math.inf
 
 
 def all_reduce(n, size):
     about = n, size, BANDWIDTH, HOP
-    return min(ring("allreduce_", *about), tree("allreduce_", *about))
+    return min(ring_seconds("allreduce_", *about), tree_seconds("allreduce_", *about))
 
 
 def test_ranks_wait_for_the_last_one_and_overlap_what_is_asynchronous():
