@@ -233,15 +233,16 @@ _for_ever: list[Patches] = []
 # The tables, in the order in which they are put in place; they are undone from the last to the
 # first. `compiled_code` comes before `renaming`, since it may ask torch.cuda about real GPUs, and
 # `renaming` before all others, since nothing is translated before "cuda" is a name of simulated
-# devices; `scripting` comes last, since it looks at what the others have replaced. No other table
-# depends on another one; within `tensors` and `torch_cuda`, rows do.
+# devices; `graphs` before `torch_cuda`, which copies the classes that torch.cuda holds by another
+# name; `scripting` comes last, since it looks at what the others have replaced. Other tables do not
+# depend on each other; within `tensors` and `torch_cuda`, rows do.
 FILES: tuple[ModuleType, ...] = (
     compiled_code,
     renaming,
     tensors,
     torch_modules,
-    torch_cuda,
     graphs,
+    torch_cuda,
     process_groups,
     factories,
     registered_kernels,
