@@ -126,6 +126,7 @@ class Device:
         "background_stream",
         "busy_until",
         "capacity",
+        "confirm",
         "freed",
         "freed_count",
         "generator",
@@ -134,6 +135,7 @@ class Device:
         "limit",
         "log",
         "model",
+        "number",
         "out_of_memory_count",
         "peak",
         "resident_threads",
@@ -143,9 +145,18 @@ class Device:
     )
 
     def __init__(
-        self, index: int, capacity: int, model: Model = GENERIC, rng: str = "cuda"
+        self,
+        index: int,
+        capacity: int,
+        model: Model = GENERIC,
+        rng: str = "cuda",
+        number: int | None = None,
     ) -> None:
         self.index = index
+        # Among all that the machine has, of which a process may see some only.
+        self.number = index if number is None else number
+        # Asked once, before the first allocation: which device has the index now.
+        self.confirm: Callable[[int], Device] | None = None
         self.model = model
         self.torch_device = torch.device(DEVICE_TYPE, index)
         # Whether it has less than one segment of a GPU's: it is full when its tensors fill it.
@@ -213,6 +224,10 @@ class Device:
         self, token: int, nbytes: int, stream: int, storage: torch.UntypedStorage | None
     ) -> Allocation | None:
         """`allocate` where the model of the allocator has to say whether there is room."""
+        if self.confirm is not None:
+            confirmed, self.confirm = self.confirm(self.index), None
+            if confirmed is not self:
+                return confirmed._allocate_exactly(token, nbytes, stream, storage)
         try:
             if not self._place(token, nbytes, stream):
                 return None

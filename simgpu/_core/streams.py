@@ -321,6 +321,8 @@ class Event(torch.Event):
 
         The first stream decides the event's device; raises DeviceMismatchError for another's.
         """
+        if stream is None:
+            world.initialize()
         on = current_stream() if stream is None else stream
         index = on.device_index
         if self._recorded_on not in (None, index):
@@ -521,6 +523,7 @@ class ExternalStream(Stream):
     def __new__(
         cls, stream_ptr: int, device: torch.device | str | int | None = None, **_: Any
     ) -> ExternalStream:
+        world.initialize()
         # The lower half is the number of a stream that was made here (`handle_of`).
         self = super().__new__(cls, device, stream_id=stream_ptr & 0xFFFFFFFF)
         assert isinstance(self, ExternalStream), "made of this class"

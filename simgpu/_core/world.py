@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
@@ -41,11 +41,14 @@ class World:
 
     def __init__(self, capacities: Sequence[int], models: Sequence[Model], rng: str) -> None:
         self.rng = rng
-        self.devices = [
-            Device(index, capacity, model, rng)
-            for index, (capacity, model) in enumerate(zip(capacities, models, strict=True))
-        ]
-        self.asked = False
+        self._machine = list(zip(capacities, models, strict=True))
+        self._order: Sequence[int] = ()
+        self.devices: list[Device] = []
+        self.put_in_order(range(len(self._machine)))
+        self.visible: Callable[[int], Sequence[int]] | None = None
+        """Which of so many devices the process may see, asked until it uses one; None: all."""
+        self.initialized = False
+        """Whether a function was called that initializes CUDA."""
         self.sync_debug_mode = 0
         self.hint = (
             "leave the `with simgpu.devices(...)` block first, or call simgpu.disable() if "
@@ -57,9 +60,30 @@ class World:
         self.maker: str | None = None
         """What made them, in the words of an error; None where a program or a variable did."""
 
+    def put_in_order(self, order: Sequence[int]) -> bool:
+        """Have those of the machine's devices, from index 0 on; False if it was so already.
+
+        What was seeded for an index is seeded for it still.
+        """
+        if tuple(order) == self._order:
+            return False
+        before, self._order = self.devices, tuple(order)
+        self.devices = [
+            Device(index, *self._machine[number], self.rng, number)
+            for index, number in enumerate(order)
+        ]
+        for device, old in zip(self.devices, before, strict=False):
+            device.generator = old.generator
+        return True
+
+    @property
+    def machine_count(self) -> int:
+        """How many devices the machine has, of which the process may see some only."""
+        return len(self._machine)
+
     def in_use(self) -> bool:
-        """Whether anything was done with the devices beyond counting them."""
-        return self.asked or any(device.taken_count for device in self.devices)
+        """Whether anything was done with the devices beyond counting and seeding them."""
+        return self.initialized or any(device.taken_count for device in self.devices)
 
 
 _world: World | None = None
@@ -164,9 +188,68 @@ def check_fork() -> None:
         )
 
 
+def show_only(visible: Callable[[int], Sequence[int]] | None) -> None:
+    """Have those of the devices that exist which `visible` names, asked until one is used."""
+    assert _world is not None, "there are devices"
+    _world.visible = visible
+    for each in _world.devices:
+        each.confirm = None if visible is None else _confirm
+    _look(_world)
+
+
+def _look(world: World) -> None:
+    """Have the devices that the process may see by now, unless it has used one."""
+    if world.visible is None:
+        return
+    if world.in_use():
+        world.visible = None
+    elif world.put_in_order(world.visible(world.machine_count)):
+        for each in world.devices:
+            each.confirm = _confirm
+        _set_active(world.devices)
+
+
+def _confirm(index: int) -> Device:
+    """The device that has an index, where one is used for the first time."""
+    return device(index)
+
+
+def initialize() -> None:
+    """What a call of CUDA does that initializes it; raises where there are no devices."""
+    check_fork()
+    if _world is not None:
+        _look(_world)
+        if not _world.devices:
+            raise _none_visible(_world)
+        _world.initialized = True
+
+
+def known_device(index: int) -> Device:
+    """The device with an index, for what CUDA puts off until it is initialized."""
+    if 0 <= index < len(active_devices):
+        return active_devices[index]
+    return device(index)  # raises
+
+
+def used_device(device_: DeviceLike) -> Device:
+    """The device that the caller of a function which initializes CUDA means."""
+    initialize()
+    return device(resolve(device_))
+
+
+def _none_visible(world: World) -> NoDevicesError:
+    return NoDevicesError(
+        "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES="
+        f"{os.environ.get('CUDA_VISIBLE_DEVICES')!r} hides all {world.machine_count} simulated ones"
+    )
+
+
 def device_count() -> int:
     """How many simulated devices exist now (0 outside `simgpu.devices`)."""
-    return 0 if _world is None else len(_world.devices)
+    if _world is None:
+        return 0
+    _look(_world)
+    return len(_world.devices)
 
 
 def device(index: int, hint: str = "") -> Device:
@@ -181,7 +264,11 @@ def device(index: int, hint: str = "") -> Device:
             "`with simgpu.devices(n)`, call simgpu.enable(n), set SIMGPU_DEVICE_COUNT, or start "
             f"the script by `python -m simgpu run --devices N`{hint}"
         )
-    _world.asked = True
+    if _world.visible is not None:
+        _look(_world)
+        _world.visible = None
+    if not _world.devices:
+        raise _none_visible(_world)
     if not 0 <= index < len(_world.devices):
         last = len(_world.devices) - 1
         there = f"are {last + 1} simulated devices, {DEVICE_TYPE}:0 to {DEVICE_TYPE}:{last}"

@@ -40,6 +40,13 @@ def _is_acceptable(tensor: torch.Tensor) -> bool:
     return torch._C._get_cudnn_enabled() and floating and tensor.device.type == DEVICE_TYPE
 
 
+def _cudnn_version() -> int:
+    """The version, for which PyTorch looks at the capabilities of all devices."""
+    if world.device_count():
+        world.initialize()
+    return CUDNN_NUMBER
+
+
 _WHY = "agrees with torch.cuda.is_available(); a build with CUDA keeps its own"
 _BUILT: bool = torch._C._has_cuda
 
@@ -63,7 +70,7 @@ _BUILD_PATCHES: tuple[Row, ...] = _CUDNN + tuple(
     for owner, name, value in (
         ("torch.version", "cuda", ".".join(map(str, CUDA))),
         ("torch.backends.cuda", "is_built", lambda: True),
-        ("torch.backends.cudnn", "version", lambda: CUDNN_NUMBER),
+        ("torch.backends.cudnn", "version", _cudnn_version),
         ("torch.backends.cudnn", "is_available", lambda: True),
     )
 )
@@ -241,20 +248,21 @@ class _Markers:
         """Nobody sees the mark."""
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Nothing to do."""
+def _initializes(*args: Any, **kwargs: Any) -> None:
+    """Nothing to do but that."""
+    world.initialize()
 
 
 # Answers that torch.simgpu does not have, by submodule ("" is torch.cuda itself).
 _ANSWERS: dict[str, dict[str, Any]] = {
     "": {
         "_exchange_device": world.exchange_device,
-        "_initialized": True,
-        "_lazy_init": _nothing,
+        "_initialized": namespace._initialized,
+        "_lazy_init": world.initialize,
         "_maybe_exchange_device": maybe_exchange_device,
         "_is_in_bad_fork": world.is_in_bad_fork,
     },
-    "profiler": {"start": _nothing, "stop": _nothing},
+    "profiler": {"start": _initializes, "stop": _initializes},
 }
 
 

@@ -286,6 +286,13 @@ class _RuntimeLibrary:
 
 _LIBRARY: Any = _RuntimeLibrary()
 
+
+def _cudart() -> Any:
+    """`torch.cuda.cudart()`, which initializes CUDA."""
+    world.initialize()
+    return _LIBRARY
+
+
 _RUNTIME_LIBRARY_PATCHES: tuple[Row, ...] = (
     *(
         Patch(
@@ -299,7 +306,7 @@ _RUNTIME_LIBRARY_PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.cuda",
         "cudart",
-        value=lambda: _LIBRARY,
+        value=_cudart,
         why="PyTorch's own would start the driver of CUDA",
     ),
     Action(

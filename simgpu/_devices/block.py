@@ -31,6 +31,7 @@ from simgpu._cuda import (
     tensors,
     torch_cuda,
     torch_modules,
+    visible_devices,
 )
 from simgpu._util.patching import Patches
 from simgpu.errors import DeviceBlockError, RealCudaError
@@ -214,9 +215,9 @@ def start_as_cuda(
 ) -> list[torch.device]:
     """Make fresh devices that go by the name of CUDA until `ends` is closed."""
     _check_no_cuda(force)
-    simulated = start_devices(count, memory, model, rng, ends)
+    start_devices(count, memory, model, rng, ends)
     ends.callback(_install().undo)
-    return [torch.device("cuda", device.index) for device in simulated]
+    return [torch.device("cuda", index) for index in range(world.device_count())]
 
 
 def start_process(force: bool = False) -> None:
@@ -246,6 +247,7 @@ FILES: tuple[ModuleType, ...] = (
     process_groups,
     factories,
     registered_kernels,
+    visible_devices,
     scripting,
 )
 

@@ -27,7 +27,7 @@ def start_process_devices() -> None:
     Raises ValueError where a variable makes no sense; its text begins with the variable.
     """
     count = options.device_count()
-    if count is None or world.device_count():
+    if count is None or world.current_world() is not None:
         return
     memory = options.device_memory()
     with options.prefix_errors(options.MEMORY):

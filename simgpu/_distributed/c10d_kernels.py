@@ -161,8 +161,10 @@ def issue(
     on_host = index is None and all(tensor.is_cpu for tensor in tensors)
     index = device_of_call(group, tensors) if index is None else index
     _check_capture(name, index)
-    alone = group.kind == "nccl" and world.device_count() > 1 and not on_host
-    device = f"{_machine()}:{index}" if alone else ""
+    here = world.current_world()
+    many = here is not None and here.machine_count > 1
+    alone = group.kind == "nccl" and many and not on_host
+    device = f"{_machine()}:{world.device(index).number}" if alone else ""
     about = Collective(
         group=group.name,
         number=group.next_number(calls[0]) if calls else 0,

@@ -363,14 +363,27 @@ def check_agreement(group: str, number: int, ranks: Sequence[int], asked: Sequen
     )
 
 
+_TOO_LATE = (
+    ". CUDA_VISIBLE_DEVICES counts for a process, and there until CUDA is initialized: not in the "
+    "ranks of simgpu.ranks, which are threads of one"
+)
+
+
+def _place_on_bus(device: str) -> str:
+    """How NCCL names a device: by the hexadecimal digits of its place on the bus."""
+    number = int(device.rpartition(":")[2])
+    return f"{number + 1:x}000"
+
+
 def _check_devices(group: str, ranks: Sequence[int], devices: Sequence[str]) -> None:
     taken: dict[str, int] = {}
     for rank, device in zip(ranks, devices, strict=True):
         if device and taken.get(device, rank) != rank:  # which may send to itself
             raise CollectiveMismatchError(
                 f"Duplicate GPU detected : rank {rank} and rank {taken[device]} both on CUDA "
-                f"device {device.rpartition(':')[2]} (group {group!r}). Each rank of a group of "
-                "nccl needs a device of its own: call torch.cuda.set_device(local_rank) first"
+                f"device {_place_on_bus(device)} (group {group!r}). Each rank of a group of nccl "
+                "needs a device of its own: call torch.cuda.set_device(local_rank) first"
+                + (_TOO_LATE if "CUDA_VISIBLE_DEVICES" in os.environ else "")
             )
         taken[device] = rank
 

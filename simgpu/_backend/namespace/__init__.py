@@ -13,6 +13,7 @@ from simgpu._backend import generators
 from simgpu._backend.namespace import tensor_types, unsupported
 from simgpu._backend.namespace.devices import (
     DeviceProperties,
+    Initialized,
     caching_allocator_enable,
     can_device_access_peer,
     current_device,
@@ -66,16 +67,14 @@ from simgpu._backend.namespace.random import (
     set_rng_state,
     set_rng_state_all,
 )
-from simgpu._backend.namespace.streams import StreamContext, stream, synchronize
-from simgpu._core.streams import (
-    Event,
-    ExternalStream,
-    Stream,
+from simgpu._backend.namespace.streams import (
+    StreamContext,
     current_stream,
     default_stream,
-    get_stream_from_external,
-    set_stream,
+    stream,
+    synchronize,
 )
+from simgpu._core.streams import Event, ExternalStream, Stream, get_stream_from_external, set_stream
 from simgpu._util.naming import DEVICE_TYPE
 
 __all__ = [
@@ -140,11 +139,8 @@ __all__ = [
 ]
 
 
-_initialized = True  # torch.utils.checkpoint asks before it keeps the random streams' states
-
-
-def _lazy_init() -> None:
-    """Nothing is left to do: C++ calls it once. PyTorch 2.11 would look for it every time."""
+_initialized = Initialized()  # torch.utils.checkpoint asks before it keeps states of generators
+_lazy_init = init  # C++ calls it once; PyTorch 2.11 would look for it every time
 
 
 def __getattr__(name: str) -> Any:

@@ -15,8 +15,12 @@ from simgpu._util.naming import DEVICE_TYPE
 
 
 def init() -> None:
-    """Nothing to initialize; raises ForkedError where the parent process used its devices."""
-    world.check_fork()
+    """Use the devices from now on, which are then those that there are.
+
+    Raises ForkedError where the parent process used its devices, NoDevicesError where
+    CUDA_VISIBLE_DEVICES hides all of them.
+    """
+    world.initialize()
 
 
 def is_available() -> bool:
@@ -25,13 +29,16 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether the process has used its devices: chosen one, or put something on it.
-
-    init_device_mesh leaves the choice of a device to a process that has made it, and makes it for
-    one that has not.
-    """
+    """Whether the process has used its devices, by a function that initializes CUDA or a tensor."""
     now = world.current_world()
     return now is not None and now.in_use() and not world.is_in_bad_fork()
+
+
+class Initialized:
+    """`torch.simgpu._initialized`, whose truth changes while a program runs."""
+
+    def __bool__(self) -> bool:
+        return is_initialized()
 
 
 def _is_in_bad_fork() -> bool:
@@ -45,13 +52,20 @@ def device_count() -> int:
 
 def current_device() -> int:
     """Index of the calling thread's current device."""
+    world.initialize()
     return world.current_device()
 
 
 def set_device(device: DeviceLike) -> None:
     """Make `device` current in the calling thread; a negative index changes nothing."""
-    index = world.resolve(device)
-    world.set_current_device(index)
+    if _names_one(device):
+        world.initialize()
+    world.set_current_device(world.resolve(device))
+
+
+def _names_one(device: DeviceLike) -> bool:
+    """Whether a device is no negative number, by which a caller means to change nothing."""
+    return not (isinstance(device, int) and device < 0)
 
 
 class device(world.MakeCurrent):
@@ -59,13 +73,19 @@ class device(world.MakeCurrent):
 
     def __init__(self, device: DeviceLike) -> None:
         super().__init__(world.resolve(device))
+        self._initializes = _names_one(device)
+
+    def __enter__(self) -> None:
+        if self._initializes:
+            world.initialize()
+        super().__enter__()
 
 
 class device_of(device):
     """Context manager: the device of a tensor is current within; others change nothing."""
 
     def __init__(self, obj: torch.Tensor) -> None:
-        super().__init__(obj.get_device() if obj.device.type == DEVICE_TYPE else None)
+        super().__init__(obj.get_device() if obj.device.type == DEVICE_TYPE else -1)
 
 
 # `torch.simgpu.get_device_properties`, `get_device_name` and others, as in `torch.cuda`.
@@ -108,7 +128,7 @@ class DeviceProperties(NamedTuple):
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """Name, capability, memory in bytes, multiprocessors and others of `device`."""
-    state = world.device(world.resolve(device))
+    state = world.used_device(device)
     model = state.model
     major, minor = model.compute_capability
     return DeviceProperties(
@@ -125,7 +145,7 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
         L2_cache_size=model.L2_cache_size or 0,
         warp_size=32,
         uuid=_uuid(state),
-        pci_bus_id=state.index + 1,
+        pci_bus_id=state.number + 1,
         pci_device_id=0,
         pci_domain_id=0,
         is_integrated=0,
@@ -135,7 +155,8 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
 
 def _uuid(device: Device) -> uuid.UUID:
     """The same for a device in every process, as that of a real one is."""
-    return uuid.uuid5(uuid.NAMESPACE_OID, f"{device.torch_device} {device.model.name}")
+    name = f"{DEVICE_TYPE}:{device.number} {device.model.name}"
+    return uuid.uuid5(uuid.NAMESPACE_OID, name)
 
 
 def get_device_name(device: DeviceLike = None) -> str:
@@ -156,8 +177,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     """Whether two different devices can copy to each other directly: any two can."""
-    first = world.device(world.resolve(device))
-    return first is not world.device(world.resolve(peer_device))
+    return world.used_device(device) is not world.used_device(peer_device)
 
 
 # Build information and settings of `torch.simgpu`, by the names of torch.cuda.
@@ -182,9 +202,9 @@ def get_gencode_flags() -> str:
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Whether the current device computes in bfloat16; older than Ampere, only by emulation."""
-    if not world.active_devices:
+    if not world.device_count():
         return False
-    capability = world.device(world.current_device()).model.compute_capability
+    capability = world.used_device(None).model.compute_capability
     return including_emulation or capability >= (8, 0)
 
 
@@ -209,6 +229,7 @@ def caching_allocator_enable(value: bool = True) -> None:
 
 def ipc_collect() -> None:
     """Give back memory that other processes have let go of: none of it is kept for them."""
+    world.initialize()
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
@@ -220,7 +241,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         if debug_mode not in _MODES:
             raise RuntimeError(f"debug_mode={debug_mode!r} must be one of {', '.join(_MODES)}")
         debug_mode = _MODES.index(debug_mode)
-    world.device(world.current_device())
+    world.used_device(None)
     current = world.current_world()
     assert current is not None, "there is one, or there would be no device"
     current.sync_debug_mode = debug_mode
@@ -228,5 +249,6 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
 
 def get_sync_debug_mode() -> int:
     """What `set_sync_debug_mode` was told last, as a number."""
+    world.initialize()
     current = world.current_world()
     return 0 if current is None else current.sync_debug_mode

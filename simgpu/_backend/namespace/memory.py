@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
+from simgpu._backend.namespace import devices
 from simgpu._core import hooks, streams, world
 from simgpu._core.allocator_model import (
     AWAITING,
     KINDS,
     POOLS,
+    CachingAllocator,
     Piece,
     Segment,
     rounded,
@@ -32,47 +34,61 @@ from simgpu._core.world import DeviceLike
 from simgpu._util.naming import format_bytes, visible_text
 
 
-def _state(device: DeviceLike) -> Device:
-    return world.device(world.resolve(device))
+def _placement(device: DeviceLike) -> CachingAllocator | None:
+    """The allocator of `device`; None before CUDA is initialized, when none is asked."""
+    if not devices.is_initialized():
+        return None
+    return world.device(world.resolve(device)).placement()
+
+
+def _to_reset(device: DeviceLike) -> Device:
+    """The device whose figures begin again: the current one is there once CUDA is initialized."""
+    if device is not None and not devices.is_initialized():
+        raise RuntimeError("Invalid device argument : did you call init?")
+    return world.used_device(device)
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
     """Bytes of `device` in blocks that live tensors have."""
-    return _state(device).placement().allocated
+    placement = _placement(device)
+    return 0 if placement is None else placement.allocated
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
     """The most bytes that were taken at once, since the start or the last reset."""
-    return _state(device).placement().amounts["allocated_bytes"].peak()
+    placement = _placement(device)
+    return 0 if placement is None else placement.amounts["allocated_bytes"].peak()
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Let `max_memory_allocated` and all peaks begin again at what there is now."""
-    state = _state(device)
+    state = _to_reset(device)
     state.placement().reset_peaks()
     state.peak = state.allocated
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
     """Let the totals of `memory_stats` (allocated, freed, num_ooms) begin again at zero."""
-    state = _state(device)
+    state = _to_reset(device)
     state.placement().reset_totals()
     state.out_of_memory_count = 0
 
 
 def memory_reserved(device: DeviceLike = None) -> int:
     """Bytes of the segments that the allocator keeps of `device`, in use or not."""
-    return _state(device).placement().reserved
+    placement = _placement(device)
+    return 0 if placement is None else placement.reserved
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
     """The most bytes that were kept at once."""
-    return _state(device).placement().amounts["reserved_bytes"].peak()
+    placement = _placement(device)
+    return 0 if placement is None else placement.amounts["reserved_bytes"].peak()
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """Free and total bytes of `device`; what the allocator keeps is not free."""
-    state = _state(device)
+    state = world.used_device(device)
     return max(0, state.capacity - state.placement().reserved), state.capacity
 
 
@@ -83,9 +99,14 @@ def empty_cache() -> None:
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
-    """Current, peak, allocated and freed amounts, by the names of torch.cuda.memory_stats."""
-    state = _state(device)
-    placement = state.placement()
+    """Current, peak, allocated and freed amounts, by the names of torch.cuda.memory_stats.
+
+    Empty before CUDA is initialized.
+    """
+    placement = _placement(device)
+    if placement is None:
+        return {}
+    state = world.device(world.resolve(device))
     stats: dict[str, Any] = {
         f"{name}.{pool}.{kind}": getattr(amount, kind)(number)
         for name, amount in placement.amounts.items()
@@ -123,7 +144,8 @@ def device_memory_used(device: DeviceLike = None) -> int:
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
     """`memory_stats` as a table for people."""
-    state, stats = _state(device), memory_stats(device)
+    state = world.used_device(device)
+    stats = memory_stats(device)
     lines = [
         visible_text(f"{state.torch_device} memory, of {format_bytes(state.capacity)}"),
         f"{'':<18}{'current':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
@@ -145,13 +167,13 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
         raise TypeError("Invalid type for fraction argument, must be `float`")
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-    state = _state(device)
+    state = world.used_device(device)
     state.limit_to(int(state.capacity * fraction))
 
 
 def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
     """The fraction (0 to 1) of the device's memory that tensors may take."""
-    state = _state(device)
+    state = world.used_device(device)
     return state.limit / state.capacity
 
 

@@ -18,7 +18,7 @@ def manual_seed(seed: int) -> None:
     """Seed the current device's random stream; the other devices' are untouched."""
     seed = int(seed)
     if not world.is_in_bad_fork():
-        captures.manual_seed(world.device(world.current_device()).generator, seed)
+        captures.manual_seed(world.known_device(world.current_device()).generator, seed)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -30,7 +30,7 @@ def manual_seed_all(seed: int) -> None:
 def seed() -> None:
     """Seed the current device's random stream from the operating system."""
     if not world.is_in_bad_fork():
-        captures.seed(world.device(world.current_device()).generator)
+        captures.seed(world.known_device(world.current_device()).generator)
 
 
 def seed_all() -> None:
@@ -40,23 +40,23 @@ def seed_all() -> None:
 
 def initial_seed() -> int:
     """The seed of the current device's random stream."""
-    return world.device(world.current_device()).generator.initial_seed()
+    return world.used_device(None).generator.initial_seed()
 
 
 def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
     """State of the random stream of `device`: a CPU uint8 tensor for `set_rng_state`."""
-    return captures.get_state(world.device(world.resolve(device)).generator)
+    return captures.get_state(world.used_device(device).generator)
 
 
 def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     """Put the random stream of `device` into a state that `get_rng_state` gave."""
     if not world.is_in_bad_fork():
-        captures.set_state(world.device(world.resolve(device)).generator, new_state)
+        captures.set_state(world.known_device(world.resolve(device)).generator, new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """States of all devices' random streams."""
-    world.check_fork()
+    world.initialize()
     return [captures.get_state(state.generator) for state in world.active_devices]
 
 

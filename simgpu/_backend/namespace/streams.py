@@ -21,6 +21,7 @@ class StreamContext:
         self._stream = stream
 
     def __enter__(self) -> None:
+        world.initialize()
         if self._stream is not None:
             streams.make_current(self, self._stream)
 
@@ -38,6 +39,16 @@ def stream(stream: Stream | None) -> StreamContext:
     return StreamContext(stream)
 
 
+def current_stream(device: DeviceLike = None) -> Stream:
+    """The calling thread's current stream on `device`."""
+    return streams.current_stream(world.used_device(device).index)
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """The stream that is current on `device` unless another is set."""
+    return streams.default_stream(world.used_device(device).index)
+
+
 def synchronize(device: DeviceLike = None) -> None:
     """Wait for all work on `device`, which is done unless a stream sleeps or work is queued."""
-    world.synchronize(world.resolve(device))
+    world.synchronize(world.used_device(device).index)

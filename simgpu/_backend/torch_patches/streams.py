@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from simgpu._backend.namespace import memory
+from simgpu._backend.namespace import devices, memory
+from simgpu._backend.namespace import streams as device_streams
 from simgpu._backend.namespace.tensor_types import DTYPES
 from simgpu._backend.torch_patches.routing import routed
 from simgpu._core import streams, world
@@ -87,6 +88,7 @@ _STREAM_TYPES_PATCHES: tuple[Row, ...] = (
 
 
 def _set_device(index: int) -> None:
+    world.initialize()
     world.set_current_device(index)
 
 
@@ -104,17 +106,17 @@ _OURS: dict[str, Callable[..., Any]] = {
     "_accelerator_emptyCache": memory.empty_cache,
     "_accelerator_exchangeDevice": world.exchange_device,
     "_accelerator_getDeviceCapability": _capability,
-    "_accelerator_getDeviceIndex": world.current_device,
+    "_accelerator_getDeviceIndex": devices.current_device,
     "_accelerator_getDeviceStats": memory.memory_stats,
     "_accelerator_getMemoryInfo": memory.mem_get_info,
-    "_accelerator_getStream": streams.current_stream,
-    "_accelerator_isAllocatorInitialized": lambda: True,
+    "_accelerator_getStream": device_streams.current_stream,
+    "_accelerator_isAllocatorInitialized": devices.is_initialized,
     "_accelerator_maybeExchangeDevice": world.exchange_device,
     "_accelerator_resetAccumulatedStats": memory.reset_accumulated_memory_stats,
     "_accelerator_resetPeakStats": memory.reset_peak_memory_stats,
     "_accelerator_setDeviceIndex": _set_device,
     "_accelerator_setStream": _set_stream,
-    "_accelerator_synchronizeDevice": world.synchronize,
+    "_accelerator_synchronizeDevice": device_streams.synchronize,
 }
 
 

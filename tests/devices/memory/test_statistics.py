@@ -62,6 +62,7 @@ def test_a_copy_is_counted_on_its_target(devices, pair, shape):
 def test_the_peak_is_the_most_there_was(devices, data, count):
     module = torch.get_device_module(devices[0])
     device = data.draw(st.sampled_from(devices))
+    module.init()  # before which there are no statistics
     module.reset_peak_memory_stats(device)
     start = module.memory_allocated(device)
     held = [torch.empty(1024, device=device) for _ in range(count)]
@@ -84,6 +85,7 @@ def test_the_peak_number_of_tensors_is_the_most_there_were(devices, data, before
     def number(kind):
         return module.memory_stats(device)[f"allocation.all.{kind}"]
 
+    module.init()
     start = number("current")
     held = [torch.empty(8, device=device) for _ in range(before)]
     module.reset_peak_memory_stats(device)

@@ -110,6 +110,7 @@ def test_an_allocation_may_be_refused_and_leaves_the_ledger_as_it_was(simulated)
         def before_allocate(self, device, nbytes):
             raise torch.OutOfMemoryError(f"planted on {device}")
 
+    torch.simgpu.init()  # before which there are no statistics
     with added(Refuses()), pytest.raises(torch.OutOfMemoryError, match="planted on simgpu:2"):
         torch.ones(5, device=simulated[2])
     assert torch.simgpu.memory_allocated(2) == 0

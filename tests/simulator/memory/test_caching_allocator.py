@@ -246,6 +246,7 @@ def test_asking_in_between_changes_nothing(events, asks):
     found = []
     for questions in (asks, set()):
         with simgpu.devices(1, memory="1GiB"):
+            torch.simgpu.init()  # before which there are no statistics
             held = {}
             for step, (name, nbytes) in enumerate(events):
                 if name in held:
@@ -372,6 +373,7 @@ def test_a_device_is_full_where_a_segment_has_no_room(sizes, freed):
     """Whether or not its free blocks, together, are large enough."""
     plain, held, refused = Plain(64 * MIB), {}, 0
     with simgpu.devices(1, memory="64MiB"):
+        torch.simgpu.init()
         for number, nbytes in enumerate(sizes):
             fits = plain.allocate(number, nbytes, 0)
             try:

@@ -43,6 +43,7 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.context = simgpu.devices(COUNT, memory=CAPACITY)
         self.devices = self.context.__enter__()
+        torch.simgpu.init()  # before which there are no statistics
         self.held = []
         self.peaks = [0] * COUNT
 

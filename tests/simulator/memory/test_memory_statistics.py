@@ -96,6 +96,7 @@ def test_to_empty_the_cache_waits_for_the_streams_of_every_device(simulated, tim
     def waits():
         return [torch.simgpu.memory_stats(device)["num_sync_all_streams"] for device in simulated]
 
+    torch.simgpu.init()
     before = waits()
     for _ in range(times):
         torch.simgpu.empty_cache()

@@ -1,0 +1,138 @@
+"""CUDA_VISIBLE_DEVICES: which devices a program sees, in which order, and until when it counts."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simgpu
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+SIZES = [2**30, 2**31, 2**32, 2**33]  # bytes of the devices of a machine, by which they are known
+VISIBLE = {
+    "2,3": [2, 3],
+    "3,2,1,0": [3, 2, 1, 0],
+    "1,9,0": [1],
+    " 1 , 2 ": [1, 2],
+    "1gpu,2": [1, 2],
+    "0,-1,2": [0],
+    "0,0": [],
+    "": [],
+    "-1": [],
+    "NoDevFiles": [],
+}
+
+
+@contextlib.contextmanager
+def variable(value):
+    with pytest.MonkeyPatch.context() as patch:
+        if value is None:
+            patch.delenv(VARIABLE, raising=False)
+        else:
+            patch.setenv(VARIABLE, value)
+        yield
+
+
+def seen():
+    """The devices by their memory, asked without and then with initializing CUDA."""
+    count = torch.cuda.device_count()
+    assert torch.cuda.is_available() == (count > 0)
+    found = [torch.cuda.get_device_properties(index).total_memory for index in range(count)]
+    return [SIZES.index(each) for each in found]
+
+
+@pytest.mark.parametrize("value", [None, *VISIBLE])
+@pytest.mark.parametrize("when", ["before", "within", "another before"])
+def test_the_devices_are_those_that_the_variable_names(value, when):
+    wanted = [0, 1, 2, 3] if value is None else VISIBLE[value]
+    earlier = {"before": value, "within": None, "another before": "1"}[when]
+    with variable(earlier), simgpu.as_cuda(4, memory=SIZES) as devices:
+        assert len(devices) == torch.cuda.device_count()
+        with variable(value):
+            if when == "before":
+                assert [device.index for device in devices] == list(range(len(wanted)))
+            assert seen() == wanted
+
+
+@given(order=st.permutations(range(4)), count=st.integers(1, 4), data=st.data())
+def test_what_a_device_is_follows_its_number(order, count, data):
+    """Its memory, model and place on the bus; the index is where it stands in the variable."""
+    order = order[:count]
+    models = ["A100", "H100 SXM", "T4", "L4"]
+    with simgpu.as_cuda(4, memory=SIZES, model=models):
+        everything = [torch.cuda.get_device_properties(index) for index in range(4)]
+    with variable(",".join(map(str, order))), simgpu.as_cuda(4, memory=SIZES, model=models):
+        for index, number in enumerate(order):
+            x = torch.ones(2, device=f"cuda:{index}")
+            assert (x.device.index, x.get_device()) == (index, index)
+            assert torch.cuda.get_device_properties(index) == everything[number]
+            assert torch.cuda.mem_get_info(index)[1] == SIZES[number]
+        index = data.draw(st.integers(count, 9))
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            torch.ones(2, device=f"cuda:{index}")
+
+
+USES = {
+    "a tensor": lambda: torch.ones(2, device="cuda:1"),
+    "a copy": lambda: torch.ones(2).cuda(1),
+    "set_device": lambda: torch.cuda.set_device(1),
+    "current_device": torch.cuda.current_device,
+    "init": torch.cuda.init,
+}
+
+
+@pytest.mark.parametrize("use", sorted(USES))
+def test_the_variable_counts_until_cuda_is_initialized(use):
+    with variable("3,1"), simgpu.as_cuda(4, memory=SIZES):
+        with variable("2,0,1"):
+            USES[use]()
+            with variable("3"):
+                assert seen() == [2, 0, 1]
+        assert seen() == [2, 0, 1]
+
+
+def test_a_tensor_is_made_on_the_device_that_the_variable_names_by_then():
+    """Though nobody has asked how many there are: the first allocation looks."""
+    with simgpu.as_cuda(4, memory=SIZES), variable("1,0"):
+        x = torch.ones(2, device="cuda:1")
+        assert torch.cuda.memory_allocated(x.device) == 512
+        assert torch.cuda.memory_allocated(0) == 0
+        assert seen() == [1, 0]
+    with simgpu.as_cuda(4), variable("2"), pytest.raises(RuntimeError, match="invalid device ord"):
+        torch.ones(2, device="cuda:1")
+
+
+def test_seeds_stay_with_the_index():
+    with simgpu.as_cuda(4):
+        torch.cuda.manual_seed_all(7)
+        with variable("3,2"):
+            assert torch.cuda.device_count() == 2
+            drawn = torch.rand(3, device="cuda:1").cpu()
+    with simgpu.as_cuda(2):
+        torch.cuda.manual_seed_all(7)
+        assert torch.equal(drawn, torch.rand(3, device="cuda:1").cpu())
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_an_error_names_the_variable_that_hides_all_devices(value):
+    words = rf"No CUDA GPUs are available: {VARIABLE}='{value}' hides all 2 simulated ones"
+    with variable(value), simgpu.as_cuda(2) as devices:
+        assert devices == []
+        for use in (torch.cuda.init, lambda: torch.ones(2).cuda(), torch.cuda.current_device):
+            with pytest.raises(RuntimeError, match=words):
+                use()
+
+
+@pytest.mark.parametrize("value", ["GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-GPU-1/2/3"])
+def test_an_error_says_which_names_are_understood(value):
+    words = rf"{VARIABLE} names .*{value[:3]}.*their numbers, 0 to 1"
+    with variable(value), pytest.raises(ValueError, match=words), simgpu.as_cuda(2):
+        pass
+    assert not torch.cuda.is_available()
+
+
+def test_the_variable_means_nothing_to_devices_of_another_name():
+    with variable("1"), simgpu.devices(3) as devices:
+        assert len(devices) == torch.simgpu.device_count() == 3
