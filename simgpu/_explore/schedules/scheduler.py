@@ -207,8 +207,8 @@ _LIBRARY = {threading.__file__, queue.__file__, _base.__file__, thread.__file__}
 _HERE = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 _PYTHON = str(Path(threading.__file__).parent)
-_WATCHDOG = str(Path(__file__).with_name("watchdog.py"))
 _pause, _monotonic = time.sleep, time.monotonic  # of the host
+_watchdogs: set[int] = set()  # the threads that look after schedules
 _CHECK_EVERY, _CHECKS, _LONGEST = 0.01, 3, 0.5  # seconds, times without a movement, seconds
 
 _WORDS = {
@@ -294,16 +294,13 @@ def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
     return {
         ident: frame
         for ident, frame in current_frames().items()
-        if ident not in ours and frame.f_code.co_filename != _WATCHDOG
+        if ident not in ours and ident not in _watchdogs
     }
 
 
 def outsiders() -> bool:
     """Whether the process has threads that are of no schedule, and may let one of ours go on."""
-    return any(
-        not has_task(ident) and frame.f_code.co_filename != _WATCHDOG
-        for ident, frame in current_frames().items()
-    )
+    return any(not has_task(ident) and ident not in _watchdogs for ident in current_frames())
 
 
 def of_held_turn(tasks: Sequence[Task], running: Task, seconds: float, resting: bool) -> str:
@@ -968,6 +965,14 @@ def _cpu_seconds(task: Task) -> float:
         return _watch_time()
 
 
+def _watch(look: Callable[[Any, Any], None], scheduler: Any, over: Any) -> None:
+    """The code of a watchdog's thread."""
+    try:
+        look(scheduler, over)
+    finally:
+        _watchdogs.discard(_thread.get_ident())
+
+
 def _look_after(scheduler: Any, over: Any) -> None:
     last, still = None, 0
     while not over.acquire(timeout=EVERY):
@@ -1007,7 +1012,8 @@ def watched(scheduler: Any) -> Iterator[None]:
     over = _new_lock()
     over.acquire()
     # None of the threads that Python lists: nobody is to find one more than before.
-    _start_raw_thread(_print_held_turns if scheduler.real_time else _look_after, (scheduler, over))
+    look = _print_held_turns if scheduler.real_time else _look_after
+    _watchdogs.add(_start_raw_thread(_watch, (look, scheduler, over)))
     try:
         yield
     finally:
@@ -1022,6 +1028,7 @@ def _forget_schedule() -> None:
     """In a forked child, which has one thread, and no schedule."""
     global _current
     _current = None
+    _watchdogs.clear()
     forget_all()
 
 
