@@ -8,12 +8,13 @@ raised here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from simgpu._core import hooks, world
+from simgpu._core.device import Allocation, Device, live_objects
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import empty, set_storage
 from simgpu._core.out_of_memory import raise_out_of_memory
@@ -227,3 +228,28 @@ class SharedStorageAliases:
         alias = host_empty(0, tensor.dtype)
         set_storage(HOST_KEYS, alias, shared, offset, tensor.shape, tensor.stride())
         return with_bits_of(tensor, alias)
+
+
+def owned_tensors() -> Iterator[tuple[Device, Tensor, Allocation]]:
+    """Each allocation of a device that lives, and a tensor that has it; the newest ones first.
+
+    Ends where all are found: beyond are the other objects of the program, which are many.
+    """
+    known: dict[int, Allocation] = {}
+    live = _live_count()
+    for tensor in live_objects(Tensor) if live else ():
+        allocation = vars(tensor).get("_simgpu_allocation")
+        if allocation is None or id(allocation) in known:
+            continue
+        owner = next((device for device in active_devices if device.owns(allocation)), None)
+        if owner is None:
+            continue
+        known[id(allocation)] = allocation
+        yield owner, tensor, allocation
+        # Counted again at the end, since other threads may have allocated.
+        if len(known) >= live and len(known) >= (live := _live_count()):
+            return
+
+
+def _live_count() -> int:
+    return sum(device.live_count for device in active_devices)

@@ -18,11 +18,11 @@ from torch.utils import deterministic
 from simgpu._core import hooks as core_hooks
 from simgpu._core import streams, world
 from simgpu._core.by_address import ByAddress
-from simgpu._core.device import Allocation, live_objects
+from simgpu._core.device import Allocation
 from simgpu._core.hooks import Instrument, add, hooks, remove
 from simgpu._core.launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._core.operators import empty, fill_, set_storage
-from simgpu._memory.ownership import adopt, bytes_of, check_memory, host_empty
+from simgpu._memory.ownership import adopt, bytes_of, check_memory, host_empty, owned_tensors
 from simgpu._native.layouts import set_size, swap_memory
 from simgpu._native.relabel import LABELS, relabel
 
@@ -238,10 +238,8 @@ class _Uses(Instrument):
     def __init__(self) -> None:
         self._owned: ByAddress[_Owned] = ByAddress()
         self._count, self._sweep_at = 0, 1024
-        for tensor in live_objects(torch.Tensor):
-            allocation = vars(tensor).get("_simgpu_allocation")
-            if allocation is not None:
-                self._put(tensor.untyped_storage(), allocation)
+        for _, tensor, allocation in owned_tensors():
+            self._put(tensor.untyped_storage(), allocation)
 
     def _put(self, storage: torch.UntypedStorage, allocation: Allocation) -> None:
         owned = _Owned(storage, allocation)

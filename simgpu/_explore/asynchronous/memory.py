@@ -18,14 +18,12 @@ from typing import Any
 import torch
 
 from simgpu._core.by_address import ByAddress
-from simgpu._core.device import live_objects
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import empty, fill_, no_modes, set_storage
 from simgpu._core.streams import Key
-from simgpu._core.world import active_devices
 from simgpu._explore.asynchronous.plans import TensorSignature
 from simgpu._explore.asynchronous.queues import Queues, Work
-from simgpu._memory.ownership import with_bits
+from simgpu._memory.ownership import owned_tensors, with_bits
 
 Tensor = torch.Tensor
 _data: Any = torch._C.TensorBase.data
@@ -102,22 +100,10 @@ class Memory:
 
     def track_existing_allocations(self) -> None:
         """Know the blocks that are there already, as if allocated on the default streams."""
-        known: dict[int, object] = {}
-        live = _live_count()
-        for found in live_objects(torch.Tensor):
-            allocation = vars(found).get("_simgpu_allocation")
-            if allocation is None or id(allocation) in known:
-                continue
-            owner = next((device for device in active_devices if device.owns(allocation)), None)
-            if owner is None:
-                continue
-            known[id(allocation)] = allocation
-            storage = found.untyped_storage()
+        for device, tensor, allocation in owned_tensors():
+            storage = tensor.untyped_storage()
             if storage.nbytes():
-                self.own((owner.index, 0), storage, allocation)
-            # Counted again at the end, since other threads may have allocated.
-            if len(known) >= live and len(known) >= (live := _live_count()):
-                return
+                self.own((device.index, 0), storage, allocation)
 
     def held(
         self, tensor: Tensor, address: int, form: TensorSignature, block: Block
@@ -210,11 +196,6 @@ class _Overwrite:
 
     def __call__(self) -> None:
         fill_bytes(self._storage)
-
-
-def _live_count() -> int:
-    """How many allocations live, of all devices."""
-    return sum(device.live_count for device in active_devices)
 
 
 def fill_bytes(storage: torch.UntypedStorage) -> None:

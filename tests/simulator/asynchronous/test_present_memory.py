@@ -64,8 +64,18 @@ def test_what_is_done_to_it_waits(pieces, lost):
             assert (queued.deferred, queued.at_once) == (len(kept), 0)
 
 
+def computes_later(tensor):
+    with simgpu.asynchronous():
+        tensor + 1
+
+
+def is_used_by_a_stream(tensor):
+    tensor.record_stream(torch.simgpu.Stream(tensor.device))
+
+
+@pytest.mark.parametrize("looks", [computes_later, is_used_by_a_stream])
 @given(count=st.integers(1, 5), spread=st.integers(1, 3))
-def test_nobody_looks_on_when_all_is_known(count, spread):
+def test_search_for_memory_ends_when_all_is_found(looks, count, spread):
     """Most objects of a program are old, and a test's tensors are not."""
     asked = []
 
@@ -78,8 +88,7 @@ def test_nobody_looks_on_when_all_is_known(count, spread):
     with no_collector(), made as devices, pytest.MonkeyPatch.context() as patch:
         held = [torch.ones(2).to(devices[number % spread]) for number in range(count)]
         patch.setattr(gc, "get_objects", objects_of)
-        with simgpu.asynchronous():
-            held[0] + 1
+        looks(held[0])
     assert asked == [0]
 
 
