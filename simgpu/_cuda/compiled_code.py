@@ -1,20 +1,26 @@
-"""torch.compile under `as_cuda`: what it compiled by another name, and blocks of a device.
+"""torch.compile under `as_cuda`: what it compiled by another name, blocks of a device, Triton.
 
 A compiled function keeps the name of its devices in its code, and PyTorch checks everything but
 that before it runs the code again. And the compiler holds functions of torch.cuda in classes of its
-own, which are replaced there once it has been imported.
+own, which are replaced there once it has been imported. Triton compiles kernels for a GPU, of which
+there is none.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from simgpu._backend.namespace import devices
 from simgpu._core import world
+from simgpu._cuda import renaming
 from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu.errors import UnsupportedError
 
 
 def _forget() -> None:
@@ -39,6 +45,26 @@ def _forget_class() -> None:
     """Let the compiler trace `torch.simgpu.device` as it does any context manager."""
     variables = sys.modules.get("torch._dynamo.variables.ctx_manager")
     getattr(variables, "_device_context_manager_map", {}).pop(devices.device, None)
+
+
+def _without_driver(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes Triton's driver: an error that PyTorch takes for one of Triton's own.
+
+    Triton takes torch.cuda for a sign that CUDA's driver is there. Inductor asks for it too, for
+    the key of its cache, when it compiles a graph of the CPU.
+    """
+
+    @functools.wraps(stock)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        if renaming.is_on():
+            raise UnsupportedError(
+                "a kernel in Triton is compiled for a GPU, and simulated devices have no driver of "
+                "CUDA: run it by Triton's interpreter (set TRITON_INTERPRET=1 before the kernel is "
+                "defined), or call the same in PyTorch's functions"
+            )
+        return stock(*args, **kwargs)
+
+    return create
 
 
 PATCHES: tuple[Row, ...] = (
@@ -66,5 +92,13 @@ PATCHES: tuple[Row, ...] = (
             ("device_interface.CudaInterface", ("exchange_device", "maybe_exchange_device")),
         )
         for name in names
+    ),
+    Patch(
+        "triton.runtime.driver",
+        "_create_driver",
+        wrap=_without_driver,
+        needs="_create_driver",
+        late=True,
+        why="it looks for CUDA's libraries where torch.cuda is there, and ends in an assertion",
     ),
 )

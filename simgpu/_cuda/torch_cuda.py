@@ -197,6 +197,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_memorySnapshot": memory.snapshot,
     "_cuda_allocationTraceback": memory.allocation_traceback,
     "_cuda_attach_out_of_memory_observer": memory.observe_out_of_memory,
+    "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
     "_cuda_cudaCachingAllocator_raw_alloc": _raw_alloc,
     "_cuda_cudaCachingAllocator_raw_delete": _raw_delete,
     "_cuda_clearCublasWorkspaces": _no_op,
