@@ -105,7 +105,7 @@ def launch(
     try:
         return kernel.run(HOST_KEYS, *args, **kwargs)
     except RuntimeError as error:
-        raise_as_device(error, index, route)
+        raise_as_device(error, kernel.op, args, kwargs, index, route)
         raise
 
 
@@ -186,7 +186,7 @@ def _launch_charged(
         if held is not None:
             held.release(())
         if isinstance(error, RuntimeError):
-            raise_as_device(error, index, route)
+            raise_as_device(error, kernel.op, args, kwargs, index, route)
         raise
     if held is not None:
         held.release(result)
@@ -229,7 +229,7 @@ def _launch_watched(
         else:
             result = hooks.executor.run(about, compute)
     except RuntimeError as error:
-        raise_as_device(error, index, route)
+        raise_as_device(error, kernel.op, args, kwargs, index, route)
         raise
     if held is not None:
         held.release(result)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from simgpu._core import world
 from simgpu._core.allocator_model import MOST, rounded, segment_size
 from simgpu._core.device import Device
 from simgpu._core.hooks import hooks
+from simgpu._core.kernel_names import in_words_of_cuda
 from simgpu._core.operators import call_on_meta, found_no_room, written
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import OutOfMemoryError
@@ -257,36 +258,26 @@ def _new_storages(op: torch._ops.OpOverload, results: Any) -> list[torch.Untyped
 # A kernel of the CPU that has no room, or was not compiled for a dtype, speaks of the CPU. A
 # program that runs on a device would look for the mistake in the wrong place.
 
-# The kernels of CUDA have the same names but for this. Those that have others, and refuse what the
-# CPU computes, are in `simgpu._ops.dtypes`.
-_OF_CPU = re.compile(r'"(?:(\w*?)(?:_vml)?_cpu(\w*)|add_stub)"(?= not implemented for)')
-_OTHERWISE = {"median": "median_out_impl"}
-_WHOLE = {'"add_stub"': '"ufunc_add_CUDA"', '"mul_cpu_reduced_float"': '"mul_cuda"'}
-
-
-def _of_cuda(found: re.Match[str]) -> str:
-    """What CUDA calls "kthvalue_cpu", "exp_vml_cpu" or "addcmul_cpu_out"."""
-    if found[0] in _WHOLE:
-        return _WHOLE[found[0]]
-    head, tail = found.groups()
-    name = _OTHERWISE.get(head, f"{head}_cuda{tail}")
-    return f'"{name}"'
-
 
 def raise_as_device(
-    error: RuntimeError, index: int, route: tuple[int | None, int | None] | None
+    error: RuntimeError,
+    op: torch._ops.OpOverload,
+    args: Iterable[Any],
+    kwargs: Mapping[str, Any],
+    index: int,
+    route: tuple[int | None, int | None] | None,
 ) -> None:
     """Raise `error` of a kernel for device `index` in the device's words, if it has others.
 
-    `route` is that of a copy (`simgpu._core.launch.launch_copy`).
+    `op` was called with these arguments. `route` is that of a copy
+    (`simgpu._core.launch.launch_copy`).
     """
     if found_no_room(error):
         _raise_out_of_memory(error, index, route)
     text = str(error)
-    if isinstance(error, NotImplementedError):
-        worded = _OF_CPU.sub(_of_cuda, text)
-        if worded != text:
-            raise NotImplementedError(worded) from None
+    worded = in_words_of_cuda(text, op, args if isinstance(args, (list, tuple)) else (), kwargs)
+    if worded != text and type(error) in (RuntimeError, NotImplementedError):
+        raise type(error)(worded) from None
 
 
 def _raise_out_of_memory(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from simgpu._core.launch import HOST_KEYS
-from simgpu._core.operators import tensors_in
+from simgpu._core.operators import refused_dtype, tensors_in
 from simgpu._memory.ownership import (
     SharedStorageAliases,
     adopt_all,
@@ -271,19 +271,23 @@ class Composed(Exception):
     """The tensors of a call lie on several devices, and CUDA has no kernel that would say so."""
 
 
-def composed_where_mixed(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
-    """`kernel`, or PyTorch's composite of `op` where tensors of several devices take part."""
-    if sum("Tensor" in str(argument.type) for argument in op._schema.arguments) < 2 and not any(
-        "List[" in str(argument.type) for argument in op._schema.arguments
-    ):
-        return kernel  # one tensor lies on one device
+def composed_where_refused(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
+    """`kernel`, or PyTorch's composite of `op` where that takes more than the host's whole code.
+
+    It takes tensors of several devices, and dtypes that the parts have on CUDA, and their words.
+    """
+    compose = op._handle.redispatch_boxed
+    of_lists = op._name.startswith("aten::_foreach_")  # CUDA has kernels for these
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return kernel(*args, **kwargs)
         except Composed:
             pass
-        return op._handle.redispatch_boxed(HOST_KEYS, *args, **kwargs)
+        except NotImplementedError as error:
+            if of_lists or not refused_dtype(error):
+                raise
+        return compose(HOST_KEYS, *args, **kwargs)
 
     return run
 

@@ -51,13 +51,45 @@ def embedding(arguments: dict[str, Any]) -> None:
         )
 
 
-def few_dims(
-    arguments: dict[str, Any],
-    words: str = "CUDA Tensors cannot have more than 25 dimensions",
-    most: int = 24,
-) -> None:
-    """As many dimensions as CUDA's kernels have room for (ATen/cuda/detail/TensorInfo.cuh)."""
-    if arguments["self"].dim() > most:
+def few_dims(arguments: dict[str, Any], past: str = "", sorts: bool = False) -> None:
+    """As many dimensions as CUDA's kernels have room for (ATen/cuda/detail/TensorInfo.cuh).
+
+    They have no room for 25, unless there is nothing to compute; operators that ask for more than
+    25 themselves say so in `past`. What sorts (`sorts`) does nothing along one element.
+    """
+    x: Tensor = arguments["self" if "self" in arguments else "input"]
+    if x.dim() < 25:
+        return
+    if sorts and (not x.numel() or x.shape[arguments.get("dim", -1)] == 1):
+        return
+    if x.dim() == 25 and x.numel():
+        raise RuntimeError("CUDA Tensors cannot have more than 25 dimensions")
+    if x.dim() > 25 and past:
+        raise RuntimeError(past)
+
+
+def few_dims_along_one(arguments: dict[str, Any], past: str = "") -> None:
+    """The same of operators that have an overload for all elements, which takes any dimensions."""
+    if "dim" in arguments:
+        few_dims(arguments, past)
+
+
+def few_dims_of_sums(arguments: dict[str, Any], past: str) -> None:
+    """The same of `index_add`, which has another kernel along the first dimension."""
+    x: Tensor = arguments["self"]
+    if x.dim() != 25 or arguments["dim"] % 25:
+        few_dims(arguments, past)
+
+
+def few_dims_of_chances(arguments: dict[str, Any]) -> None:
+    """The same of what draws by a tensor of chances, not by one number."""
+    if isinstance(arguments.get("p"), Tensor):
+        few_dims(arguments)
+
+
+def at_most_25_dims(arguments: dict[str, Any], words: str) -> None:
+    """25 dimensions at most, in the operator's own words, unless no element is asked for."""
+    if arguments["self"].dim() > 25 and ("index" not in arguments or arguments["index"].numel()):
         raise RuntimeError(words)
 
 
@@ -440,13 +472,23 @@ def moving_average(arguments: dict[str, Any]) -> None:
 
 
 def transformed_dims(arguments: dict[str, Any]) -> None:
-    """Dimensions of the tensor, counted from its first."""
+    """Dimensions of the tensor, counted from its first; powers of two for numbers of 16 bits."""
     given: Tensor = arguments["self"]
     for dim in arguments["dim"]:
         if not 0 <= dim < given.dim():
             raise IndexError(
                 f"a Fourier transform of a tensor of {given.dim()} dimensions has no dim {dim}"
             )
+    if given.dtype not in (torch.float16, torch.complex32) or not given.numel():
+        return
+    sizes = [given.shape[dim] for dim in arguments["dim"]]
+    if "last_dim_size" in arguments and sizes:
+        sizes[-1] = arguments["last_dim_size"]
+    if any(size & (size - 1) for size in sizes):
+        raise RuntimeError(
+            "cuFFT only supports dimensions whose sizes are powers of two when computing in half "
+            f"precision, but got a signal size of{sizes}"
+        )
 
 
 # Checks of values that CPU kernels use as positions: indices, labels, offsets, lengths, pivots.

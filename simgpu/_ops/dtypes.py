@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from simgpu._core.operators import call_on_meta, refused_dtype
@@ -27,12 +28,15 @@ from simgpu._util.naming import DEVICE_TYPE, visible_text
 Tensor = torch.Tensor
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 _AND_COMPLEX = FLOATING | {torch.complex64, torch.complex128}
 _NO_HALF = frozenset({torch.float16, torch.bfloat16})
 _ALL_FLOAT8 = frozenset(found for name, found in vars(torch).items() if name.startswith("float8_"))
 _ALL = frozenset(found for found in vars(torch).values() if isinstance(found, torch.dtype))
+_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 _NO_COMPLEX_HALF = _ALL - {torch.complex32}
 _NO_FLOAT8 = _ALL - _ALL_FLOAT8
+_SINCE_2_14 = TorchVersion(torch.__version__) >= "2.14"
 _NO_KERNEL = "\"{}\" not implemented for '{}'"
 # The dtypes that tensor types have a name for in Python: torch.FloatTensor.
 _WITH_TENSOR_TYPE = (
@@ -79,24 +83,28 @@ _RULES: dict[str, _Rule] = {
     "addcmul": _Rule(_NO_COMPLEX_HALF, "addcmul_cuda"),
     "addmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
     "addmv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
-    "all": _Rule(_NO_COMPLEX_HALF - _ALL_FLOAT8, "and_cuda", copies_one=True),
-    "any": _Rule(_NO_COMPLEX_HALF - _ALL_FLOAT8, "or_cuda", copies_one=True),
+    "all": _Rule(_NO_COMPLEX_HALF - _ALL_FLOAT8 - _UNSIGNED, "and_cuda", copies_one=True),
+    "any": _Rule(_NO_COMPLEX_HALF - _ALL_FLOAT8 - _UNSIGNED, "or_cuda", copies_one=True),
     "avg_pool2d": _Rule(FLOATING, "avg_pool2d_out_cuda_frame"),
     "avg_pool3d": _Rule(FLOATING, "avg_pool3d_out_cuda"),
     "baddbmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
     "bmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
-    "dist": _Rule(_NO_COMPLEX_HALF, "norm_cuda"),
+    **{
+        f"bitwise_{name}": _Rule(_ALL - _UNSIGNED, f"bitwise_{name}_cuda")
+        for name in ("and", "or", "xor")
+    },
     "dot": _Rule(_AND_COMPLEX, "dot"),
-    "linalg_vector_norm": _Rule(_AND_COMPLEX, "norm_cuda"),
+    "isinf": _Rule(_NO_FLOAT8, "abs_cuda"),
+    "linalg_vector_norm": _Rule(_AND_COMPLEX | {torch.complex32}, "norm_cuda"),
     "max_pool2d_with_indices": _Rule(FLOATING, "max_pool2d_with_indices_out_cuda_frame"),
     "max_pool3d_with_indices": _Rule(FLOATING, "max_pool3d_with_indices_out_frame"),
     "mm": _Rule(_AND_COMPLEX, "addmm_cuda"),
-    "mul": _Rule(_NO_FLOAT8, "mul_cuda"),
     "mv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
-    "norm": _Rule(_NO_COMPLEX_HALF, "norm_cuda"),
+    "roll": _Rule(_NO_FLOAT8 - _UNSIGNED, "roll_cuda"),
+    "sort": _Rule(_ALL - _UNSIGNED, "sortKeyValueInplace", copies_one=True),
+    "topk": _Rule(_NO_FLOAT8 - _UNSIGNED, "topk_out_cuda"),
     "upsample_bicubic2d": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
     "upsample_bilinear2d": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
-    "vdot": _Rule(_AND_COMPLEX, "dot"),
 }
 
 
@@ -121,7 +129,7 @@ def no_kernel(kernel: str, dtype: torch.dtype) -> NotImplementedError:
 
 
 def _angle(self: Tensor, **_: Any) -> None:
-    if self.dtype in _NO_HALF:
+    if self.dtype in _NO_HALF and not _SINCE_2_14:
         raise no_kernel("angle_cuda", self.dtype)
 
 
@@ -138,10 +146,27 @@ def _convolution(input: Tensor, weight: Tensor, **_: Any) -> None:
 
 
 def _histc(self: Tensor, **_: Any) -> None:
+    if _SINCE_2_14:
+        return
     if self.dtype is torch.float16:
         raise RuntimeError("HalfTensor is not supported")
     if self.dtype is torch.bfloat16:
         raise no_kernel("histc", self.dtype)
+
+
+def _randperm(
+    n: int, dtype: torch.dtype | None = None, out: Tensor | None = None, **_: Any
+) -> None:
+    dtype = dtype if out is None else out.dtype
+    if dtype is torch.bfloat16 and n:
+        raise no_kernel("randperm_out_cuda", dtype)
+
+
+def _unscale(self: Sequence[Tensor], **_: Any) -> None:
+    """What GradScaler.unscale_ calls: CUDA has no kernel for gradients of bfloat16."""
+    for gradient in self:
+        if gradient.dtype is torch.bfloat16 and gradient.numel():
+            raise no_kernel("_amp_foreach_non_finite_check_and_unscale_cuda", gradient.dtype)
 
 
 def _igamma(kernel: str, self: Tensor, other: Tensor, **_: Any) -> None:
@@ -187,6 +212,34 @@ def _bias_of_scaled_mm(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
             )
 
 
+def _mul(self: Tensor | float, other: Tensor | float, **_: Any) -> None:
+    """Neither unsigned integers nor float8, unless one of another kind makes them that."""
+    found = {x.dtype for x in (self, other) if isinstance(x, Tensor)}
+    dtype = found.pop()
+    if not found and dtype in _UNSIGNED:
+        dtype = torch.result_type(self, other)
+    if not found and dtype in _UNSIGNED | _ALL_FLOAT8:
+        raise no_kernel("mul_cuda", dtype)
+
+
+def _vdot(self: Tensor, **_: Any) -> None:
+    if self.dtype not in _AND_COMPLEX:
+        raise no_kernel("vdot" if self.is_complex() else "dot", self.dtype)
+
+
+def _index_reduce(self: Tensor, reduce: str, **_: Any) -> None:
+    """Numbers with an order are reduced to all; `amax` and `amin` of others the host refuses."""
+    if reduce in ("prod", "mean") and self.dtype not in FLOATING | _INTEGERS:
+        raise no_kernel("index_reduce", self.dtype)
+
+
+def _of_first(dtypes: frozenset[torch.dtype], kernel: str, **arguments: Any) -> None:
+    """The dtype of the first argument, beside which others have dtypes of their own."""
+    first = next(iter(arguments.values()))
+    if first.dtype not in dtypes:
+        raise no_kernel(kernel, first.dtype)
+
+
 def _scatter_reduce(
     self: Tensor,
     reduce: str,
@@ -195,12 +248,37 @@ def _scatter_reduce(
     **_: Any,
 ) -> None:
     no_order = self.is_complex() or self.dtype is torch.bool
-    if no_order and reduce not in ("sum", "add"):
+    if (no_order and reduce not in ("sum", "add")) or self.dtype in _UNSIGNED:
         raise no_kernel(kernel, self.dtype)
+
+
+def _foreach(kernel: str, self: Sequence[Tensor], *_: Any, **__: Any) -> None:
+    """Lists that fit one launch have no kernel for complex numbers of half precision."""
+    for x in self:
+        if x.dtype is torch.complex32:
+            raise no_kernel(kernel, x.dtype)
 
 
 # What more than one dtype decides, or other words tell; called with the arguments by their names.
 _SPECIAL: dict[str, Callable[..., None]] = {
+    **{
+        f"_foreach_{name}": partial(_foreach, f"foreach_{kernel}_cuda")
+        for kernel, names in {
+            "unary_op": (
+                *("acos", "asin", "atan", "cos", "cosh", "exp", "log", "neg", "reciprocal"),
+                *("rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
+            ),
+            "pointwise_op": ("addcdiv", "addcmul"),
+        }.items()
+        for name in names
+    },
+    **{
+        f"_foreach_{name}.{overload}": partial(_foreach, f"foreach_{kernel}_cuda")
+        for overload, kernel in (("List", "binary_op_list"), ("Scalar", "binary_op_scalar"))
+        for name in ("add", "div", "mul", "pow", "sub")
+    },
+    "_foreach_lerp.Scalar": partial(_foreach, "foreach_tensor_lerp_scalar_cuda"),
+    "_amp_foreach_non_finite_check_and_unscale": _unscale,
     "_scaled_mm": _scaled_mm,
     "_scaled_mm_v2": _scaled_mm,
     "angle": _angle,
@@ -208,13 +286,27 @@ _SPECIAL: dict[str, Callable[..., None]] = {
     "histc": _histc,
     "igamma": partial(_igamma, "igamma_cuda"),
     "igammac": partial(_igamma, "igammac_cuda"),
+    "index_reduce": _index_reduce,
+    "mul": _mul,
     "native_group_norm": _normalized,
     "native_layer_norm": _normalized,
+    "randperm": _randperm,
     "scatter.reduce": _scatter_reduce,
+    "scatter.value": partial(_of_first, _ALL - _UNSIGNED, "cuda_scatter_fill_base_kernel_func"),
+    **dict.fromkeys(
+        ("index_add", "scatter_add"),
+        partial(_of_first, _ALL - _UNSIGNED, "cuda_scatter_gather_base_kernel_func"),
+    ),
+    **dict.fromkeys(("index", "masked_select"), partial(_of_first, _ALL - _UNSIGNED, "index_cuda")),
+    **dict.fromkeys(
+        ("_embedding_bag", "_embedding_bag_forward_only"),
+        partial(_of_first, FLOATING, "embedding_bag_cuda"),
+    ),
     "scatter.value_reduce": partial(
         _scatter_reduce, kernel="cuda_scatter_fill_base_kernel_reduce_multiply"
     ),
     "scatter_reduce": _scatter_reduce,
+    "vdot": _vdot,
 }
 
 
@@ -258,8 +350,12 @@ def _computes(
     copies_one: bool = False,
 ) -> bool:
     """Whether devices and shapes (and dtypes) go together, and leave something to compute."""
+    outputs = {a.name for a in op._schema.arguments if a.is_out}
+    inputs = [value for name, value in kwargs.items() if name not in outputs]
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    if any(tensor.numel() == 0 for tensor in tensors) or (copies_one and args[0].numel() == 1):
+    if any(leaf.numel() == 0 for leaf in tree_leaves((args, inputs)) if isinstance(leaf, Tensor)):
+        return False
+    if copies_one and args[0].numel() == 1:
         return False
     if len({tensor.device for tensor in tensors}) > 1:
         return False
@@ -298,7 +394,9 @@ _BITS = {
 if hasattr(torch, "float8_e8m0fnu"):  # since 2.7
     _BITS[torch.float8_e8m0fnu] = torch.uint8
 _COMPLEX = {torch.complex32: torch.complex64}
-_INTEGERS = dict.fromkeys(
+# Signed integers that hold them, but for the largest of 64 bits, which stay what is not zero.
+_UNSIGNED_WIDER_DTYPES = dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), torch.int64)
+_INTEGERS_WIDER_DTYPES = dict.fromkeys(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64
 )
 
@@ -319,13 +417,16 @@ _WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
     "_fft_c2c": _COMPLEX,
     "_fft_c2r": _COMPLEX,
     "_fft_r2c": _HALVES,
+    "_sample_dirichlet": _HALVES,
+    "_standard_gamma": _HALVES,
+    "_standard_gamma_grad": _HALVES,
     "_upsample_bicubic2d_aa": _HALVES,
     "_upsample_bicubic2d_aa_backward": _HALVES,
     "_upsample_bilinear2d_aa": _HALVES,
     "_upsample_bilinear2d_aa_backward": _HALVES,
     "avg_pool3d": _HALVES,
     "avg_pool3d_backward": _HALVES,
-    "histc": _INTEGERS,
+    "histc": {**_INTEGERS_WIDER_DTYPES, **_HALVES},
     "multi_margin_loss": _HALVES,
     "multi_margin_loss_backward": _HALVES,
     "multilabel_margin_loss_backward": _HALVES,
@@ -343,7 +444,7 @@ _BACK = {
         torch.complex64: torch.complex32,
         torch.complex128: torch.complex32,
     },
-    **{dtype: {wide: dtype} for dtype, wide in _INTEGERS.items()},
+    **{dtype: {wide: dtype} for dtype, wide in _INTEGERS_WIDER_DTYPES.items()},
     torch.bool: {},
 }
 
@@ -359,10 +460,24 @@ class _Refused(NamedTuple):
 _COMPLEX_HALVES = _Refused({**_COMPLEX, **_HALF}, _BACK[torch.complex32])
 _REFUSED: dict[str, _Refused] = {
     "abs": _Refused({torch.bool: torch.uint8}, {torch.uint8: torch.bool}),
+    "count_nonzero": _Refused(
+        {**_UNSIGNED_WIDER_DTYPES, **dict.fromkeys(_FLOAT8, torch.float32)}, {}
+    ),
     **dict.fromkeys(
         (
-            *("acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "div"),
-            *("exp", "lerp", "log", "logaddexp", "nansum", "pow", "prod", "rsqrt", "sigmoid"),
+            *("acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "dist"),
+            *(
+                "div",
+                "equal",
+                "exp",
+                "lerp",
+                "linalg_vector_norm",
+                "log",
+                "logaddexp",
+                "nansum",
+                "norm",
+            ),
+            *("pow", "prod", "rsqrt", "sigmoid"),
             *("sigmoid_backward", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tanh_backward"),
         ),
         _COMPLEX_HALVES,
@@ -519,7 +634,45 @@ def _sum_of_numbers(
     return total if out is None else out.resize_(total.shape).copy_(total)
 
 
+def _identity(stock: HostCode, keys: torch._C.DispatchKeySet, *args: Any, **options: Any) -> Any:
+    """`eye` of any dtype, which the numbers become when they are there."""
+    try:
+        return stock(keys, *args, **options)
+    except NotImplementedError:
+        if options.get("out") is not None:
+            raise
+    dtype = options.pop("dtype")
+    return stock(keys, *args, **options, dtype=torch.int64).to(dtype)
+
+
+def _unpooled(
+    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """`max_unpool2d`, `max_unpool3d`: numbers are moved, integers of 64 bits as they are."""
+    if self.dtype not in _INTEGERS_WIDER_DTYPES or kwargs:
+        return stock(keys, self, *args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        if self.dtype is torch.int64:
+            return stock(keys, self.view(torch.float64), *args).view(self.dtype)
+        return stock(keys, self.to(torch.float64), *args).to(self.dtype)
+
+
+def _median(
+    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """`median`, `nanmedian` of all elements: of bools too."""
+    if self.dtype is not torch.bool or args or kwargs:
+        return stock(keys, self, *args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        return stock(keys, self.to(torch.uint8)).to(torch.bool)
+
+
 _HOST_CODE: dict[str, HostCode] = {
+    "aten::eye": _identity,
+    "aten::max_unpool2d": _unpooled,
+    "aten::max_unpool3d": _unpooled,
+    "aten::median": _median,
+    "aten::nanmedian": _median,
     "aten::nansum": _sum_of_numbers,
     **batch_norm.HOST_CODE,
     **linalg.HOST_CODE,

@@ -20,6 +20,7 @@ from simgpu._memory.ownership import adopt, check_memory
 from simgpu._memory.pinned import check_not_wanted
 from simgpu._native.relabel import relabel
 from simgpu._ops.calls import Arguments, PythonKernel, Schema, overload, result_picker
+from simgpu._ops.dtypes import widened
 from simgpu._random.composed import NEW, SAMPLERS, by_host
 from simgpu._random.fill import Source
 from simgpu._random.generator_state import Stream
@@ -35,7 +36,8 @@ class Draw:
     """An operator that draws: its kernel for CUDA's generator, and for the CPU's."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
+        sampler = SAMPLERS.get(kernel.name) or by_host(kernel.op, _ANY_INCREMENT)
+        self.sampler = widened(kernel.op, sampler) or sampler
         self.new = NEW.get(kernel.name)
         past_floats = kernel.name == "random_.from"
         self._host = Kernel(kernel.op, random_from_of_host) if past_floats else kernel

@@ -35,14 +35,16 @@ from simgpu._ops import (
     copies,
     dropout,
     fake_quantization,
+    fourier,
     normalization,
     products,
     random,
     rnn,
     sparse_and_nested,
 )
-from simgpu._ops.calls import PythonKernel, composed_where_mixed, overload, register_kernels
+from simgpu._ops.calls import PythonKernel, composed_where_refused, overload, register_kernels
 from simgpu._ops.dtypes import with_dtype_rule
+from simgpu._ops.early_returns import with_early_return
 from simgpu._ops.from_schema import device_kernel
 from simgpu._ops.indexing import indexing_kernel
 from simgpu._ops.program_kernels import check_not_for_cpu_only
@@ -162,6 +164,10 @@ HANDWRITTEN: dict[str, PythonKernel] = {
         torch.ops.aten._validate_sparse_coo_tensor_args.default
     ),
     "as_strided_": storages.as_strided_,
+    # Code of PyTorch's that is the same for CUDA, and calls an operator of its own.
+    "channel_shuffle": functools.partial(
+        torch.ops.aten.channel_shuffle.default._handle.redispatch_boxed, HOST_KEYS
+    ),
     **attention.KERNELS,
     **normalization.KERNELS,
     "copy_": copies.copy_,
@@ -193,6 +199,7 @@ HANDWRITTEN_ABOVE_AUTOGRAD: dict[str, PythonKernel] = {
     "_autocast_to_full_precision": autocast.to_full_precision,
     "_autocast_to_reduced_precision": autocast.to_reduced_precision,
     "_pad_packed_sequence": checked_composite("_pad_packed_sequence"),
+    **fourier.KERNELS,
     **normalization.RMS_NORM,
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     **rnn.kernels(),
@@ -224,6 +231,9 @@ LEFT_TO_PYTORCH = (
     "_unsafe_view",
     "is_pinned",
     "narrow_copy",  # whose CPU kernel has other errors
+    "native_channel_shuffle",  # this and the two below, CUDA composes of views and a copy
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "unsafe_split.Tensor",
     "unsafe_split_with_sizes",
 )
@@ -231,7 +241,9 @@ LEFT_TO_PYTORCH = (
 
 def kernels() -> Iterator[tuple[str, PythonKernel]]:
     """Every aten operator that runs on a simulated device, with its kernel."""
-    yield from HANDWRITTEN.items()
+    for name, kernel in HANDWRITTEN.items():
+        op = overload(name)
+        yield name, _as_cuda(op, with_check(op, kernel))
     for name in METADATA_ONLY:
         yield name, _metadata_kernel(overload(name))
     yield "_reshape_alias", _metadata_kernel(overload("as_strided"))  # which checks the storage
@@ -240,18 +252,18 @@ def kernels() -> Iterator[tuple[str, PythonKernel]]:
         if name not in done:
             done.add(name)
             op = overload(name)
-            yield name, refusal(op) or _kernel(op)
+            yield name, refusal(op) or _as_cuda(op, with_check(op, device_kernel(op)))
     for name in _aten_names("CompositeExplicitAutograd"):
         if name not in done and not name.endswith("out"):
             op = overload(name)
             if not _prefer_decomposition(op):
-                kernel = composed_where_mixed(op, _kernel(op))
-                yield name, composed_while_traced(op, kernel)
+                kernel = composed_where_refused(op, with_check(op, device_kernel(op)))
+                yield name, composed_while_traced(op, _as_cuda(op, kernel))
 
 
-def _kernel(op: torch._ops.OpOverload) -> PythonKernel:
-    kernel = with_dtype_rule(op, with_check(op, device_kernel(op)))
-    return with_determinism_rule(op, kernel)
+def _as_cuda(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
+    """`kernel`, with the dtypes that CUDA has, and what is deterministic there."""
+    return with_determinism_rule(op, with_early_return(op, with_dtype_rule(op, kernel)))
 
 
 def _aten_names(key: str) -> Iterator[str]:

@@ -88,17 +88,13 @@ CHECKS: dict[str, _Check] = {
     "batch_norm_update_stats": checks.batch_norm,
     "embedding": checks.embedding,
     "embedding_dense_backward": checks.embedding_backward,
-    "kthvalue": checks.few_dims,
     "linalg_ldl_solve": _both(linalg.ldl_solve, checks.pivots),
     "linalg_lstsq": linalg.lstsq_driver,
     "linalg_lu_solve": checks.pivots,
     "lu_unpack": checks.pivots,
     "max_pool2d_with_indices_backward": partial(checks.pooled_indices, dims=2),
     "max_pool3d_with_indices_backward": partial(checks.pooled_indices, dims=3),
-    "median": checks.few_dims,
-    "mode": checks.few_dims,
     "multi_margin_loss_backward": checks.multi_margin_backward,
-    "nanmedian": checks.few_dims,
     "native_batch_norm": checks.batch_norm,
     "native_batch_norm_backward": checks.batch_norm,
     "native_layer_norm_backward": checks.layer_norm_backward,
@@ -116,14 +112,40 @@ CHECKS: dict[str, _Check] = {
         for in_place in ("_", "")
     },
     **{
-        name: partial(checks.few_dims, words=words, most=25)
+        name: partial(checks.few_dims, past=words)
         for name, words in {
-            "index_add": "tensor has too many (>25) dims",
+            "_standard_gamma": "",
+            "histc": "",
             "index_reduce": "tensor has too many (>25) dims",
             "index_select": "Tensor too large or too many (> 25) dimensions",
-            "nonzero": "nonzero is not supported for tensor with more than 25 dimensions",
-            "sort": "value tensor has too many dimensions",
+            "kthvalue": "cannot operate on more than 25 dimensions",
+            "native_dropout": "",
+            "poisson": "",
             "topk": "input tensor has too many dimensions",
+            "tril": "",
+            "triu": "",
+        }.items()
+    },
+    **{
+        name: partial(
+            checks.few_dims_along_one,
+            past="median() cannot operate on more than 25 dimensions",
+        )
+        for name in ("median", "nanmedian")
+    },
+    "bernoulli_": checks.few_dims_of_chances,
+    "index_add": partial(checks.few_dims_of_sums, past="tensor has too many (>25) dims"),
+    "mode": partial(checks.few_dims, sorts=True),
+    "sort": partial(checks.few_dims, past="value tensor has too many dimensions", sorts=True),
+    **{
+        name: partial(checks.at_most_25_dims, words=words)
+        for name, words in {
+            "nonzero": "nonzero is not supported for tensor with more than 25 dimensions",
+            "nonzero_static": "nonzero_static is not supported for tensor with more than 25 "
+            "dimensions",
+            "put": "tensor has too many (>25) dims",
+            "put_": "tensor has too many (>25) dims",
+            "take": "tensor has too many (>25) dims",
         }.items()
     },
 }
@@ -226,6 +248,7 @@ _RULES: dict[str, tuple[str, _Holds | None]] = {
         "_histc_cuda with floating point input",
         lambda call: bool(call["self"].is_floating_point()),
     ),
+    "max_pool3d_with_indices_backward": ("max_pool3d_with_indices_backward_cuda", None),
     "median": ("median CUDA with indices output", lambda call: "dim" in call),
     "nanmedian": ("median CUDA with indices output", lambda call: "dim" in call),
     "nll_loss2d_forward": (

@@ -172,11 +172,8 @@ REFUSED = {
     "addcmul": ("addcmul_cuda", lambda x: torch.addcmul(x, x, x)),
     "all": ("and_cuda", torch.all),
     "any of rows": ("or_cuda", lambda x: x[None].any(1)),
-    "dist": ("norm_cuda", lambda x: torch.dist(x, x)),
     "floor_divide": ("div_floor_cuda", lambda x: torch.div(x, x, rounding_mode="floor")),
     "log2": ("log2_cuda", torch.log2),
-    "norm": ("norm_cuda", torch.linalg.vector_norm),
-    "pairwise_distance": ("norm_cuda", lambda x: F.pairwise_distance(x[None], x[None])),
     "reciprocal": ("reciprocal_cuda", torch.reciprocal),
 }
 

@@ -89,6 +89,10 @@ CALLS = {
         gradient(lambda x: F.adaptive_max_pool2d(x, 2), 1, 2, 4, 4),
         "adaptive_max_pool2d_backward_cuda",
     ),
+    "maximum of volumes": (
+        gradient(lambda x: F.max_pool3d(x, 2), 1, 2, 4, 4, 4),
+        "max_pool3d_with_indices_backward_cuda",
+    ),
     "average": (gradient(lambda x: F.avg_pool2d(x, 2), 1, 2, 4, 4), None),
     "average of volumes": (
         gradient(lambda x: F.avg_pool3d(x, 2), 1, 2, 4, 4, 4),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.torch_version import TorchVersion
 
 from tests.support.dtypes import INTEGERS, maker, refused
 from tests.support.observe import place
@@ -103,6 +104,8 @@ def test_halves_have_neither_angle_nor_incomplete_gamma(devices, dtype, wide):
         "igamma_cuda": lambda x: torch.igamma(x, x),
         "igammac_cuda": lambda x: torch.special.gammaincc(x, x),
     }
+    if TorchVersion(torch.__version__) >= "2.14":  # which has the first
+        assert calls.pop("angle_cuda")(x).dtype == dtype
     for kernel, call in calls.items():
         with pytest.raises(NotImplementedError, match=f'"{kernel}" not implemented for'):
             call(x)
@@ -114,10 +117,103 @@ def test_halves_have_neither_angle_nor_incomplete_gamma(devices, dtype, wide):
         torch.igamma(x, maker(devices[0], dtype)(3))
 
 
+# What kernels of CUDA lack, and those of the CPU have: (the kernel, its call, the dtypes).
+LACKED = {
+    "all": ("and_cuda", torch.all, (torch.uint16, torch.uint64)),
+    "any": ("or_cuda", torch.any, (torch.uint32,)),
+    "roll": ("roll_cuda", lambda x: x.roll(1), (torch.uint16, torch.float8_e5m2)),
+    "sort": ("sortKeyValueInplace", torch.sort, (torch.uint16, torch.uint32, torch.uint64)),
+    "topk": ("topk_out_cuda", lambda x: x[0].topk(1), (torch.uint16, torch.float8_e4m3fn)),
+    "randperm": (
+        "randperm_out_cuda",
+        lambda x: torch.randperm(3, dtype=x.dtype, device=x.device),
+        (torch.bfloat16,),
+    ),
+    "unscale_": (
+        "_amp_foreach_non_finite_check_and_unscale_cuda",
+        lambda x: torch._amp_foreach_non_finite_check_and_unscale_(
+            [x], torch.zeros(1, device=x.device), torch.ones(1, device=x.device)
+        ),
+        (torch.bfloat16,),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(n, d) for n in LACKED for d in LACKED[n][2]], ids=str)
+def test_a_dtype_that_cuda_lacks_is_refused(devices, name, dtype):
+    kernel, call, _ = LACKED[name]
+    x = torch.ones(3, device=devices[-1]).to(dtype)
+    with pytest.raises(NotImplementedError, match=f'"{kernel}" not implemented for'):
+        call(x)
+    call(x.float() if dtype.is_floating_point else x.long())
+
+
+def unpooled(x):
+    indices = torch.tensor([[[[3]]]], device=x.device)
+    return F.max_unpool2d(x.reshape(1, 1, 1, 1), indices, 2).flatten()
+
+
+# What kernels of CUDA have, and those of the CPU lack: (the call, its result of 3, the dtypes).
+HAD = {
+    "eye": (lambda x: torch.eye(2, dtype=x.dtype, device=x.device), [[1, 0], [0, 1]], "complex32"),
+    "eye unsigned": (
+        lambda x: torch.eye(2, dtype=x.dtype, device=x.device),
+        [[1, 0], [0, 1]],
+        "uint16",
+    ),
+    "count_nonzero": (torch.count_nonzero, 1, "uint16"),
+    "count_nonzero of float8": (torch.count_nonzero, 1, "float8_e5m2"),
+    "logsumexp": (lambda x: torch.logsumexp(x, 0), 3, "complex32"),
+    "median": (torch.median, True, "bool"),
+    "nanmedian": (torch.nanmedian, True, "bool"),
+    "norm": (torch.norm, 3, "complex32"),
+    "vector_norm": (torch.linalg.vector_norm, 3, "complex32"),
+    "dist": (lambda x: torch.dist(x, x - x), 3, "complex32"),
+    "ldexp": (lambda x: torch.ldexp(x, torch.ones_like(x)), [6], "complex32"),
+    "normalize": (lambda x: F.normalize(x, dim=0), [1], "complex32"),
+    "pairwise_distance": (lambda x: F.pairwise_distance(x, x - x, eps=0), 3, "complex32"),
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x.expand(1, 1, 1), 1).flatten(), [3], "complex32"),
+    "channel_shuffle": (
+        lambda x: F.channel_shuffle(x.expand(1, 2, 1, 1), 2).flatten(),
+        [3, 3],
+        "complex32",
+    ),
+    "unpool": (unpooled, [0, 0, 0, 3], "int64"),
+    "unpool of bytes": (unpooled, [0, 0, 0, 3], "uint8"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", HAD)
+def test_a_dtype_that_the_cpu_lacks_is_computed(devices, name):
+    call, expected, dtype = HAD[name]
+    found = call(torch.full((1,), 3, device=devices[-1]).float().to(getattr(torch, dtype)))
+    assert found.device == devices[-1]
+    found = found.cpu().to(torch.complex64) if found.is_complex() else found.cpu().double()
+    assert torch.allclose(found.real.double(), torch.tensor(expected).double(), rtol=2**-9)
+
+
+def test_large_integers_are_unpooled_as_they_are(devices):
+    large = torch.tensor(2**63 - 1, device=devices[-1])
+    assert unpooled(large).tolist() == [0, 0, 0, 2**63 - 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_halves_are_drawn_from_gamma_distributions(devices, dtype):
+    x = torch.full((1000,), 4.0, device=devices[-1], dtype=dtype)
+    drawn = torch._standard_gamma(x)
+    assert (drawn.device, drawn.dtype) == (devices[-1], dtype)
+    assert abs(drawn.float().mean().item() - 4) < 1
+    assert torch._standard_gamma_grad(x, drawn).dtype == dtype
+    shares = torch._sample_dirichlet(x.view(100, 10))
+    assert shares.dtype == dtype
+    assert (shares.float().sum(1) - 1).abs().max() < 0.05
+
+
 # Refused on the CPU too, where the kernel has another name.
 REFUSED_EVERYWHERE = {
     "kthvalue_cuda": (torch.bool, lambda x: torch.kthvalue(x, 1)),
-    "median_out_impl": (torch.bool, torch.median),
+    "median_out_impl": (torch.bool, lambda x: torch.cat([x, x]).median(0)),
     "silu_cuda": (torch.int64, F.silu),
     "softplus_cuda": (torch.int64, F.softplus),
     "smooth_l1_cuda": (torch.int64, lambda x: F.smooth_l1_loss(x, x)),

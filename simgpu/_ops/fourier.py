@@ -1,0 +1,81 @@
+"""Fourier transforms of halves: torch.fft takes them on CUDA, and refuses them elsewhere.
+
+PyTorch's code asks which type of device a tensor is on before it calls a kernel. Here it is handed
+complex numbers of half precision, which it takes from any device, or its kernel is called. As with
+cuFFT, sizes are powers of two (ATen/native/cuda/CuFFTPlanCache.h). bfloat16 becomes float32, since
+torch 2.14 (promote_type_fft in ATen/native/SpectralOps.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.torch_version import TorchVersion
+
+from simgpu._core.launch import HOST_KEYS
+from simgpu._ops.calls import PythonKernel, overload
+
+Tensor = torch.Tensor
+_aten = torch.ops.aten
+_TAKES_BFLOAT16 = TorchVersion(torch.__version__) >= "2.14"
+_ORTHO = 1
+_NONE, _BY_SIZE = 0, 2
+# Real numbers in, complex ones out; all others begin with complex numbers.
+_OF_REAL = ("rfft", "rfft2", "rfftn", "ihfft", "ihfft2", "ihfftn")
+_NAMES = (
+    *_OF_REAL,
+    *(f"{name}{dims}" for name in ("fft", "ifft", "irfft", "hfft") for dims in ("", "2", "n")),
+)
+
+
+def _kernel(name: str) -> PythonKernel:
+    """The kernel of torch.fft's function `name`."""
+    op = overload(f"fft_{name}")
+    compose = partial(op._handle.redispatch_boxed, HOST_KEYS)
+    call = getattr(_aten, f"fft_{name}").default
+
+    def run(_: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.dtype is torch.bfloat16 and _TAKES_BFLOAT16:
+            return call(self.float(), *args, **kwargs)
+        if self.dtype is not torch.float16:
+            return compose(self, *args, **kwargs)
+        if name not in _OF_REAL:
+            return call(self.to(torch.complex32), *args, **kwargs)
+        call(self.to("meta"), *args, **kwargs)  # says what is wrong with the arguments
+        given = dict(zip((a.name for a in op._schema.arguments[1:]), args, strict=False))
+        return _of_halves(name, self, **{**given, **kwargs})
+
+    return run
+
+
+def _of_halves(
+    name: str,
+    x: Tensor,
+    n: int | None = None,
+    s: Sequence[int] | None = None,
+    dim: int | Sequence[int] | None = None,
+    norm: str | None = None,
+) -> Tensor:
+    """The transform `name` of a tensor of float16 whose arguments have been checked."""
+    sizes = [n] if n is not None else s
+    if dim is None:
+        default = {"": [-1], "2": [-2, -1], "n": [*range(-x.dim(), 0)]}[name.lstrip("irhft")]
+        dim = default if sizes is None or name[-1] != "n" else [*range(-len(sizes), 0)]
+    dims = [d % x.dim() for d in ([dim] if isinstance(dim, int) else dim)]
+    for d, size in zip(dims, sizes or (), strict=False):
+        if size not in (-1, x.shape[d]):
+            more = [0, 0] * (x.dim() - 1 - d) + [0, size - x.shape[d]]
+            x = torch.constant_pad_nd(x, more)
+    forward = name.startswith("r")
+    mode = _ORTHO if norm == "ortho" else _NONE if forward != (norm == "forward") else _BY_SIZE
+    if forward or len(dims) == 1:
+        found: Tensor = _aten._fft_r2c(x, dims, mode, True)
+        return found if forward else found.conj()
+    found = _aten._fft_r2c(x, dims[-1:], mode, True).conj_physical()
+    return _aten._fft_c2c(found, dims[:-1], mode, False)  # type: ignore[no-any-return]
+
+
+KERNELS: dict[str, PythonKernel] = {f"fft_{name}": _kernel(name) for name in _NAMES}

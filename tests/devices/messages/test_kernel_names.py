@@ -1,0 +1,102 @@
+"""The names of CUDA's kernels in errors: '"pow_cuda" not implemented for 'Bool''."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+B, L, C, H = torch.bool, torch.int64, torch.complex64, torch.complex32
+
+
+def images(x, dims):
+    return x.reshape(1, 1, *[1] * (dims - 1), -1).expand(1, 1, *[4] * dims)
+
+
+def index(x):
+    return torch.zeros_like(x, dtype=torch.int64)
+
+
+# Each: a dtype that is refused, and what is called with four numbers of it.
+KERNELS = {
+    "GeluCUDAKernelImpl": (L, F.gelu),
+    "LayerNormKernelImpl": (L, lambda x: F.rms_norm(x, (4,))),
+    "adaptive_avg_pool2d_cuda": (L, lambda x: F.adaptive_avg_pool2d(images(x, 2), 2)),
+    "adaptive_max_pool2d_cuda": (B, lambda x: F.adaptive_max_pool2d(images(x, 2), 2)),
+    "addcdiv_cuda": (H, lambda x: torch.addcdiv(x, x, x)),
+    "addcmul_cuda": (B, lambda x: torch.addcmul(x, x, x)),
+    "aminmax_all_cuda": (C, torch.aminmax),
+    "aminmax_cuda": (C, lambda x: torch.aminmax(x, dim=0)),
+    "baddbmm_cuda": (L, lambda x: x.view(1, 2, 2) @ x.view(1, 2, 2)),
+    "batch_norm_stats_cuda": (L, lambda x: F.batch_norm(x.view(2, 2), None, None, training=True)),
+    "binary_cross_entropy_out_cuda": (C, lambda x: F.binary_cross_entropy(x, x)),
+    "cdist_cuda": (torch.bfloat16, lambda x: torch.cdist(x.view(2, 2), x.view(2, 2))),
+    "clamp_scalar_cuda": (torch.uint16, lambda x: x.clamp_min(0)),
+    "compare_cuda": (C, lambda x: x < x),
+    "cross_cuda": (B, lambda x: x[:3].cross(x[:3], dim=0)),
+    "cuda_mode": (C, torch.mode),
+    "cuda_scatter_gather_base_kernel_func": (H, lambda x: x.scatter_add(0, index(x), x)),
+    "cumprod_cuda": (H, lambda x: x.cumprod(0)),
+    "cumsum_cuda": (H, lambda x: x.cumsum(0)),
+    "digamma_cuda": (C, torch.digamma),
+    "exp2_cuda": (H, torch.exp2),
+    "grid_sampler_2d_cuda": (
+        L,
+        lambda x: F.grid_sample(images(x, 2), x.view(1, 1, 2, 2), align_corners=False),
+    ),
+    "host_softmax": (L, lambda x: x.softmax(0)),
+    "index_reduce": (B, lambda x: x.index_reduce(0, index(x), x, "prod")),
+    "lerp_cuda": (L, lambda x: torch.lerp(x, x, 0.5)),
+    "log_sigmoid_forward_cuda": (L, F.logsigmoid),
+    "logcumsumexp_cuda": (L, lambda x: x.logcumsumexp(0)),
+    "lu_factor_cusolver": (L, lambda x: torch.linalg.lu(x.view(2, 2))),
+    "masked_scatter_": (H, lambda x: x.masked_scatter(index(x) > 0, x)),
+    "max_all_cuda": (C, torch.max),
+    "max_unpooling2d_forward_kernel": (
+        B,
+        lambda x: F.max_unpool2d(x.view(1, 1, 2, 2), index(x).view(1, 1, 2, 2), 2),
+    ),
+    "mean_cuda": (H, torch.mean),
+    "median_out_impl": (B, lambda x: x.median(0)),
+    "multilabel_margin_loss_forward_kernel": (L, lambda x: F.multilabel_margin_loss(x, index(x))),
+    "nll_loss2d_forward_kernel": (
+        L,
+        lambda x: F.nll_loss(x.view(1, 2, 1, 2), index(x)[:2].view(1, 1, 2)),
+    ),
+    "nll_loss_forward_no_reduce_cuda_kernel": (
+        L,
+        lambda x: F.nll_loss(x.view(2, 2), index(x)[:2], reduction="none"),
+    ),
+    "nll_loss_forward_reduce_cuda_kernel_1d": (L, lambda x: F.nll_loss(x, index(x)[0])),
+    "nll_loss_forward_reduce_cuda_kernel_2d": (L, lambda x: F.nll_loss(x.view(2, 2), index(x)[:2])),
+    "pdist_cuda": (torch.bfloat16, lambda x: F.pdist(x.view(2, 2))),
+    "polygamma_cuda": (C, lambda x: torch.polygamma(2, x)),
+    "pow_cuda": (B, lambda x: x.pow(x)),
+    "put_cuda": (H, lambda x: x.put(index(x), x)),
+    "reflection_pad1d_out": (B, lambda x: F.pad(x[None], (1, 1), mode="reflect")),
+    "reflection_pad2d_out_template": (
+        B,
+        lambda x: F.pad(images(x, 2), (1, 1, 1, 1), mode="reflect"),
+    ),
+    "replication_pad3d_cuda": (B, lambda x: F.pad(images(x, 3), (1,) * 6, mode="replicate")),
+    "triu_tril_cuda_template": (torch.uint16, lambda x: x.view(2, 2).tril()),
+    "upsample_linear1d_out_frame": (
+        L,
+        lambda x: F.interpolate(images(x, 1), scale_factor=2, mode="linear"),
+    ),
+    "upsample_nearest1d_out_frame": (L, lambda x: F.interpolate(images(x, 1), scale_factor=2)),
+    "upsample_nearest2d_out_frame": (L, lambda x: F.interpolate(images(x, 2), scale_factor=2)),
+    "upsample_trilinear3d_out_frame": (
+        L,
+        lambda x: F.interpolate(images(x, 3), scale_factor=2, mode="trilinear"),
+    ),
+    "vdot": (H, lambda x: torch.vdot(x, x)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce", "ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_refusal_names_the_kernel_of_cuda(devices, kernel):
+    dtype, call = KERNELS[kernel]
+    x = torch.ones(4, device=devices[-1]).to(dtype)
+    with pytest.raises(NotImplementedError) as caught:
+        call(x)
+    assert str(caught.value).startswith(f'"{kernel}" not implemented for')
