@@ -33,12 +33,8 @@ T = TypeVar("T")
 # What is replaced for as long as a world lasts, in this order.
 FILES = (
     groups,
-    stand_ins,
-    rank_state,
-    rank_state,
     rank_state,
     stand_ins,
-    stores,
     stores,
 )
 _one_at_a_time = threading.Lock()

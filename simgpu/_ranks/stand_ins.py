@@ -191,4 +191,4 @@ _STAND_INS_PATCHES: tuple[Row, ...] = (
 )
 
 
-PATCHES: tuple[Row, ...] = (*_SPLITS_PATCHES, *_STAND_INS_PATCHES)
+PATCHES: tuple[Row, ...] = (*_STAND_INS_PATCHES, *_SPLITS_PATCHES)

@@ -22,7 +22,7 @@ from simgpu._util.patching import Action, Patch
 from simgpu._core import world
 
 layer = torch.nn.Linear
-world.install = lambda: setattr(layer, "in_passing", None)
+world.watch_forks = lambda: setattr(layer, "in_passing", None)
 autograd.PATCHES += (Patch("torch.nn.Linear", "forward", wrap=lambda stock: stock, why=""),)
 renaming.PATCHES += (
     Action("", run=lambda patches: patches.set(layer, "for_a_while", None), why=""),

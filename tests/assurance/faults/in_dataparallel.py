@@ -59,7 +59,7 @@ DATAPARALLEL = [
     fault("all chunks are balanced", "chunk_sizes", always(3), "test_scatter::test_sizes"),
     fault(
         "chunks go to the devices in reverse",
-        "dataparallel/scatter_gather:_scatter_leaf",
+        "dataparallel:_scatter_leaf",
         argument("scatter_split", 1, backwards),
         "test_every_chunk_is_on_its_device",
     ),
@@ -71,7 +71,7 @@ DATAPARALLEL = [
     ),
     fault(
         "an object that is no tensor reaches the first device only",
-        "dataparallel/scatter_gather:_scatter_leaf",
+        "dataparallel:_scatter_leaf",
         instead(only_the_first_leaf),
         "test_scatter::test_structure_is_kept",
     ),
@@ -151,7 +151,7 @@ DATAPARALLEL = [
     ),
     fault(
         "gradients are averaged",
-        "dataparallel/_transfer/autograd:_sum",
+        "dataparallel:_sum",
         instead(lambda stock: lambda devices, replicas, parts: stock(devices, replicas, parts) / 2),
         "test_parameter_gradients_are_those_of_one_device",
     ),
@@ -163,13 +163,13 @@ DATAPARALLEL = [
     ),
     fault(
         "outputs of a broadcast stay as they were",
-        "dataparallel/comm/broadcast_and_reduce:broadcast",
+        "dataparallel/comm:broadcast",
         drop_call("write_to_all"),
         "test_broadcast_into_tensors",
     ),
     fault(
         "NCCL sums two tensors of one device",
-        "dataparallel/_transfer/nccl:usable",
+        "dataparallel:usable",
         never("device"),
         "test_what_a_sum_asks_for",
         kind="dense",
@@ -183,7 +183,7 @@ DATAPARALLEL = [
     ),
     fault(
         "a transform is not noticed",
-        "dataparallel/_transfer/transforms:active",
+        "dataparallel:active",
         instead(lambda stock: lambda *args: False),
         "test_transforms_of_transfers",
         name="Gather of scalars",
@@ -192,7 +192,7 @@ DATAPARALLEL = [
     ),
     fault(
         "an argument that is returned loses its class",
-        "dataparallel/_transfer/plain_tensors:_original",
+        "dataparallel:_original",
         returns(0),
         "test_results_are_of_the_class_that_they_have_in_theirs",
         name="comm.broadcast",
@@ -219,13 +219,13 @@ DATAPARALLEL = [
     ),
     fault(
         "detach is ignored",
-        "dataparallel/replicate:replicate",
+        "dataparallel:replicate",
         instead(lambda stock: lambda network, devices, detach=False: stock(network, devices)),
         "test_a_detached_replica_asks_for_no_gradient",
     ),
     fault(
         "kept parameters of inference mode count as unchanged",
-        "dataparallel/_replication/parameter_cache:_unchanged",
+        "dataparallel:_unchanged",
         constant(False, True),
         "test_a_module_made_in_inference_mode_is_always_sent",
     ),
@@ -250,7 +250,7 @@ DATAPARALLEL = [
     ),
     fault(
         "a module elsewhere is not noticed",
-        "dataparallel/data_parallel:_check_placement",
+        "dataparallel:_check_placement",
         never("device"),
         "test_a_module_elsewhere_is_refused",
         raises=Exception,
@@ -263,7 +263,7 @@ DATAPARALLEL = [
     ),
     fault(
         "no device is made current",
-        "dataparallel/_devices:on_device",
+        "dataparallel:on_device",
         always("cpu"),
         "test_a_device_is_current_within_its_context",
     ),
@@ -289,7 +289,7 @@ DATAPARALLEL = [
     ),
     fault(
         "context variables do not reach the replicas",
-        "dataparallel/parallel_apply:parallel_apply",
+        "dataparallel:parallel_apply",
         call_instead("copy_context", lambda contextvars: contextvars.Context()),
         STATE,
         name="context variables",
@@ -302,7 +302,7 @@ DATAPARALLEL = [
     ),
     fault(
         "keywords go to another replica",
-        "dataparallel/parallel_apply:parallel_apply",
+        "dataparallel:parallel_apply",
         instead(other_keywords),
         "test_keywords_reach_their_own_replica",
     ),

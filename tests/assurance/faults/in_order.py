@@ -28,7 +28,7 @@ RACES = [
     fault(
         "the stream that is waited for waits",
         "Order.wait",
-        swap_args("join", 0, 1),
+        swap_args("merge", 0, 1),
         MISSING,
         name="read_after_write",
     ),
@@ -39,7 +39,9 @@ RACES = [
         MISSING,
         name="event_recorded_too_early",
     ),
-    fault("a write after a read is no race", "Region.meet", drop_operand("writes", at=3), PATHS),
+    fault(
+        "a write after a read is no race", "Region.add_access", drop_operand("writes", at=3), PATHS
+    ),
     fault("the host never waits", "Order.host_waits", drop_call("host_waits_for", at=1), PATHS),
     fault("memory is free whoever reads it", "Detector.after_free", always("recorded"), REUSE),
     fault(
@@ -72,7 +74,7 @@ ASYNCHRONOUS = [
     ),
     fault(
         "copies of pageable memory read it when they run",
-        "simgpu/_explore/asynchronous/deferred:staged_copy",
+        "simgpu:staged_copy",
         instead(lambda stock: lambda launch: None),
         "test_copies_between_host_and_device",
     ),
@@ -154,7 +156,7 @@ GRAPHS = [
     ),
     fault(
         "a replay writes to new memory",
-        "simgpu/_memory:_into",
+        "simgpu/_cuda/graphs:_into",
         never("outputs"),
         REPLAYS,
         raises=Exception,
@@ -254,7 +256,7 @@ SCHEDULES = [
     ),
     fault(
         "a thread that polls an event keeps others from running",
-        "simgpu/_explore/schedules/primitives:is_set",
+        "simgpu:is_set",
         drop_call("point"),
         "test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on",
     ),

@@ -33,28 +33,28 @@ def from_the_first_rank(stock):
 COLLECTIVES = [
     fault(
         "a broadcast is from the first rank",
-        "simgpu/_ranks:_broadcast",
+        "simgpu/_distributed/thread_transport:_broadcast",
         instead(from_the_first_rank),
         RULE,
         case="broadcast",
     ),
     fault(
         "a root gathers in reverse",
-        "simgpu/_ranks:_gather",
+        "simgpu/_distributed/thread_transport:_gather",
         argument("zip", 1, lambda calls: calls[::-1]),
         RULE,
         case="gather_and_scatter",
     ),
     fault(
         "every rank gets the first part",
-        "simgpu/_ranks:_all_to_all",
+        "simgpu/_distributed/thread_transport:_all_to_all",
         result("enumerate", lambda pairs: [(0, call) for _, call in pairs]),
         RULE,
         case="all_to_all",
     ),
     fault(
         "a reduction is that of the first part",
-        "simgpu/_ranks:_reduce_scatter",
+        "simgpu/_distributed/thread_transport:_reduce_scatter",
         argument("_prepared", 1, 0),
         RULE,
         case="reduce_scatter",
@@ -70,7 +70,7 @@ COLLECTIVES = [
     fault(
         "a wait leaves the output as it was",
         "Work._land",
-        call_instead("complete", lambda pending, limit: pending.await_(limit)),
+        call_instead("complete", lambda pending, limit: pending.wait_and_raise(limit)),
         RULE,
         case="all_gather",
     ),
@@ -100,7 +100,7 @@ COLLECTIVES = [
     ),
     fault(
         "calls in other orders are carried out",
-        "simgpu/_distributed/collectives:check",
+        "simgpu/_distributed/collectives:check_agreement",
         always(1),
         DIFFER,
         seed=None,
@@ -116,7 +116,7 @@ COLLECTIVES = [
     ),
     fault(
         "two ranks have one device",
-        "simgpu/_distributed/collectives:_check_devices",
+        "simgpu/_distributed:_check_devices",
         never(1),
         "test_two_ranks_on_one_device_are_refused",
     ),
@@ -145,7 +145,7 @@ COLLECTIVES = [
     ),
     fault(
         "channels_last is sent by dimensions",
-        "simgpu/_distributed/rules:host_aliases",
+        "simgpu/_distributed:host_aliases",
         call_instead("permute", lambda alias, order: alias),
         "test_what_is_flat_has_what_lies_in_memory",
         name="all_gather_into_tensor",
@@ -183,7 +183,7 @@ RANKS = [
     ),
     fault(
         "a rank runs code that another one compiled",
-        "simgpu/_ranks/rank_state:_of_a_rank",
+        "simgpu/_ranks/rank_state:_with_code_of_rank",
         always(1),
         "test_a_rank_runs_what_was_compiled_for_it",
     ),
@@ -210,7 +210,7 @@ RANKS = [
     ),
     fault(
         "calls of one default group meet those of the next",
-        "simgpu/_ranks/groups:life",
+        "simgpu:life",
         instead(lambda stock: lambda: 1),
         "test_default_groups_follow_each_other",
     ),

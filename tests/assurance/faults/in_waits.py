@@ -23,7 +23,7 @@ WAITS = [
     ),
     fault(
         "gradients of other replicas come to the host without a wait",
-        "dataparallel/_transfer/autograd:_sum",
+        "dataparallel:_sum",
         argument("to", "non_blocking", True),
         HOST,
         name="gradients_of_other_replicas",
@@ -79,7 +79,7 @@ WAITS = [
     ),
     fault(
         "packed sequences come to the host without a wait",
-        "dataparallel/_structure/packed_sequences:split",
+        "dataparallel:split",
         argument("to", "non_blocking", True),
         HOST,
         name="scatter_packed_sequences",

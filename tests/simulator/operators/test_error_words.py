@@ -29,6 +29,7 @@ RAISING = {
 QUESTIONS = {
     name: partial(function, op=NOTHING) if name == "found_no_kernel" else function
     for name, function in inspect.getmembers(operators, inspect.isfunction)
+    if "error" in inspect.signature(function).parameters
 }
 
 
