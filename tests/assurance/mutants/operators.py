@@ -1,7 +1,8 @@
 """What a mutant changes: small mistakes of a refactoring, found in a file's syntax with LibCST.
 
-An operator looks at one node and says what may stand there instead. What only documents is left
-alone: annotations, docstrings, messages of errors and warnings, imports, `__all__`.
+An operator looks at one node and yields what may replace it. What no caller can notice is left
+alone by rule: annotations, docstrings, messages of errors and warnings, imports, `__all__`, names
+of wrappers, caches, slots, locks, abstract methods, and `is` where `==` gives the same.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ COMPARISONS: dict[type[cst.BaseCompOp], tuple[str, ...]] = {
     cst.LessThanEqual: ("<", ">"),
     cst.GreaterThan: (">=", "<="),
     cst.GreaterThanEqual: (">", "<"),
-    cst.Equal: ("!=", "is"),
+    cst.Equal: ("!=",),
     cst.NotEqual: ("==",),
-    cst.Is: ("is not", "=="),
-    cst.IsNot: ("is", "!="),
+    cst.Is: ("is not",),
+    cst.IsNot: ("is",),
     cst.In: ("not in",),
     cst.NotIn: ("in",),
 }
@@ -47,24 +48,21 @@ AUGMENTED: dict[type[cst.BaseAugOp], str] = {
     cst.BitAndAssign: "|=",
 }
 # Calls of one argument that leave something to be said of the argument itself.
-WRAPPERS = {"tuple", "list", "set", "dict", "sorted", "reversed", "abs", "int", "bool", "iter"}
+WRAPPERS = {"tuple", "list", "set", "dict", "sorted", "reversed", "abs", "iter"}
 # Methods without arguments whose object would do in the place of what they return.
 METHODS = {
     "clone", "contiguous", "copy", "coalesce", "detach", "flatten", "lower", "resolve_conj",
     "resolve_neg", "squeeze", "strip", "t", "to_dense", "untyped_storage", "upper",
 }  # fmt: skip
 OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
-# Without these nothing of the class can be called as it is: no mistake that could stay unseen.
-NEEDED_DECORATORS = {
+# Without the first ones no call of the function works; the others only save time or keep its name.
+KEPT_DECORATORS = {
     "property", "staticmethod", "classmethod", "contextmanager", "overload", "setter", "dataclass",
-    "abstractmethod", "fixture",
+    "abstractmethod", "fixture", "cache", "lru_cache", "wraps",
 }  # fmt: skip
-CHECKS = {"strict", "stacklevel"}  # keywords that change nothing while the program is right
+# Keywords that change nothing while the program is right.
+CHECKS = {"strict", "stacklevel", "slots", "frozen"}
 TYPE_TESTS = {"isinstance", "issubclass", "hasattr", "getattr", "setattr", "cast", "TypeVar"}
-# What there is one of: == means `is` for them.
-SINGLE = {"None", "True", "False", "bool", "int", "float", "str", "tuple", "list", "dict", "set"}
-SINGLE_ENDS = ("dtype", "layout", "torch.strided")
-
 Replacement = tuple[str, cst.CSTNode, str]
 """The operator's name, the node to be replaced, and the text in its place."""
 
@@ -88,6 +86,10 @@ def only_documents(node: cst.CSTNode) -> bool:
         return name_of(node.test) == "TYPE_CHECKING"
     if isinstance(node, cst.Assign):
         return name_of(node.targets[0].target) == "__all__"
+    if isinstance(node, cst.Call):
+        return name_of(node) == "update_wrapper"
+    if isinstance(node, cst.Raise):
+        return node.exc is not None and name_of(node.exc) == "NotImplementedError"
     if isinstance(node, cst.Arg) and node.keyword is not None:
         return node.keyword.value in CHECKS
     return isinstance(node, (cst.Annotation, cst.Import, cst.ImportFrom))
@@ -108,20 +110,9 @@ def replacements(node: cst.CSTNode) -> Iterator[Replacement]:
 
 
 def _comparison(node: cst.Comparison) -> Iterator[Replacement]:
-    literals = (cst.BaseNumber, cst.BaseString, cst.Tuple, cst.List, cst.UnaryOperation)
-    sides = [node.left, *(target.comparator for target in node.comparisons)]
-    literal = any(isinstance(side, literals) for side in sides)
-    texts = [code(side) for side in sides]
-    single = any(
-        text in SINGLE or text.startswith("type(") or text.endswith(SINGLE_ENDS) for text in texts
-    )
     for target in node.comparisons:
-        replaced = code(target.operator).strip()
         for new in COMPARISONS.get(type(target.operator), ()):
-            pair = {replaced, new}
-            identity = pair == {"is", "=="} or pair == {"is not", "!="}
-            if not (identity and (literal or single)):
-                yield "comparison", target.operator, f" {new} "
+            yield "comparison", target.operator, f" {new} "
 
 
 def _boolean(node: cst.BooleanOperation) -> Iterator[Replacement]:
@@ -237,7 +228,7 @@ def _slice(node: cst.Slice) -> Iterator[Replacement]:
 
 def _with(node: cst.With) -> Iterator[Replacement]:
     for item in node.items:
-        if item.asname is None:
+        if item.asname is None and not name_of(item.item).endswith("lock"):
             yield "removed with", item.item, '__import__("contextlib").nullcontext()'
 
 
@@ -247,7 +238,7 @@ def _handler(node: cst.ExceptHandler) -> Iterator[Replacement]:
 
 
 def _decorator(node: cst.Decorator) -> Iterator[Replacement]:
-    if name_of(node.decorator) not in NEEDED_DECORATORS:
+    if name_of(node.decorator) not in KEPT_DECORATORS:
         yield "removed decorator", node.decorator, "(lambda it: it)"
 
 
