@@ -44,9 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--budget",
         type=float,
-        default=10.0,
+        default=60.0,
         metavar="SECONDS",
-        help="of tests for one mutant, by what they cost without it (default 10)",
+        help="of tests for one mutant, by what they cost without it (default 60)",
     )
     add("--minutes", type=float, metavar="M", help="begin no mutant later than this")
     add(
