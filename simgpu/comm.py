@@ -91,7 +91,7 @@ def current() -> tuple[Reduction, random.Random]:
 
 
 def set_current(model: tuple[Reduction, random.Random]) -> None:
-    """Let reductions add as they did when `in_force` returned `model`."""
+    """Let reductions add as they did when `current` returned `model`."""
     _Model.name, _Model.numbers = model
 
 

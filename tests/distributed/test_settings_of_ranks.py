@@ -63,7 +63,7 @@ def seen():
         torch.backends.cuda.math_sdp_enabled(),
         torch.backends.cuda.cudnn_sdp_enabled(),
         torch._C._get_sdp_priority_order(),
-        simgpu.comm.in_force(),
+        simgpu.comm.current(),
     )
 
 
