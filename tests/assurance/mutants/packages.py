@@ -21,7 +21,7 @@ class Package:
         return dataclasses.replace(self, tier=tier, tests=(*self.tests, *more))
 
 
-_CORE = ("_runtime", "_memory", "_distributed", "_ranks", "_simulation")
+_CORE = ("_core", "_memory", "_distributed", "_ranks", "_explore", "_clock")
 _ON_DEVICES = ("tests/devices", "tests/simulator", "tests/cuda", "tests/dataparallel")
 
 PACKAGES = {
