@@ -167,9 +167,9 @@ def _rebuilt(device: str, state: torch.Tensor) -> DeviceGenerator:
 
 
 def make(device: torch.device) -> DeviceGenerator:
-    """A generator of `device`, where no index means the current device."""
+    """A generator of `device`, which nothing has to be there for: it may have no index."""
     captures.check_not_capturing("Cannot construct a new CUDAGeneratorImpl")
-    return DeviceGenerator(world.device(world.resolve(device)).torch_device)
+    return DeviceGenerator(device)
 
 
 def default_generators() -> tuple[DefaultGenerator, ...]:

@@ -75,17 +75,13 @@ def make_generator(rng: str, index: int) -> Generator | Stream:
 user_generators: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def check_generator(generator: Any, index: int, *, exact: bool = False) -> torch.Generator | Stream:
-    """What a kernel on device `index` draws from, given a caller's generator; raises as CUDA does.
+def check_generator(generator: Any) -> torch.Generator | Stream:
+    """What a kernel draws from, given a caller's generator; raises for another type of device.
 
-    Of a caller's generator only the device type must be right, unless `exact`, as for randperm.
+    It may be of another device of that type, as on CUDA.
     """
     known = user_generators.get(generator._cdata)
     device = generator.device if known is None else known.device
-    if exact and device != torch.device(DEVICE_TYPE, index):
-        raise RuntimeError(
-            f"Expected a '{DEVICE_TYPE}:{index}' generator device but found '{device}'"
-        )
     if device.type != DEVICE_TYPE:
         raise RuntimeError(
             f"Expected a '{DEVICE_TYPE}' device type for generator but found '{device.type}'"

@@ -332,6 +332,15 @@ def _storage_device(self: Any) -> torch.device:
     return found
 
 
+def _makes_generator(stock: Callable[..., Any]) -> Any:
+    def make(cls: type, device: Any = "cpu") -> Any:
+        wanted = torch.device(device)
+        ours = torch.device(DEVICE_TYPE, wanted.index) if wanted.type == CUDA else wanted
+        return stock(cls, ours)
+
+    return staticmethod(make)
+
+
 def _stream_for(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda device: stock(to_simgpu(device))
 
@@ -357,7 +366,13 @@ _STORAGES_AND_STREAMS_PATCHES: tuple[Row, ...] = (
             wrap=lambda stock: staticmethod(takes_device(stock, 1)),
             why='takes device="cuda:1"; the class is simgpu\'s proxy already',
         )
-        for owner in ("torch.Generator", "torch.Stream", "torch.Event")
+        for owner in ("torch.Stream", "torch.Event")
+    ),
+    Patch(
+        "torch.Generator",
+        "__new__",
+        wrap=_makes_generator,
+        why='takes "cuda:1", and "cuda" without an index; the class is our proxy already',
     ),
     Patch(
         "simgpu._backend.generators.DeviceGenerator",

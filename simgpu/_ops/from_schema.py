@@ -33,7 +33,7 @@ from simgpu._memory.storages import grow
 from simgpu._native.relabel import host_alias
 from simgpu._ops.calls import NUMBERS, Arguments, PythonKernel, Schema, kept_number, result_picker
 from simgpu._ops.dtypes import host_code
-from simgpu._ops.random import Draw, random_kernel
+from simgpu._ops.random import Draw, draw_something, random_kernel
 from simgpu.errors import DeviceMismatchError, UnsupportedError
 
 # Kernels for operators with `out=` arguments, as in `torch.add(x, y, out=z)`.
@@ -52,7 +52,9 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         index, host_args, host_kwargs = reader.read(args, kwargs)
         chosen = kernel
         if draw is not None:
-            chosen, source = draw.choose(index, host_kwargs.get("generator"))
+            generator = host_kwargs.get("generator")
+            draws = generator is None or draw_something(args)
+            chosen, source = draw.choose(index, generator, draws)
             host_kwargs["generator"] = source
         outs = {name: kwargs[name] for name in schema.outputs}
         # An output without elements is computed elsewhere, and so has to be if it is read, too.

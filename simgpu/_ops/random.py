@@ -32,6 +32,10 @@ _NO_OPTIONS: dict[str, Any] = {}
 _ANY_INCREMENT = 4  # for operators of other libraries
 
 
+# Operators that look at the caller's generator even where they draw nothing.
+_CHECK_ALWAYS = ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
+
+
 class Draw:
     """An operator that draws: its kernel for CUDA's generator, and for the CPU's."""
 
@@ -42,16 +46,19 @@ class Draw:
         past_floats = kernel.name == "random_.from"
         self._host = Kernel(kernel.op, random_from_of_host) if past_floats else kernel
         self._cuda = Kernel(kernel.op, _quietly(self.sampler))
-        self._exact = kernel.name.startswith("randperm")
+        self._checks_always = kernel.name.split(".")[0] in _CHECK_ALWAYS
 
     def choose(
-        self, index: int, given: torch.Generator | None
+        self, index: int, given: torch.Generator | None, draws: bool
     ) -> tuple[Kernel, torch.Generator | Source]:
-        """What to launch on device `index`, and its generator: `given`, or the device's own."""
+        """What to launch on device `index`, and its generator: `given`, or the device's own.
+
+        Where nothing is drawn, few operators look at what was given.
+        """
         device = world.device(index)
         generator: torch.Generator | Stream = device.generator
-        if given is not None:
-            generator = check_generator(given, index, exact=self._exact)
+        if given is not None and (draws or self._checks_always):
+            generator = check_generator(given)
         if isinstance(generator, Stream):
             return self._cuda, Source(generator, device.resident_threads)
         return self._host, generator
@@ -84,7 +91,7 @@ def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> 
         index = None if device is None else device.index
         index = world.current_device() if index is None else index
         check_memory(index, size, dtype)
-        chosen, source = draw.choose(index, generator)
+        chosen, source = draw.choose(index, generator, 0 not in size)
         if hooks.launches or hooks.before_allocate:
             # As on CUDA, memory comes first: without it nothing is drawn.
             tensor = adopt(launch(_EMPTY, index, (size,), _options(dtype)), index)
@@ -144,11 +151,22 @@ def drawing_in_place(kernel: Kernel, reader: Arguments, position: int) -> Python
         if len(args) >= position:
             args, generator = args[: position - 1], args[position - 1]
         index = tensor.get_device()
-        chosen, kwargs["generator"] = draw.choose(index, generator)
+        draws = generator is None or tensor.numel() > 0
+        chosen, kwargs["generator"] = draw.choose(index, generator, draws)
         launch(chosen, index, (alias(tensor), *args), kwargs)
         return tensor
 
     return run
+
+
+def draw_something(args: Sequence[Any]) -> bool:
+    """Whether a call draws a number: for a tensor, a size, or as many as its first argument."""
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            return value.numel() > 0
+        if isinstance(value, (list, tuple)):
+            return 0 not in value
+    return not args or args[0] != 0
 
 
 def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
@@ -164,7 +182,8 @@ def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         if len(args) > position:
             args, generator = args[:position], args[position]
         index, host_args, host_kwargs = reader.read(args, kwargs)
-        chosen, source = draw.choose(index, generator)
+        draws = generator is None or draw_something(args)
+        chosen, source = draw.choose(index, generator, draws)
         host_kwargs["generator"] = source
         return pick(launch(chosen, index, host_args, host_kwargs), args, kwargs, index)
 
