@@ -184,6 +184,8 @@ def test_a_queue_that_stays_empty_times_out():
                 kind().get(timeout=1)
             with pytest.raises(queue.Empty):
                 kind().get(block=False)
+            with pytest.raises(queue.Empty):
+                kind().get_nowait()
 
 
 def test_a_thread_that_spins_at_a_lock_lets_others_go_on():

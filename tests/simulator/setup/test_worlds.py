@@ -171,6 +171,24 @@ def test_a_forked_child_may_seed_what_it_cannot_have(monkeypatch, name):
         assert [*map(plain, kept)] == [*map(plain, before)] == [*map(plain, after)]
 
 
+@pytest.mark.parametrize(
+    ("count", "error"),
+    [(True, TypeError), (2.0, TypeError), (None, TypeError), (0, ValueError), (65, ValueError)],
+)
+def test_a_count_of_no_devices_is_refused(count, error):
+    with pytest.raises(error, match=rf"from 1 to 64, got {count}"), simgpu.devices(count):
+        pass
+
+
+@given(count=st.integers(1, 4), data=st.data())
+def test_devices_are_in_use_as_soon_as_one_of_them_has_memory(count, data):
+    with simgpu.devices(count) as devices:
+        assert not torch.simgpu.is_initialized()
+        kept = torch.empty(1, device=data.draw(st.sampled_from(devices)))
+        assert torch.simgpu.is_initialized()
+        del kept
+
+
 def test_the_slot_of_another_package_is_left_to_it(simulated, monkeypatch):
     monkeypatch.setattr(install, "_libraries", [])
     monkeypatch.setattr(install, "_install_in_order", lambda: None)

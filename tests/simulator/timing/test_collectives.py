@@ -33,6 +33,7 @@ def test_formulas_by_hand(about):
         assert tree_seconds("allreduce_", *about) == pytest.approx(
             2 * (levels * latency + size / bandwidth)
         )
+        assert 2 * tree_seconds("broadcast_", *about) == tree_seconds("allreduce_", *about)
         assert ring_seconds("broadcast_", *about) == pytest.approx(
             steps * latency + size / bandwidth
         )

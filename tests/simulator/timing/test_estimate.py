@@ -81,6 +81,8 @@ def test_pageable_memory_is_waited_for_and_pinned_memory_is_not(simulated):
         with simgpu.clock("A100") as estimate:
             x.copy_(source, non_blocking=True)
             assert (estimate.now == estimate.end) is waits
+            ((span,),) = estimate.timelines.values()
+            assert span.route == "host to simgpu:0"
 
 
 def test_an_estimate_is_called_one_and_counts_steps(simulated):

@@ -1,5 +1,6 @@
 """Times of streams, events and the host are those that CUDA's rules give, to the bit."""
 
+import itertools
 from fractions import Fraction
 
 import pytest
@@ -34,6 +35,16 @@ def test_any_program_takes_what_it_takes_by_hand(simulated, program):
                 assert elapsed == (end - begin) * 1e3
 
 
+def union(spans):
+    """The seconds in which one of the spans runs at least, moment by moment."""
+    moments = sorted({moment for span in spans for moment in (span.begin, span.end)})
+    return sum(
+        Fraction(end) - Fraction(begin)
+        for begin, end in itertools.pairwise(moments)
+        if any(span.begin <= begin and end <= span.end for span in spans)
+    )
+
+
 @pytest.mark.without(
     "--races", reason="streams in no order use one tensor: their times are asked for"
 )
@@ -49,6 +60,14 @@ def test_time_goes_on_and_nothing_is_lost(simulated, program):
         busy = sum(Fraction(span.end) - Fraction(span.begin) for span in spans)
         assert busy <= Fraction(estimate.end)
     for share in estimate.summary().shares:
+        spans = (
+            span
+            for (device, _), each in estimate.timelines.items()
+            for span in each
+            if share.device == f"simgpu:{device}"
+        )
+        kernels = [span for span in spans if span.kind == "kernel"]
+        assert share.busy == pytest.approx(float(union(kernels)), rel=1e-12)
         parts = share.busy, share.copying, share.waiting
         assert min(parts) >= 0
         assert sum(parts) == pytest.approx(estimate.end, rel=1e-12)
