@@ -251,12 +251,6 @@ RANDOM = [
 
 REFUSALS = [
     fault(
-        "a generator of another device is accepted",
-        "check_generator",
-        never("exact"),
-        "test_randperm_wants_a_generator_of_its_very_device",
-    ),
-    fault(
         "an index past the end is the last device",
         "simgpu/_core/world:device",
         instead(lambda stock: lambda index, hint="": stock(min(index, 0), hint)),
