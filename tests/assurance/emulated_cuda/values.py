@@ -202,14 +202,14 @@ class Values(TorchDispatchMode):
             isinstance(leaf, torch.device) and leaf.type == "cuda" for leaf in leaves
         ):
             return op(*args, **kwargs)
-        if _on_two_devices(leaves):
-            return op(*args, **kwargs)  # refused, or a copy
+        if not torch._C._should_allow_numbers_as_tensors(op._schema.name.partition("::")[2]):
+            args = _numbers_as_tensors(op, args)
         if any(one.is_nested for one in tensors):
             with torch._C._ExcludeDispatchKeyGuard(_DONE), self:
                 return op.redispatch(_NESTED, *_numbers_as_tensors(op, args), **kwargs)
         if any(isinstance(one, torch.Tensor) and one.layout != torch.strided for one in leaves):
             return self._sparse(op, args, kwargs, tensors)
-        if op in _BY_THE_HOST:
+        if op in _BY_THE_HOST and not _on_two_devices(leaves):
             return self._by_the_host(op, args, kwargs, tensors)
         if op in _INDEXED:
             args = _masks_as_indices(args)
@@ -253,9 +253,9 @@ class Values(TorchDispatchMode):
     @staticmethod
     def _sparse(op, args, kwargs, tensors):
         cast = op is aten._to_copy.default and kwargs.get("dtype") is not None
-        if not tensors or (
-            _REAL_OF_SPARSE.match(str(op)) and not (cast and "device" not in kwargs)
-        ):
+        if not tensors or _on_two_devices(tree_flatten((args, kwargs))[0]):
+            return op(*args, **kwargs)  # refused, or a copy
+        if _REAL_OF_SPARSE.match(str(op)) and not (cast and "device" not in kwargs):
             before = _library.launches()
             out = op(*args, **kwargs)
             if _library.launches() != before:
@@ -302,7 +302,7 @@ def _on_two_devices(leaves):
 def _numbers_as_tensors(op, args):
     """Positional arguments with a tensor for each number that is given for one."""
     return [
-        torch.scalar_tensor(value)
+        torch.tensor(value)
         if isinstance(value, bool | int | float) and str(argument.type) == "Tensor"
         else value
         for argument, value in zip(op._schema.arguments, args, strict=False)
