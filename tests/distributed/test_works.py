@@ -14,7 +14,6 @@ from simgpu import strategies
 from simgpu._distributed import groups, works
 from simgpu._distributed.collectives import Call
 from simgpu._distributed.works import Pending, Work, drop_unused, fill_unwritten
-from simgpu._native import python_objects
 from tests.support.worlds import few, schedules
 
 # Newer releases have other names for two of them.
@@ -162,7 +161,7 @@ def test_what_cpp_alone_holds_is_kept_with_its_outputs(count, later, told):
     del boxed
     with pytest.MonkeyPatch.context() as patch:
         if not told:  # as where C++ counts its references elsewhere
-            patch.setattr(python_objects, "held_by_cpp", lambda work: True)
+            patch.setattr(works, "held_by_cpp", lambda work: True)
         drop_unused(kept)
     assert bool(gone) == (not kept) == told
 

@@ -259,7 +259,7 @@ def test_without_tables_the_guard_is_not_used_for_cuda(simulated, monkeypatch):
 def test_an_allocator_of_another_class_is_not_copied(monkeypatch):
     monkeypatch.setattr(vtables, "class_name", lambda address: "N3c107StorageE")
     assert not vtables._Allocator().copy()
-    monkeypatch.setattr(memory, "library", lambda: None)
+    monkeypatch.setattr(vtables, "library", lambda: None)
     assert not vtables._Allocator().copy()
 
 
@@ -304,7 +304,7 @@ def test_tables_are_found_where_memory_around_them_changes(refused, seed):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dispatch_tables, "_snapshot", changed)
         patched.setattr(
-            memory, "can_read", lambda *where: next(asked) >= refused and can_read(*where)
+            dispatch_tables, "can_read", lambda *where: next(asked) >= refused and can_read(*where)
         )
         assert dispatch_tables._find_places() == places
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from simgpu import pytest_plugin
 from simgpu._core import hooks, world
-from simgpu._pytest import markers, pools
 from simgpu._pytest.markers import Wanted, skip_lines
 from simgpu._pytest.pools import SCOPES, CudaPool, SimulatedPool
 
@@ -24,9 +23,9 @@ def test_a_marker_gets_what_it_asks_for_or_skips(cuda, ordinals, count, distinct
     pool = CudaPool(ordinals)
     request = SimpleNamespace(config=None, node=SimpleNamespace(user_properties=[]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pools, "session_pool", lambda _: pool)
+        patch.setattr(pytest_plugin, "session_pool", lambda _: pool)
         patch.setattr(
-            markers,
+            pytest_plugin,
             "wanted_by",
             lambda _: Wanted(count, distinct=distinct, at_least=at_least),
         )

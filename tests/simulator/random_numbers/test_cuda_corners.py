@@ -156,7 +156,7 @@ def test_each_half_is_the_smaller_one_first(numel, itemsize):
 def test_a_tensor_without_gaps_is_halved_too(numel, limit, seed):
     """As one of 2 GiB would be, if the limit were lower."""
     gpu, stream, tensor = (1, 256), Stream(seed, 8), torch.empty(numel)
-    with patch.object(layout, "INT32_MAX", limit), patch.object(layout, "INT32_MAX", limit):
+    with patch.object(fill, "INT32_MAX", limit), patch.object(layout, "INT32_MAX", limit):
         source = fill.Source(stream, layout.resident_threads(*gpu))
         fill.fill(tensor, source, distributions.Unit(False))
 
