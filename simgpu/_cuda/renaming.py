@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from simgpu._core import world
 from simgpu._native import python_objects
@@ -127,6 +128,21 @@ def renamed(read: Callable[[Any], torch.device | None]) -> property:
 
 
 WHY_RENAMED = "a program reads cuda:1, code of simgpu reads simgpu:1"
+
+
+def overridable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which modes and subclasses with a `__torch_function__` see as they see PyTorch's.
+
+    They see the call as the program made it, and none that `function` makes.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if has_torch_function(args):
+            return handle_torch_function(call, args, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def takes_device(

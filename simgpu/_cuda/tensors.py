@@ -13,14 +13,23 @@ from typing import Any
 import torch
 import torch._subclasses.fake_tensor
 import torch.utils._device
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from simgpu._backend.namespace.tensor_types import TensorType
 from simgpu._core import world
-from simgpu._cuda.renaming import CUDA, WHY_RENAMED, named, renamed, takes_device, to_cuda
+from simgpu._cuda.renaming import (
+    CUDA,
+    WHY_RENAMED,
+    named,
+    overridable,
+    renamed,
+    takes_device,
+    to_cuda,
+)
 from simgpu._native import default_type
 from simgpu._util import naming
 from simgpu._util.naming import DEVICE_TYPE
-from simgpu._util.patching import Action, Patch, Row
+from simgpu._util.patching import Action, Patch, Patches, Row
 
 # `torch.set_default_tensor_type("torch.cuda.FloatTensor")` under `as_cuda`.
 #
@@ -86,6 +95,8 @@ def _is_cuda(self: torch.Tensor) -> bool:
     return _raw_device(self).type in naming.names
 
 
+@overridable
+@functools.wraps(_TensorBase.cuda)
 def _cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
     """`tensor.cuda(...)`: the tensor itself if it is there already."""
     target = None if device is None else torch.device(device)
@@ -98,6 +109,8 @@ def _cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **
 _PREFIX, _CUDA_PREFIX = f"torch.{DEVICE_TYPE}.", f"torch.{CUDA}."
 
 
+@overridable
+@functools.wraps(torch.Tensor.type)
 def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
     """`tensor.type()`, and `tensor.type("torch.cuda.FloatTensor")`."""
     if dtype is None:
@@ -110,8 +123,20 @@ def _type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> A
     return _TensorBase.type(self, dtype, *args, **kwargs)
 
 
+_stock_interface: Any = torch.Tensor.__cuda_array_interface__
+
+
 def _array_interface(self: torch.Tensor) -> Any:
-    raise AttributeError("a simulated device's memory has no address that CUDA code could use")
+    if has_torch_function_unary(self):
+        getter = torch.Tensor.__cuda_array_interface__.__get__
+        return handle_torch_function(getter, (self,), self)
+    if _is_cuda(self) and not self.is_sparse and not self.requires_grad:
+        raise AttributeError("a simulated device's memory has no address that CUDA code could use")
+    return _stock_interface.__get__(self)  # which raises, and says why
+
+
+def _takes_device(stock: Callable[..., Any]) -> Callable[..., Any]:
+    return overridable(takes_device(stock))
 
 
 def _with_our_methods(allowed: list[Any]) -> list[Any]:
@@ -157,7 +182,7 @@ _METHODS: tuple[Row, ...] = (
         why=WHY_RENAMED,
     ),
     Patch("torch.Tensor", "is_cuda", value=property(_is_cuda), why="is true on these devices"),
-    Patch("torch.Tensor", "to", value=takes_device(_raw_to, 1), why='takes "cuda:1"'),
+    Patch("torch.Tensor", "to", value=overridable(takes_device(_raw_to, 1)), why='takes "cuda:1"'),
     Patch("torch.Tensor", "cuda", value=_cuda, why="moves to a simulated device"),
     Patch("torch.Tensor", "type", value=_type, why="shows and takes torch.cuda.FloatTensor"),
     Patch(
@@ -166,8 +191,8 @@ _METHODS: tuple[Row, ...] = (
         value=property(_array_interface),
         why="PyTorch's own gives out an address, since the tensor says that it is on CUDA",
     ),
-    Patch("torch.Tensor", "new_*", wrap=takes_device, why='takes device="cuda:1"'),
-    Patch("torch.Tensor", "new", wrap=takes_device, why='takes device="cuda:1"'),
+    Patch("torch.Tensor", "new_*", wrap=_takes_device, why='takes device="cuda:1"'),
+    Patch("torch.Tensor", "new", wrap=_takes_device, why='takes device="cuda:1"'),
     Patch(
         "torch.Tensor",
         "_make_subclass",
@@ -189,6 +214,16 @@ _METHODS: tuple[Row, ...] = (
     ),
 )
 
+
+def _let_default_device_know(patches: Patches) -> None:
+    """Add the functions in place of stock ones to those that the default device is for."""
+    known: set[Any] = torch.utils._device._device_constructors()
+    ids = set(map(id, known))
+    ours = {value for _, stock, value in patches.replaced if id(stock) in ids}
+    known.update(ours)
+    patches.then(lambda: known.difference_update(ours))
+
+
 _FUNCTIONS: tuple[Row, ...] = (
     Action(
         "the cache of `torch.utils._device._device_constructors`, filled before the next rows",
@@ -199,10 +234,15 @@ _FUNCTIONS: tuple[Row, ...] = (
         Patch(
             "torch",
             name,
-            wrap=takes_device,
+            wrap=_takes_device,
             why="C++ asks for the current CUDA device before these reach the dispatcher",
         )
         for name in ("as_tensor", "asarray", "tensor", "sparse_*_tensor")
+    ),
+    Action(
+        "the same functions in that cache",
+        run=_let_default_device_know,
+        why="a mode is handed the function that the program has called",
     ),
 )
 

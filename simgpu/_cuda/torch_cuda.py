@@ -47,6 +47,19 @@ def _cudnn_version() -> int:
     return CUDNN_NUMBER
 
 
+def _answer_deprecated_names(patches: Patches) -> None:
+    """Let `torch.has_cuda` and `torch.has_cudnn` ask the functions of the block."""
+    answers: dict[str, Any] = torch._deprecated_attrs
+    names = "has_cuda", "has_cudnn"
+    before: dict[str, Any] = {name: answers[name] for name in names if name in answers}
+    ours = {
+        "has_cuda": torch.backends.cuda.is_built,
+        "has_cudnn": torch.backends.cudnn.is_available,
+    }
+    answers.update((name, ours[name]) for name in before)
+    patches.then(lambda: answers.update(before))
+
+
 _WHY = "agrees with torch.cuda.is_available(); a build with CUDA keeps its own"
 _BUILT: bool = torch._C._has_cuda
 
@@ -73,6 +86,13 @@ _BUILD_PATCHES: tuple[Row, ...] = _CUDNN + tuple(
         ("torch.backends.cudnn", "version", _cudnn_version),
         ("torch.backends.cudnn", "is_available", lambda: True),
     )
+)
+_BUILD_PATCHES += (
+    Action(
+        "`torch.has_cuda` and `torch.has_cudnn`",
+        run=_answer_deprecated_names,
+        why="PyTorch keeps the functions that answer to these names from before",
+    ),
 )
 
 

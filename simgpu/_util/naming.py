@@ -27,6 +27,8 @@ _AS_PRODUCT = re.compile(
     | \b{DEVICE_TYPE}(?= [A-Z] | \ error | \ out\ of )
     | (?<=re-initialize\ ) {DEVICE_TYPE}\b | (?<=To\ use\ ) {DEVICE_TYPE}\b"""
 )
+# Where it is what the slot of PyTorch is called: its name with CUDA.
+_AS_SLOT = re.compile(rf"(?<=(?:GPU|XPU) or ){DEVICE_TYPE}\b")
 # How C++ calls the type of a tensor: to become "torch.cuda.FloatTensor", if there is such a name.
 _AS_TENSOR_TYPE = re.compile(rf"\b{DEVICE_TYPE}(Byte|Char|Double|Float|Half|Int|Long|Short)Type\b")
 
@@ -35,7 +37,7 @@ def visible_text(text: str) -> str:
     """`text` as the program may read it: with the devices by the name that it knows."""
     if len(names) == 1 or DEVICE_TYPE not in text:
         return text
-    text = _AS_TENSOR_TYPE.sub(r"torch.cuda.\1Tensor", text)
+    text = _AS_TENSOR_TYPE.sub(r"torch.cuda.\1Tensor", _AS_SLOT.sub("privateuseone", text))
     return _AS_PRODUCT.sub("CUDA", _AS_CODE.sub("cuda", text))
 
 

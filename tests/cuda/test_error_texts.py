@@ -227,3 +227,13 @@ def test_slots_are_restored():
 
 def slots():
     return [memory.words[(id(kind) >> 3) + python_objects.STR] for kind in renaming._KINDS]
+
+
+def test_the_slot_of_pytorch_has_its_name_with_cuda():
+    """SyncBatchNorm says which inputs it takes: on CUDA, nothing has the slot for devices."""
+
+    def work(rank):
+        with pytest.raises(ValueError, match=r"expected input .* on GPU or .*privateuseone"):
+            torch.nn.SyncBatchNorm(2)(torch.ones(2, 2))
+
+    simgpu.ranks(2, work)

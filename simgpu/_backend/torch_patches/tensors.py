@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 from torch.storage import TypedStorage
 from torch.utils import backend_registration
 from torch.utils.dlpack import DLDeviceType
@@ -182,7 +183,10 @@ def _get_data(self: torch.Tensor) -> torch.Tensor:
 
 
 def _set_data(self: torch.Tensor, other: torch.Tensor) -> None:
-    if (
+    if has_torch_function((self, other)):  # who sees calls sees this one, and none below
+        setter = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+        handle_torch_function(setter, (self, other), self, other)
+    elif (
         isinstance(other, torch.Tensor)
         and not _known_to_be_alike(self, other)
         and layouts.are_alike(self, other)
