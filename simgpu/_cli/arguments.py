@@ -83,11 +83,11 @@ def add_devices_and_database(command: argparse.ArgumentParser) -> None:
     )
 
 
-# What a command says where packages are missing that it needs and that simgpu does without.
+# The error of a command that needs a package which simgpu itself does not.
 
 
 def missing_packages(what: str, needed: Mapping[str, str]) -> bool:
-    """Whether a package is missing that `what` needs; says which, and how it is installed.
+    """Whether a package is missing that `what` needs; prints which, and how to install it.
 
     `needed` has packages by the names under which they are imported.
     """
@@ -100,8 +100,8 @@ def missing_packages(what: str, needed: Mapping[str, str]) -> bool:
 # Split the arguments of `simgpu run` into its own options and the program with its arguments.
 #
 # The program begins at the first argument that is neither an option nor an option's value: a path,
-# "-", "--", "-m" or "-c". `argparse` alone cannot split them: it looks for the command's options
-# behind the program's name too, and drops "--" and all that follows `-cTEXT`.
+# "-", "--", "-m" or "-c". `argparse` cannot split them: it looks for the command's options behind
+# the program's name too, and drops "--" and all that follows `-cTEXT`.
 
 
 def split_program(

@@ -1,4 +1,4 @@
-"""`simgpu compare`: what recordings of hardware say, and what simulated devices do."""
+"""`simgpu compare`: recordings of hardware beside what simulated devices do."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def add_arguments(commands: Any) -> None:
 
 
 def start(options: argparse.Namespace) -> int:
-    """Find the tests that the first file belongs to, and let them replay all files."""
+    """Find the tests that the first file belongs to, and replay all files with them."""
     for path in options.files:
         if not path.is_file():
             options.parser.error(f"no such file: {path}")
     root = _root(options.files[0].resolve())
     if root is None:
         options.parser.error(
-            f"{options.files[0]} lies in no clone of the repository: there is no "
+            f"{options.files[0]} is not in a clone of the repository: there is no "
             "tests/support/comparison.py in a folder above it"
         )
     if missing_packages("comparing", NEEDED):
@@ -51,7 +51,7 @@ def start(options: argparse.Namespace) -> int:
 
 
 def _root(path: Path) -> Path | None:
-    """The clone that a recording lies in."""
+    """The clone that contains a recording."""
     for folder in path.parents:
         if (folder / "tests" / "support" / "comparison.py").is_file():
             return folder

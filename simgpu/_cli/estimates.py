@@ -1,8 +1,8 @@
 """`simgpu run --clock MODEL`: the program in estimated time, and with --summary on other machines.
 
 The table is printed when the process ends. The program is then run again for each other number of
-devices, in processes whose output nobody sees; not so where the process is one of several ranks,
-which cannot be run again alone: it would wait for the others.
+devices, in processes whose output is discarded; not so where the process is one of several ranks,
+which cannot be run again by itself: it would wait for the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_AGAIN = (
 
 @dataclass(frozen=True)
 class Clock:
-    """What the command line says of the clock.
+    """The options of the clock.
 
     Attributes:
         model: which GPU each device is; with commas one per device.
@@ -54,8 +54,8 @@ class Clock:
 class ClockUntilExit:
     """Keeps a clock in force until the process ends, and reports the estimate then."""
 
-    def __init__(self, told: Clock, environment: Mapping[str, str]) -> None:
-        self._told, self._environment = told, dict(environment)
+    def __init__(self, options: Clock, environment: Mapping[str, str]) -> None:
+        self._options, self._environment = options, dict(environment)
         self._folder, self._process = os.getcwd(), os.getpid()
         self._ends = contextlib.ExitStack()
         self._estimate: Any = None
@@ -64,12 +64,12 @@ class ClockUntilExit:
         """Put the clock in force; returns why not, where it is refused."""
         from simgpu._clock.estimate import clock
 
-        told = self._told
-        names = told.model.split(",") if "," in told.model else told.model
+        options = self._options
+        names = options.model.split(",") if "," in options.model else options.model
         try:
-            self._estimate = self._ends.enter_context(clock(names, told.topology))
+            self._estimate = self._ends.enter_context(clock(names, options.topology))
         except ValueError as error:
-            return f"--clock {told.model} --topology {told.topology}: {error}"
+            return f"--clock {options.model} --topology {options.topology}: {error}"
         atexit.register(self._end)
         return None
 
@@ -105,9 +105,9 @@ class ClockUntilExit:
         """The estimate of the program with another number of devices."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "estimate.json"
-            told = {"N": str(count), "FILE": str(report)}
+            values = {"N": str(count), "FILE": str(report)}
             command = list(self._told.again)
-            for name, value in told.items():
+            for name, value in values.items():
                 if name in command:  # and perhaps again, behind the program
                     command[command.index(name)] = value
             given = Path(folder) / "input"
@@ -127,8 +127,8 @@ class ClockUntilExit:
             if ended.returncode == 0 and report.exists():
                 read: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
                 return read
-        said = ended.stderr.strip().splitlines()
-        return {"failed": said[-1] if said else f"exit status {ended.returncode}"}
+        lines = ended.stderr.strip().splitlines()
+        return {"failed": lines[-1] if lines else f"exit status {ended.returncode}"}
 
 
 def scaling_table(estimates: Mapping[int, Mapping[str, Any]]) -> str:
@@ -141,7 +141,7 @@ def scaling_table(estimates: Mapping[int, Mapping[str, Any]]) -> str:
     lines = [f"{'devices':<9}{'estimate of a step' if by_step else 'estimate of it all':>20}"]
     lines[0] += f"{'speed-up':>10}"
     if not by_step and good:
-        lines.insert(0, "no optimizer.step() marks steps: the estimates are of the whole program")
+        lines.insert(0, "no optimizer.step() marks steps: the estimates cover the whole program")
     key = {"step": "step", "program": "seconds"}[what]
     first = next(iter(good.values()), None)
     for count, each in estimates.items():

@@ -48,14 +48,14 @@ def add_arguments(commands: Any) -> None:
     fuzz.add_argument(
         "--schedules",
         action="store_true",
-        help="let each example draw the order of its threads too (simgpu.schedule)",
+        help="also draw the order of threads for each example (simgpu.schedule)",
     )
     fuzz.add_argument(
         "--report",
         default=Path("fuzz-report.html"),
         metavar="FILE",
         type=output_file,
-        help="where the page goes; its twin for machines has the ending .json "
+        help="path of the page; the same report as JSON is beside it, ending in .json "
         "(default: fuzz-report.html)",
     )
     fuzz.add_argument(
@@ -78,7 +78,7 @@ def start(options: argparse.Namespace) -> int:
         print(f"no such tests: {', '.join(absent)}; name your own after the options")
         return 4
     if options.report.suffix == ".json":
-        print(f"--report {options.report} names the page; its twin is the one that ends in .json")
+        print(f"--report {options.report} must name the page; its JSON file ends in .json")
         return 4
     from simgpu._fuzz.campaign import CampaignOptions, run_campaign
 

@@ -21,14 +21,15 @@ def description() -> Iterator[str]:
     """Yield the lines, some of which take a while to find out."""
     from simgpu._config import options
 
-    told = (
+    given = (
         options.clear_variables()
     )  # so that importing torch makes no devices: they would hide the GPUs
     folder = Path(__file__).parents[1]
     yield _line("simgpu", f"{_version('simgpu')} in {folder}")
     yield _line("python", f"{platform.python_version()} ({sys.executable})")
     yield _line("system", platform.platform())
-    yield _line("variables", ", ".join(f"{name}={value}" for name, value in told.items()) or "none")
+    variables = ", ".join(f"{name}={value}" for name, value in given.items())
+    yield _line("variables", variables or "none")
     known = (*options.NAMES, *options.SETTINGS)
     for name in options.unknown_variables():
         yield _line("unknown", f"{name}={os.environ[name]} (known: {', '.join(known)})")
@@ -68,7 +69,7 @@ def _gpus() -> str:
 
 
 def _devices() -> Iterator[str]:
-    """Try simulated devices, and say which native tricks work with them."""
+    """Try simulated devices, and list which native tricks work with them."""
     from simgpu._config.gpus import models
     from simgpu._config.options import RNGS
     from simgpu._devices.block import devices
@@ -88,12 +89,12 @@ def _devices() -> Iterator[str]:
         yield _line("devices", f"cannot be made: {error}")
         return
     for trick in status.TRICKS:
-        says = "active" if active[trick.name] else f"NOT ACTIVE: {trick.otherwise}"
-        yield f"  {trick.name + ':':<33} {says}"
+        state = "active" if active[trick.name] else f"NOT ACTIVE: {trick.otherwise}"
+        yield f"  {trick.name + ':':<33} {state}"
 
 
 def _plugin() -> str:
-    """Say whether pytest will load the plugin, and what its tests will get."""
+    """Whether pytest will load the plugin, and what its tests will get."""
     names = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")}
     loaded = "installed" if "simgpu" in names else "NOT INSTALLED (pip install simgpu)"
     try:
@@ -107,8 +108,8 @@ def _plugin() -> str:
 def add_arguments(commands: Any) -> None:
     info = commands.add_parser(
         "info",
-        help="say what is installed and what works here, for a bug report",
-        description="Say what is installed and what works here: paste it into a bug report.",
+        help="list what is installed and what works here, for a bug report",
+        description="List what is installed and what works here: paste it into a bug report.",
     )
     info.set_defaults(start=start)
 
@@ -117,6 +118,6 @@ def start(options: argparse.Namespace) -> int:
     try:
         for line in description():
             print(line, flush=True)
-    except BrokenPipeError:  # `simgpu info | head -3`: who reads has what was wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would tell
+    except BrokenPipeError:  # `simgpu info | head -3`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit reports it
     return 0

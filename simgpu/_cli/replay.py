@@ -35,7 +35,7 @@ def add_arguments(commands: Any) -> None:
     replay.add_argument(
         "--schedules",
         action="store_true",
-        help="the example is of a campaign with --schedules",
+        help="the example comes from a campaign with --schedules",
     )
     add_devices_and_database(replay)
     replay.set_defaults(start=start)
@@ -65,7 +65,7 @@ def start(options: argparse.Namespace) -> int:
     name = options.property if options.blob else repeats.test_of(token)
     if name is None:
         print(
-            f"no test is known here for the schedule {token}: say it too (simgpu replay "
+            f"no test is known here for the schedule {token}: pass the test too (simgpu replay "
             "tests/test_it.py::test_it TOKEN), or repeat a program of your own within "
             "simgpu.schedule(replay=TOKEN)"
         )

@@ -55,7 +55,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--model",
         metavar="NAME[,NAME...]",
-        help="which GPU each device says that it is, such as A100 or 'H100 SXM'; with commas one "
+        help="GPU model that each device reports, such as A100 or 'H100 SXM'; with commas one "
         "per device (`info` lists them; default: SIMGPU_MODEL, or none)",
     )
     run.add_argument(
@@ -68,7 +68,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         dest="name",
         choices=("cuda", "simgpu"),
         default="cuda",
-        help="what the devices are called: cuda (default; the script may say simgpu too) or simgpu",
+        help="device type that the script uses: cuda (default; simgpu works too) or simgpu",
     )
     run.add_argument(
         "--force", action="store_true", help="also where real CUDA is, which is then out of reach"
@@ -76,13 +76,13 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--replace-data-parallel",
         action="store_true",
-        help="let torch.nn.DataParallel be dataparallel.DataParallel",
+        help="replace torch.nn.DataParallel by dataparallel.DataParallel",
     )
     _add_watching(run)
 
 
 def _add_watching(run: argparse.ArgumentParser) -> None:
-    """Add what looks at the program and says what it saw."""
+    """Add the options that watch the program and report."""
     run.add_argument(
         "--trace",
         type=output_file,
@@ -92,20 +92,20 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--summary",
         action="store_true",
-        help="say on stderr, per device: kernels, bytes in and out, peak memory, its share of the "
-        "work (bytes written by kernels) and of the batch (bytes that models were called with)",
+        help="print on stderr, per device: kernels, bytes in and out, peak memory, its share of "
+        "the work (bytes written by kernels) and of the batch (bytes that models were called with)",
     )
     run.add_argument(
         "--races",
         action="store_true",
-        help="say on stderr where two streams, or a stream and the host, use the same memory in no "
-        "order, and end with status 1 if anywhere",
+        help="report on stderr where two streams, or a stream and the host, use the same memory in "
+        "no order, and end with status 1 if anywhere",
     )
     run.add_argument(
         "--async",
         dest="lazy",
         action="store_true",
-        help="let kernels and copies run when something waits for them, and no earlier, as streams "
+        help="run kernels and copies when something waits for them, and no earlier, as streams "
         "of a GPU may: a program that forgets to wait computes NaN or old values",
     )
     run.add_argument(
@@ -117,9 +117,9 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--clock",
         metavar="NAME[,NAME...]",
-        help="tell the time of this GPU, or of one per device, by estimate: to events, --trace and "
-        "--summary, which then says where time goes, and runs the program again with other numbers "
-        "of devices",
+        help="estimate the time on this GPU, or on one per device: in events, --trace and "
+        "--summary, which then shows where time goes, and runs the program again with other "
+        "numbers of devices",
     )
     run.add_argument(
         "--topology",
@@ -156,7 +156,7 @@ def _add_program(run: argparse.ArgumentParser) -> None:
         "arguments",
         nargs=argparse.REMAINDER,
         metavar="ARGS",
-        help="for the script; options of this command stand before SCRIPT",
+        help="for the script; options of this command come before SCRIPT",
     )
 
 
@@ -196,13 +196,13 @@ def start(options: argparse.Namespace) -> int:
 
 
 def _warn_misplaced_options(parser: argparse.ArgumentParser, program: Program) -> None:
-    """Say on stderr which options of ours the program was given, since they stood behind it."""
+    """Warn on stderr about our options that come after SCRIPT and so went to the program."""
     names = [word.partition("=")[0] for word in program.arguments if word.startswith("--")]
     behind = [name for name in names if name in parser._option_string_actions]
     if behind:
         print(
-            f"{parser.prog}: {', '.join(behind)} went to the program, behind whose name it stands; "
-            f"what is meant for {parser.prog} stands before",
+            f"{parser.prog}: {', '.join(behind)} went to the program, after whose name it comes; "
+            f"options for {parser.prog} come before it",
             file=sys.stderr,
         )
 
@@ -229,11 +229,11 @@ def _refuse_to_watch_a_launcher(options: argparse.Namespace, program: Program) -
         "--async-seed": options.async_seed is not None,
         "--clock": options.clock is not None,
     }
-    told = [name for name, given in watching.items() if given]
-    if told:
+    watched = [name for name, given in watching.items() if given]
+    if watched:
         options.parser.error(
-            f"{', '.join(told)} would look at {name} alone, which starts the processes that "
-            f"compute: put it behind, as in `{name} ... -m simgpu run {told[0]} ... SCRIPT`"
+            f"{', '.join(watched)} would only watch {name}, which starts the processes that "
+            f"compute: put it behind, as in `{name} ... -m simgpu run {watched[0]} ... SCRIPT`"
         )
 
 
@@ -241,14 +241,14 @@ def _clock(options: argparse.Namespace, program: Program) -> Clock | None:
     """What is asked of the clock; ends with a message where there is none to be asked."""
     if options.clock is None:
         if options.topology is not None:
-            options.parser.error("--topology says how the devices of --clock are joined: add it")
+            options.parser.error("--topology describes the links of --clock: add --clock")
         return None
     topology = options.topology or "pcie"
     again = [sys.executable, "-m", "simgpu", "run", "--devices", "N", "--estimate-to", "FILE"]
     again += ["--clock", options.clock, "--topology", topology, "--as", options.name]
     for name in ("memory", "model", "rng"):
-        told = getattr(options, name)
-        again += [] if told is None else [f"--{name}", told]
+        value = getattr(options, name)
+        again += [] if value is None else [f"--{name}", value]
     again += ["--force"] * options.force
     again += ["--replace-data-parallel"] * options.replace_data_parallel
     again += ["--async"] * options.lazy
@@ -292,9 +292,9 @@ def _program(options: argparse.Namespace) -> Program:
 
 
 def _meant_by(name: str) -> str:
-    """What to say of a word that names no script, but something else that Python knows."""
+    """The hint for a word that is not a script but something else that Python knows."""
     if name in ("python", "python3"):
-        return "; leave that word out, for what comes after `run` is what Python would be told"
+        return "; leave that word out: what comes after `run` is what comes after `python`"
     if name in _MODULES:
         return f"; the module runs by -m {_MODULES[name]}"
     if name.isidentifier() and _is_module(name):

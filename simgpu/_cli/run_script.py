@@ -53,7 +53,7 @@ def main_inside(path: str) -> ModuleSpec | None:
 def folder_of(path: str) -> str:
     """Where the modules beside a program are: its folder, or the folder or zip file that it is.
 
-    Beside a link to a file stands nothing: what counts is where the file is.
+    A link to a file counts as the file itself.
     """
     return path if main_inside(path) else os.path.dirname(os.path.realpath(path))
 
@@ -96,7 +96,7 @@ def run_text(text: str) -> None:
 
 
 def run_input(source: bytes) -> None:
-    """Run what stood on the standard input."""
+    """Run the program from standard input."""
     _run_code(_compiled(source, "<stdin>"), __file__="<stdin>", __cached__=None)
 
 
@@ -107,15 +107,15 @@ def _compiled(source: str | bytes, name: str) -> types.CodeType:
 
 def _run_spec(spec: ModuleSpec) -> None:
     loader: Any = spec.loader
-    module = importlib.util.module_from_spec(spec)  # which knows what a module is told of itself
-    told = {name: value for name, value in vars(module).items() if name != "__name__"}
-    _run_code(loader.get_code(spec.name), **told)
+    module = importlib.util.module_from_spec(spec)  # which has the attributes of a module
+    attributes = {name: value for name, value in vars(module).items() if name != "__name__"}
+    _run_code(loader.get_code(spec.name), **attributes)
 
 
-def _run_code(code: types.CodeType | None, **told: Any) -> None:
-    """Run `code` in the module `__main__`, which is told this of itself."""
+def _run_code(code: types.CodeType | None, **attributes: Any) -> None:
+    """Run `code` in the module `__main__`, which gets these attributes."""
     main = vars(sys.modules["__main__"])
-    main.update(told)
+    main.update(attributes)
     if code is None:
         raise ImportError(f"{main['__spec__']} has no Python code: it cannot be run")
     exec(code, main)
@@ -128,7 +128,7 @@ _QUEUES = "simgpu._explore.asynchronous"
 
 @dataclass(frozen=True)
 class Program:
-    """What is to run, as `python` would be told."""
+    """What to run, in the form of `python`'s command line."""
 
     kind: str
     """ "script", "module", "code" or "stdin"."""
@@ -136,12 +136,12 @@ class Program:
     """The path, the module's name, the code itself, or "-"."""
     arguments: tuple[str, ...]
     source: bytes | None = None
-    """What stood on the standard input, if the program did."""
+    """The standard input, if the program was read from it."""
 
 
 @dataclass(frozen=True)
 class ScriptOptions:
-    """What the command line of `simgpu run` says."""
+    """The options of `simgpu run`."""
 
     program: Program
     devices: int | None
@@ -179,13 +179,13 @@ def make_devices(options: ScriptOptions) -> str | None:
 
     # As in a child process that the script starts: its workers have the devices too.
     os.environ[config_options.COUNT] = inherited.get(config_options.COUNT) or "1"
-    told = {
+    given = {
         config_options.COUNT: None if options.devices is None else str(options.devices),
         config_options.MEMORY: options.memory,
         config_options.MODEL: options.model,
         config_options.RNG: options.rng,
     }
-    for name, value in told.items():
+    for name, value in given.items():
         if value is not None or inherited.get(name):
             os.environ[name] = inherited[name] if value is None else value
     if options.as_cuda:
@@ -193,21 +193,21 @@ def make_devices(options: ScriptOptions) -> str | None:
     try:
         process.start_process_devices()
     except ValueError as error:
-        said = str(error)
+        text = str(error)
         for name, option in (
             (config_options.MEMORY, "--memory"),
             (config_options.MODEL, "--model"),
         ):
-            if told[name] is not None and said.startswith(name):
-                said = f"{option} {told[name]}{said.removeprefix(name)}"
-        return said
+            if given[name] is not None and text.startswith(name):
+                text = f"{option} {given[name]}{text.removeprefix(name)}"
+        return text
     except RealCudaError as error:
         return str(error)
     return None
 
 
 def prepare(program: Program) -> str | None:
-    """Let the program find its arguments, and the modules beside it; returns why it cannot run."""
+    """Set sys.argv and sys.path for the program; returns why it cannot run."""
     begin_main()
     name = {"code": "-c", "module": "-m"}.get(program.kind, program.text)
     sys.argv = [name, *program.arguments]
@@ -260,16 +260,16 @@ def run_script(options: ScriptOptions) -> None:
 
 
 def _hide_our_frames_of(ended: BaseException) -> None:
-    """Let the process end with the traceback of `ended` that it would have without simgpu."""
+    """End the process with the traceback of `ended` that it would have without simgpu."""
     hook = sys.excepthook  # the program's own, if it has one
 
-    def told(kind: Any, error: Any, traceback: types.TracebackType | None) -> None:
+    def report(kind: Any, error: Any, traceback: types.TracebackType | None) -> None:
         if error is ended:
             traceback = _after_our_frames(traceback)
             error = error.with_traceback(traceback)
         hook(kind, error, traceback)
 
-    sys.excepthook = told
+    sys.excepthook = report
 
 
 def _after_our_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
@@ -300,9 +300,9 @@ def _run(program: Program) -> None:
 
 @contextlib.contextmanager
 def overlapping(seed: int | None) -> Iterator[Asynchronous]:
-    """Let the streams of a program overlap, and go on so until the process ends.
+    """Make the streams of a program overlap until the process ends.
 
-    If the program ends well, its queues are run, and errors that nobody was told of are raised.
+    If the program ends without an error, its queues are run, and unreported errors are raised.
     """
     from simgpu._explore.asynchronous import executor as asynchronous_executor
 
@@ -324,9 +324,9 @@ def _tell_of_what_is_left(executor: Asynchronous) -> None:
 
 @contextlib.contextmanager
 def told_of_races() -> Iterator[None]:
-    """Say on stderr which races a program had; it then ends with status 1, or one that is not 0.
+    """Report the races of a program on stderr; it then ends with status 1, or its own if not 0.
 
-    That it had none is said too, or nobody would know that they were looked for.
+    "no race" is printed too, to show that the program was watched.
     """
     from simgpu._explore.races.detector import races
 
@@ -339,14 +339,14 @@ def told_of_races() -> Iterator[None]:
         finally:
             for race in found:
                 print(race, file=sys.stderr)
-            told = plural(len(found), "race") if found else "no race"
-            print(f"simgpu run --races: {told}", file=sys.stderr)
+            count = plural(len(found), "race") if found else "no race"
+            print(f"simgpu run --races: {count}", file=sys.stderr)
     if found:
         sys.exit(1)
 
 
 def _replace_data_parallel() -> None:
-    """Let the names of PyTorch's DataParallel mean the one of the package `dataparallel`.
+    """Replace PyTorch's DataParallel by the one of the package `dataparallel`.
 
     Looked up only here and only when asked for: simgpu does without that package.
     """

@@ -47,7 +47,7 @@ class Model:
     """Other names that it goes by."""
 
 
-# What a device is that was told no model. Programs see an own name and 16 GiB, and otherwise the
+# The model of a device by default. Programs see an own name and 16 GiB, and otherwise the
 # multiprocessors and the capability of an H100.
 GENERIC = Model(
     key="generic",
@@ -129,7 +129,7 @@ def find(name: str) -> Model:
 
 
 def models_of(count: int, names: Names) -> list[Model]:
-    """Return the model of each of `count` devices, from what `simgpu.devices` is told."""
+    """Return the model of each of `count` devices, from the argument of `simgpu.devices`."""
     if names is None:
         return [GENERIC] * count
     if isinstance(names, str):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from simgpu._util.naming import CPU_KERNELS, MAX_DEVICES, check_one_for_each_device
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_NEGATIVE = "memory={} must not be negative: say what each device has, such as '16GiB'"
+_NEGATIVE = "memory={} must not be negative: pass the size of each device, such as '16GiB'"
 
 
 def _bytes(memory: int | str) -> int:
@@ -33,7 +33,7 @@ def _bytes(memory: int | str) -> int:
 
 
 def capacities(count: int, memory: int | str | Sequence[int | str]) -> list[int]:
-    """Return the bytes of each device, from what `devices` is told."""
+    """Return the bytes of each device, from the argument of `simgpu.devices`."""
     if isinstance(memory, (bytes, bytearray)) or not isinstance(memory, Sequence | int | str):
         raise TypeError(
             f"memory must be bytes (int), a text or one of these per device, got {memory!r}"
@@ -49,7 +49,7 @@ def process_capacities(count: int, memory: str | Sequence[str]) -> list[int]:
     sizes = capacities(count, memory)
     if not all(sizes):
         raise ValueError(
-            f"memory={memory!r} leaves a process a device on which it can put nothing: say what "
+            f"memory={memory!r} leaves the process devices without any memory: pass the size that "
             "each has, such as '16GiB'; a block of simgpu.devices(memory=0) may have none"
         )
     return sizes
@@ -81,7 +81,7 @@ SETTINGS = (CPU_KERNELS,)  # which give a process no devices
 
 
 def device_count() -> int | None:
-    """Return how many devices the process is to have; None where nothing is said of it.
+    """Return how many devices the process is to have; None where no variable sets it.
 
     Raises ValueError where the variable is no such number.
     """
@@ -94,17 +94,17 @@ def device_count() -> int | None:
 
 
 def device_memory() -> str | list[str] | None:
-    """Return what each device has, or a list with one entry per device; None if not told."""
+    """Return what each device has, or a list with one entry per device; None if not set."""
     return by_device(os.environ.get(MEMORY))
 
 
 def device_model() -> str | list[str] | None:
-    """Return which GPU each device is, or a list with one entry per device; None if not told."""
+    """Return which GPU each device is, or a list with one entry per device; None if not set."""
     return by_device(os.environ.get(MODEL))
 
 
 def device_rng() -> str:
-    """Return what draws random numbers on the devices: CUDA's generator, if not told.
+    """Return what draws random numbers on the devices: CUDA's generator, if not set.
 
     Raises ValueError where there is no such thing.
     """
@@ -128,7 +128,7 @@ def as_cuda() -> str:
 
 @contextlib.contextmanager
 def prefix_errors(name: str) -> Iterator[None]:
-    """Let a ValueError in the block begin with the variable whose value it is about."""
+    """Begin a ValueError of the block with the variable whose value it is about."""
     try:
         yield
     except ValueError as error:
@@ -136,12 +136,12 @@ def prefix_errors(name: str) -> Iterator[None]:
 
 
 def tell_of_devices() -> bool:
-    """Return whether one of them says of which sort simulated devices are."""
+    """Return whether one of them chooses the properties of simulated devices."""
     return any(os.environ.get(name) for name in (MEMORY, MODEL, RNG))
 
 
 def by_device(text: str | None) -> str | list[str] | None:
-    """Return what a text says of all devices, or of each where it has commas."""
+    """Return the value for all devices, or one per device where the text has commas."""
     return text.split(",") if text and "," in text else text or None
 
 

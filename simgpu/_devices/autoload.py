@@ -29,7 +29,7 @@ def _start() -> None:
     """Make the process's devices, also where a module of ours that they need imports torch now.
 
     `import simgpu.errors` imports torch first, and so gets here. Such a module is imported as a
-    second one, which then is the only one: an import returns what stands in `sys.modules`.
+    second one, which then is the only one: an import returns the entry of `sys.modules`.
     """
     modules = sys.modules.copy()  # other threads import, too
     unfinished = {name: module for name, module in modules.items() if _is_unfinished(module)}

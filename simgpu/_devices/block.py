@@ -1,7 +1,8 @@
 """`simgpu.devices(n)` and `simgpu.as_cuda(n)`: simulated devices for one `with` block.
 
-A set that is made without `with` ends where nobody expects it, or is never made at all. So this
-object says so: its repr is a hint, and a warning follows when it is dropped too early.
+A set that is made without `with` ends where the program does not expect it, or is never made at
+all. So this object reports it: its repr is a hint, and a warning follows when it is dropped too
+early.
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ class DeviceBlock(contextlib.ContextDecorator):
         if is_finalizing():  # an argument: the names of this module may be gone by then
             return
         if not self._was_used:
-            said = f"{self._call} made no devices, since it was never entered: {self._ways_out()}"
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
+            text = f"{self._call} made no devices, since it was never entered: {self._ways_out()}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         elif self._ends is not None:
             self._ends.close()
-            said = f"{self._call} was dropped, which ended its devices: {self._ways_out()}"
-            warnings.warn(said, RuntimeWarning, stacklevel=2)
+            text = f"{self._call} was dropped, which ended its devices: {self._ways_out()}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 # `simgpu.devices(n)`: a context manager that makes n simulated devices.
@@ -122,9 +123,9 @@ def devices(
     Args:
         count: 1 to 64.
         memory: what each device has: bytes, or a text such as "16GiB" or "512MiB"; a list gives
-            one per device. What the model has unless told. Past it, torch.OutOfMemoryError is
+            one per device. The model's memory by default. Past it, torch.OutOfMemoryError is
             raised.
-        model: which GPU each device says that it is, such as "A100" or "H100 SXM"; a list gives
+        model: the GPU that each device reports, such as "A100" or "H100 SXM"; a list gives
             one per device. Name, compute capability, multiprocessors and memory follow it, and so
             do random numbers. Without one, 16 GiB and the multiprocessors of an H100.
         rng: "cuda" draws the numbers of CUDA's generator; "host" those of the CPU's kernels, in a
@@ -150,8 +151,8 @@ def devices(
 
 def describe_arguments(count: int, memory: Memory, model: Names, rng: str) -> str:
     """The arguments as a program writes them."""
-    told = {"memory": memory, "model": model, "rng": None if rng == "cuda" else rng}
-    named = [f"{name}={value!r}" for name, value in told.items() if value is not None]
+    given = {"memory": memory, "model": model, "rng": None if rng == "cuda" else rng}
+    named = [f"{name}={value!r}" for name, value in given.items() if value is not None]
     return ", ".join([repr(count), *named])
 
 
@@ -172,7 +173,7 @@ def start_devices(
 # Within the block "cuda:1" is another name of simgpu:1. It is translated where a program names a
 # device, by the functions and methods that take one and, for all functions that make tensors, in
 # PyTorch's dispatcher. Where a program reads a device, it is shown as "cuda:1". The functions of
-# `torch.cuda` are those of `torch.simgpu`. All of it stands in the tables of this folder and is
+# `torch.cuda` are those of `torch.simgpu`. All of it is in the tables of this folder and is
 # undone at the end of the block.
 
 
@@ -221,7 +222,7 @@ def start_as_cuda(
 
 
 def start_process(force: bool = False) -> None:
-    """Let the devices that the process has go by the name of CUDA, until it ends."""
+    """Use the devices of the process as CUDA, until it ends."""
     if not renaming.is_on():
         _check_no_cuda(force)
         _for_ever.append(_install())
@@ -256,7 +257,7 @@ def _check_no_cuda(force: bool) -> None:
     if not force and not renaming.is_on() and torch.cuda.is_available():
         raise RealCudaError(
             f"{torch.cuda.device_count()} real CUDA devices are here, and simulated ones would "
-            "take their name: run the program as it is, or say force=True (--force in a command)"
+            "take their name: run the program as it is, or pass force=True (--force in a command)"
         )
 
 

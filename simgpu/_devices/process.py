@@ -20,9 +20,9 @@ def start_process_devices() -> None:
     """Make the devices that SIMGPU_DEVICE_COUNT asks for, for the rest of the process.
 
     Does nothing where they have been made already, as `import torch` does by itself wherever
-    simgpu is installed. SIMGPU_DEVICE_MEMORY says what each has, as in `simgpu.devices`, with
+    simgpu is installed. SIMGPU_DEVICE_MEMORY is the memory of each, as in `simgpu.devices`, with
     commas between the sizes of several, and SIMGPU_MODEL which GPU each is, likewise; SIMGPU_RNG
-    says what draws their random numbers. With SIMGPU_AS_CUDA, they go by the name of CUDA.
+    chooses their random number generator. With SIMGPU_AS_CUDA, they are used as CUDA.
 
     Raises ValueError where a variable makes no sense; its text begins with the variable.
     """
@@ -43,7 +43,7 @@ def start_process_devices() -> None:
         f"{options.COUNT} or `simgpu run` made them for the whole process: use these, or start "
         "it without"
     )
-    entered.more = f"; {options.COUNT}, or --devices of `simgpu run`, says how many"
+    entered.more = f"; {options.COUNT}, or --devices of `simgpu run`, is their number"
     if named:
         from simgpu._devices import block
 

@@ -85,7 +85,7 @@ def _copy(
 
 
 def _of_call(collective: Collective) -> dict[str, Any]:
-    """What is told of a collective: the root of a broadcast, which writes nothing, sends bytes."""
+    """The arguments of a collective: the root of a broadcast, which writes nothing, sends bytes."""
     about = dataclasses.asdict(collective)
     return {"bytes": about.pop("nbytes"), **about}
 

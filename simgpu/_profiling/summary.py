@@ -42,7 +42,7 @@ def _has_parameters(module: torch.nn.Module) -> bool:
 
 
 class Inputs:
-    """Bytes of tensors that modules were called with, by the index of the device they lie on."""
+    """Bytes of tensors that modules were called with, by the index of their device."""
 
     def __init__(self) -> None:
         self.nbytes: Counter[int] = Counter()
@@ -107,7 +107,7 @@ class Totals(Instrument):
     def as_text(self, names: list[str], inputs: Inputs) -> str:
         """The table, with two shares of each device.
 
-        `work` is of the bytes that kernels wrote, `batch` of the bytes that models were called
+        `work` counts the bytes that kernels wrote, `batch` the bytes that models were called
         with.
         """
         rows = [self._row(index) for index in range(len(names))]

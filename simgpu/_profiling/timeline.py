@@ -1,7 +1,7 @@
 """Write the timeline of `simgpu run --trace FILE`, and join those of several ranks.
 
 A process that torchrun has started is one rank of several. Each writes a part beside the file, and
-whoever finds all parts puts them together: a device of a rank is a row of its own, and all have one
+the rank that finds all parts joins them: a device of a rank is a row of its own, and all have one
 clock, that of the machine.
 """
 
@@ -17,20 +17,20 @@ from typing import Any
 
 
 def rank_and_count(environment: Mapping[str, str]) -> tuple[int, int]:
-    """The rank of a process with this environment, and how many there are; 0 and 1 if it is alone.
+    """The rank and the number of ranks by this environment; 0 and 1 for a single process.
 
-    A launcher tells them by RANK and WORLD_SIZE. Where these are no number and a larger one, no
+    A launcher sets RANK and WORLD_SIZE. Where these are not a number and a larger one, no
     launcher has set them.
     """
-    told = environment.get("RANK") or "0", environment.get("WORLD_SIZE") or "1"
-    if not all(text.isdecimal() for text in told):
+    texts = environment.get("RANK") or "0", environment.get("WORLD_SIZE") or "1"
+    if not all(text.isdecimal() for text in texts):
         return 0, 1
-    rank, count = map(int, told)
+    rank, count = map(int, texts)
     return (rank, count) if rank < count else (0, 1)
 
 
 def heading(environment: Mapping[str, str]) -> str:
-    """The line that says whose table follows; nothing where the process is alone."""
+    """The line that names the rank of the table below; empty for a single process."""
     rank, count = rank_and_count(environment)
     return f"rank {rank} of {count}\n" if count > 1 else ""
 
@@ -41,7 +41,7 @@ _ROWS = 1000  # how far apart the numbers of two ranks' rows are
 def write(path: str, timeline: dict[str, Any], environment: Mapping[str, str]) -> None:
     """Write a timeline to `path`, together with those of the other ranks where there are any.
 
-    Which rank this is, `environment` tells: that in which the process has begun.
+    `environment` gives the rank: the one with which the process has begun.
     """
     rank, count = rank_and_count(environment)
     if count == 1:
@@ -60,9 +60,9 @@ def write(path: str, timeline: dict[str, Any], environment: Mapping[str, str]) -
 
 
 def _this_run(environment: Mapping[str, str]) -> str:
-    """Tells the parts of this start of the ranks from those that an earlier one has left."""
-    told = [environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
-    return "".join(f"{''.join(filter(str.isalnum, each))}." for each in told if each)
+    """Distinguishes the parts of this start from those that an earlier start has left."""
+    parts = [environment.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
+    return "".join(f"{''.join(filter(str.isalnum, each))}." for each in parts if each)
 
 
 def together(timelines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -51,17 +51,17 @@ class Trace(list[Record]):
 
 
 def _simulated(device: torch.device | str) -> torch.device:
-    """A device by its own name, whichever it was told by: no copy of a real GPU is in a trace."""
+    """A device by its own name, whichever name was given: no copy of a real GPU is in a trace."""
     found = torch.device(device)
     if found.type == "cpu":
         return torch.device("cpu")
     if found.index is None:
-        raise ValueError(f"copies begin and end at one device, got {device!r}: say '{device}:0'")
+        raise ValueError(f"copies begin and end at one device, got {device!r}: use '{device}:0'")
     return torch.device(DEVICE_TYPE, found.index) if found.type == "cuda" else found
 
 
 def _visible(device: torch.device) -> torch.device:
-    """A device as `tensor.device` tells it to a program that calls it by the name of CUDA."""
+    """A device as `tensor.device` shows it to a program that uses it as CUDA."""
     return torch.device("cuda", device.index) if device.type == DEVICE_TYPE else device
 
 

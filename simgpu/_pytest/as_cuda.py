@@ -28,8 +28,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
     if options.as_cuda:
         for short in SHORT:
             if getattr(options, short.field) is None:
-                told: Any = {short.field: short.early(early_config, args)}
-                options = dataclasses.replace(options, **told)
+                early: Any = {short.field: short.early(early_config, args)}
+                options = dataclasses.replace(options, **early)
         _start(early_config, options)
 
 
@@ -41,17 +41,17 @@ def _start(config: pytest.Config, options: DeviceOptions) -> None:
         )
     check(options)
     # A worker of pytest-xdist finds them in what its parent gave it.
-    told = config_options.clear_variables()
+    variables = config_options.clear_variables()
     options = dataclasses.replace(
         options,
-        memory=options.memory or told.get(config_options.MEMORY),
-        model=options.model or told.get(config_options.MODEL),
-        rng=options.rng or told.get(config_options.RNG),
+        memory=options.memory or variables.get(config_options.MEMORY),
+        model=options.model or variables.get(config_options.MODEL),
+        rng=options.rng or variables.get(config_options.RNG),
     )
 
     def restore() -> None:
         config_options.clear_variables()
-        os.environ.update(told)
+        os.environ.update(variables)
 
     config.add_cleanup(restore)
     _make_devices(config, options)

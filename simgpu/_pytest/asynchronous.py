@@ -1,7 +1,7 @@
 """`pytest --async`: kernels and copies of simulated devices run when something waits for them.
 
 The whole session runs so (`simgpu.asynchronous`), whichever way a test makes its devices. Each test
-begins the orders of the seed anew, so that it can be run alone. One with
+begins the orders of the seed anew, so that it can be run by itself. One with
 `@pytest.mark.without("--async")` runs at once.
 """
 

@@ -23,7 +23,7 @@ from simgpu._pytest.pools import (
 )
 from simgpu._strategies.examples import text_of
 
-# Where an NVIDIA or AMD driver shows itself: lets the header answer without importing torch.
+# Where an NVIDIA or AMD driver is visible, so that the header needs no import of torch.
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", r"C:\Windows\System32\nvcuda.dll")
 
 
@@ -32,9 +32,9 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def header_line(config: pytest.Config) -> str:
-    """Say which devices tests get and what is looked for, without importing torch for it."""
-    told = [_devices(config), *active_options(read_options(config))]
-    return f"devices: {'; '.join(told)}"
+    """The header line: devices of the tests and active checks, without importing torch."""
+    parts = [_devices(config), *active_options(read_options(config))]
+    return f"devices: {'; '.join(parts)}"
 
 
 def active_options(options: DeviceOptions) -> list[str]:
@@ -45,8 +45,8 @@ def active_options(options: DeviceOptions) -> list[str]:
         f"--schedules {options.schedules}": options.schedules,
         f"--schedule {options.schedule}": options.schedule,
     }
-    told = [name for name, given in looks.items() if given]
-    return [f"each test with {', '.join(told)}"] if told else []
+    active = [name for name, given in looks.items() if given]
+    return [f"each test with {', '.join(active)}"] if active else []
 
 
 def _devices(config: pytest.Config) -> str:
@@ -65,7 +65,7 @@ def _devices(config: pytest.Config) -> str:
 
 @contextlib.contextmanager
 def _cuda_is_not_started() -> Iterator[None]:
-    """Let torch ask the driver's library alone whether there are GPUs.
+    """Make torch ask only the driver's library whether there are GPUs.
 
     To start CUDA here would keep the tests from using it in processes that they fork, in suites
     too that know nothing of simgpu.
@@ -82,7 +82,7 @@ def _cuda_is_not_started() -> Iterator[None]:
 
 
 def _sharing(config: pytest.Config, pool: Pool) -> str:
-    """Return what is to be said of the workers that this process is going to start."""
+    """The notice about the workers that this process is going to start."""
     workers = getattr(config.option, "numprocesses", None)
     if not isinstance(pool, CudaPool) or not isinstance(workers, int) or workers < 2:
         return ""
@@ -98,13 +98,13 @@ def _sharing(config: pytest.Config, pool: Pool) -> str:
 # gets a section below the error, which names the fixture, the marker or the option that the test
 # needs.
 
-# What torch says of "cuda" where there is none: a build for the CPU, and one with CUDA.
+# Errors of torch about "cuda" where there is none: a build for the CPU, and one with CUDA.
 _NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver")
-# What is said of "simgpu:0" where there are no devices: by torch before a process has made its
+# Errors about "simgpu:0" where there are no devices: by torch before a process has made its
 # first ones, which name the type, and by simgpu later.
 _NO_NAME = "device type at start of device string: simgpu"
 _NO_DEVICES = "was used, but there are no simulated devices: "
-# What simgpu says of an index past the last device.
+# simgpu's error about an index past the last device.
 _NO_INDEX = "invalid device ordinal: "
 
 
@@ -119,9 +119,9 @@ def add_hint(item: pytest.Item, error: BaseException, report: pytest.TestReport)
         report.sections.append(("simgpu", hint))
 
 
-def hint_for(told: str, simulated: bool, as_cuda: bool) -> str | None:
-    """What to do about an error with the text `told`, if it is of a device that is not there."""
-    if _NO_INDEX in told and (simulated or as_cuda):
+def hint_for(error: str, simulated: bool, as_cuda: bool) -> str | None:
+    """The way out of an error about a device that does not exist, or None."""
+    if _NO_INDEX in error and (simulated or as_cuda):
         return (
             "--device-count says how many devices there are, and @pytest.mark.devices(n) how many "
             "of them a test has."
@@ -129,12 +129,12 @@ def hint_for(told: str, simulated: bool, as_cuda: bool) -> str | None:
     if as_cuda:
         return None
     if simulated:
-        if any(text in told for text in _NO_CUDA):
+        if any(text in error for text in _NO_CUDA):
             return (
                 "This test has simulated devices by their own name: say devices[0] where it says "
                 '"cuda", or run it with --as-cuda, which gives them the name of CUDA.'
             )
-    elif told.endswith(_NO_NAME) or _NO_DEVICES in told:
+    elif error.endswith(_NO_NAME) or _NO_DEVICES in error:
         return (
             "This test has no simulated devices: let it take the fixture `devices`, or enter "
             "`with simgpu.devices(n)`. What is built once for several tests, as in setUpClass, can "

@@ -44,7 +44,7 @@ def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
         wanted = Wanted(*marker.args, **marker.kwargs)
     except TypeError:
         raise TypeError(_words(marker)) from None
-    kinds = [type(told) for told in (wanted.count, wanted.distinct, wanted.at_least)]
+    kinds = [type(value) for value in (wanted.count, wanted.distinct, wanted.at_least)]
     if kinds != [int, bool, bool]:
         raise TypeError(_words(marker))
     if wanted.count < 1:
@@ -52,22 +52,22 @@ def wanted_by(node: pytest.Collector | pytest.Item) -> Wanted | None:
     return wanted
 
 
-# What is wrong with what is asked of a test, which is told as an error of that test.
+# Why the request of a test is wrong; reported as an error of that test.
 _WRONG = pytest.StashKey[str]()
 
 
 def fail_item(item: pytest.Item, marker: pytest.Mark, hint: str) -> None:
-    """Let a test fail for one of its markers, before anything of it runs."""
+    """Fail a test for one of its markers, before any of it runs."""
     fail_marker(item, f"{call_of(marker)}: {hint}")
 
 
 def fail_marker(item: pytest.Item, what: str) -> None:
-    """Let a test fail for what its markers and the session's options ask of it."""
+    """Fail a test for what its markers and the session's options request."""
     item.stash[_WRONG] = f"{item.nodeid}: {what}"
 
 
 def fail_if_wrong(item: pytest.Item) -> None:
-    """Raise what `tell_wrong` or `tell_of` was told of this test."""
+    """Raise the error that `fail_item` or `fail_marker` recorded for this test."""
     if _WRONG in item.stash:
         pytest.fail(item.stash[_WRONG], pytrace=False)
 
@@ -75,8 +75,8 @@ def fail_if_wrong(item: pytest.Item) -> None:
 def call_of(marker: pytest.Mark) -> str:
     """A marker as the test has it: "@pytest.mark.devices(2)"."""
     named = [f"{name}={value!r}" for name, value in marker.kwargs.items()]
-    told = ", ".join([*map(repr, marker.args), *named])
-    return f"@pytest.mark.{marker.name}({told})"
+    arguments = ", ".join([*map(repr, marker.args), *named])
+    return f"@pytest.mark.{marker.name}({arguments})"
 
 
 def _words(marker: pytest.Mark) -> str:
@@ -87,7 +87,7 @@ def _words(marker: pytest.Mark) -> str:
 
 
 def give_devices_if_marked(item: pytest.Item) -> None:
-    """Let a marked test have its devices, also where it names no fixture (unittest.TestCase)."""
+    """Give a marked test its devices, also where it names no fixture (unittest.TestCase)."""
     names: list[str] | None = getattr(item, "fixturenames", None)
     if names is None or FIXTURES & set(names) or not _is_marked(item):
         return
@@ -174,7 +174,7 @@ def read_markers(item: pytest.Item) -> None:
     markers = list(item.iter_markers("without"))
     if not markers or not is_ours(item, WITHOUT_MARKER):
         return
-    told: set[str] = set()
+    left_out: set[str] = set()
     for marker in markers:
         reason = marker.kwargs.get("reason")
         options = [option for option in marker.args if option in OPTIONS]
@@ -186,10 +186,10 @@ def read_markers(item: pytest.Item) -> None:
             or len(marker.kwargs) > 1
         ):
             fail_item(item, marker, _WAY_OUT)
-        told.update(options)
-    item.stash[_LEFT_OUT] = frozenset(told)
+        left_out.update(options)
+    item.stash[_LEFT_OUT] = frozenset(left_out)
     item.user_properties += [
-        (_LEFT_OUT_PROPERTY, option) for option in sorted(told & _given(item.config))
+        (_LEFT_OUT_PROPERTY, option) for option in sorted(left_out & _given(item.config))
     ]
 
 

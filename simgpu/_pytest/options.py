@@ -50,7 +50,7 @@ def group_of(worker: Worker, gpus: int, size: int) -> Group:
 
 
 def describe(workers: int, gpus: int, size: int) -> str:
-    """Return what the header line says of the workers, with a notice where they have to share."""
+    """The header's part about the workers, with a notice where they have to share."""
     groups = gpus // size
     each = f"{workers} workers, each with {size} of them"
     if workers <= groups:
@@ -243,7 +243,7 @@ def _add_exploring(add: Callable[..., None]) -> None:
 
 
 def read_options(config: pytest.Config) -> DeviceOptions:
-    # What pytest-xdist tells each of its workers; nothing in the process that starts them.
+    # What pytest-xdist sends to each of its workers; None in the process that starts them.
     worker_input = getattr(config, "workerinput", None)
     worker = None
     if worker_input:
@@ -329,17 +329,17 @@ def check(options: DeviceOptions) -> None:
 
 
 def _check_variables(options: DeviceOptions) -> None:
-    """Raise for what devices cannot be that the environment tells and no option does."""
+    """Raise for a wrong value in the environment that no option overrides."""
     count = options.count_or_default
     for value, variable, read in (
         (options.memory, config_options.MEMORY, capacities),
         (options.model, config_options.MODEL, models_of),
     ):
-        told = config_options.by_device(os.environ.get(variable))
-        if value is not None or told is None:
+        text = config_options.by_device(os.environ.get(variable))
+        if value is not None or text is None:
             continue
         try:
-            read(count, told)
+            read(count, text)
         except ValueError as error:
             raise pytest.UsageError(f"{variable}: {error}") from None
     try:
@@ -348,7 +348,7 @@ def _check_variables(options: DeviceOptions) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-# A conftest that adds an option of our name: one line that says so, in place of a traceback.
+# A conftest that adds an option of our name: one line of error in place of a traceback.
 
 
 @pytest.hookimpl(wrapper=True)

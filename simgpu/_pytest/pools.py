@@ -144,7 +144,8 @@ class SimulatedPool:
     def sort(self, count: int) -> dict[str, Any]:
         """Of which sort `count` of them are, as arguments of `simgpu.devices`."""
         memory, model = (
-            told[:count] if isinstance(told, list) else told for told in (self.memory, self.model)
+            value[:count] if isinstance(value, list) else value
+            for value in (self.memory, self.model)
         )
         return {"memory": memory, "model": model, "rng": self.rng}
 
@@ -192,8 +193,8 @@ class SimulatedPool:
             yield list(devices)
 
 
-def _all_of(told: str | list[str]) -> str:
-    return told if isinstance(told, str) else ", ".join(told)
+def _all_of(value: str | list[str]) -> str:
+    return value if isinstance(value, str) else ", ".join(value)
 
 
 @contextlib.contextmanager
@@ -231,7 +232,7 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
         yield devices
 
 
-# How many threads torch uses in a worker of pytest-xdist: one, unless the user says otherwise.
+# How many threads torch uses in a worker of pytest-xdist: one, unless the user sets it.
 #
 # Only where a test asks for devices: the sessions of other suites stay as they are.
 
@@ -294,10 +295,10 @@ def simulated_pool(options: DeviceOptions) -> SimulatedPool:
 
 
 def _only_simulated(options: DeviceOptions) -> bool:
-    """Whether something that simulated devices alone have was asked for."""
-    told = options.process_count or options.memory or options.model or options.rng
-    told = told or options.asynchronous or config_options.tell_of_devices()
-    return options.kind == "auto" and bool(told)
+    """Whether a session asks for something that only simulated devices have."""
+    asked = options.process_count or options.memory or options.model or options.rng
+    asked = asked or options.asynchronous or config_options.tell_of_devices()
+    return options.kind == "auto" and bool(asked)
 
 
 def group_size(options: DeviceOptions, gpus: int) -> int:

@@ -29,7 +29,7 @@ Run = Callable[..., list[Any]]
 def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
     """What the marker of a test asks for; devices by the name of CUDA, where there are none.
 
-    These are of the sort that the session's options say; where they say fewer, the test is skipped.
+    The session's options choose their kind; where there are fewer, the test is skipped.
     """
     node = request.node
     count = _count(node)
@@ -52,9 +52,9 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 def tell_if_unused(item: pytest.Item) -> None:
-    """Let a test fail that says how many ranks it has, and takes no fixture that runs them.
+    """Fail a test that gives a number of ranks and takes no fixture that runs them.
 
-    What a class or a module says is for those of its tests that take it.
+    The marker of a class or a module applies to those of its tests that take the fixture.
     """
     marker = next((each for each in item.own_markers if each.name == "ranks"), None)
     names: Collection[str] = getattr(item, "fixturenames", ())
@@ -91,10 +91,10 @@ def _count(node: pytest.Item) -> int:
     marker = node.get_closest_marker("ranks")
     args = () if marker is None or marker.kwargs else marker.args
     if len(args) != 1 or type(args[0]) is not int or args[0] < 1:
-        told = "" if marker is None else f", not {call_of(marker)}"
+        found = "" if marker is None else f", not {call_of(marker)}"
         pytest.fail(
             f"{node.nodeid} takes the fixture `ranks`, and has to say how many: "
-            f"@pytest.mark.ranks(4){told}",
+            f"@pytest.mark.ranks(4){found}",
             pytrace=False,
         )
     return int(args[0])

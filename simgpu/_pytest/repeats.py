@@ -23,7 +23,7 @@ _OF_PROPERTY = pytest.StashKey[list[Wrapper]]()
 def wrap_test(
     item: pytest.Function, what: str, wrapper: Wrapper, of_property: Wrapper | None = None
 ) -> None:
-    """Let `item` call its test through `wrapper`; what hypothesis calls, through `of_property`.
+    """Make `item` call its test through `wrapper`; what hypothesis calls, through `of_property`.
 
     An `async def` fails, for the option or the marker `what`: its call only makes a coroutine. So
     does any other test that returns one, such as a decorated `async def`, once it is called.
@@ -64,7 +64,7 @@ def _run_by_its_call(test: Callable[..., Any], refusal: str) -> Callable[..., An
 
 @contextmanager
 def wrapped(item: pytest.Item) -> Iterator[None]:
-    """While `item` runs, let hypothesis call its property through all that it is wrapped in.
+    """While `item` runs, make hypothesis call its property through all of its wrappers.
 
     No longer than that: a property is one function for many parametrized items.
     """
@@ -85,18 +85,18 @@ def wrapped(item: pytest.Item) -> Iterator[None]:
 
 # `@pytest.mark.every_oom` and `pytest --faults oom`: a test runs once more for each allocation.
 #
-# In each of these runs another allocation of simulated memory fails. The test has to let that error
-# out, as it is or as the cause of another one (`raise ... from error`), or to go on; what it may
-# not do is raise something else, or leave more memory taken than a run without a failure leaves.
+# In each of these runs another allocation of simulated memory fails. The test has to raise that
+# error, as it is or as the cause of another one (`raise ... from error`), or to go on. It must not
+# raise another error, or leave more memory allocated than a run without a failure leaves.
 
 EVERY_OOM_MARKER = (
     "every_oom: the test runs once more for each allocation of simulated memory in it, which fails "
-    "that time; it has to let OutOfMemoryError out, or go on, and to leave no memory taken."
+    "that time; it has to raise OutOfMemoryError, or go on, and to leave no memory allocated."
 )
 
 
 def repeat_with_ooms(item: pytest.Item, everywhere: bool) -> None:
-    """Let a test function run with every failure, if its marker or the session asks for it."""
+    """Run a test function with every failure, if its marker or the session asks for it."""
     if not isinstance(item, pytest.Function):
         return
     marker = closest_of_ours(item, EVERY_OOM_MARKER)
@@ -148,13 +148,13 @@ def _taken() -> list[int]:
 
 # `pytest --races`: a test fails where streams use the same memory in no order.
 #
-# One that fails by itself is told of its races too.
+# The error of a test that fails by itself lists its races too.
 
 _PYTEST = os.path.dirname(inspect.getfile(pytest.Item)) + os.sep
 
 
 def watch_if_wanted(item: pytest.Item, wanted: bool) -> None:
-    """Let a test function fail for the races that it has; one of hypothesis, in each example."""
+    """Fail a test function for its races; a property, in each example."""
     if wanted and isinstance(item, pytest.Function):
         wrap_test(item, "--races", _watched)
 
@@ -193,7 +193,7 @@ def _is_of_pytest(race: Any) -> bool:
 #
 # A test function runs once in each of n schedules (`simgpu.schedule`), up to the first that fails.
 # A property of hypothesis draws its schedule with its examples, one number per choice, so that a
-# failure shrinks, and is told with the fewest switches; each example runs under as many as give n
+# failure shrinks to the fewest switches; each example runs under as many as give n
 # in all. `--schedule TOKEN` runs the tests under that one schedule.
 
 SCHEDULES_MARKER = (
@@ -201,18 +201,17 @@ SCHEDULES_MARKER = (
     "first in which it fails."
 )
 DEFAULT = 20
-# Where `simgpu replay TOKEN` finds which test a token is of.
+# Where `simgpu replay TOKEN` finds the test that a token belongs to.
 FOLDER = Path(".simgpu") / "schedules"
 _FAILURES = (Exception, pytest.fail.Exception)
 
 
 def repeat_with_schedules(item: pytest.Item, everywhere: int | None, token: str | None) -> None:
-    """Let a test function run under schedules, if its marker or the session asks for it."""
+    """Run a test function under schedules, if its marker or the session asks for it."""
     if not isinstance(item, pytest.Function):
         return
     marker = closest_of_ours(item, SCHEDULES_MARKER)
-    told = None if marker is None else _count(item, marker)
-    n = everywhere or told
+    n = everywhere or (None if marker is None else _count(item, marker))
     if n is None and token is None:
         return
     wrap_test(
@@ -225,9 +224,9 @@ def repeat_with_schedules(item: pytest.Item, everywhere: int | None, token: str 
 
 def _count(item: pytest.Item, marker: pytest.Mark) -> int | None:
     """How many schedules a marker asks for; None where that is an error of its test."""
-    told = [*marker.args, *(value for name, value in marker.kwargs.items() if name == "n")]
-    n = told[0] if told else DEFAULT
-    if len(told) < len(marker.args) + len(marker.kwargs) or len(told) > 1 or type(n) is not int:
+    given = [*marker.args, *(value for name, value in marker.kwargs.items() if name == "n")]
+    n = given[0] if given else DEFAULT
+    if len(given) < len(marker.args) + len(marker.kwargs) or len(given) > 1 or type(n) is not int:
         n = 0
     if n < 1:
         fail_item(item, marker, "write @pytest.mark.schedules(n), n being an int from 1 on")
@@ -289,7 +288,7 @@ def _under_drawn_schedules(
                 if drawing.stopped:
                     raise drawing.stopped[0] from None
                 if token and isinstance(done.error, ScheduleDivergedError):
-                    reject()  # the token is of another example
+                    reject()  # the token belongs to another example
                 if drawing.is_final and isinstance(done.error, _FAILURES) and not token:
                     done = _shortest(step, done)
                     _tell(done, item)
@@ -304,8 +303,8 @@ class _Drawing:
     """Draws schedules from the numbers of one example of hypothesis.
 
     Attributes:
-        is_final: whether the example is the smallest that fails, which is told.
-        stopped: what hypothesis has raised, to be told when the test has ended.
+        is_final: whether the example is the smallest that fails, which is reported.
+        stopped: what hypothesis has raised, to be reported when the test has ended.
     """
 
     def __init__(self, context: Any) -> None:
@@ -340,7 +339,7 @@ def _shortest(step: Any, failed: Any) -> Any:
 
 
 def _tell(failed: Any, item: pytest.Item | None) -> None:
-    """Say how to repeat a schedule that failed, and keep which test it is of."""
+    """Report how to repeat a schedule that failed, and record its test."""
     if item is not None:
         _remember(failed.token, item)
     how = f"simgpu replay {failed.token}    # schedule {failed.number}"
@@ -351,7 +350,7 @@ def _tell(failed: Any, item: pytest.Item | None) -> None:
 
 
 def _remember(token: str, item: pytest.Item) -> None:
-    """Keep which test a token is of, for `simgpu replay TOKEN`; nothing where that cannot be.
+    """Record the test of a token, for `simgpu replay TOKEN`; do nothing where that is impossible.
 
     Both in the folder that pytest was started in: the test may have gone to another one.
     """
@@ -367,7 +366,7 @@ def _remember(token: str, item: pytest.Item) -> None:
 
 
 def test_of(token: str) -> str | None:
-    """Which test the token of a failed schedule is of, if that is known in this folder."""
+    """The test of a failed schedule's token, if that is known in this folder."""
     try:
         return str(json.loads((FOLDER / f"{os.path.basename(token)}.json").read_text())["test"])
     except (OSError, ValueError, KeyError):

@@ -37,28 +37,28 @@ class ShortOption:
         return f"--device-{self.field}"
 
     def early(self, config: pytest.Config, args: Sequence[str]) -> str | None:
-        """Return what the option says on a command line, if it may be ours.
+        """Return the option's value on a command line, if it may be ours.
 
-        For --as-cuda, whose devices are made before any conftest can say whose option it is.
+        For --as-cuda, whose devices are made before any conftest can define the option.
         """
         reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        reader.add_argument(self.name, dest="told")
+        reader.add_argument(self.name, dest="value")
         try:
-            told: str | None = reader.parse_known_args(list(args))[0].told
-            if told is not None:
-                self.check(told)
+            value: str | None = reader.parse_known_args(list(args))[0].value
+            if value is not None:
+                self.check(value)
         except (argparse.ArgumentError, ValueError):
             return None
-        if told is not None:
+        if value is not None:
             config.stash.setdefault(_TAKEN_EARLY, set()).add(self)
-        return told
+        return value
 
     def add_where_free(
         self, config: pytest.Config, parser: pytest.Parser, args: Sequence[str]
     ) -> None:
         """Add the option, unless the suite has one of that name."""
         tried = f"{self.name}={self.value}"
-        try:  # with all that was said, for the suite may have options that must be
+        try:  # with all arguments, for the suite may have options that must be
             _, unknown = parser.parse_known_and_unknown_args([tried, *args])
         except pytest.UsageError as error:
             if self.name not in str(error):
@@ -80,7 +80,7 @@ class ShortOption:
             )
 
     def take_away(self, parser: pytest.Parser) -> None:
-        """Let others add an option of this name; what the command line has said stays said."""
+        """Allow others to add an option of this name; values from the command line stay."""
         # pytest before 9 has none: there each group of options has names of its own.
         options = getattr(parser, "optparser", None)
         if options is not None:

@@ -1,6 +1,6 @@
 """Tracebacks of tests: without simgpu's own frames, where the mistake is not simgpu's.
 
-A kernel refuses some calls below the line of the test, in files that whoever wrote the test does
+A kernel refuses some calls below the line of the test, in files that the author of the test does
 not know. CUDA's errors end at that line, and so do these. simgpu also calls the program, as the
 function of a rank or a hook of autograd: what that raises is the program's, whatever its type.
 `--full-trace` shows all frames. An error of another type that simgpu raises, such as an
@@ -19,7 +19,7 @@ from types import FrameType
 import pytest
 
 _PACKAGE = __name__.partition(".")[0]
-# By which simgpu calls an operator of torch: a frame of it below one of simgpu says no more.
+# By which simgpu calls an operator of torch: a frame of it below one of simgpu adds nothing.
 _OPERATORS = "torch._ops"
 # What kernels raise of arguments that they do not take, on purpose: those of torch and of simgpu.
 _REFUSALS = (RuntimeError, IndexError, ValueError)
@@ -48,7 +48,7 @@ def _hides_simgpu(error: pytest.ExceptionInfo[BaseException] | None) -> bool:
 
 
 def _hides_operators(error: pytest.ExceptionInfo[BaseException] | None) -> bool:
-    """Where simgpu alone has called them, and its frames are not shown."""
+    """Where only simgpu has called them, and its frames are not shown."""
     if error is None or not _hides_simgpu(error):
         return False
     names = [_module_of(frame) for frame in _frames(error)]

@@ -19,7 +19,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOREIGN = tuple(
     os.path.abspath(folder) + os.sep for folder in (os.path.dirname(torch.__file__), _PACKAGE)
 )
-# `warnings.deprecated` stands in `_py_warnings` in newer releases of Python.
+# `warnings.deprecated` is in `_py_warnings` in newer releases of Python.
 _WRAPPING = ("typing_extensions", "contextlib", "functools", "warnings", "_py_warnings")
 _WRAPPERS = {vars(sys.modules[name])["__file__"] for name in _WRAPPING if name in sys.modules}
 
@@ -48,7 +48,7 @@ def _is_foreign(file: str) -> bool:
     return file in _WRAPPERS or file.startswith(_FOREIGN)
 
 
-# Where every thread of the process stands, asked without the risk of waiting for oneself.
+# The frame of every thread of the process, without the risk of a deadlock with oneself.
 
 
 def current_frames() -> dict[int, FrameType]:

@@ -12,7 +12,7 @@ from types import FrameType
 
 @contextlib.contextmanager
 def one_interrupt() -> Iterator[None]:
-    """Let the first SIGINT, SIGTERM or SIGHUP raise ``KeyboardInterrupt``: a report follows.
+    """Raise ``KeyboardInterrupt`` for the first SIGINT, SIGTERM or SIGHUP: a report follows.
 
     No other raises it. Also where SIGINT was ignored, as a shell's scripts have it for what they
     start with ``&``; but not SIGHUP, that of a terminal which is closed, where ``nohup`` has it
@@ -45,7 +45,7 @@ def interrupts_wait(
 ) -> Iterator[None]:
     """Call `interrupt` instead of the handler of Ctrl-C within the block, where `has_to_wait()`.
 
-    A schedule has to wait while another of its threads runs: raised at once, Ctrl-C would let two
+    A schedule has to wait while another of its threads runs: raised at once, Ctrl-C would make two
     threads run at a time.
     """
     outer = signal.getsignal(signal.SIGINT)

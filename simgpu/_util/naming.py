@@ -41,7 +41,7 @@ def visible_text(text: str) -> str:
     return _AS_PRODUCT.sub("CUDA", _AS_CODE.sub("cuda", text))
 
 
-# How many there are of something, in the words of a message or a table.
+# A count with its noun, for a message or a table.
 
 
 def plural(count: int, one: str, many: str = "") -> str:
@@ -62,5 +62,5 @@ def check_one_for_each_device(name: str, entries: Sequence[Any], count: int) -> 
     if len(entries) != count:
         raise ValueError(
             f"{name}={list(entries)!r} has {plural(len(entries), 'entry', 'entries')} for "
-            f"{plural(count, 'device')}: say one for all of them, or as many as there are devices"
+            f"{plural(count, 'device')}: pass one for all of them, or as many as there are devices"
         )

@@ -1,6 +1,6 @@
 """Monkey patches of torch as tables of rows, and proxy classes for classes of torch.
 
-Whatever simgpu replaces stands in a table: a sequence of `Patch` and `Action` rows, each with its
+Each replacement of simgpu is in a table: a sequence of `Patch` and `Action` rows, each with its
 reason, which `Patches.apply` puts in place from the first to the last. docs/replaced_names.md lists
 all rows, and a test compares them with the attributes that really change. Only the standard library
 may be imported here.
@@ -169,7 +169,7 @@ class Patches:
             self.set(owner, name, value)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Let `owner.name` be `value`; what a class only inherits is inherited again later."""
+        """Set `owner.name` to `value`; what a class only inherits is inherited again later."""
         stock = vars(owner).get(name, _MISSING)
         setattr(owner, name, value)
         self.replaced.append((owner, stock, value))

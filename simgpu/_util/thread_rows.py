@@ -1,7 +1,7 @@
 """What each thread has of its own: current device, current stream on each device, accelerator.
 
 They are one row of numbers, always in the same place for a thread. PyTorch's C++ code reads and
-writes the row as well, where `simgpu._native.guard_code` could tell it where the row is: its
+writes the row as well, where `simgpu._native.guard_code` could give it the address of the row: its
 engine makes devices and streams current without running any Python code.
 """
 
@@ -16,7 +16,7 @@ from simgpu._util.naming import MAX_DEVICES
 
 # Places in a row.
 CURRENT_DEVICE = 0
-LOG = 1  # address of where waits of the engine are noted (`streams`), 0 while nobody asks
+LOG = 1  # address of where waits of the engine are noted (`streams`), 0 while there is no log
 STREAMS = 2  # and those that follow, one for each device: the number of its current stream
 ACCELERATOR = STREAMS + MAX_DEVICES  # of a backward pass or call that the thread is in
 _LENGTH = ACCELERATOR + 1
@@ -36,7 +36,7 @@ class _AtEnd(functools.partial[None]):
 
 
 def _announce_to_nobody(address: int) -> None:
-    """What happens with the address of a thread's row until `announce_to` says otherwise."""
+    """Receives the address of a thread's row until `announce_to` sets another function."""
 
 
 _announce: Callable[[int], None] = _announce_to_nobody
@@ -72,7 +72,7 @@ def announce_to(announce: Callable[[int], None]) -> None:
 
 
 def reset() -> None:
-    """Let no thread have a current device or stream any more but the first and the default ones."""
+    """Reset each thread to the first device and to default streams."""
     for row in _rows:
         row[CURRENT_DEVICE] = 0
         row[STREAMS:ACCELERATOR] = _ZEROS

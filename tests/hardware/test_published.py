@@ -241,7 +241,7 @@ def test_the_command_says_what_is_wrong(capsys, tmp_path):
     outside.write_text("{}")
     for words, says in (
         (["compare", "no.json"], "no such file: no.json"),
-        (["compare", str(outside)], "lies in no clone of the repository"),
+        (["compare", str(outside)], "is not in a clone of the repository"),
         (["compare", str(FILES[0]), str(outside)], "is no recording"),
     ):
         with pytest.raises(SystemExit):

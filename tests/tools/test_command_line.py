@@ -116,7 +116,7 @@ MISTAKES = {
     "a trace in a folder's place": (["run", "--trace", "{folder}", "-c", "1"], "is a folder"),
     "a trace of a launcher": (
         ["run", "--trace", "{folder}/x", "--summary", "-m", "torch.distributed.run", "train.py"],
-        "--trace, --summary would look at torch.distributed.run alone",
+        "--trace, --summary would only watch torch.distributed.run",
     ),
     "a report nowhere": (["fuzz", "--report", "no/such/x.html", "{folder}"], "no folder no/such"),
     "too many devices": (["run", "--devices", "65", "-c", "1"], "from 1 to 64, got 65"),
@@ -192,7 +192,7 @@ def test_no_option_looks_at_a_launcher_alone(scripts, program, watching):
     refused = bool(watching) and program in LAUNCHERS
     assert (ended, len(ran)) == ((2, 0) if refused else (None, 1)), said.getvalue()
     if refused:
-        assert f"{', '.join(asked)} would look at {program.split()[-1]} alone" in said.getvalue()
+        assert f"{', '.join(asked)} would only watch {program.split()[-1]}" in said.getvalue()
 
 
 @pytest.mark.parametrize(
