@@ -202,7 +202,7 @@ def test_no_option_looks_at_a_launcher_alone(scripts, program, watching):
         (["--memory", "1,2,3", "--devices", "2", "-c", "1"], "has 3 entries for 2 devices"),
         (["--memory", "1,2", "--devices", "1", "-c", "1"], "has 2 entries for 1 device:"),
         (["--memory", "-1GiB", "-c", "1"], "--memory -1GiB: memory='-1GiB' must not be negative"),
-        (["--memory", "0", "-c", "1"], "--memory 0: memory='0' leaves a process a device on"),
+        (["--memory", "0", "-c", "1"], "--memory 0: memory='0' leaves the process devices"),
         (["--memory", "1,0.0KiB", "--devices", "2", "-c", "1"], "each has, such as '16GiB'"),
     ],
 )

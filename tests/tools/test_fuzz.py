@@ -369,7 +369,7 @@ def test_the_first_interrupt_counts_and_no_other(number, before):
         (["--jobs", "0"], "'0' must be a number from 1 on"),
         (["--examples", "1", "--minutes", "1"], "not allowed with"),
         (["no/such/tests"], "no such tests: no/such/tests"),
-        (["--report", "x.json", "tests"], "names the page"),
+        (["--report", "x.json", "tests"], "must name the page"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_at_once(capsys, words, says):

@@ -85,7 +85,7 @@ def test_an_index_past_the_last_device_is_told_what_says_how_many(count, excess,
             fewer = data.draw(strategies.device_counts(max_value=count))
             with world.limited_to(fewer):  # a marker says how many
                 assert told_of_an_index_past(fewer, excess) == ""
-            says = "; SIMGPU_DEVICE_COUNT, or --devices of `simgpu run`, says how many"
+            says = "; SIMGPU_DEVICE_COUNT, or --devices of `simgpu run`, is their number"
             assert told_of_an_index_past(count, excess) == says
         finally:
             world.leave(world.current_world())
