@@ -108,6 +108,7 @@ RULES = {
         architecture.unused_permissions,
         architecture.circles_of,
         architecture.long_functions,
+        architecture.short_files,
         architecture.imported_tests,
         simulator_under_devices,
         fixtures_under_devices,
@@ -202,6 +203,11 @@ MISTAKES = {
         "long_functions",
         {"dataparallel/planted.py": "def long():\n" + "    x = 1\n" * 60},
         "dataparallel/planted.py:1 long has 61 lines",
+    ),
+    "a short file": (
+        "short_files",
+        {"simgpu/_memory/planted.py": "x = 1\n" * 39},
+        "simgpu/_memory/planted.py has 39 lines",
     ),
     "a test that is imported": (
         "imported_tests",
