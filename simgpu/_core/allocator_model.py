@@ -79,11 +79,11 @@ class Amount:
         return self._came[number] - self._now[number] + self._at_reset[number]
 
     def reset_peak(self) -> None:
-        """Let the most begin again at what there is."""
+        """Reset the peak to the current value."""
         self._peaks = [*self._now, sum(self._now)]
 
     def reset_totals(self) -> None:
-        """Let what came and went begin again at zero."""
+        """Reset the accumulated counts to zero."""
         self._came, self._at_reset = [0, 0], [*self._now]
 
 
@@ -124,11 +124,11 @@ class Active:
         return used.freed(number) - waiting.allocated(number) + waiting.freed(number)
 
     def reset_peak(self) -> None:
-        """Let the most begin again at what there is."""
+        """Reset the peak to the current value."""
         self._peaks = [self.current(number) for number in range(ALL + 1)]
 
     def reset_totals(self) -> None:
-        """Let what came and went begin again at zero: those of its parts do."""
+        """Reset the accumulated counts to zero, by those of its parts."""
 
 
 BLOCK = 512  # bytes; every block is a multiple of it
@@ -367,7 +367,7 @@ class CachingAllocator:
             self._join(piece, Amount.change)
 
     def busy_at_next_allocation(self, streams: Collection[int]) -> None:
-        """Let freed blocks that these streams use wait on, at the allocation that comes next."""
+        """Keep freed blocks that these streams use waiting, at the next allocation."""
         self._busy = streams
 
     def _free_awaited(self, busy: Collection[int] = ()) -> None:
@@ -429,12 +429,12 @@ class CachingAllocator:
                     self._reserved_bytes.change(pool.number, -segment.size)
 
     def reset_peaks(self) -> None:
-        """Let the most of every amount begin again at what it is now."""
+        """Reset every peak to its current value."""
         for amount in self.amounts.values():
             amount.reset_peak()
 
     def reset_totals(self) -> None:
-        """Let what came and went begin again at zero."""
+        """Reset the accumulated counts to zero."""
         for amount in (*self.amounts.values(), self._waiting_count, self._waiting_bytes):
             amount.reset_totals()
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
@@ -445,7 +445,7 @@ def _undo_the_opposite(amount: Amount, pool: int, by: int) -> None:
 
 
 def _join(piece: Piece, other: Piece) -> None:
-    """Let `piece` have the bytes of a free neighbour too."""
+    """Merge `piece` with a free neighbour."""
     if other is piece.previous:
         piece.address, piece.previous = other.address, other.previous
         if piece.previous is None:
@@ -459,7 +459,7 @@ def _join(piece: Piece, other: Piece) -> None:
     piece.size += other.size
 
 
-# `EventLog`: what was allocated and given back on a device, for whoever asks where it would lie.
+# `EventLog`: what was allocated and freed on a device, to compute addresses on request.
 #
 # Writing it down costs next to nothing. A model of CUDA's caching allocator follows the events when
 # somebody asks (the model above), and where there might be no room.
@@ -581,7 +581,8 @@ class EventLog:
                     continue
                 stream, rest = how >> 9, how & 511
                 if not placement.allocate(event, event - rest, stream, limit):
-                    # What was let in has a place, also where threads were let in at the same time.
+                    # An admitted allocation has an address, also where threads allocate
+                    # at the same time.
                     placement.allocate(event, event - rest, stream, 1 << 62)
             elif len(event) == 1:
                 placement.free(event[0])

@@ -1,7 +1,7 @@
 """`ByAddress`: pieces of memory, found by an address within them; no two overlap.
 
 Ctrl-C between two lines here may leave an address without a piece, and never a piece without its
-address: whoever meets such an address takes it out.
+address: the next lookup of such an address removes it.
 """
 
 from __future__ import annotations

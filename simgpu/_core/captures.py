@@ -2,9 +2,9 @@
 
 While a stream is captured (torch.cuda.CUDAGraph), its work is recorded to be replayed. As on CUDA,
 other streams join a capture by waiting for work of it, and have to be waited for before it ends; a
-copy between devices lets their streams wait for each other. Whatever would make the host wait for
+copy between devices makes their streams wait for each other. Whatever would make the host wait for
 captured work, or ask for it, is forbidden, and spoils the capture. What is recorded and how it is
-replayed stands in `simgpu._cuda.graphs`.
+replayed is in `simgpu._cuda.graphs`.
 """
 
 from __future__ import annotations
@@ -199,15 +199,15 @@ def get_state(generator: Any) -> torch.Tensor:
 
 
 def set_state(generator: Any, new_state: torch.Tensor) -> None:
-    """Put `generator` where `get_state` said it was; in a capture, also in every replay."""
+    """Restore `generator` to a state of `get_state`; in a capture, also in every replay."""
     capture = _capture_of(generator)
     if capture is None:
         generator.set_state(new_state)
         return
-    told = Stream()
-    told.set_state(new_state)
-    _check_same_seed(generator, told.initial_seed())
-    capture.go_on_at(generator, told.get_offset())
+    wanted = Stream()
+    wanted.set_state(new_state)
+    _check_same_seed(generator, wanted.initial_seed())
+    capture.go_on_at(generator, wanted.get_offset())
 
 
 def _capture_of(generator: Any) -> Capture | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Clock:
-    """The host's time; derive from it to tell another.
+    """The host's time; derive from it for another.
 
     `follows_devices` is true of a clock that knows by itself how long each kernel and copy takes.
     """
@@ -24,7 +24,7 @@ class Clock:
         return time.perf_counter()
 
     def wait_until(self, moment: float) -> None:
-        """Let the calling thread go on at `moment`, in seconds of `now`."""
+        """Wait in the calling thread until `moment`, in seconds of `now`."""
         time.sleep(max(moment - self.now(), 0))
 
     def passed(self, moment: float) -> bool:
@@ -45,7 +45,7 @@ def now() -> float:
 
 
 def wait_until(moment: float) -> None:
-    """Let the calling thread go on at `moment`, by the clock in force."""
+    """Wait in the calling thread until `moment`, by the current clock."""
     _clock.wait_until(moment)
 
 
@@ -66,7 +66,7 @@ def follows_devices() -> bool:
 
 @contextmanager
 def use(clock: Clock) -> Iterator[None]:
-    """Let `clock` tell the time within the block, in all threads.
+    """Use `clock` within the block, in all threads.
 
     One that follows the devices stays in force where one is put in its place that does not.
     """

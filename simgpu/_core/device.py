@@ -34,7 +34,7 @@ class Allocation(functools.partial[None]):
 
     It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
     last tensor, view or autograd node over that memory does. It is a call to be made then, all of
-    it in C: a Python function would let the handler of a signal (Ctrl-C) run, and an error that it
+    it in C: in a Python function the handler of a signal (Ctrl-C) could run, and an error that it
     raises while an object dies is lost, together with the bytes.
     """
 
@@ -43,7 +43,7 @@ class Allocation(functools.partial[None]):
 
 
 class Block(int):
-    """The bytes of one allocation, as a number that can be told from all others.
+    """The bytes of one allocation, as a number object that is distinct from all others.
 
     `Device.allocate` makes one where instruments see allocations, and hands them the same object
     when it is given back.
@@ -67,7 +67,7 @@ class Block(int):
 #
 # A table of them would cost something wherever one is made. Looking for them costs nothing until
 # somebody asks; then it takes the longer the more objects the program has, most of which are old.
-# So whoever has found all that there is goes no further.
+# So a caller that has found all of them stops.
 
 T = TypeVar("T")
 
@@ -75,7 +75,8 @@ T = TypeVar("T")
 def live_objects(kind: type[T]) -> Iterator[T]:
     """Every object whose class is `kind` itself; one that grows older meanwhile may come twice.
 
-    What `gc.freeze` has hidden comes last. It is not hidden again: nobody could say what it was.
+    What `gc.freeze` has hidden comes last. It is not hidden again: which objects those
+    were is not known.
     """
     for generation in range(3):
         yield from _of_generation(kind, generation)
@@ -87,7 +88,7 @@ def live_objects(kind: type[T]) -> Iterator[T]:
 def _of_generation(kind: type[T], generation: int) -> list[T]:
     objects = gc.get_objects(generation)
     objects.reverse()
-    # A list of its own: whoever goes no further must not keep all others alive.
+    # A list of its own: a caller that stops early must not keep all others alive.
     return [*compress(objects, map(operator.is_, map(type, objects), repeat(kind)))]
 
 
@@ -96,7 +97,7 @@ _EVENTS_AT_ONCE = 2**17
 
 
 class FreeCallback:
-    """How memory dies that is allocated while a history is recorded, which is told of it."""
+    """How memory dies that is allocated while a history is recorded, which records it."""
 
     __slots__ = ("_function", "device")
 
@@ -197,7 +198,7 @@ class Device:
     ) -> Allocation | None:
         """Enter a block for `nbytes` in the ledger, until the result dies; None if it has no room.
 
-        `storage` is whose they are: instruments are told its address and exact size.
+        `storage` is their owner: instruments get its address and exact size.
         """
         token = (nbytes + 511) & -512  # of a block; and a number object that is no other's
         if hooks.before_allocate:
@@ -239,7 +240,7 @@ class Device:
             self.peak = max(self.peak, self.taken - self.freed)
             allocation = Allocation(self._give_back, token)
         except BaseException:
-            self.log.forget()  # which may have a block for what nobody has
+            self.log.forget()  # which may have a block for what is freed
             raise
         self._make_sure(stream)
         if hooks.allocations:
@@ -269,7 +270,7 @@ class Device:
         return [number for number, moment in self.busy_until.items() if moment > now]
 
     def sleep_until(self, moment: float, stream: int) -> None:
-        """Let a stream sleep at least until a moment of the clock."""
+        """Make a stream sleep at least until a moment of the clock."""
         self.busy_until[stream] = max(moment, self.busy_until.get(stream, 0.0))
         self._enough_for = -1  # memory that it uses is not free yet, where an allocation asks
 
@@ -401,7 +402,7 @@ class Device:
         return self.log.placement()
 
     def limit_to(self, nbytes: int) -> None:
-        """Let it have no more segments than `nbytes` hold; those that it has remain."""
+        """Limit its segments to `nbytes`; those that it has remain."""
         self.placement()  # which follows what has happened so far, with the limit of that time
         self.limit = nbytes
         self._enough_for = -1

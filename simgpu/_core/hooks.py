@@ -62,9 +62,10 @@ class Node:
 class Launch:
     """One kernel or copy that is about to run, or fresh memory that is about to be made.
 
-    `kind` is "memory" where CUDA launches no kernel: `torch.empty` and its kin make memory that
-    nobody fills. They are seen like kernels, and counted as none. What only changes which memory a
-    tensor refers to is no launch: `set_`, and views of dense tensors, which are PyTorch's own.
+    `kind` is "memory" where CUDA launches no kernel: `torch.empty` and similar functions make
+    memory that is not filled. Instruments see them like kernels, and they count as none. What only
+    changes which memory a tensor refers to is no launch: `set_`, and views of dense tensors, which
+    are PyTorch's own.
 
     `device` and `stream` are where it is queued. `source` and `target` differ only for copies
     between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with
@@ -173,7 +174,7 @@ class Instrument:
     def external_event(self, event: torch.Event, stream: torch.Stream, records: bool) -> None:
         """A captured stream `records` an event with `external=True`, or waits for it: as a node.
 
-        Nothing is marked and nothing waits but in the replays, which tell of that as usual.
+        Nothing is marked and nothing waits but in the replays, which report that as usual.
         """
 
     def tensor_used_on_stream(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
@@ -261,8 +262,8 @@ def add(instrument: Instrument) -> None:
     with _lock:
         _instruments = (*_instruments, instrument)
         hooks.rebuild(_instruments)
-    for tell in added:
-        tell()
+    for notify in added:
+        notify()
 
 
 def remove(instrument: Instrument, *, wait: bool = True) -> bool:
@@ -294,7 +295,7 @@ def renew_lock() -> None:
 # An executor is an instrument: it is in force from `instruments.add` to `instruments.remove`. While
 # none is, nothing is paid for the question. Of several the last one runs it all.
 
-# Runs the kernel of a launch on these arguments, and lets instruments see what it has computed.
+# Runs the kernel of a launch on these arguments, and shows instruments what it has computed.
 Compute = Callable[[Launch, Sequence[Any], Mapping[str, Any]], Any]
 
 
@@ -327,7 +328,7 @@ value_checks: dict[torch._ops.OpOverload, ValueCheck] = {}
 
 
 def finish_queued_work() -> None:
-    """Before memory of devices is used otherwise than by `launch`: let all work be done."""
+    """Finish all work, before memory of devices is used otherwise than by `launch`."""
     if hooks.executor is not None:
         hooks.executor.finish()
 

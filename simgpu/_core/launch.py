@@ -8,7 +8,7 @@ kernel. Memory of a device is written past it by these alone:
   (`tell_written_back`).
 - `_cuda/graphs.py` takes back what a capture has computed, and CUDA would not have.
 - `_memory/sharing.py` moves what is sent to another process, where CUDA sends an address.
-- `_distributed/works.py` lets the results of a collective, which is launched, be there later.
+- `_distributed/works.py` completes the results of a launched collective later.
 - `_explore/asynchronous/memory.py` overwrites what was given back.
 """
 
@@ -139,7 +139,7 @@ def launch_copy(
 def tell_written_back(
     kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
-    """Tell instruments what a launch of `kernel.with_copies()` was for, on device `index`.
+    """Report to instruments the purpose of a launch of `kernel.with_copies()`, on device `index`.
 
     `args` and `kwargs` have aliases of the tensors themselves, which have the results now.
     """
@@ -153,8 +153,8 @@ def tell_written_back(
 def other_end(launch: Launch) -> tuple[int, int] | None:
     """Of a copy between devices, the current stream of the device that it writes to.
 
-    CUDA queues the copy on the other device, and lets both streams wait for each other, before it
-    and after it. The stream is told as the index of its device and its number.
+    CUDA queues the copy on the other device, and makes both streams wait for each other, before it
+    and after it. The stream is given as the index of its device and its number.
     """
     if launch.source == launch.target or "cpu" in (launch.source.type, launch.target.type):
         return None

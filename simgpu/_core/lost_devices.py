@@ -14,11 +14,11 @@ from simgpu.errors import DeviceLostError
 
 
 class _LostDevices(Instrument):
-    """Refuses all work of the devices that are lost; nobody's instrument while none is."""
+    """Refuses all work of the devices that are lost; not installed while none is."""
 
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
-        self.told: set[int] = set()  # which of them somebody knows of
+        self.reported: set[int] = set()  # those whose loss was reported
 
     def before_launch(self, launch: Launch) -> None:
         for device in (launch.source, launch.target):
@@ -38,7 +38,7 @@ class _LostDevices(Instrument):
 
     def _check(self, index: int) -> None:
         if index in self.reasons:
-            self.told.add(index)
+            self.reported.add(index)
             raise DeviceLostError(self.reasons[index])
 
 
@@ -46,7 +46,7 @@ _lost = _LostDevices()
 
 
 def text_of_loss(reason: str) -> str:
-    """What is told with every error of a device that is lost for this reason."""
+    """The text of every error of a device that is lost for this reason."""
     return (
         f"{DEVICE_TYPE} error: uncorrectable ECC error encountered. {reason}: it is of no use "
         "until its devices end"
@@ -66,34 +66,34 @@ def check_not_lost(index: int) -> None:
 
 
 def is_any_lost(indices: Collection[int]) -> bool:
-    """Whether one of these devices is lost, be it told or not."""
+    """Whether one of these devices is lost, reported or not."""
     return bool(_lost.reasons) and not _lost.reasons.keys().isdisjoint(indices)
 
 
 def unreported() -> list[int]:
     """The devices that are lost without anybody knowing."""
-    return [index for index in _lost.reasons if index not in _lost.told]
+    return [index for index in _lost.reasons if index not in _lost.reported]
 
 
 def unreported_errors() -> list[DeviceLostError]:
-    """An error for each device that is lost without anybody knowing: whoever asks is told."""
+    """An error for each lost device that was not reported yet; marks them as reported."""
     found = unreported()
-    _lost.told.update(found)
+    _lost.reported.update(found)
     return [DeviceLostError(_lost.reasons[index]) for index in found]
 
 
 def clear_lost() -> None:
     """No device is lost any more: there are others now, or someone wants to go on with these."""
     _lost.reasons.clear()
-    _lost.told.clear()
+    _lost.reported.clear()
     hooks.remove(_lost)
 
 
 # Errors of kernels, which surface later than they happen, as on CUDA.
 #
 # A kernel that is queued has returned by the time it runs. What it raises then, such as an index
-# out of range, is what CUDA calls a device-side assert: the device is lost, and whoever waits for
-# it is told. The text is PyTorch's (c10/cuda/CUDAException.cpp).
+# out of range, is what CUDA calls a device-side assert: the device is lost, and a wait for
+# it raises. The text is PyTorch's (c10/cuda/CUDAException.cpp).
 
 _ASSERT = (
     f"{DEVICE_TYPE} error: device-side assert triggered\n"

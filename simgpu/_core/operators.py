@@ -56,13 +56,13 @@ def is_view(op: torch._ops.OpOverload) -> bool:
 
 
 def only_allocates(op: torch._ops.OpOverload) -> bool:
-    """Whether an operator makes tensors that nobody fills: `torch.empty` and its kin."""
+    """Whether an operator makes unfilled tensors: `torch.empty` and similar ones."""
     return _name(op).startswith(_ONLY_MEMORY)
 
 
 @functools.cache
 def has_no_kernel(op: torch._ops.OpOverload) -> bool:
-    """Whether CUDA runs no kernel for it: fresh memory that nobody fills, and views."""
+    """Whether CUDA runs no kernel for it: fresh memory without values, and views."""
     return only_allocates(op) or is_view(op)
 
 
@@ -120,7 +120,7 @@ def waits_for_values(
 
 # What errors of PyTorch are recognised by where they have no type of their own: their words.
 #
-# `tests/simulator/operators/test_error_words.py` lets PyTorch raise each of them.
+# `tests/simulator/operators/test_error_words.py` makes PyTorch raise each of them.
 
 
 def wants_to_resize(error: BaseException) -> bool:
@@ -157,7 +157,7 @@ def began_twice(error: BaseException) -> bool:
 # Operators that several files call on host tensors: their code itself, as `launch` calls kernels.
 #
 # Dispatch keys come first: `copy_(HOST_KEYS, target, source)` is past autograd, modes and
-# instruments (`simgpu._core.launch.HOST_KEYS`). What only one file calls stands there.
+# instruments (`simgpu._core.launch.HOST_KEYS`). What only one file calls is there.
 
 _Operator = Callable[..., torch.Tensor]
 
@@ -185,7 +185,7 @@ def without_modes() -> AbstractContextManager[Any]:
     return nullcontext() if no_modes() else _disable_current_modes()  # slow at first
 
 
-# What an operator returns for arguments of some shapes and dtypes, told by its meta kernel.
+# What an operator returns for arguments of some shapes and dtypes, by its meta kernel.
 
 META = torch.device("meta")
 _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)

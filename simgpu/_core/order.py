@@ -21,7 +21,7 @@ Clock = dict[Queue, int]
 
 
 def merge(clock: Clock, other: Clock) -> None:
-    """Let everything that comes before `other` come before `clock` too."""
+    """Merge `other` into `clock`: what comes before `other` comes before `clock` too."""
     for queue, count in other.items():
         if count > clock.get(queue, 0):
             clock[queue] = count

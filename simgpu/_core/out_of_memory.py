@@ -1,7 +1,7 @@
 """Errors of a device that is full, in the words of CUDA's allocator.
 
 Programs look for these words, and logs are compared by them. The text for the installed release is
-raised; those of older ones let what other people saw be replayed.
+raised; those of older ones serve to replay what other people saw.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Figures:
     total: int
     free: int
     in_use: int | None
-    """By this process, as the driver counts it; None where the driver does not tell."""
+    """By this process, as the driver counts it; None where the driver does not report it."""
     allocated: int
     unallocated: int
     """Reserved by PyTorch and in no tensor."""
@@ -77,52 +77,52 @@ def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
         return _text_of_1(figures, version, name)
     # 2.1 had this slip of the pen.
     capacity = "capacity" if version >= (2, 2) else "capacty"
-    said = (
+    words = (
         f"{name} out of memory. Tried to allocate {_size(figures.asked)}. GPU "
         f"{figures.device} has a total {capacity} of {_size(figures.total)} of which "
         f"{_size(figures.free)} is free. "
     )
     for process, in_use in figures.processes:
-        said += f"Process {process} has {_size(in_use)} memory in use. "
+        words += f"Process {process} has {_size(in_use)} memory in use. "
     if figures.in_use is not None:
-        said += (
+        words += (
             f"Including non-PyTorch memory, this process has {_size(figures.in_use)} "
             "memory in use. "
         )
     if figures.allowed is not None:
-        said += f"{_size(figures.allowed)} allowed; "
+        words += f"{_size(figures.allowed)} allowed; "
     pools = ""
     if figures.private:
         pools = f"with {_size(figures.private)} allocated in private pools (e.g., {name} Graphs), "
-    said += (
+    words += (
         f"Of the allocated memory {_size(figures.allocated)} is allocated by PyTorch, {pools}and "
         f"{_size(figures.unallocated)} is reserved by PyTorch but unallocated. "
     )
     for first, variable, link in _ADVICE:
         if version >= first:
             return (
-                f"{said}If reserved but unallocated memory is large try setting "
+                f"{words}If reserved but unallocated memory is large try setting "
                 f"{variable}=expandable_segments:True to avoid fragmentation.  See documentation "
                 f"for Memory Management  ({link})"
             )
     return (
-        f"{said}If reserved but unallocated memory is large try setting max_split_size_mb to avoid "
+        f"{words}If reserved but unallocated memory is large try setting max_split_size_mb to avoid "
         "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
     )
 
 
 def _text_of_1(figures: Figures, version: tuple[int, int], name: str) -> str:
     """The words before 2.1, with an advice since there is a setting to be advised."""
-    said = (
+    words = (
         f"{name} out of memory. Tried to allocate {_size(figures.asked)} (GPU {figures.device}; "
         f"{_size(figures.total)} total capacity; {_size(figures.allocated)} already allocated; "
         f"{_size(figures.free)} free; {_size(figures.allocated + figures.unallocated)} reserved in "
         "total by PyTorch)"
     )
     if version < (1, 10):
-        return said
+        return words
     return (
-        f"{said} If reserved memory is >> allocated memory try setting max_split_size_mb to avoid "
+        f"{words} If reserved memory is >> allocated memory try setting max_split_size_mb to avoid "
         "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
     )
 
@@ -132,9 +132,9 @@ def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
     figures = _figures(device, nbytes)
     if nbytes < MOST:  # a mistake is not counted
         device.out_of_memory_count += 1
-        for told in hooks.out_of_memory:
-            told(device.torch_device, nbytes, figures.allocated, device.limit)
-    # Not chained to what the host's allocator may have said before.
+        for observe in hooks.out_of_memory:
+            observe(device.torch_device, nbytes, figures.allocated, device.limit)
+    # Not chained to an earlier error of the host's allocator.
     raise OutOfMemoryError(text(figures, _RELEASE, DEVICE_TYPE)) from None
 
 
@@ -157,10 +157,10 @@ def _figures(device: Device, nbytes: int) -> Figures:
 # Take the memory of a kernel's results before it runs, where running it changes more than these.
 #
 # Other results are entered in the ledger when they are there (`simgpu._memory.ownership.adopt`): a
-# kernel whose results find no room has then run in vain, which nobody can see. But a dropout has
+# kernel whose results find no room has then run in vain, which is not visible. But a dropout has
 # moved the generator by then, and a batch norm its running statistics, while CUDA allocates first
 # and so leaves them alone. So the results of such kernels are computed on the meta device
-# beforehand, unless there is room for sure and nobody is asked before allocations.
+# beforehand, unless there is room for sure and no instrument watches allocations.
 
 
 def changes_more_than_results(op: torch._ops.OpOverload) -> bool:
@@ -209,7 +209,7 @@ def charge(
 ) -> Charge | None:
     """Hold the memory of what `op` will return; None where that is not needed.
 
-    Raises OutOfMemoryError. Where PyTorch cannot tell the results beforehand, nothing is held.
+    Raises OutOfMemoryError. Where PyTorch cannot infer the results beforehand, nothing is held.
     """
     if not hooks.before_allocate and _has_ample_room(device, args):
         return None

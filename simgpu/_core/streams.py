@@ -75,7 +75,7 @@ class Stream(torch.Stream):
         return self
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        pass  # what it is, `__new__` has told C++
+        pass  # `__new__` has given C++ its values
 
     @property
     def priority(self) -> int:
@@ -84,7 +84,7 @@ class Stream(torch.Stream):
 
     @property
     def cuda_stream(self) -> int:
-        """What stands for the stream where C would take a pointer; 0 for the default stream."""
+        """The stream where C takes a pointer; 0 for the default stream."""
         return handle_of(self.device_index, self.stream_id)
 
     @property
@@ -93,11 +93,11 @@ class Stream(torch.Stream):
         return self.cuda_stream
 
     def wait_event(self, event: torch.Event) -> None:
-        """Let later work wait for `event`."""
+        """Make later work wait for `event`."""
         event.wait(self)
 
     def wait_stream(self, stream: torch.Stream) -> None:
-        """Let later work wait for `stream`."""
+        """Make later work wait for `stream`."""
         stay_busy(self, busy_until(stream.device_index, stream))
         for waits in hooks.stream_waits:
             waits(self, stream)
@@ -178,13 +178,13 @@ def busy_until(index: int, stream: torch.Stream | None) -> float:
 
 
 def stay_busy(stream: torch.Stream, moment: float) -> None:
-    """Let `stream` sleep until `moment`, unless that is over."""
+    """Make `stream` sleep until `moment`, unless that is over."""
     if moment > clock.now():
         world.device(stream.device_index).sleep_until(moment, stream.stream_id)
 
 
 def key_of(stream: torch.Stream) -> Key:
-    """What a stream is known by, whichever object stands for it."""
+    """The key of a stream, the same for each of its objects."""
     return stream.device_index, stream.stream_id
 
 
@@ -311,7 +311,7 @@ class Event(torch.Event):
 
     @property
     def cuda_event(self) -> int:
-        """What stands for the event where C would take a pointer; 0 before it is recorded."""
+        """The event where C takes a pointer; 0 before it is recorded."""
         return self._number
 
     event_id = cuda_event
@@ -339,7 +339,7 @@ class Event(torch.Event):
             recorded(self, on)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Let `stream`, or the current one, wait for the mark; for none, if it was never set."""
+        """Make `stream`, or the current one, wait for the mark; for none, if it was never set."""
         on = current_stream() if stream is None else stream
         if not self._number or self._is_node(on, records=False):
             return
@@ -348,7 +348,7 @@ class Event(torch.Event):
             waits(on, self)
 
     def _is_node(self, on: torch.Stream, records: bool) -> bool:
-        """Whether this is done in the replays of a graph, which is told so, and not now.
+        """Whether this is done in the replays of a graph, which records it, and not now.
 
         What PyTorch asks is whether the device's current stream is captured, whichever `on` is.
         """
@@ -357,11 +357,11 @@ class Event(torch.Event):
         if not is_captured(on):
             raise CaptureError(
                 f"{DEVICE_TYPE} error: invalid argument: the device's current stream is captured, "
-                "and the one that shall record or wait for an event with external=True is not: "
+                "and the one that has to record or wait for an event with external=True is not: "
                 "make that one current"
             )
-        for tell in hooks.external_event:
-            tell(self, on, records)
+        for observe in hooks.external_event:
+            observe(self, on, records)
         return True
 
     def query(self) -> bool:
@@ -424,12 +424,13 @@ def _is_over(event: Event) -> bool:
     return core_hooks.is_done(event) and (event._recorded_at or 0.0) <= clock.now()
 
 
-# Tell instruments which streams autograd's engine lets wait for each other in a backward pass.
+# Report to instruments how autograd's engine orders streams in a backward pass.
 #
-# Where a gradient passes from one stream to another, the engine records an event on the first, lets
-# the second wait for it, and tells the allocator that the second uses the memory. It does so in C++
+# Where a gradient passes from one stream to another, the engine records an event on the first,
+# makes the second wait for it, and reports to the allocator that the second uses the memory. It
+# does so in C++
 # and calls our device guard, which writes each of these calls into a log of the calling thread
-# (`simgpu._native.guard_code`). `tell` reads that log and calls the instruments: before the next
+# (`simgpu._native.guard_code`). `report` reads that log and calls the instruments: before the next
 # kernel of the thread, and after the backward pass. While no instrument overrides one of these
 # methods, there is no log.
 
@@ -450,22 +451,22 @@ class _Log:
         self.address = self.entries.buffer_info()[0]
         self.events: dict[int, EngineEvent] = {}
 
-    def tell(self) -> None:
-        """Tell the instruments of all entries, oldest first."""
+    def report(self) -> None:
+        """Report all entries to the instruments, oldest first."""
         entries = self.entries
         count, entries[0] = entries[0], 0
         if count > _ROOM:
             raise RuntimeError(
-                f"autograd let streams wait {count} times between two kernels of a backward pass, "
+                f"autograd made streams wait {count} times between two kernels of a backward pass, "
                 f"of which {_ROOM} could be followed"
             )
         for at in range(2, 2 + 4 * count, 4):
             kind, handle, device, number = entries[at : at + 4]
             index = device >> 8
             if index < len(world.active_devices):  # else it has outlived its device
-                self._tell(kind, handle, Stream(index, stream_id=number))
+                self._report(kind, handle, Stream(index, stream_id=number))
 
-    def _tell(self, kind: int, handle: int, stream: Stream) -> None:
+    def _report(self, kind: int, handle: int, stream: Stream) -> None:
         if kind == _USES:
             for used in hooks.memory_used_on_stream:
                 used(handle, stream)
@@ -484,7 +485,7 @@ _logs: dict[int, _Log] = {}
 
 @contextmanager
 def logging_engine_waits() -> Iterator[None]:
-    """Within the block, which passes backward in this thread, let instruments know of waits."""
+    """Report waits of a backward pass to instruments, within the block in this thread."""
     row = thread_rows.per_thread.row
     if row[LOG] or not (hooks.stream_waits or hooks.event_recorded or hooks.memory_used_on_stream):
         yield
@@ -494,7 +495,7 @@ def logging_engine_waits() -> Iterator[None]:
     row[LOG] = log.address
     try:
         yield
-        log.tell()
+        log.report()
     finally:
         row[LOG] = 0
         del _logs[log.address]
@@ -503,10 +504,10 @@ def logging_engine_waits() -> Iterator[None]:
 
 
 def report_engine_waits() -> None:
-    """Tell of what the calling thread's backward pass has ordered until now, if it is in one."""
+    """Report what the calling thread's backward pass has ordered until now, if it is in one."""
     address = thread_rows.per_thread.row[LOG]
     if address:
-        _logs[address].tell()
+        _logs[address].report()
 
 
 # Streams that another library made: known by their handles, used as any other stream is.
@@ -557,6 +558,6 @@ def sleep(seconds: float) -> None:
 
 
 def wait_for_sleep(index: int) -> None:
-    """Let the calling thread wait until its current stream on device `index` does not sleep."""
+    """Wait until the calling thread's current stream on device `index` does not sleep."""
     if index < len(world.active_devices) and world.active_devices[index].busy_until:
         clock.wait_until(busy_until(index, None))

@@ -150,7 +150,7 @@ def leave(world: World) -> None:
 
 @contextmanager
 def limited_to(count: int) -> Iterator[None]:
-    """Let only the first `count` of the devices exist within the block."""
+    """Limit the block to the first `count` devices."""
     assert _world is not None, "the block is within the life of some devices"
     everything, more = _world.devices, _world.more
     _narrow(everything[:count], "")
@@ -355,7 +355,7 @@ def resolve(device_: DeviceLike) -> int:
 
 
 def synchronize(index: int) -> None:
-    """Let the calling thread wait for all work of a device: it is done, if no stream sleeps."""
+    """Wait in the calling thread for all work of a device: it is done, if no stream sleeps."""
     busy_until = device(index).busy_until
     if busy_until:
         clock.wait_until(max(busy_until.values()))
@@ -378,7 +378,7 @@ _cuda_is_there = False
 
 
 def let_cuda_be_there() -> None:
-    """Let GPUs be the accelerator where there are no simulated devices; for good."""
+    """Make GPUs the accelerator where there are no simulated devices; for good."""
     global _cuda_is_there
     _cuda_is_there = True
 
@@ -484,7 +484,7 @@ def _at_exit() -> None:
 
 
 def watch_forks() -> None:
-    """Let every child that this process forks from now on know, and the end of the process."""
+    """Watch for children that this process forks from now on, and for its end."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_in_child)
     atexit.register(_at_exit)
