@@ -80,9 +80,9 @@ class ClockUntilExit:
         count = len(summary.shares)
         self._ends.close()
         own = {"seconds": summary.seconds, "step": summary.step_seconds}
-        if self._told.report is not None:
-            Path(self._told.report).write_text(json.dumps(own), encoding="utf-8")
-        elif self._told.summary:
+        if self._options.report is not None:
+            Path(self._options.report).write_text(json.dumps(own), encoding="utf-8")
+        elif self._options.summary:
             heading = timeline.heading(self._environment)
             if heading:  # in one piece: other ranks write there, too
                 sys.stderr.write(f"{heading}{summary}\n{NOT_AGAIN}")
@@ -106,12 +106,12 @@ class ClockUntilExit:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "estimate.json"
             values = {"N": str(count), "FILE": str(report)}
-            command = list(self._told.again)
+            command = list(self._options.again)
             for name, value in values.items():
                 if name in command:  # and perhaps again, behind the program
                     command[command.index(name)] = value
             given = Path(folder) / "input"
-            given.write_bytes(self._told.source or b"")
+            given.write_bytes(self._options.source or b"")
             with given.open("rb") as stdin:
                 ended = subprocess.run(
                     command,

@@ -106,8 +106,8 @@ def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
                 f"for Memory Management  ({link})"
             )
     return (
-        f"{words}If reserved but unallocated memory is large try setting max_split_size_mb to avoid "
-        "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+        f"{words}If reserved but unallocated memory is large try setting max_split_size_mb to "
+        "avoid fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
     )
 
 
