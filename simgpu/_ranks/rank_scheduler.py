@@ -68,7 +68,8 @@ def scheduler_of(schedule: int | str | None) -> Iterator[Scheduler]:
     """The scheduler of the schedule in force; else one of a seed or token, or without choices."""
     inner = current()
     if inner is not None:
-        yield inner
+        with adopted_in_modules():
+            yield inner
     elif schedule is None:
         scheduler, patches = (
             Scheduler(_InTurn(), sys.maxsize, traced=False, real_time=True),
@@ -82,7 +83,7 @@ def scheduler_of(schedule: int | str | None) -> Iterator[Scheduler]:
             patches.undo()
     else:
         strategy = Replay(schedule) if isinstance(schedule, str) else seeded("random", schedule)
-        with controlled(strategy) as controls:
+        with controlled(strategy) as controls, adopted_in_modules():
             yield controls.scheduler
 
 

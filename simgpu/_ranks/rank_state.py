@@ -129,18 +129,57 @@ def _set_anomaly(values: tuple[bool, bool]) -> None:
     torch._C.set_anomaly_enabled(*values)
 
 
+# How precise float32 is: by the older names, which set the newer ones too, and by the newer ones,
+# from the most general one on, since others follow it. Whether cuBLAS may use TF32 is no setting of
+# its own: to set it would make "high" of a precision that is "medium".
+_OLDER_PRECISIONS = ("float32_matmul_precision", "cudnn_allow_tf32")
+_NEWER_PRECISIONS = (
+    ("generic", "all"),
+    *((backend, of) for backend in ("cuda", "mkldnn") for of in ("all", "matmul", "conv", "rnn")),
+)
+_UNKNOWN = object()
+
+
+def _older_precision(name: str) -> Any:
+    try:
+        return getattr(torch._C, f"_get_{name}")()
+    except RuntimeError:  # the program has set it by its newer name, too
+        return _UNKNOWN
+
+
+_READ_NEWER = [
+    functools.partial(torch._C._get_fp32_precision_getter, *names)
+    for names in _NEWER_PRECISIONS
+    if hasattr(torch._C, "_get_fp32_precision_getter")
+]
+
+
+def _precisions() -> list[Any]:
+    values = [_older_precision(name) for name in _OLDER_PRECISIONS]
+    values += [read() for read in _READ_NEWER]
+    return values
+
+
+def _set_precisions(values: list[Any]) -> None:
+    older = len(_OLDER_PRECISIONS)
+    for name, value in zip(_OLDER_PRECISIONS, values, strict=False):
+        if value is not _UNKNOWN and value != _older_precision(name):
+            getattr(torch._C, f"_set_{name}")(value)
+    for (backend, of), value in zip(_NEWER_PRECISIONS, values[older:], strict=False):
+        if value != torch._C._get_fp32_precision_getter(backend, of):
+            torch._C._set_fp32_precision_setter(backend, of, value)
+
+
 _SETTINGS = (
     _Setting(torch.get_default_dtype, torch._C._set_default_dtype),
     _Setting(tensors.is_of_device, tensors.move),
     _Setting(_deterministic, _set_deterministic),
     _Setting(_anomaly, _set_anomaly),
     *_switch("deterministic_fill_uninitialized_memory"),
-    *_switch("float32_matmul_precision"),
-    *_switch("cublas_allow_tf32"),
+    _Setting(_precisions, _set_precisions),
     *_switch("cudnn_enabled"),
     *_switch("cudnn_benchmark"),
     *_switch("cudnn_deterministic"),
-    *_switch("cudnn_allow_tf32"),
     *_switch("mkldnn_enabled"),
     *_switch("mkldnn_deterministic"),
     # Which kernels of attention are allowed, and which is asked first.
@@ -155,19 +194,11 @@ _SETTINGS = (
 )
 
 SettingValues = list[Any]
-_UNKNOWN = object()
 
 
 def read_settings() -> SettingValues:
     """What they are now."""
-    return [_value_of(setting) for setting in _SETTINGS]
-
-
-def _value_of(setting: _Setting) -> Any:
-    try:
-        return setting.read()
-    except RuntimeError:  # of a precision that the program has set by its newer name, too
-        return _UNKNOWN
+    return [setting.read() for setting in _SETTINGS]
 
 
 def write_settings(values: SettingValues) -> None:
@@ -176,7 +207,7 @@ def write_settings(values: SettingValues) -> None:
     if now == values:
         return
     for setting, value, present in zip(_SETTINGS, values, now, strict=True):
-        if value != present and value is not _UNKNOWN:
+        if value != present:
             setting.write(value)
 
 
@@ -218,6 +249,27 @@ class Variable:
             self.owner.pop(self.name, None)
         else:
             self.owner[self.name] = value
+
+
+class Exchanged(Variable):
+    """What a function of C++ sets and returns as it was, which is `usual` outside of all blocks."""
+
+    __slots__ = ("usual",)
+
+    def __init__(self, owner: Any, name: str, usual: Any) -> None:
+        super().__init__(owner, name, lambda _: usual)
+        self.usual = usual
+
+    def read(self) -> Any:
+        exchange = getattr(self.owner, self.name)
+        value = exchange(self.usual)
+        exchange(value)
+        return value
+
+    def write(self, value: Any) -> None:
+        exchange = getattr(self.owner, self.name)
+        exchange(self.usual)  # or a count of compiled frames is not begun again
+        exchange(value)
 
 
 def _none(_: Any) -> Any:
@@ -292,6 +344,19 @@ def _handlers(value: Any) -> Any:
     return {operator: handler for operator, handler in value.items() if operator not in within}
 
 
+def _of_compiled_calls(_: Any) -> Iterator[Variable]:
+    """What a call of a compiled function sets for its length: of a process, and not of a thread."""
+    owner = torch._C._dynamo.eval_frame
+    for name, usual in (
+        ("set_eval_frame_isolate_recompiles_id", -1),
+        ("set_skip_guard_eval_unsafe", False),
+        ("set_fullgraph_compiled_frame_count", -1),
+        ("set_fullgraph_error_on_nested_compile", False),
+    ):
+        if hasattr(owner, name):
+            yield Exchanged(owner, name, usual)
+
+
 def _of_defaults(module: Any) -> Iterator[Variable]:
     """Default arguments that are the default group, of the rank that has imported the module."""
     for each in vars(module).values():
@@ -306,6 +371,7 @@ def _without_groups(defaults: Any) -> Any:
     return tuple(None if isinstance(each, ProcessGroup) else each for each in defaults)
 
 
+_DYNAMO = "torch._dynamo"
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel"
 _ATTENTION, _LOSS = f"{_CONTEXT_PARALLEL}._attention", "torch.distributed.tensor.parallel.loss"
 
@@ -313,8 +379,10 @@ _ATTENTION, _LOSS = f"{_CONTEXT_PARALLEL}._attention", "torch.distributed.tensor
 _TABLE: dict[str, Callable[[Any], Iterable[Variable]]] = {
     # the stream that `torch.cuda.graph` captures on, of the first device that it was used on
     "torch.cuda.graphs": lambda module: _of(module.graph, _none, "default_capture_stream"),
+    # where what is compiled is kept, and how much of the call has been compiled
+    f"{_DYNAMO}.eval_frame": _of_compiled_calls,
     # which sizes and numbers differed between calls: they are variables when compiled next
-    "torch._dynamo.pgo": lambda module: _of(module, _none, "_CODE_STATE", "_INIT_CODE_STATE"),
+    f"{_DYNAMO}.pgo": lambda module: _of(module, _none, "_CODE_STATE", "_INIT_CODE_STATE"),
     # in whose forward it is, for which `torch.compile` splits graphs
     "torch.nn.parallel.distributed": lambda module: _of(
         module.DistributedDataParallel, _none, "_active_ddp_module"
@@ -470,7 +538,6 @@ _ISOLATION_PATCHES: tuple[Row, ...] = (
 # functions have that are compiled with `isolate_recompiles=True`; and all is forgotten when a world
 # begins or ends.
 
-_DYNAMO = "torch._dynamo"
 _SETS_REGION = "set_eval_frame_isolate_recompiles_id"
 
 

@@ -99,6 +99,7 @@ BLOCKS = {
 )
 @example(name="order of sums", count=2, steps=[(0, 0, 1), (1, 0, 2)], seed=None)
 @example(name="cudnn", count=3, steps=[(0, 0, 1), (1, 0, 2), (2, 1, 2)], seed=None)
+@example(name="precision", count=2, steps=[(0, 0, 0), (1, 0, 1)], seed=0)
 def test_a_block_of_one_rank_changes_nothing_for_others(name, count, steps, seed):
     """Nor after it, nor for who comes after the world."""
     before = seen()
@@ -138,7 +139,7 @@ def test_a_rank_keeps_what_it_has_set():
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 def test_a_precision_that_is_set_by_its_newer_name_is_no_error():
-    """PyTorch refuses to tell it by its older one then."""
+    """PyTorch does not answer by its older one then. Each rank has its own, and so has the caller."""
     newer = torch.backends.cuda.matmul
     if not hasattr(newer, "fp32_precision"):
         pytest.skip("this release has no newer name")
@@ -149,13 +150,11 @@ def test_a_precision_that_is_set_by_its_newer_name_is_no_error():
             newer.fp32_precision = "tf32"
         for _ in range(2):
             dist.barrier(device_ids=[rank])
+        return newer.fp32_precision
 
-    try:
-        simgpu.ranks(2, go)
-        assert torch.get_float32_matmul_precision() == "highest"
-    finally:
-        newer.fp32_precision = before
-        torch.set_float32_matmul_precision("highest")
+    assert simgpu.ranks(2, go) == ["tf32", before]
+    assert newer.fp32_precision == before
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 @pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")

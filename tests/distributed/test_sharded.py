@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -18,7 +18,7 @@ from simgpu import strategies
 from tests.support.worlds import few, schedules
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*(is|are being) deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*DTensor:UserWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated"),
 ]
@@ -91,6 +91,7 @@ def test_fully_sharded_gradients_are_those_of_the_whole_batch(count, width, laye
     state=st.booleans(),
     seed=st.integers(0, 99),
 )
+@example(count=2, original=False, between=False, state=True, seed=0)
 def test_offloaded_parameters_are_trained_as_others_are(count, original, between, state, seed):
     """FSDP1 assigns them between the CPU and the device in each step, and its state_dict does."""
     from torch.distributed.fsdp import CPUOffload, FullStateDictConfig, StateDictType

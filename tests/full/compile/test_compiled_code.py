@@ -75,6 +75,7 @@ def test_what_was_compiled_outside_of_a_world_is_not_for_its_ranks(schedule):
 @few
 @given(count=strategies.world_sizes(), times=st.integers(1, len(DTYPES)), schedule=schedules)
 @example(count=4, times=len(DTYPES), schedule=None)
+@example(count=2, times=len(DTYPES), schedule=0)
 def test_each_rank_compiles_a_function_as_often_as_a_process_does(count, times, schedule):
     """And so often again where it is compiled apart from that."""
 
