@@ -6,7 +6,7 @@ rules               what NCCL refuses: dtypes, reductions, tensors
 works               what a caller waits for; its output is unwritten until then
 groups              the state of one process group on this rank
 process_transport, thread_transport, fake_transport
-                    how ranks exchange data: processes over gloo, threads, or nobody at all
+                    how ranks exchange data: processes over gloo, threads, or no exchange at all
 nccl, ddp           `ProcessGroupNCCL`, and what DistributedDataParallel asks of it
 shared_memory       data between processes of one machine
 

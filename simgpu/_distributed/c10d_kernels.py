@@ -183,8 +183,8 @@ def issue(
     kernel = _CollectiveKernel(name, run, about)
     launch(kernel, index, (), {})
     if not asynchronous:
-        tell = finished if async_op else awaited
-        tell([about])
+        report = finished if async_op else awaited
+        report([about])
     return in_one_work(group, pending if asynchronous else [], outputs)
 
 
@@ -535,7 +535,7 @@ def reduce_scatter_tensor_coalesced_(
 # all_reduce of sparse tensors, as gloo does it; NCCL refuses them.
 #
 # Each rank gathers the indices and values of all, adds them in the order of the ranks, and has the
-# coalesced sum. Before, the ranks tell each other how many values they have, which may differ.
+# coalesced sum. Before, the ranks exchange how many values they have, which may differ.
 
 
 def sparse_allreduce(

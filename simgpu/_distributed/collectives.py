@@ -27,7 +27,7 @@ from simgpu.errors import CollectiveMismatchError, NaNSentError
 
 # The factor of ReduceOp.PREMUL_SUM, which the dispatcher loses.
 #
-# An operator gets the reduction in a box that tells its kind only. So the methods of ProcessGroup
+# An operator gets the reduction in a box that shows only its kind. So the methods of ProcessGroup
 # that reduce note the factor for the kernel that they call.
 
 METHODS = (
@@ -53,7 +53,7 @@ _per_thread = _PerThread()
 
 
 def _factor(op: Any) -> Any:
-    """The number or tensor that is multiplied by; older releases tell it to pickle alone."""
+    """The number or tensor that is multiplied by; older releases show it only to pickle."""
     return op.__getstate__()[1]
 
 
@@ -189,9 +189,9 @@ class Call:
         place: "file:line" of the program.
         device: which GPU of which machine it is, where no two ranks may be on one.
         since: the number of the first call on it.
-        collective: what instruments are told of it.
+        collective: its description for instruments.
         looks_for_nan: whether a NaN that this rank gives is an error.
-        has_splits: whether the program said how much of a tensor is for, and from, each rank.
+        has_splits: whether the program gave sizes for and from each rank.
         nbytes: how many bytes this rank takes part with.
     """
 
@@ -270,7 +270,7 @@ _LIES = re.compile(rf"{LIES}(?:as \w+|by dims \d+(?:, \d+)*)")
 def lies(shown: str) -> str:
     """What a text of a call says of how its tensors lie in memory; "" as usual.
 
-    Other things may be said behind it, such as on which device they are.
+    Other facts may follow, such as their device.
     """
     found = _LIES.search(shown)
     return "" if found is None else found.group()
@@ -436,7 +436,7 @@ def check_no_nan(call: Call) -> None:
             raise NaNSentError(
                 f"{DEVICE_TYPE} error: device-side assert triggered: rank{rank} gives NaN, at "
                 f"index {found} of {described([tensor])}, to {call.shown} at {call.place}. Without "
-                f"{_NAME} nobody looks for it"
+                f"{_NAME} there is no such check"
             )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 _low: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The reducers whose buckets are of low precision."""
+"""The reducers that have low-precision buckets."""
 
 
 def with_low_precision(stock: Callable[..., None]) -> Callable[..., None]:

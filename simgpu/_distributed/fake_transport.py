@@ -1,4 +1,4 @@
-"""Groups of the backend "fake", whose ranks do not exist: nothing is sent, and nobody is awaited.
+"""Groups of the backend "fake", whose ranks do not exist: nothing is sent or awaited.
 
 PyTorch's own backend does the calls, with the tensors of the host: what would come from another
 rank is this rank's own tensor, or stays as it is.
@@ -72,10 +72,10 @@ class Transport:
         self._backend.barrier()
 
     def _send(self, call: Call) -> None:
-        """There is nobody to send to."""
+        """There is no rank to send to."""
 
     def _recv(self, call: Call) -> None:
-        """There is nobody to receive from."""
+        """There is no rank to receive from."""
 
     def algorithm(self, call: Call) -> str:
         return ""

@@ -36,7 +36,7 @@ _kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _backends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 # What each wrapper of the debug mode wraps.
 _wrapped: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-# What stands in the place of NCCL's backends, where ranks are threads.
+# The replacement of NCCL's backends, where ranks are threads.
 nccl_fakes: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -55,7 +55,7 @@ def kind_of(group: Any) -> str:
 
 
 def take_kind(part: Any, whole: Any) -> None:
-    """Let the rules of a group hold in a part of it, whose backend C++ has made."""
+    """Apply the rules of a group to a part of it, whose backend C++ has made."""
     _kinds[part] = kind_of(whole)
 
 
@@ -82,7 +82,7 @@ def keeping_wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
 #
 # C++ hands the options of the whole to its parts, and changes them: after the first split, the
 # whole would look for its ranks among those of the part, past the end of the list. A list that
-# nobody has filled it reads as it is, unless the backend is the first one of the process.
+# memory that is not filled reads as it is, unless the backend is the first one of the process.
 
 _Gloo: Any = cpp_c10d.ProcessGroupGloo
 _options_of = _Gloo.options.fget  # ProcessGroupNCCL shows others
@@ -176,7 +176,7 @@ class Communicator:
         """The global rank of each member."""
         bound = group.bound_device_id
         self.bound_device: int | None = None if bound is None else bound.index
-        """The only device for its tensors, as `device_id` of init_process_group said."""
+        """The only device for its tensors, the `device_id` of init_process_group."""
         self.used_devices: dict[int, None] = {}
         """Those that its tensors were on, in this order."""
         self.transport = self._carried_by(group, backend)
@@ -222,9 +222,7 @@ class Communicator:
             previous = self._last.get(row) if asynchronous else None
             pending = Pending(call, None if previous is None else previous.last_open())
             if asynchronous:
-                if not isinstance(
-                    self.transport, fake_transport.Transport
-                ):  # which waits for nobody
+                if not isinstance(self.transport, fake_transport.Transport):  # which does not wait
                     pending.copy_inputs()
                 self._last[row] = pending
             else:
@@ -237,7 +235,7 @@ class Communicator:
         return pending
 
     def _tell_device(self, call: Call) -> None:
-        """Let all ranks have changed to other devices at the same call, or none of them."""
+        """Check that all ranks have changed to other devices at the same call, or none of them."""
         call.since = self._since.setdefault(call.device, call.number)
         if call.since > 1:
             name = "" if call.collective is None else f" {_name_of(call.collective.index)}"
@@ -251,7 +249,7 @@ class Communicator:
         return self._numbers.get(call.row, 0) + 1
 
     def complete(self) -> None:
-        """Wait for all that has begun, and let the outputs be there."""
+        """Wait for all calls that have begun, and complete their outputs."""
         while self._last:
             _, pending = self._last.popitem()
             pending.complete(None)
@@ -301,7 +299,7 @@ def forget() -> None:
 
 
 def abort(backend: Any) -> None:
-    """Let all later calls of the group with this backend fail."""
+    """Make all later calls of the group with this backend fail."""
     for group, communicator in list(_communicators.items()):
         if backend_of(group) is backend:
             communicator.transport.abort()
@@ -330,7 +328,7 @@ def ending(how: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class _Synchronization(Instrument):
-    """Lets outputs land where the program waits for a whole device."""
+    """Completes outputs where the program waits for a whole device."""
 
     def host_synchronizes(self, awaited: Any) -> None:
         if isinstance(awaited, torch.device):
@@ -353,7 +351,7 @@ def _stop_watching(wait: bool = True) -> None:
     """Without groups a launch costs what it costs without torch.distributed."""
     global _synchronization
     watching = _synchronization
-    # A group that is gone stands there until its own finalizer, which may call this, has ended.
+    # A group that is gone stays there until its own finalizer, which may call this, has ended.
     alive = any(each() is not None for each in _communicators.keyrefs())
     if watching is not None and not alive and hooks.remove(watching, wait=wait):
         _synchronization = None
@@ -362,7 +360,7 @@ def _stop_watching(wait: bool = True) -> None:
 def _close(close: Callable[[], None]) -> None:
     """A group is gone. That may be found out in the middle of anything, and nothing is waited for.
 
-    Where it cannot be said at once that nobody watches any more, the next group to end says so.
+    Where the last watcher cannot be removed at once, the next group to end removes it.
     """
     close()
     _stop_watching(wait=False)

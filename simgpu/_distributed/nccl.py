@@ -82,7 +82,7 @@ class Options(c10d.Backend.Options):
 
 
 def binds_to_one_device() -> bool:
-    """Whether "nccl" binds a group to a device when it is made, whoever names none: newer releases.
+    """Whether "nccl" binds a group to a device when it is made without one: newer releases.
 
     It is device LOCAL_RANK, or else that of the rank's number, whatever device is the current one.
     """
@@ -166,7 +166,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
         """Calls are grouped as it is."""
 
     def abort(self) -> None:
-        """Let this group's later calls fail."""
+        """Make this group's later calls fail."""
         from simgpu._distributed import groups
 
         groups.abort(self)
@@ -174,7 +174,7 @@ class ProcessGroupNCCL(c10d.ProcessGroupGloo):
 
 # What the ranks that torchrun starts again read: nothing that those before them have written.
 #
-# torchrun keeps one store for all its attempts, in which the addresses of the last one still stand:
+# torchrun keeps one store for all its attempts, which still has the addresses of the last one:
 # a rank that is faster than the others connects to processes that have ended, and fails or waits
 # until the timeout. That is a fault of PyTorch, which NCCL's ranks meet too (pytorch issue 135712).
 

@@ -1,8 +1,9 @@
 """Collectives of ranks that are processes, carried out with PyTorch's ProcessGroupGloo.
 
-Before any data moves, all ranks tell each other what they are about to do: gloo ends the process,
-or adds what does not belong together, where sizes differ. On one machine they tell it in memory
-that they share, with what little data all of them need, and gloo lets them wait for each other.
+Before any data moves, all ranks exchange what they are about to do: gloo ends the process,
+or adds what does not belong together, where sizes differ. On one machine they exchange it in
+shared memory, with the small amounts of data that all need, and gloo makes them wait for each
+other.
 Reductions gather the parts of all ranks and combine them here: gloo adds in an order of its own.
 """
 
@@ -29,7 +30,7 @@ from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
 
 # `Lane`: jobs that are done one after the other, as a stream of NCCL does them.
 #
-# A thread does them, or whoever waits for one of them: the one who waits does those before it, too,
+# A thread does them, or the caller that waits for one of them, which does those before it, too,
 # which saves two changes of thread.
 
 Job = Callable[[], None]
@@ -42,7 +43,7 @@ class SerialQueue:
         self._name = name
         self._jobs: deque[Job] = deque()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for the thread; False ends it
-        self._turn = threading.Lock()  # held by whoever does a job
+        self._turn = threading.Lock()  # held by the thread that does a job
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -74,11 +75,11 @@ class SerialQueue:
                 self._do_next()
 
     def close(self) -> None:
-        """Let the thread end."""
+        """End the thread."""
         self._calls.put(False)
 
 
-# What a rank tells the others of a call before it begins, in a record of one size.
+# What a rank sends to the others about a call before it begins, in a record of one size.
 #
 # A digest of what has to be the same on all ranks, then a text for the error where it is not.
 
@@ -97,11 +98,11 @@ def record_of(call: Call) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _record(says: str, shown: str, place: str, device: str) -> Tensor:
-    told = shown.encode()
+    encoded = shown.encode()
     digest = hashlib.blake2b(says.encode(), digest_size=_DIGEST).digest()
     room = SIZE - _DIGEST - 1
     where = place.encode()[-200:] + b"\0" + device.encode()[-60:]
-    text = told[: room - len(where)] + b"\0" + where
+    text = encoded[: room - len(where)] + b"\0" + where
     return torch.frombuffer(bytearray((digest + text).ljust(SIZE, b"\0")), dtype=torch.uint8)
 
 
@@ -138,7 +139,7 @@ class Loopback:
     def meet(self, call: Call) -> None:
         """Post what the tensor of a send holds now, or put the oldest into that of a receive.
 
-        Raises CollectiveMismatchError where it is of another size or dtype, and TimeoutError.
+        Raises CollectiveMismatchError where it has another size or dtype, and TimeoutError.
         """
         if call.kind == "send":
             self._send(call)
@@ -165,9 +166,9 @@ class Loopback:
 #
 # gloo names an address, which is that of a rank's server or any other. A connection that has ended
 # refuses the next message at once. A rank that goes because it has lost another one leaves a note
-# in the store before, so that the rank that went first is told from those that followed it.
+# in the store before, so that the rank that went first differs from those that followed it.
 
-_TAG = 2**30  # of a message that nobody sends
+_TAG = 2**30  # of a message that is never sent
 
 
 class LostRanks:
@@ -182,8 +183,8 @@ class LostRanks:
 
     def __init__(self, backend: Any, group: str, ranks: Sequence[int], store: Any) -> None:
         self._backend, self._group, self._ranks, self._store = backend, group, ranks, store
-        self.told: Sequence[Tensor] = ()
-        """What all ranks have told of the last call that all of them came to."""
+        self.last: Sequence[Tensor] = ()
+        """The records of all ranks about the last call that all of them reached."""
         with contextlib.suppress(Exception):  # there is none, mostly; some stores cannot delete
             store.delete_key(_key(ranks[backend.rank()]))
 
@@ -215,7 +216,7 @@ class LostRanks:
         )
 
     def note(self, text: str) -> None:
-        """Let the others know why this rank may go, before it does."""
+        """Record for the others why this rank may end, before it does."""
         with contextlib.suppress(Exception):  # the store may have gone with the rank that had it
             self._store.set(_key(self._ranks[self._backend.rank()]), text)
 
@@ -237,9 +238,9 @@ class LostRanks:
 
     def _told_of(self, member: int) -> str:
         text = f"rank {self._ranks[member]} has ended or left the group"
-        if not self.told:
+        if not self.last:
             return f"{text} before any call of all ranks"
-        return f"{text}; the last call that it came to was {read_record(self.told[member]).line}"
+        return f"{text}; the last call that it came to was {read_record(self.last[member]).line}"
 
 
 def _key(rank: int) -> str:
@@ -285,7 +286,7 @@ class Transport:
                 waited.wait_idly(seconds)
 
         pending.waits_by(wait)
-        # Who is alone waits for nobody, but for what it sends to itself.
+        # A single rank only waits for what it sends to itself.
         awaited = awaited or (len(self._ranks) == 1 and call.kind != "recv")
         lane.submit(lambda: self._do(pending), awaited)
         if awaited:
@@ -331,7 +332,7 @@ class Transport:
         return "all_gather" if self._is_small(call) else "all_to_all"
 
     def abort(self) -> None:
-        """Let all later calls fail."""
+        """Make all later calls fail."""
         self._failure = RankLostError(f"group {self._group!r} was aborted")
 
     def closing(self) -> Callable[[], None]:
@@ -341,7 +342,7 @@ class Transport:
     # What the ranks say of a call before it begins.
 
     def _agree(self, call: Call) -> bool:
-        """Tell each other of a call; returns whether that has carried it out, too."""
+        """Exchange records of a call; returns whether that has carried it out, too."""
         record, data = record_of(call), self._gathered(call)
         if not self._has_room(SIZE):
             self._compare(call, self._tell(record))
@@ -378,9 +379,9 @@ class Transport:
 
     def _tell(self, mine: Tensor) -> list[Tensor]:
         """The tensors of all ranks, which are as large as this one, through sockets."""
-        told = list(mine.new_empty(len(self._ranks), *mine.shape).unbind())
-        self._run(self._backend.allgather, [told], [mine])
-        return told
+        records = list(mine.new_empty(len(self._ranks), *mine.shape).unbind())
+        self._run(self._backend.allgather, [records], [mine])
+        return records
 
     def _gathered(self, call: Call) -> Tensor | None:
         """What each rank has for all, where that is all there is to a call."""
@@ -401,10 +402,10 @@ class Transport:
         for out, part in zip(call.outs, parts, strict=True):
             out.view(-1).copy_(part.view(-1))
 
-    def _compare(self, call: Call, told: list[Tensor]) -> None:
-        self._losses.told = told
-        if not are_alike(told) or call.number == call.since:
-            asked = [read_record(record) for record in told]
+    def _compare(self, call: Call, records: list[Tensor]) -> None:
+        self._losses.last = records
+        if not are_alike(records) or call.number == call.since:
+            asked = [read_record(record) for record in records]
             collectives.check_agreement(self._group, call.number, self._ranks, asked)
 
     def _meet_peer(self, call: Call) -> None:
@@ -431,7 +432,7 @@ class Transport:
         self._run(self._backend.recv, [as_bytes(call.outs[0])], call.peer, 3 * call.tag + _DATA)
 
     def _barrier(self, call: Call) -> None:
-        """All ranks have come: they have told each other so."""
+        """All ranks have come: they have exchanged records."""
 
     def _broadcast(self, call: Call) -> None:
         options = c10d.BroadcastOptions()

@@ -54,7 +54,7 @@ def host_aliases(
 
 
 def layout(tensors: Sequence[Tensor], between_two: bool = False) -> str:
-    """How tensors of one call lie in memory, which is to be said to other ranks; "" as usual.
+    """The memory format of a call's tensors, to be sent to other ranks; "" if contiguous.
 
     Raises:
         ValueError: they do not lie alike. Those of one dim have no layout, nor have empty ones.

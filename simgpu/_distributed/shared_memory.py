@@ -49,16 +49,19 @@ class SharedMemory:
         return [halves[self._turn] for halves in self._halves]
 
 
-def share(nbytes: int, rank: int, tell: Callable[[Tensor], list[Tensor]]) -> SharedMemory | None:
+def share(
+    nbytes: int, rank: int, exchange: Callable[[Tensor], list[Tensor]]
+) -> SharedMemory | None:
     """Memory in which each rank can write `nbytes` for a call; None if any rank cannot have it.
 
     None is for ranks on several machines, and for too little room. All ranks of a group have to
-    call this; `tell` sends a tensor to all of them, and returns those of all.
+    call this; `exchange` sends a tensor to all of them, and returns those of all.
     """
     with _file(2 * nbytes) as name:
-        names = [bytes(told.tolist()).rstrip(b"\0").decode() for told in tell(_padded(name))]
+        names = [bytes(sent.tolist()).rstrip(b"\0").decode() for sent in exchange(_padded(name))]
         parts = [part for each in names if (part := _mapped(each, 2 * nbytes)) is not None]
-        everywhere = all(map(bool, tell(torch.tensor([len(parts) == len(names)], device="cpu"))))
+        complete = torch.tensor([len(parts) == len(names)], device="cpu")
+        everywhere = all(map(bool, exchange(complete)))
     return SharedMemory(parts, rank) if everywhere else None
 
 

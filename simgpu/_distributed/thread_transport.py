@@ -39,7 +39,7 @@ class GroupCalls:
         self.aborted: set[Any] = set()
 
     def check_end(self) -> None:
-        """Raise for a call whose other side never came, and that nobody has waited for.
+        """Raise for a call without a partner that no rank has waited for.
 
         Its results would never be there: on a GPU, it would wait for the other ranks for ever.
         """
@@ -77,7 +77,7 @@ class GroupCalls:
             f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
             f"{collectives.named_ranks(here)} alone: "
             f"{collectives.named_ranks(others)} {have} ended without "
-            f"{missing}, and nobody has waited for it"
+            f"{missing}, and no rank has waited for it"
         )
 
 
@@ -126,7 +126,7 @@ class Transport:
             self._meet_all(pending)
 
     def _wait(self, pending: Pending, _: float | None) -> None:
-        """Let others run. No time passes meanwhile: what can never come is an error at once."""
+        """Run other ranks. No time passes meanwhile: what can never come is an error at once."""
         self._waits.wait(self._me, pending.done, self._named(pending))
 
     def _ask(self, pending: Pending) -> None:
@@ -150,7 +150,7 @@ class Transport:
                     [group_call.here[r] for r in sorted(group_call.here)]
                 )
         if complete or group_call.error is not None:
-            for each in list(group_call.here.values()):  # others come where a schedule lets them
+            for each in list(group_call.here.values()):  # others come where a schedule runs them
                 if not each.done():
                     each.finish(_copy_for_rank(group_call.error))
 
@@ -202,7 +202,7 @@ class Transport:
         return "" if call.reduction is None else "in one place"
 
     def abort(self) -> None:
-        """Let all later calls fail."""
+        """Make all later calls fail."""
         self._aborted = True
         self._group_calls.aborted.add(self._key)
 

@@ -29,7 +29,7 @@ from simgpu._distributed.collectives import Call, in_common
 from simgpu._native.python_objects import held_by_cpp
 from simgpu.errors import CollectiveTimeoutError
 
-# Calls within `torch.inference_mode`, which is of a thread: its tensors are written there alone.
+# Calls within `torch.inference_mode`, a mode of one thread: only there its tensors are written.
 #
 # What a call reads and writes is written by other threads, and later: memory that ranks share lives
 # as long as their group. So its tensors are plain ones, whatever the mode of the program. NCCL
@@ -94,14 +94,14 @@ class Pending:
         wait: Callable[[Pending, float | None], None],
         ask: Callable[[Pending], None] | None = None,
     ) -> None:
-        """Wait by calling `wait`, with seconds or None: it does the call, or lets other ranks run.
+        """Wait by calling `wait`, with seconds or None: it does the call, or runs other ranks.
 
         `ask` is called where a program asks whether the call has run, as it may in a loop.
         """
         self._waits, self._asks = wait, ask
 
     def copy_inputs(self) -> None:
-        """Let the call read and write copies, and poison what it will write."""
+        """Make the call read and write copies, and fill its outputs as unwritten."""
         call = self.call
         copies = {id(tensor): tensor.clone() for tensor in call.ins}
         self._coming = [
@@ -141,7 +141,7 @@ class Pending:
                 self._landing = []
         self._done.set()
         previous = self.previous
-        if previous is not None:  # a send that nobody waits for would keep all before it
+        if previous is not None:  # a send without a wait would keep all before it
             self.previous = previous.last_open()
 
     def is_complete(self) -> bool:
@@ -252,7 +252,7 @@ class Work(distributed.Work):
         return [each for each in calls if each is not None]
 
     def _let_go(self) -> None:
-        # Those of the calls of a coalesced one, too: nobody waits for each of them.
+        # Those of the calls of a coalesced one, too: there is no wait for each of them.
         waited = set(self._pending)
         self._keep.difference_update(
             [work for work in list(self._keep) if waited.issuperset(work._pending)]
@@ -340,7 +340,7 @@ def _gone(work: Work) -> None:
 
 
 def awaited(collectives: Sequence[Collective]) -> None:
-    """Tell instruments that the current streams of their devices wait for these."""
+    """Report to instruments that the current streams of their devices wait for these."""
     if not hooks.collectives_awaited:
         return
     for index in {about.index: None for about in collectives}:
@@ -350,9 +350,9 @@ def awaited(collectives: Sequence[Collective]) -> None:
 
 
 def finished(collectives: Sequence[Collective]) -> None:
-    """Tell instruments that the host has waited for these, and no stream has."""
-    for tell in hooks.collectives_finished:
-        tell(collectives)
+    """Report to instruments that the host has waited for these, and no stream has."""
+    for observe in hooks.collectives_finished:
+        observe(collectives)
 
 
 def completed(outputs: list[Tensor]) -> Any:
@@ -362,5 +362,5 @@ def completed(outputs: list[Tensor]) -> Any:
 
 
 def _future(tensors: list[Tensor]) -> Any:
-    tensors = tensors or [torch.empty(0, device="cpu")]  # C++ could not tell of what the list is
+    tensors = tensors or [torch.empty(0, device="cpu")]  # C++ needs an element
     return torch._C.fork(lambda: tensors)

@@ -82,7 +82,7 @@ class _GroupsOfThread:
 
 
 def begin() -> None:
-    """Let the calling thread have groups of its own, none so far."""
+    """Give the calling thread groups of its own, none so far."""
     _per_thread.groups = _Groups()
 
 
@@ -104,7 +104,7 @@ def end() -> None:
 
 
 def copy_rank() -> Callable[[], None]:
-    """What lets another thread be of the calling thread's rank, with the same process groups."""
+    """Returns what makes another thread belong to the calling thread's rank and its groups."""
     rank, carrier, groups = threads.rank, threads.carrier, _per_thread.groups
 
     def adopt() -> None:

@@ -1,4 +1,4 @@
-"""`Turns`: the ranks of a world as threads of one scheduler, and what is told where they stop.
+"""The ranks of a world as threads of one scheduler, and the errors where they stop.
 
 Which of them runs is the scheduler's decision (`simgpu._explore.schedules`): that of the
 schedule in force, or else one rank after the other.
@@ -29,7 +29,7 @@ from simgpu._util.patching import Patches
 from simgpu.errors import DeadlockError, RankLostError, ScheduleError
 
 _MAX_IDLE_POLLS = (
-    1000  # questions in a row while nobody does anything else: no answer will be another
+    1000  # questions in a row while no rank does anything else: the answer stays the same
 )
 
 
@@ -39,7 +39,7 @@ _MADE_BY_CPP: Any = vars(threading)["_DummyThread"]
 class _InTurn(Strategy):
     """Who runs goes on until it waits, or asks for what others do; then the next one that can.
 
-    Time-outs come where nobody can go on, the earliest first.
+    Time-outs come where no rank can go on, the earliest first.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class RankScheduler:
         self.failures: dict[int, BaseException] = {}
         """What each rank raised, in the order in which they did."""
         self.stopped: BaseException | None = None
-        """Why nobody can go on; each rank raises an error of its own, with its own frames."""
+        """Why no rank can go on; each rank raises an error of its own, with its own frames."""
 
     def run(self, function: Callable[[int], None], states: Sequence[Any]) -> None:
         """Call it with each rank, in a thread with a state of its own, until all have ended."""
@@ -119,7 +119,7 @@ class RankScheduler:
             scheduler.when_stuck = outer
 
     def _end(self) -> None:
-        """Let all ranks end: who waits for others hears why, the rest ends at its next point."""
+        """End all ranks: those that wait raise the reason, the rest end at their next switch."""
         self._scheduler.dismiss([task for task in self._tasks if task not in self._waiting])
         for _ in range(3):
             with contextlib.suppress(ScheduleError):
@@ -132,14 +132,14 @@ class RankScheduler:
         self.failures = {}
 
     def pause(self, what: str) -> None:
-        """Let others run, if the scheduler says so."""
+        """Run other ranks, if the scheduler decides so."""
         self.check()
         self._check_thread(what)
         self._scheduler.progress_at = self._scheduler.steps
         self._scheduler.point(what)
 
     def ask(self, rank: int, what: str) -> None:
-        """Let others run before a rank asks for what they do, as it may in a loop."""
+        """Run others before a rank asks for what they do, as it may in a loop."""
         self.check()
         self._check_thread(what)
         if calling_task() is None:
@@ -160,9 +160,9 @@ class RankScheduler:
     def wait(
         self, rank: int, ready: Callable[[], bool], what: str, seconds: float | None = None
     ) -> bool:
-        """Let others run until `ready()`; raises where that will never be.
+        """Run others until `ready()`; raises where that will never be.
 
-        With `seconds` it is false where nobody can go on before.
+        With `seconds` it is false where no rank can go on before.
         """
         if ready():
             return True
@@ -181,7 +181,7 @@ class RankScheduler:
 
     @contextlib.contextmanager
     def _waits(self, rank: int, what: str) -> Iterator[None]:
-        """Note what a thread of a rank waits for, for the error where nobody can go on."""
+        """Note what a thread of a rank waits for, for the error where no rank can go on."""
         task = calling_task()
         assert task is not None, "only a thread of the scheduler waits"
         self._waiting[task] = rank, what
@@ -195,22 +195,22 @@ class RankScheduler:
         if calling_task() is None and type(threading.current_thread()) is not _MADE_BY_CPP:
             raise RuntimeError(
                 f"{what}: {threading.current_thread().name} is a thread that a rank has started, "
-                "and the ranks take turns as whole. Call it in the rank's own thread, or let the "
+                "and the ranks take turns as whole. Call it in the rank's own thread, or have the "
                 "threads of ranks take turns, too: simgpu.ranks(n, fn, schedule=seed)"
             )
 
     def check(self) -> None:
-        """Raise why nobody can go on, if that is so."""
+        """Raise why no rank can go on, if that is so."""
         if self.stopped is not None:
             raise copy.copy(self.stopped)
 
     def is_stop(self, error: BaseException) -> bool:
-        """Whether it says why nobody can go on."""
+        """Whether it is the error that no rank can go on."""
         stopped = self.stopped
         return type(error) is type(stopped) and str(error) == str(stopped)
 
     def _stop(self) -> bool:
-        """Nobody can go on: tell all who wait. False where none of them does, or all are told."""
+        """Report to waiting ranks that none can go on. False where none waits, or all have it."""
         others = [
             task
             for task in self._tasks
@@ -227,7 +227,7 @@ class RankScheduler:
         waiting: dict[int, str] = {}
         for rank, what in self._waiting.values():
             waiting[rank] = f"{waiting[rank]} and for {what}" if rank in waiting else what
-        told = [
+        waits = [
             f"rank {rank} waits for {waiting[rank]}"
             if rank in waiting
             else f"rank {rank} has raised {type(self.failures[rank]).__name__}"
@@ -237,5 +237,5 @@ class RankScheduler:
             else scheduler.line_of(task).strip()
             for rank, task in enumerate(self._tasks)
         ]
-        text = f"no rank can go on: {'; '.join(told)}"
+        text = f"no rank can go on: {'; '.join(waits)}"
         return RankLostError(text) if self.failures else DeadlockError(text)

@@ -75,21 +75,21 @@ class Kept:
             generator.brief = False
 
     def put_back(self) -> None:
-        """Let NumPy draw from it again."""
+        """Make NumPy draw from it again."""
         _exchange(self._generator)
         self._briefly(numpy.random.set_state, self._state)
 
     def of_a_rank(self) -> Kept:
-        """The numbers that come now; from a generator of their own, if it is of NumPy's usual kind.
+        """The numbers that come now; from a generator of their own, if it has NumPy's usual type.
 
         A generator of another kind is shared, and each rank's state of it noted and put back.
         """
         state = numpy.random.get_state(legacy=False)
-        twin = copy.copy(self)
+        other = copy.copy(self)
         if state["bit_generator"] == MT19937.__name__:
-            twin._generator = MT19937(0)
-            twin._generator.state = twin._state = state
-        return twin
+            other._generator = MT19937(0)
+            other._generator.state = other._state = state
+        return other
 
 
 # Settings that PyTorch and simgpu keep of a process, as they take each rank to be one.
@@ -202,7 +202,7 @@ def read_settings() -> SettingValues:
 
 
 def write_settings(values: SettingValues) -> None:
-    """Let them be what they were."""
+    """Restore their values."""
     now = read_settings()
     if now == values:
         return
@@ -440,7 +440,7 @@ def variables_of_rank() -> VariableValues:
 
 
 def write_variables(values: VariableValues) -> None:
-    """Let them be what they were; those that were not there yet are what a rank has at first."""
+    """Restore them; those that did not exist get the values of a new rank."""
     for variable in _there():
         value = values[variable] if variable in values else variable.make(variable.read())
         variable.write(value)
@@ -530,9 +530,9 @@ _ISOLATION_PATCHES: tuple[Row, ...] = (
 )
 
 
-# What torch.compile has compiled is of one rank, and of one world.
+# What torch.compile has compiled belongs to one rank and one world.
 #
-# The compiler takes what a rank is told of itself for a constant: `dist.get_rank()`, the size of
+# The compiler takes a rank's own values for constants: `dist.get_rank()`, the size of
 # the world, whether there is one. And it compiles a function at most eight times, of all ranks
 # together. So each rank has a region of its own in the caches of compiled functions, as those
 # functions have that are compiled with `isolate_recompiles=True`; and all is forgotten when a world
@@ -561,7 +561,7 @@ def _with_code_of_rank(stock: Callable[[int], int]) -> Callable[[int], int]:
 
 
 def _forget() -> None:
-    """Let functions be compiled anew when they are called next."""
+    """Make functions compile anew when they are called next."""
     if f"{_DYNAMO}.convert_frame" in sys.modules:  # otherwise nothing has been compiled
         importlib.import_module(_DYNAMO).reset_code_caches()
 

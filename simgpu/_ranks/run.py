@@ -94,8 +94,8 @@ def ranks(
         kind(each) for kind in _KINDS_OF_NO_CALL for each in (function, type(function).__call__)
     ):
         raise TypeError(
-            f"the ranks call a function, and {function!r} would only make a coroutine or a "
-            "generator, which nobody runs: hand over one that runs it"
+            f"expected a function that runs the rank, got {function!r}, which returns a coroutine "
+            "or a generator: wrap it, as in lambda rank: asyncio.run(f(rank))"
         )
     if threads.rank is not None:
         raise RuntimeError(f"rank {threads.rank} of a world cannot start another world")
@@ -124,17 +124,17 @@ def ranks(
 
 def _check_devices(backend: str | None, **wanted: Any) -> None:
     """Raise where the devices that are there already are not what a world asks for."""
-    told = [f"{name}={value!r}" for name, value in wanted.items() if value is not None]
-    if told:
+    given = [f"{name}={value!r}" for name, value in wanted.items() if value is not None]
+    if given:
         raise ValueError(
-            f"{', '.join(told)} is of fresh devices, and {world.device_count()} are there already: "
-            "say it where they are made, or make none before"
+            f"{', '.join(given)} only applies to new devices, but {world.device_count()} already "
+            "exist: pass it where they are created, or create none before"
         )
     if "nccl" in (backend or "").lower() and "cuda" not in naming.names:
         raise RuntimeError(
-            f"backend {backend!r} is of devices by the name of CUDA, and there are devices without "
-            "it: make them by simgpu.as_cuda(n) or simgpu.enable(n, as_cuda=True), or make none "
-            'before simgpu.ranks, or say backend="gloo"'
+            f"backend {backend!r} needs devices that are used as CUDA, and the present ones are "
+            "not: make them by simgpu.as_cuda(n) or simgpu.enable(n, as_cuda=True), or make none "
+            'before simgpu.ranks, or pass backend="gloo"'
         )
 
 

@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d as c10d
 from simgpu._distributed import c10d_kernels, groups, nccl
 from simgpu._util.patching import Action, Patch, Patches, Row
 
-# Parts of a group, where ranks are threads: there is nothing to split, and nobody to meet.
+# Parts of a group, where ranks are threads: there is nothing to split, and no connection to make.
 #
 # C++ would have each backend of the group split, which the stand-ins of threads cannot. The members
 # of a part find each other by a name that they agree on, as those of processes do
@@ -138,7 +138,7 @@ def _take_tensors_of_the_host(patches: Patches) -> None:
     patches.then(library._destroy)
 
 
-_WHY_STAND_IN = "ranks of one process meet in memory, and connect to nobody"
+_WHY_STAND_IN = "ranks of one process meet in memory, and connect to no process"
 _C10D = "torch.distributed.distributed_c10d"
 # What groups of gloo are in place of it: NCCL's are NCCL or CUSTOM, and each sort has its own.
 _GLOO, _OTHER = _TYPES.GLOO, _TYPES.UCC
@@ -170,7 +170,7 @@ _STAND_INS_PATCHES: tuple[Row, ...] = (
         for name, value in (
             ("_set_sequence_number_for_group", lambda self: None),
             ("supports_coalescing", True),
-            ("_set_default_timeout", lambda self, timeout: None),  # nobody waits for so long
+            ("_set_default_timeout", lambda self, timeout: None),  # no wait takes so long
             ("_add_ephemeral_timeout", lambda self, timeout: None),
             ("_group_start", staticmethod(lambda: None)),
             ("_group_end", staticmethod(lambda: None)),

@@ -31,7 +31,7 @@ _stock_wait: Callable[..., None] = c10d.Store.wait
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands: in which world, and with which memory for keys."""
+    """The world of a rank, and its memory for keys."""
 
     turns: RankScheduler
     rank: int
@@ -47,12 +47,12 @@ _per_thread = _PerThread()
 
 
 def begin(place: Place | None) -> None:
-    """Let the stores of the calling thread be those of a rank; with None, of no rank any more."""
+    """Give the calling thread the stores of a rank; with None, of no rank."""
     _per_thread.place = place
 
 
 def place() -> Place | None:
-    """Where the rank of the calling thread stands."""
+    """The context of the calling thread's rank."""
     return _per_thread.place
 
 
@@ -110,8 +110,8 @@ def _tcp_store(stock: Any) -> Any:
 def _waiting(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method of Store that waits for keys, the first argument: others run until they are set.
 
-    A short time-out comes where nobody can go on. A long one is for emergencies, and here it is
-    none: that nobody can go on is an error at once.
+    A short time-out comes where no rank can go on. A long one is for emergencies, and here it is
+    none: that no rank can go on is an error at once.
     """
 
     @functools.wraps(stock)
@@ -168,9 +168,9 @@ _STORES_PATCHES: tuple[Row, ...] = (
 )
 
 
-# Threads that a rank makes are of its rank, too: they find its process groups and its stores.
+# Threads that a rank makes belong to its rank, too: they find its process groups and its stores.
 #
-# They are tasks of a schedule, as the ranks are, where one is in force. Without a schedule nobody
+# They are tasks of a schedule, as the ranks are, where one is active. Without a schedule nothing
 # gives them turns, and what they ask of other ranks is an error (`simgpu._ranks.rank_scheduler`).
 
 
@@ -195,7 +195,7 @@ def _of_the_same_rank(stock: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-_WHY = "a thread of a rank is of that rank"
+_WHY = "a thread of a rank belongs to that rank"
 _STARTED_THREADS_PATCHES: tuple[Row, ...] = (
     Patch("threading.Thread", "__init__", wrap=_of_the_same_rank, why=_WHY),
 )

@@ -152,7 +152,7 @@ def test_a_message_without_its_other_side_is_told_if_nobody_waits(count, data, s
     ]
     endings = [
         f"was called by rank {pair[ahead < 0]} alone: rank {pair[ahead > 0]} has ended "
-        f"without its {'recv' if ahead > 0 else 'send'}, and nobody has waited for it"
+        f"without its {'recv' if ahead > 0 else 'send'}, and no rank has waited for it"
         for pair, ahead in left
     ]
     numbers = [  # of the first that is left over, among those of its kind and pair
@@ -244,7 +244,7 @@ class Asynchronous:
 
 @pytest.mark.parametrize("function", [coroutine, generator, both, Asynchronous()])
 def test_what_only_calls_would_not_run_is_refused(function):
-    with pytest.raises(TypeError, match="which nobody runs"):
+    with pytest.raises(TypeError, match="which returns a coroutine"):
         simgpu.ranks(2, function)
 
 

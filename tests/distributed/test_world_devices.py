@@ -65,10 +65,10 @@ def test_ranks_of_gloo_have_devices_by_their_own_name():
 @pytest.mark.parametrize(
     ("block", "named", "error", "text"),
     [
-        (simgpu.devices, {}, RuntimeError, "'nccl' is of devices by the name of CUDA"),
+        (simgpu.devices, {}, RuntimeError, "'nccl' needs devices that are used as CUDA"),
         (simgpu.devices, {"backend": "cpu:gloo,cuda:nccl"}, RuntimeError, "simgpu.as_cuda(n)"),
-        (simgpu.as_cuda, {"model": "A100"}, ValueError, "model='A100' is of fresh devices, and 2"),
-        (simgpu.as_cuda, {"rng": "host"}, ValueError, "rng='host' is of fresh devices"),
+        (simgpu.as_cuda, {"model": "A100"}, ValueError, "model='A100' only applies to new"),
+        (simgpu.as_cuda, {"rng": "host"}, ValueError, "rng='host' only applies to new devices"),
     ],
 )
 def test_devices_that_a_world_cannot_have_are_told(block, named, error, text):
