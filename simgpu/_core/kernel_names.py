@@ -162,7 +162,7 @@ _SENTENCES = {
 
 # Of lists that are gone through in one launch, by the overload.
 _OF_LISTS = {
-    "": "foreach_unary_op_cuda",
+    "default": "foreach_unary_op_cuda",
     "List": "foreach_binary_op_list_cuda",
     "Scalar": "foreach_binary_op_scalar_cuda",
     "ScalarList": "foreach_binary_op_scalarlist_cuda",
@@ -175,6 +175,12 @@ _LISTS = {
 }
 
 
+def _are_integers(args: _Args) -> bool:
+    """Whether a list is of integers, which are gone through one by one."""
+    first = args[0][0] if args and args[0] else None
+    return first is None or not (first.is_floating_point() or first.is_complex())
+
+
 def in_words_of_cuda(
     text: str, op: torch._ops.OpOverload, args: _Args, kwargs: Mapping[str, Any]
 ) -> str:
@@ -183,7 +189,7 @@ def in_words_of_cuda(
 
     def renamed(found: re.Match[str]) -> str:
         kernel = found[1]
-        if name.startswith("_foreach_"):
+        if name.startswith("_foreach_") and not _are_integers(args):
             kernel = _LISTS.get(name[9:]) or _OF_LISTS.get(op._overloadname, kernel)
             return f'"{kernel}"'
         of_cpu = _OF_CPU.fullmatch(kernel)

@@ -146,7 +146,8 @@ def found_no_kernel(error: BaseException, op: torch._ops.OpOverload) -> bool:
 
 def refused_dtype(error: BaseException) -> bool:
     """Whether a kernel was not compiled for a dtype (aten/src/ATen/Dispatch.h)."""
-    return "not implemented for" in str(error)
+    text = str(error)
+    return "not implemented for" in text or "one of the following scalar types" in text
 
 
 def began_twice(error: BaseException) -> bool:

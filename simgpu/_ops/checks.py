@@ -26,10 +26,16 @@ def batch_norm(arguments: dict[str, Any]) -> None:
     if input.dim() < 2:
         raise RuntimeError(f"batch_norm expects an input of two dimensions, got {input.dim()}")
     channels = input.shape[1]
-    grad = arguments.get("grad_out")
-    if grad is not None and (grad.shape != input.shape or channels == 0):
+    trains = arguments.get("training", arguments.get("train"))
+    if trains is False and arguments.get("running_mean") is None:
         raise RuntimeError(
-            "the backward pass of batch_norm expects channels, and a gradient of its input's shape "
+            "Expected has_running_mean to be true, but got false.  (Could this error message be "
+            "improved?  If so, please report an enhancement request to PyTorch.)"
+        )
+    grad = arguments.get("grad_out")
+    if grad is not None and (grad.shape != input.shape or 0 in input.shape):
+        raise RuntimeError(
+            "the backward pass of batch_norm expects elements, and a gradient of its input's shape "
             f"{tuple(input.shape)}, got one of {tuple(grad.shape)}"
         )
     # What a forward pass saved is empty where it used the running statistics.

@@ -66,14 +66,20 @@ _NAMES = {
 class _Rule(NamedTuple):
     """The dtypes that CUDA has for the tensors of a call, and the kernel that its error names.
 
-    `copies_one`: of a tensor of one element, it only makes a copy, and has all dtypes.
+    `copies_one`: of a tensor of one element, it only makes a copy, and has all dtypes. `of_first`:
+    only the first tensor has the dtype, others have one of their own. `promotes`: the dtype is that
+    of the two first arguments together.
     """
 
     dtypes: frozenset[torch.dtype]
     kernel: str
     copies_one: bool = False
+    of_first: bool = False
+    promotes: bool = False
 
 
+_NO_UNSIGNED = _ALL - _UNSIGNED
+# By operator, or by operator and overload.
 _RULES: dict[str, _Rule] = {
     "_addmm_activation": _Rule(_AND_COMPLEX, "addmm_cuda"),
     "_upsample_bicubic2d_aa": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
@@ -90,18 +96,43 @@ _RULES: dict[str, _Rule] = {
     "baddbmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
     "bmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
     **{
-        f"bitwise_{name}": _Rule(_ALL - _UNSIGNED, f"bitwise_{name}_cuda")
+        f"bitwise_{name}": _Rule(_NO_UNSIGNED, f"bitwise_{name}_cuda")
         for name in ("and", "or", "xor")
     },
     "dot": _Rule(_AND_COMPLEX, "dot"),
+    **dict.fromkeys(
+        ("_embedding_bag", "_embedding_bag_forward_only"),
+        _Rule(FLOATING, "embedding_bag_cuda", of_first=True),
+    ),
+    **{
+        f"_foreach_{name}": _Rule(_NO_COMPLEX_HALF, f"foreach_{kernel}_cuda")
+        for kernel, names in {
+            "unary_op": (
+                *("acos", "asin", "atan", "cos", "cosh", "exp", "log", "neg", "reciprocal"),
+                *("rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
+            ),
+            "pointwise_op": ("addcdiv", "addcmul"),
+            "tensor_lerp_scalar": ("lerp.Scalar",),
+            "binary_op_list": ("add.List", "div.List", "mul.List", "sub.List"),
+            "binary_op_scalar": ("add.Scalar", "div.Scalar", "mul.Scalar", "pow.Scalar"),
+        }.items()
+        for name in names
+    },
+    **dict.fromkeys(("index", "masked_select"), _Rule(_NO_UNSIGNED, "index_cuda", of_first=True)),
+    **dict.fromkeys(
+        ("index_add", "scatter_add"),
+        _Rule(_NO_UNSIGNED, "cuda_scatter_gather_base_kernel_func", of_first=True),
+    ),
     "isinf": _Rule(_NO_FLOAT8, "abs_cuda"),
     "linalg_vector_norm": _Rule(_AND_COMPLEX | {torch.complex32}, "norm_cuda"),
     "max_pool2d_with_indices": _Rule(FLOATING, "max_pool2d_with_indices_out_cuda_frame"),
     "max_pool3d_with_indices": _Rule(FLOATING, "max_pool3d_with_indices_out_frame"),
     "mm": _Rule(_AND_COMPLEX, "addmm_cuda"),
+    "mul": _Rule(_NO_FLOAT8 - _UNSIGNED, "mul_cuda", promotes=True),
     "mv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
     "roll": _Rule(_NO_FLOAT8 - _UNSIGNED, "roll_cuda"),
-    "sort": _Rule(_ALL - _UNSIGNED, "sortKeyValueInplace", copies_one=True),
+    "scatter.value": _Rule(_NO_UNSIGNED, "cuda_scatter_fill_base_kernel_func", of_first=True),
+    "sort": _Rule(_NO_UNSIGNED, "sortKeyValueInplace", copies_one=True),
     "topk": _Rule(_NO_FLOAT8 - _UNSIGNED, "topk_out_cuda"),
     "upsample_bicubic2d": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
     "upsample_bilinear2d": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
@@ -175,10 +206,12 @@ def _igamma(kernel: str, self: Tensor, other: Tensor, **_: Any) -> None:
 
 
 def _normalized(input: Tensor, weight: Tensor | None, bias: Tensor | None, **_: Any) -> None:
-    """Parameters of float32 for halves, which kernels of the CPU take. Others the host refuses."""
-    given = {parameter.dtype for parameter in (weight, bias) if parameter is not None}
-    if input.dtype in _NO_HALF and given == {torch.float32}:
-        raise RuntimeError(f"expected scalar type {name_of(input.dtype)} but found Float")
+    """Parameters have the input's dtype, also beside halves, where the CPU takes others."""
+    for parameter in (weight, bias):
+        if parameter is not None and parameter.dtype != input.dtype:
+            raise RuntimeError(
+                f"expected scalar type {name_of(input.dtype)} but found {name_of(parameter.dtype)}"
+            )
 
 
 def _scaled_mm(
@@ -212,16 +245,6 @@ def _bias_of_scaled_mm(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
             )
 
 
-def _mul(self: Tensor | float, other: Tensor | float, **_: Any) -> None:
-    """Neither unsigned integers nor float8, unless one of another kind makes them that."""
-    found = {x.dtype for x in (self, other) if isinstance(x, Tensor)}
-    dtype = found.pop()
-    if not found and dtype in _UNSIGNED:
-        dtype = torch.result_type(self, other)
-    if not found and dtype in _UNSIGNED | _ALL_FLOAT8:
-        raise no_kernel("mul_cuda", dtype)
-
-
 def _vdot(self: Tensor, **_: Any) -> None:
     if self.dtype not in _AND_COMPLEX:
         raise no_kernel("vdot" if self.is_complex() else "dot", self.dtype)
@@ -231,13 +254,6 @@ def _index_reduce(self: Tensor, reduce: str, **_: Any) -> None:
     """Numbers with an order are reduced to all; `amax` and `amin` of others the host refuses."""
     if reduce in ("prod", "mean") and self.dtype not in FLOATING | _INTEGERS:
         raise no_kernel("index_reduce", self.dtype)
-
-
-def _of_first(dtypes: frozenset[torch.dtype], kernel: str, **arguments: Any) -> None:
-    """The dtype of the first argument, beside which others have dtypes of their own."""
-    first = next(iter(arguments.values()))
-    if first.dtype not in dtypes:
-        raise no_kernel(kernel, first.dtype)
 
 
 def _scatter_reduce(
@@ -252,32 +268,8 @@ def _scatter_reduce(
         raise no_kernel(kernel, self.dtype)
 
 
-def _foreach(kernel: str, self: Sequence[Tensor], *_: Any, **__: Any) -> None:
-    """Lists that fit one launch have no kernel for complex numbers of half precision."""
-    for x in self:
-        if x.dtype is torch.complex32:
-            raise no_kernel(kernel, x.dtype)
-
-
 # What more than one dtype decides, or other words tell; called with the arguments by their names.
 _SPECIAL: dict[str, Callable[..., None]] = {
-    **{
-        f"_foreach_{name}": partial(_foreach, f"foreach_{kernel}_cuda")
-        for kernel, names in {
-            "unary_op": (
-                *("acos", "asin", "atan", "cos", "cosh", "exp", "log", "neg", "reciprocal"),
-                *("rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
-            ),
-            "pointwise_op": ("addcdiv", "addcmul"),
-        }.items()
-        for name in names
-    },
-    **{
-        f"_foreach_{name}.{overload}": partial(_foreach, f"foreach_{kernel}_cuda")
-        for overload, kernel in (("List", "binary_op_list"), ("Scalar", "binary_op_scalar"))
-        for name in ("add", "div", "mul", "pow", "sub")
-    },
-    "_foreach_lerp.Scalar": partial(_foreach, "foreach_tensor_lerp_scalar_cuda"),
     "_amp_foreach_non_finite_check_and_unscale": _unscale,
     "_scaled_mm": _scaled_mm,
     "_scaled_mm_v2": _scaled_mm,
@@ -287,21 +279,10 @@ _SPECIAL: dict[str, Callable[..., None]] = {
     "igamma": partial(_igamma, "igamma_cuda"),
     "igammac": partial(_igamma, "igammac_cuda"),
     "index_reduce": _index_reduce,
-    "mul": _mul,
     "native_group_norm": _normalized,
     "native_layer_norm": _normalized,
     "randperm": _randperm,
     "scatter.reduce": _scatter_reduce,
-    "scatter.value": partial(_of_first, _ALL - _UNSIGNED, "cuda_scatter_fill_base_kernel_func"),
-    **dict.fromkeys(
-        ("index_add", "scatter_add"),
-        partial(_of_first, _ALL - _UNSIGNED, "cuda_scatter_gather_base_kernel_func"),
-    ),
-    **dict.fromkeys(("index", "masked_select"), partial(_of_first, _ALL - _UNSIGNED, "index_cuda")),
-    **dict.fromkeys(
-        ("_embedding_bag", "_embedding_bag_forward_only"),
-        partial(_of_first, FLOATING, "embedding_bag_cuda"),
-    ),
     "scatter.value_reduce": partial(
         _scatter_reduce, kernel="cuda_scatter_fill_base_kernel_reduce_multiply"
     ),
@@ -327,19 +308,33 @@ def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKe
             return kernel(*args, **kwargs)
 
         return run_specially
-    rule = _RULES.get(name)
+    rule = _RULES.get(name) or _RULES.get(f"{name}.{overload}")
     if rule is None:
         return kernel
-    dtypes, its_kernel, copies_one = rule
+    dtypes, its_kernel, copies_one, of_first, promotes = rule
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        # A number may come first: `torch.mul(2, x)` as an operator.
-        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None) or args[1].dtype
-        if dtype not in dtypes and _computes(op, args, kwargs, True, copies_one):
-            raise no_kernel(its_kernel, dtype)
+        first = args[0]
+        dtype = kwargs.get("dtype")
+        if dtype is None:
+            dtype = first.dtype if isinstance(first, Tensor) else _dtype_of_others(args)
+        if dtype in dtypes or dtype is None:
+            return kernel(*args, **kwargs)
+        if _computes(op, args, kwargs, not of_first, copies_one):
+            dtype = torch.result_type(*args[:2]) if promotes else dtype
+            if dtype not in dtypes:
+                raise no_kernel(its_kernel, dtype)
         return kernel(*args, **kwargs)
 
     return run
+
+
+def _dtype_of_others(args: Sequence[Any]) -> torch.dtype | None:
+    """The dtype of a list's first tensor; of the second argument, where a number comes first."""
+    first, *others = args
+    if isinstance(first, (list, tuple)):
+        return first[0].dtype if first else None
+    return getattr(others[0], "dtype", None)  # `torch.mul(2, x)` as an operator
 
 
 def _computes(

@@ -360,7 +360,7 @@ def _look_for_room(kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict
         size = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple)) else first.shape
         if math.prod(size) > MANY:  # `new_zeros` has the size second, `zeros_like` has none
             check_memory(index, size, kwargs.get("dtype") or first.dtype)
-    elif any(type(value) in (int, float) and value > MANY for value in args):
+    elif any(type(value) in (int, float) and MANY < value < math.inf for value in args):
         held = charge(kernel.op, world.device(index), args, kwargs)
         if held is not None:
             held.release(())

@@ -15,7 +15,6 @@ import torch
 from simgpu._core.hooks import ValueCheck, value_checks
 from simgpu._core.launch import HOST_KEYS, Kernel
 from simgpu._core.operators import (
-    META,
     call_on_meta,
     empty_strided,
     fill_,
@@ -124,16 +123,6 @@ _OTHERWISE = {
         "vdot",
     ),
 }
-# Those of norms keep statistics of these in more digits.
-_NORMS = {
-    "_batch_norm_with_update",
-    "_native_batch_norm_legit",
-    "native_batch_norm",
-    "native_layer_norm",
-}
-_HALF = (torch.float16, torch.bfloat16)
-# Those of batch norms save nothing while they do not train, which is said by the sixth argument.
-_BATCH_NORMS = {"native_batch_norm", "_native_batch_norm_legit"}
 _PLAIN = (
     *(int, float, bool, complex, str),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -249,7 +238,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
 def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
     op = kernel.op
     name = kernel.name.partition(".")[0]
-    if name in _OTHERWISE or (name in _NORMS and args[0].dtype in _HALF):
+    if name in _OTHERWISE:
         raise Unplanned("its meta kernel answers for another device")
     if waits_for_values(op, args, kwargs):
         raise Unplanned("the host waits for values")
@@ -272,8 +261,6 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
             results.append(_result(value))
         else:
             results.append(_argument(op, declared.alias_info.before_set, len(args)))
-    if kernel.name in _BATCH_NORMS and not args[5]:
-        results[1:] = [_layout(torch.empty(0, dtype=found[1].dtype, device=META))] * 2
     new = [result for result in results if isinstance(result, (Layout, list))]
     outs = [value for name, value in kwargs.items() if name in changes]
     is_idle = only_allocates(op)  # what has no values yet

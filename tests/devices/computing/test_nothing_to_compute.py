@@ -70,3 +70,9 @@ def test_one_element_is_copied(devices, name):
     if name not in ("median", "nanmedian"):
         with pytest.raises(NotImplementedError, match="not implemented for"):
             call(torch.ones(2, device=devices[-1]).to(dtype))
+
+
+def test_a_number_without_end_is_no_size(devices):
+    """It is what a scaled loss may be: no room is looked for."""
+    found = torch.scalar_tensor(float("inf"), device=devices[-1])
+    assert found.item() == float("inf")

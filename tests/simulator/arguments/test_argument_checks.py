@@ -202,7 +202,7 @@ CALLS = {
     "batch norm without variances": (batch_norm((3, 0)), "running_var should contain 3 elements"),
     "batch norm with too few means": (batch_norm((2, 3)), "running_mean should contain 3 elements"),
     "batch norm of a vector": (batch_norm((3, 3), (3,)), "two dimensions"),
-    "gradient without channels": (batch_norm_backward, "expects channels"),
+    "gradient without channels": (batch_norm_backward, "expects elements"),
     "pivots with a fraction": (solve_with_numbers(torch.float32), "torch.int32"),
     "complex pivots": (solve_with_numbers(torch.complex64), "torch.int32"),
     "rows of half a vector": (int8_product(8), "multiple of 16"),
