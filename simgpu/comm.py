@@ -63,7 +63,7 @@ class _Model:
 
 @contextmanager
 def reduction(name: Reduction, seed: int = 0) -> Iterator[None]:
-    """Let reductions add in the given order within the block, in all threads.
+    """Make reductions add in the given order within the block, in all threads.
 
     Ranks of `simgpu.ranks` have an order each: that of the one that starts them, until they say.
 
@@ -91,7 +91,7 @@ def current() -> tuple[Reduction, random.Random]:
 
 
 def set_current(model: tuple[Reduction, random.Random]) -> None:
-    """Let reductions add as they did when `current` returned `model`."""
+    """Make reductions add as they did when `current` returned `model`."""
     _Model.name, _Model.numbers = model
 
 

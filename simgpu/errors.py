@@ -58,7 +58,7 @@ class DeviceBlockError(SimGPUError, RuntimeError):
 
 
 class DeviceMismatchError(SimGPUError, RuntimeError):
-    """Tensors of one operation lie on different devices, or an event and its stream do.
+    """Tensors of one operation are on different devices, or an event and its stream do.
 
     The wording is CUDA's. The way out is CUDA's too: move the arguments with ``.to(device)``.
     """
@@ -93,7 +93,7 @@ class DeviceLostError(SimGPUError, torch.AcceleratorError):
 
 
 class NaNSentError(SimGPUError, torch.AcceleratorError):
-    """A rank gave a NaN to a collective, and ``TORCH_NCCL_NAN_CHECK`` said to look for it.
+    """A rank gave a NaN to a collective, and ``TORCH_NCCL_NAN_CHECK`` is set.
 
     On a GPU this is a device-side assert, which ends the process.
     """
@@ -169,7 +169,7 @@ class UnsupportedError(SimGPUError, NotImplementedError):
 class CollectiveMismatchError(SimGPUError, _BackendError):
     """The ranks of a group made different calls: another operator, shape, dtype, root or order.
 
-    Raised in all of them, with both calls and their lines. The way out: let all ranks of a group
+    Raised in all of them, with both calls and their lines. The way out: make all ranks of a group
     make the same calls in the same order.
     """
 

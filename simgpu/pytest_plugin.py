@@ -126,7 +126,7 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
     current device, memory counters and trace start afresh for each test. The marker alone gives
     a test its devices too, which it then names itself.
 
-    Under hypothesis the list is made once per test and shared by its examples; let each example
+    Under hypothesis the list is made once per test and shared by its examples; make each example
     draw its own subset or order of it. Hypothesis warns about any fixture that is shared so, and
     the warning has to be silenced: ``@settings(suppress_health_check=
     [HealthCheck.function_scoped_fixture])``, once in a profile. What an example must not do is

@@ -261,7 +261,7 @@ def tensors(
         exact: True for integers that sum exactly (`exact_values`), False for numbers that round
             (`ordinary_values`), None for either.
 
-    Shrinks to a contiguous tensor of exact float32 numbers, of no dimensions unless told.
+    Shrinks to a contiguous tensor of exact float32 numbers, of no dimensions by default.
     """
     if shape is None:
         shape = st.lists(st.integers(0, 3), max_size=4)

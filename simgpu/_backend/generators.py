@@ -181,7 +181,7 @@ def default_generators() -> tuple[DefaultGenerator, ...]:
     return () if here is None else tuple(map(DefaultGenerator, here.devices))
 
 
-# Let `torch.Generator(device="simgpu:1")` be a `simgpu._backend.generators.DeviceGenerator`.
+# Make `torch.Generator(device="simgpu:1")` be a `simgpu._backend.generators.DeviceGenerator`.
 
 
 class _GeneratorType(ClassProxy, type(_Stock)):  # type: ignore[misc]

@@ -33,7 +33,7 @@ from simgpu._util import thread_rows
 
 
 def let_guard_know(guard: Table) -> None:
-    """Let `getDevice` of the guard answer the calling thread's current device.
+    """Make `getDevice` of the guard answer the calling thread's current device.
 
     With it, `.to("simgpu")` means that device. Two values are tried out through PyTorch; where it
     does not return them, the function is restored.
@@ -54,7 +54,7 @@ def let_guard_know(guard: Table) -> None:
 
 
 def let_cpp_count_devices() -> None:
-    """Let C++ know how many devices there are, once autograd's engine has been at work."""
+    """Make C++ know how many devices there are, once autograd's engine has been at work."""
     guard_code.set_device_count(len(world.active_devices))
 
 
@@ -81,7 +81,7 @@ def let_cpp_choose_accelerator(key: guard_code.ThreadKey) -> None:
 
 
 def let_cuda_be_accelerator() -> None:
-    """Let CUDA be C++'s accelerator, if it is there, until there are simulated devices."""
+    """Make CUDA be C++'s accelerator, if it is there, until there are simulated devices."""
     accelerator_choice.set_devices_exist(False)
 
 
@@ -144,7 +144,7 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
 
 
 def let_hooks_allocate(hooks: Table) -> None:
-    """Let tensors be made in pinned memory while there are devices, if they can.
+    """Make tensors be made in pinned memory while there are devices, if they can.
 
     Which virtual function returns the allocator is found by trying: each in turn is made to return
     ours, a pinned tensor is asked for, and its storage shows whose memory it got. Where CUDA is

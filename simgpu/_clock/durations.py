@@ -23,7 +23,7 @@ from simgpu._core.operators import tensors_in, written
 
 # Where Triton is not installed, this import logs a warning that the FLOPs of Triton's kernels will
 # not be counted. No kernel of a simulated device is Triton's, and every program that asks for its
-# time would be told so. Nothing but the level of that one logger keeps the warning away.
+# time would see it. Nothing but the level of that one logger keeps the warning away.
 _log = logging.getLogger("torch.utils.flop_counter")
 _level = _log.level
 _log.setLevel(logging.ERROR)
@@ -122,7 +122,7 @@ def _is_convolution(kernel: torch._ops.OpOverload) -> bool:
 
 
 def _takes_tf32(kernel: torch._ops.OpOverload) -> bool:
-    """Whether PyTorch is set to let float32 through the tensor cores, for this kind of kernel."""
+    """Whether PyTorch is set to compute float32 on the tensor cores, for this kind of kernel."""
     if _is_convolution(kernel):
         return torch.backends.cudnn.allow_tf32
     return bool(torch._C._get_cublas_allow_tf32())

@@ -87,12 +87,12 @@ def clock(
     host_cost: float = HOST_COST,
     launch_gap: float = LAUNCH_GAP,
 ) -> Iterator[Estimate]:
-    """Let time within the block be that of real GPUs: an estimate, and the same in every run.
+    """Use the time of real GPUs within the block: an estimate, and the same in every run.
 
     Programs compute what they always compute. But a kernel takes the longer of its FLOPs at three
     quarters of the peak rate of its dtype and its bytes at the bandwidth of memory, and a gap;
     copies take links, and queue there; streams, events and the host wait for each other in
-    simulated time, which events, `simgpu.trace()` and the devices' streams tell.
+    simulated time, which events, `simgpu.trace()` and the devices' streams show.
 
     Args:
         model: which GPU each device is, such as "A100"; a list gives one per device. Those of

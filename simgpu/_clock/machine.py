@@ -1,8 +1,8 @@
 """The simulated machine in time: what each launch takes, on which stream, after what.
 
-An instrument, which is asked at each launch and each wait, and the clock that tells the time to all
+An instrument, which is asked at each launch and each wait, and the clock that gives the time to all
 who ask (`simgpu._core.clock`). Until when a stream is busy is kept where `Stream` and `Event`
-look for it (`Device.busy_until`), so that they wait, query and measure by it as they stand.
+look for it (`Device.busy_until`), so that they wait, query and measure by it unchanged.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class Machine(Instrument, Clock):
     def _rejoined(self, rank: int | None) -> None:
         """A backward pass has ended: DistributedDataParallel waits for its collectives there.
 
-        It does so by futures of C++, of which nobody hears.
+        It does so by futures of C++, which are not observable.
         """
         for about, stream in self._unawaited.pop(rank, ()):
             times = self.groups.times(about)

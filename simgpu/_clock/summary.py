@@ -19,7 +19,7 @@ from simgpu._util.naming import DEVICE_TYPE, plural, visible_text
 class Step:
     """Work of one kind, one after the other in one place, between two moments.
 
-    `kind` is "kernel", "copy", "collective" or "launch", which is the host's time; `count` tells
+    `kind` is "kernel", "copy", "collective" or "launch", which is the host's time; `count` is
     how many there are, `op` the longest of them.
     """
 

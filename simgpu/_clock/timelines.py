@@ -17,7 +17,7 @@ from simgpu._distributed.groups import threads
 # The time of the host: of the calling thread, of its helpers, and of each rank.
 #
 # PyTorch launches from several threads: those that run replicas, and one for each device in a
-# backward pass. Their times must not depend on which of them the operating system lets run first,
+# backward pass. Their times must not depend on which of them the operating system runs first,
 # so they are kept by device. A helper's time begins at that of the main thread, which waits
 # meanwhile; when the main thread goes on, it has waited for all of them. Threads of Python also
 # take turns at its global lock: what they launched together has taken no less than all of it one
@@ -88,7 +88,7 @@ class _Process:
         return bool(self._active)
 
     def rejoin(self) -> None:
-        """Let the main thread wait for its helpers."""
+        """Make the main thread wait for its helpers."""
         main = self.main
         in_turns = self._forked_at + self._under_lock * self._cost
         for device in sorted(self._active):
@@ -213,7 +213,7 @@ class Timelines(dict[Stream, list[Span]]):
         return max(self._free_from.get(stream, 0.0) for stream in streams)
 
     def wait(self, stream: Stream, moment: float) -> None:
-        """Let later work of a stream begin at `moment`, or later."""
+        """Make later work of a stream begin at `moment`, or later."""
         self._free_from[stream] = max(self._free_from.get(stream, 0.0), moment)
 
     def links_free_from(self, route: Route) -> float:
@@ -221,7 +221,7 @@ class Timelines(dict[Stream, list[Span]]):
         return max((self._links.get(hop, 0.0) for hop in route.hops), default=0.0)
 
     def take_links(self, route: Route, until: float) -> None:
-        """Let later copies over these links wait until then."""
+        """Make later copies over these links wait until then."""
         self._links.update(dict.fromkeys(route.hops, until))
 
     def add(self, span: Span) -> None:

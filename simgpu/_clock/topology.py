@@ -45,7 +45,7 @@ class Link:
     """A link between two places, on which copies queue.
 
     Args: two `ends`: a device (index, text or torch.device), "host", or any name of a switch;
-    `bandwidth` in bytes per second and direction; `latency` in seconds; `duplex` tells whether both
+    `bandwidth` in bytes per second and direction; `latency` in seconds; `duplex` is whether both
     directions go at once.
     """
 
@@ -180,7 +180,7 @@ class Topology:
 
 
 def _named(place: Place) -> str:
-    """A place as it is told."""
+    """A place as it is printed."""
     if isinstance(place, int):
         return f"device {place}"
     return "the host" if place == HOST else place

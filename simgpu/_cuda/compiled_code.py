@@ -24,7 +24,7 @@ from simgpu.errors import UnsupportedError
 
 
 def _forget() -> None:
-    """Let functions be compiled anew when they are called next."""
+    """Make functions be compiled anew when they are called next."""
     if "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled, and it is slow
         with warnings.catch_warnings():
             # On a machine with CUDA it imports torch._inductor, which warns of PyTorch's own code.
@@ -42,7 +42,7 @@ def _forget_class_later(patches: Patches) -> None:
 
 
 def _forget_class() -> None:
-    """Let the compiler trace `torch.simgpu.device` as it does any context manager."""
+    """Make the compiler trace `torch.simgpu.device` as it does any context manager."""
     variables = sys.modules.get("torch._dynamo.variables.ctx_manager")
     getattr(variables, "_device_context_manager_map", {}).pop(devices.device, None)
 

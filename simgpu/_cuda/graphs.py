@@ -122,7 +122,7 @@ class _Memory:
         return with_bits_of(value, tensor)
 
     def fill_unwritten(self) -> None:
-        """Fill all of it with what nobody takes for a result."""
+        """Fill all of it with values that cannot pass for a result."""
         for result in self._results:
             whole = result.whole
             if whole.dtype != torch.bool:
@@ -303,7 +303,7 @@ class Recording(Capture):
             self.refuse()
 
     def _check_host_copy(self, launch: Launch) -> None:
-        """Raise unless a copy from or to the host is of pinned memory, and nobody waits for it."""
+        """Raise unless a copy from or to the host uses pinned memory and needs no wait."""
         blocks = not is_non_blocking(launch)
         host: Tensor | None = None
         if launch.op == "copy_":
@@ -446,7 +446,7 @@ class CUDAGraph:
         return self._graph
 
     def register_generator_state(self, generator: torch.Generator) -> None:
-        """Let the graph draw from `generator`: it may draw from any of a simulated device."""
+        """Make the graph draw from `generator`: it may draw from any of a simulated device."""
 
     def enable_debug_mode(self) -> None:
         """Keep what `debug_dump` would write: nothing."""

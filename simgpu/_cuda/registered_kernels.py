@@ -76,7 +76,7 @@ def _is_for_devices(library: Library, name: str, key: str) -> bool:
 
 
 def _answer_for_devices(library: Library, name: str, key: str) -> None:
-    """Let the twin of `library` call its kernel of `name` under `key` for simulated devices."""
+    """Make the twin of `library` call its kernel of `name` under `key` for simulated devices."""
     operator, ours = f"{library.ns}::{name}", _KEYS[key]
     if not _is_for_devices(library, name, key):
         return

@@ -48,7 +48,7 @@ def _wording(kind: Any) -> Callable[[BaseException], str]:
 
 
 def install_error_texts(patches: Patches) -> None:
-    """Let built-in errors be worded too, until everything is undone or the process ends."""
+    """Make built-in errors be worded too, until everything is undone or the process ends."""
     patches.then(_undo)
     for kind in _KINDS:
         python_objects.replace_str(kind, _wording(kind))
@@ -162,7 +162,7 @@ def takes_device(
 
 
 def _use_guard_for_cuda(patches: Patches) -> None:
-    """Let C++ ask our guard about CUDA devices, where its memory is laid out as expected."""
+    """Make C++ ask our guard about CUDA devices, where its memory is laid out as expected."""
     undo = use_guard_for_cuda()
     if undo is not None:
         patches.then(undo)
@@ -174,7 +174,7 @@ def _is_number(first: object) -> bool:
 
 
 def _name_numbers(patches: Patches) -> None:
-    """Let `torch.device(0)`, which C++ takes for the accelerator's, be called cuda:0."""
+    """Make `torch.device(0)`, which C++ takes for the accelerator's, be called cuda:0."""
 
     def wrap(stock: Callable[..., torch.device]) -> Callable[..., torch.device]:
         def make(cls: type, *args: Any, **kwargs: Any) -> torch.device:

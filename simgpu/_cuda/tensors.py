@@ -58,7 +58,7 @@ def is_of_device() -> bool:
 
 
 def move(to_device: bool) -> None:
-    """Let the default type be one of a simulated device, or of the CPU, with its dtype as it is."""
+    """Set the default type to a simulated device's, or the CPU's, with its dtype as it is."""
     if to_device:
         default_type.set_to_device(torch.get_default_dtype())
     elif is_of_device():

@@ -48,7 +48,7 @@ def _cudnn_version() -> int:
 
 
 def _answer_deprecated_names(patches: Patches) -> None:
-    """Let `torch.has_cuda` and `torch.has_cudnn` ask the functions of the block."""
+    """Make `torch.has_cuda` and `torch.has_cudnn` ask the functions of the block."""
     answers: dict[str, Any] = torch._deprecated_attrs
     names = "has_cuda", "has_cudnn"
     before: dict[str, Any] = {name: answers[name] for name in names if name in answers}
@@ -292,7 +292,7 @@ def _path(submodule: str) -> str:
 
 
 def _replace_copies(patches: Patches) -> None:
-    """Let the modules of torch.cuda that hold a replaced function by name hold the new one."""
+    """Make the modules of torch.cuda that hold a replaced function by name hold the new one."""
     replaced = {
         id(stock): value
         for owner, stock, value in patches.replaced

@@ -161,7 +161,7 @@ def adopt_all(results: Any, index: int) -> Any:
 
 _CPU = torch.device("cpu")
 
-# Whether two tensors stand on one storage.
+# Whether two tensors share one storage.
 on_one_storage: Callable[[Tensor, Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
@@ -178,7 +178,7 @@ def bytes_of(storage: torch.UntypedStorage, nbytes: int, index: int) -> Tensor:
 
 
 def shares_storage_with_another(target: Tensor, values: Iterable[Any]) -> bool:
-    """Whether a tensor among `values`, apart from `target` once, stands on its storage."""
+    """Whether a tensor among `values`, apart from `target` once, uses its storage."""
     met = False
     for value in values:
         if value is target:

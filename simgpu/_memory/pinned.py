@@ -1,7 +1,7 @@
 """Pinned host memory: `is_pinned` and `Tensor.pin_memory` of CPU tensors.
 
-No simulated device needs pages to stay put, so pinned memory is ordinary host memory that can be
-told from other. Two things make it pinned. `torch.empty(..., pin_memory=True)` and other factories
+No simulated device needs pages to stay put, so pinned memory is ordinary host memory with a mark.
+Two things make it pinned. `torch.empty(..., pin_memory=True)` and other factories
 take it from an allocator of its own, a byte copy of the CPU's whose address a storage records
 (`simgpu._native.vtables`). What is copied into pinned memory (`Tensor.pin_memory`, and with
 it `DataLoader(pin_memory=True)`, or a copy to the host that does not block) gets a mark on its
@@ -22,7 +22,7 @@ from simgpu._core.world import CUDA
 from simgpu._memory.storages import known_state, state_of
 from simgpu._native.vtables import allocator
 
-# Under a key that has no kernel of its own stands the one that PyTorch has for any backend.
+# A key that has no kernel of its own has the one that PyTorch has for any backend.
 _STOCK_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
 _aten = torch.ops.aten
 _stock_pin = _aten._pin_memory.default._handle.redispatch_boxed

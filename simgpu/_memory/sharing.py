@@ -2,7 +2,7 @@
 
 A storage that is sent first moves to shared memory: its bytes are copied into a host storage that
 PyTorch can send, and the two exchange memory (`layouts`), so that every tensor over the
-storage stands on shared memory from then on. The process that receives that host storage gives it
+storage uses shared memory from then on. The process that receives that host storage gives it
 the label of its own device with the same index.
 
 The ledger is CUDA's: the sender's entry lasts as long as its storage, and the receiver counts
@@ -81,7 +81,7 @@ _lock = threading.Lock()
 
 
 def shared_memory_of(storage: torch.UntypedStorage) -> SharedMemory:
-    """The shared memory that `storage`, of a device and not empty, stands on; moved there if not.
+    """The shared memory that `storage`, of a device and not empty, uses; moved there if not.
 
     Raises UnsupportedError where memory of the storage cannot move, and what any use of a device
     raises that this process cannot have (NoDevicesError, ForkedError).

@@ -1,6 +1,6 @@
 """Storages of simulated devices: make one, grow or shrink it in place, copy it to the CPU.
 
-A storage that changes its size stays the same storage, as on CUDA: every tensor over it stands on
+A storage that changes its size stays the same storage, as on CUDA: every tensor over it uses
 the new memory afterwards.
 """
 
@@ -28,7 +28,7 @@ from simgpu._native.relabel import LABELS, relabel
 
 # How many bytes of its storage a tensor reaches, and the kernel of as_strided_, which checks it.
 #
-# PyTorch forgets to look at this in `as_strided_`: a tensor whose last element lies 2^63 bytes away
+# PyTorch forgets to look at this in `as_strided_`: a tensor whose last element is 2^63 bytes away
 # or more passes its check of the storage, since the number wraps around. On the CPU such a tensor
 # ends the process when it is read; here it would when it crosses a device label.
 
@@ -93,7 +93,7 @@ class SharedMemory:
     """PyTorch's sharing strategy by which it is shared."""
 
     before: torch.UntypedStorage | None
-    """What the storage stood on before, which is in the ledger; None where it was received."""
+    """The storage's memory from before, which is in the ledger; None where it was received."""
 
 
 class Memory(NamedTuple):
@@ -214,7 +214,7 @@ def copy_to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return host.untyped_storage()
 
 
-# `Tensor.record_stream`: which allocation a tensor stands on, for the model of the allocator.
+# `Tensor.record_stream`: which allocation a tensor uses, for the model of the allocator.
 #
 # A tensor of a device does not know its allocation. A table of them would cost each allocation of
 # each program, so it is made at the first call of `record_stream` and kept up from then on, by an
@@ -282,7 +282,7 @@ _uses: _Uses | None = None
 
 
 def note_use(tensor: torch.Tensor, stream: torch.Stream) -> None:
-    """Let the memory of a tensor be free, when it is dropped, once `stream` is done."""
+    """Make the memory of a tensor be free, when it is dropped, once `stream` is done."""
     global _uses
     if _uses is None:
         _uses = _Uses()

@@ -1,4 +1,4 @@
-"""Let C++ take simulated devices for the accelerator only where they are, on a build with CUDA.
+"""Make C++ take simulated devices for the accelerator only where they are, on a build with CUDA.
 
 PyTorch has one accelerator in a process, and once the device type "simgpu" is registered that is
 "simgpu", also for autograd's engine, which then finds no stream for a node on a GPU. But libtorch
@@ -109,7 +109,7 @@ def _answers_as_it_should(code: dict[str, Any], key: ThreadKey, word: int) -> bo
 
 
 def set_devices_exist(exist: bool) -> None:
-    """Let threads whose row says nothing have simulated devices for the accelerator, or CUDA."""
+    """Make threads whose row says nothing have simulated devices for the accelerator, or CUDA."""
     _devices_exist.value = exist
 
 

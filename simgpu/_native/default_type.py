@@ -3,7 +3,7 @@
 `torch.set_default_tensor_type` writes a variable of C++ that all threads share, and from which
 `torch.Tensor(2)`, `torch.tensor` and every factory take their device. C++ sets it only to types
 that it has made itself, and it makes none for devices from outside. So one of its types for CUDA
-says that it is of our backend, for as long as one call of the setter takes. Two fields of that type
+reports our backend, for as long as one call of the setter takes. Two fields of that type
 are written: whether it is CUDA's, and the number of its backend. That is done only if all of C++'s
 dense types hold, in these fields and those around them, what Python reads of the same types.
 """
@@ -81,7 +81,7 @@ def _types() -> dict[torch.dtype, Any]:
 
 
 def _set(kind: Any, backend: int) -> None:
-    """Call the setter with a type for CUDA that says it is of `backend` meanwhile."""
+    """Call the setter with a type for CUDA that reports `backend` meanwhile."""
     fields = _read(kind)
     if fields is None:
         raise UnsupportedError(f"{kind} has changed in memory: it is no default type")
@@ -116,7 +116,7 @@ def _backend() -> int | None:
 
 
 def set_to_device(dtype: torch.dtype) -> None:
-    """Let the default type be that of tensors of `dtype` on the current simulated device.
+    """Make the default type be that of tensors of `dtype` on the current simulated device.
 
     Raises:
         TypeError: `dtype` is not of floating-point numbers.
@@ -133,7 +133,7 @@ def set_to_device(dtype: torch.dtype) -> None:
 
 
 def set_to_cpu() -> None:
-    """Let the default type be that of the CPU, with the default dtype as it is."""
+    """Make the default type be that of the CPU, with the default dtype as it is."""
     dtype = torch.get_default_dtype()
     for kind in torch._tensor_classes:
         if kind.dtype == dtype and kind.layout == torch.strided and not kind.is_cuda:

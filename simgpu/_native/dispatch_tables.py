@@ -1,4 +1,4 @@
-"""Let the dispatcher call the CPU's own kernel for a device's tensors, without Python in between.
+"""Make the dispatcher call the CPU's own kernel for a device's tensors, without Python in between.
 
 Operators that only look at sizes and strides, such as `view`, need nothing of ours: their kernel of
 C++ does on a tensor of a device what it does on one of the CPU. PyTorch has no way to register a
@@ -79,7 +79,7 @@ def _look(library: torch.library.Library, name: str) -> _Places | None:
     for key in ("CPU", "CUDA", "PrivateUse1"):
         library.impl(name, lambda x: x, key)  # type: ignore[no-untyped-call]
         shots.append(_snapshot(address))
-    # What lies behind the operator may change as well: the places have to fit each other.
+    # The memory behind the operator may change as well: the places have to fit each other.
     pairs = product(_changed(shots[0], shots[1]), _changed(shots[1], shots[2]))
     fitting = [places for cpu, cuda in pairs if (places := _places_of(shots, cpu, cuda))]
     return fitting[0] if len(fitting) == 1 else None

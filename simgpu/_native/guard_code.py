@@ -1,7 +1,7 @@
 """Methods of the device guard in machine code, for autograd: they run no Python.
 
 PyTorch's C++ makes devices and streams current by its device guard: autograd's engine runs each
-node of a backward pass on the device and the stream of its forward, and lets streams wait for each
+node of a backward pass on the device and the stream of its forward, and makes streams wait for each
 other where gradients pass between them. The guard of a backend in Python does nothing in these
 methods, and they may run no Python function (the part about Ctrl-C says why). So here they are
 instructions that work on the row of the calling thread (`simgpu._util.thread_rows`), which
@@ -128,7 +128,7 @@ class VtablePatch:
     """Virtual functions of one C++ object that ask Python, and the code that answers instead.
 
     `first` are the functions with which the class begins in its header of PyTorch's, where `~`
-    stands for the two entries of a destructor.
+    means the two entries of a destructor.
     """
 
     header: str
@@ -350,7 +350,7 @@ def install_guard(guard: Table) -> ThreadKey | None:
 
 
 def set_device_count(count: int) -> None:
-    """Let C++ know of at least so many devices, once autograd's engine has its threads.
+    """Make C++ know of at least so many devices, once autograd's engine has its threads.
 
     The engine makes a thread for each device that it then knows of; ours need none.
     """

@@ -3,7 +3,7 @@
 A storage of a simulated device grows and shrinks in place by changing memory with another storage:
 five words of the two C++ objects (StorageImpl) are exchanged, or the one with the size is set.
 Where those words are is looked for, in two storages of different sizes made for that, by what they
-must hold: address, device and size, as Python tells them of the same storage. They are compared
+must hold: address, device and size, as Python reports them for the same storage. They are compared
 again in each storage before it is written to. Where they are not found, nothing is written and
 UnsupportedError says so; everything but resizing works.
 """
@@ -75,7 +75,7 @@ def swap_memory(
 
 
 def set_size(storage: torch.UntypedStorage, nbytes: int) -> None:
-    """Let a storage say that it has only the first `nbytes` of its bytes.
+    """Make a storage say that it has only the first `nbytes` of its bytes.
 
     Raises UnsupportedError, and changes nothing, where that is not possible.
     """
@@ -98,9 +98,9 @@ def can_resize_storages() -> bool:
 # overwritten, so that the host's kernels refuse it in PyTorch's own words. The word is looked for,
 # once, in a generator made for that: it holds the CPU's bits in front of the CPU's dispatch keys,
 # and a device written there is the one that the generator then names. Where there is no such word,
-# generators go on as the CPU's; then `simgpu._core.device_generator` alone tells them apart.
+# generators go on as the CPU's; then `simgpu._core.device_generator` distinguishes them.
 
-_GENERATOR_WORDS = 16  # words; the device lies within the first five
+_GENERATOR_WORDS = 16  # words; the device is within the first five
 
 
 @functools.cache
@@ -128,7 +128,7 @@ def _writes_device(scratch: Any, at: int, word: int) -> bool:
 
 
 def label_generator(generator: Any, device: torch.device) -> bool:
-    """Let a CPU generator say that it is of `device`; the host's kernels then refuse it.
+    """Make a CPU generator say that it is of `device`; the host's kernels then refuse it.
 
     Returns whether that was possible; if not, nothing was changed.
     """
@@ -151,15 +151,15 @@ def can_label_generators() -> bool:
 
 
 def write_word(address: int, value: int) -> None:
-    """Write an unsigned number of 64 bits to `address`; raises ValueError where none can stand."""
+    """Write an unsigned number of 64 bits to `address`; raises ValueError where none fits."""
     if not can_read(address, WORD):
         raise ValueError(f"no number of {WORD} bytes can be written to {address:#x}")
     ctypes.c_uint64.from_address(address).value = value
 
 
-# Let `tensor.data = other` put the memory of a device into a tensor of the CPU, or the other way.
+# Make `tensor.data = other` put the memory of a device into a tensor of the CPU, or the other way.
 #
-# PyTorch assigns the data of one tensor to another where their dispatch keys are of one kind, and
+# PyTorch assigns the data of one tensor to another where their dispatch keys have one kind, and
 # knows the CPU and CUDA for such, but no device type from outside. It compares the keys that each
 # tensor has in C++ (TensorImpl), a word, and then copies those of the other. For that one check,
 # the word of the tensor that is assigned to is made the other's before. Where it is in a tensor is

@@ -2,7 +2,7 @@
 
 `words[address >> 3]` is the word at `address`. Indexing this array is four times faster than making
 a ctypes object for every address, and `relabel` does it for every argument of every
-operator. It checks nothing: whoever writes a word has to know what stands there.
+operator. It checks nothing: the code that writes a word has to know its meaning.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A class of Python that derives from one of pybind11's has two halves. C++ holds its own half only,
 so that Python does not see whether the object may still be waited for. The count of references
-stands in the object of C++.
+is in the object of C++.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COUNT = 1  # word of the C++ half: in its lower 32 bits the references, weak on
 
 
 def held_by_cpp(work: Any) -> bool:
-    """Whether C++ has references to a Work; True where that cannot be told."""
+    """Whether C++ has references to a Work; True where that is unknown."""
     return not can_count_references() or _count(work) > 1
 
 
@@ -61,9 +61,9 @@ def _count(work: Any) -> int:
     return words[(_start(work) >> 3) + _COUNT] & 0xFFFF_FFFF
 
 
-# Raise an error in another thread, wherever its Python code stands.
+# Raise an error in another thread, wherever its Python code is.
 #
-# That is the last way to end a thread which asks nobody whether it may go on. The error comes
+# That is the last way to end a thread which never asks whether it may go on. The error comes
 # between two instructions of Python: within a call of C code, such as `time.sleep`, only once that
 # is over.
 
@@ -90,16 +90,16 @@ ctypes.pythonapi.PyErr_Occurred.restype = ctypes.c_void_p
 ctypes.pythonapi.PyErr_Occurred.argtypes = []
 
 
-# Give built-in types a `__str__` or a `__new__`, which Python does not let be set.
+# Give built-in types a `__str__` or a `__new__`, which Python does not allow.
 #
 # CPython forbids setattr on built-in types, so the function is put into the type's dictionary, and
-# the slot behind `str()` or the call (`tp_str`, `tp_new`: words of the type) gets what stands there
+# the slot behind `str()` or the call (`tp_str`, `tp_new`: words of the type) gets the value
 # in every class with such a method written in Python: a C function that looks the method up. A type
 # is only written to if its size and its slot are found in it where this file expects them, and its
 # dictionary is the one that `vars` shows; otherwise the type stays as it is.
 
 STR, NEW, _BASICSIZE = 17, 39, 4  # words of a type; the first two are those of every object
-_WRAPPED = 6  # word of a method that stands for a slot
+_WRAPPED = 6  # word of a method that wraps a slot
 
 
 class _Written:
@@ -130,7 +130,7 @@ def _slot(kind: type, which: int, expected: int) -> int | None:
 
 
 def _attributes(kind: type) -> dict[str, Any] | None:
-    """The dictionary of a type, which `vars` shows and does not let be changed."""
+    """The dictionary of a type, which `vars` shows and does not allow to change."""
     shown = vars(kind)
     found = gc.get_referents(shown)
     if len(found) != 1 or type(found[0]) is not dict or found[0] != shown:
@@ -139,7 +139,7 @@ def _attributes(kind: type) -> dict[str, Any] | None:
 
 
 def _forget_lookups(kind: type) -> None:
-    """Let the interpreter look attributes of `kind` and its subclasses up anew."""
+    """Make the interpreter look attributes of `kind` and its subclasses up anew."""
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
 
 
@@ -149,7 +149,7 @@ def can_replace_str(kind: type) -> bool:
 
 
 def replace_str(kind: type, function: Callable[[Any], str]) -> bool:
-    """Let `function` make the text of instances of `kind`; returns whether that was possible.
+    """Make `function` make the text of instances of `kind`; returns whether that was possible.
 
     `kind` is a built-in type whose text is that of BaseException, and whose classes derived from it
     before keep the stock text, since they have a slot of their own.
@@ -173,7 +173,7 @@ def restore_str(kind: type) -> None:
 
 
 def replace_new(kind: type, wrap: Callable[[Any], Any]) -> Callable[[], None] | None:
-    """Let calls of `kind` be made by `wrap(stock)`; returns what restores them, None if impossible.
+    """Replace calls of `kind` by `wrap(stock)`; returns what restores them, None if impossible.
 
     `kind` is a built-in type of which no class is derived. `stock` and the function that `wrap`
     returns take the type and the call's arguments. The word of the type that is written is known to

@@ -38,7 +38,7 @@ def is_active() -> bool:
 
 
 def enter(kind: int = PRIVATE_USE_1) -> None:
-    """Let devices of a type have the timer of the CPU, if the table is what it should be."""
+    """Make devices of a type have the timer of the CPU, if the table is what it should be."""
     found = library("torch_cpu")
     table = _function(found, _TABLE)
     entry_of = _function(found, _ENTRY.format(kept=1)) or _function(found, _ENTRY.format(kept=0))

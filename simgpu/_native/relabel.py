@@ -1,6 +1,6 @@
 """Zero-copy view of device memory as a CPU tensor and back, by DLPack; no other file does this.
 
-A DLPack capsule describes a tensor's memory and says which device it lies on. Exporting a tensor,
+A DLPack capsule describes a tensor's memory and its device. Exporting a tensor,
 overwriting the eight bytes that name the device, and importing the capsule again gives a second
 tensor over the same memory under another label. Everything else in simgpu moves between a
 simulated device and the host by calling `relabel` here.

@@ -67,7 +67,7 @@ TRICKS = (
         'what only C++ can answer is not: the current device, pin_memory=True, "cuda" in C++',
     ),
     Trick(
-        "current device told to C++",
+        "current device known to C++",
         _device_is_answered,
         "a device without an index means simgpu:0 where C++ asks for the current one",
     ),

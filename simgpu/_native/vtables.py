@@ -5,8 +5,8 @@ answer by themselves, in virtual functions (torch/csrc/acc/Module.cpp). Here suc
 table of virtual functions of its own: a copy of PyTorch's, in which a function can be replaced.
 
 An object is only written to if it names the class that it should be of (`class_name`). No position
-in a table is taken for granted: whoever replaces a function tries it out by asking PyTorch what it
-now answers, and puts it back where the answer is not the one that was given, or reads the order of
+in a table is taken for granted: code that replaces a function tries it out by asking PyTorch what
+it now answers, and puts it back where the answer is not the one that was given, or reads the order of
 the functions in the headers that come with PyTorch (`guard_code`). What is put in a table
 calls no Python function: at its entry the handler of a signal would run, and where that raises, as
 Ctrl-C's does, the error would be lost and the answer be garbage. At the end of the process, when
@@ -71,7 +71,7 @@ class Table:
         atexit.register(words.__setitem__, self._at, stock)
 
     def replace(self, position: int, function: Any) -> Callable[[], None]:
-        """Let a C function of `ctypes` be the one at `position`; returns what puts it back."""
+        """Make a C function of `ctypes` be the one at `position`; returns what puts it back."""
         stock = self._functions[_BEFORE + position]
         self._functions[_BEFORE + position] = ctypes.cast(function, ctypes.c_void_p).value or 0
         _kept[id(function)] = function
@@ -118,8 +118,8 @@ def address_answer(address: int) -> Any:
 #
 # C++ asks a backend for an allocator of pinned memory. It is given a byte copy of the CPU's: one
 # word with the address of its virtual functions, which allocate as ever and remember nothing. A
-# storage keeps the address of its allocator, so storages made by the copy can be told from all
-# others. Where in a storage that address stands is looked for in one that the copy has made. The
+# storage keeps the address of its allocator, so storages made by the copy differ from all
+# others. The position of that address in a storage is looked for in one that the copy has made. The
 # allocator is found by its exported name and has to name its class; where it does not, or where the
 # address is not found in the storage, `pin_memory=True` raises as PyTorch does without such an
 # allocator.
@@ -148,7 +148,7 @@ class _Allocator:
         source = where()
         if "Allocator" not in (class_name(source or 0) or ""):
             return False
-        # What lies behind it is copied too, as far as its page, of which all can be read.
+        # The memory behind it is copied too, as far as its page, of which all can be read.
         size = min(_ALLOCATOR_BYTES, mmap.PAGESIZE - source % mmap.PAGESIZE)
         make = ctypes.pythonapi.PyMem_RawMalloc
         make.restype, make.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -270,7 +270,7 @@ _kept_calls: list[Any] = []  # what C++ calls may never be freed
 
 
 def replace(slot: int, function: Any) -> None:
-    """Let the library of this slot call `function` instead, until the process ends."""
+    """Make the library of this slot call `function` instead, until the process ends."""
     atexit.register(words.__setitem__, slot >> 3, words[slot >> 3])
     words[slot >> 3] = ctypes.addressof(function)
     _kept_calls.append(function)
@@ -279,7 +279,7 @@ def replace(slot: int, function: Any) -> None:
 # Find the C++ objects behind our device guard and hooks, and let the guard answer for CUDA too.
 #
 # PyTorch keeps the guards of all device types in an array that libc10 exports by name. A Python
-# object that stands for a C++ one holds its address in the first word after the object's head; that
+# object that wraps a C++ one holds its address in the first word after the object's head; that
 # this is so is seen by the guard, whose address the array has, and by the classes that both objects
 # name. Where one of these does not hold, nothing is written: PyTorch asks the Python objects, as it
 # does by itself, and what only C++ can answer (the current device in `tensor.to("simgpu")`,
@@ -302,7 +302,7 @@ def _guards() -> Any:
 
 
 def _in_python_object(instance: object) -> int:
-    """What should be the address of the C++ object that a Python object stands for."""
+    """What should be the address of the C++ object that a Python object wraps."""
     return words[(id(instance) >> 3) + object.__basicsize__ // 8]
 
 
@@ -321,7 +321,7 @@ def replace_vtables(guard: object, hooks: object) -> tuple[Table, Table] | None:
 
 
 def use_guard_for_cuda() -> Callable[[], None] | None:
-    """Let questions about a CUDA device go to our guard; returns what undoes it, None if it cannot.
+    """Send questions about a CUDA device to our guard; returns what undoes it, None if it cannot.
 
     C++ asks the guard of a device that is named, in places where it can only end the process if
     there is none.

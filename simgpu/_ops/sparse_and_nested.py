@@ -336,7 +336,7 @@ def _resizable_to_host(value: Any) -> Any:
 
 
 def _write_back(target: Tensor, host: Tensor, index: int) -> None:
-    """Let `target` be what an in-place operator made of its host counterpart."""
+    """Make `target` be what an in-place operator made of its host counterpart."""
     if target.layout == torch.sparse_coo:
         fresh = to_device(host.clone(), index)
         keys = KEYS["SparsePrivateUse1"]

@@ -25,7 +25,7 @@ _ranges: dict[str, tuple[int, int]] = {}
 def tried(
     *, batch: int | None = None, devices: int | None = None, error: float | None = None
 ) -> None:
-    """Tell `python -m simgpu fuzz` what this example is about; elsewhere, do nothing.
+    """Report to `python -m simgpu fuzz` what this example is about; elsewhere, do nothing.
 
     Args:
         batch, devices: one combination, to be counted in the report's heat map. The strategy
@@ -40,7 +40,7 @@ def tried(
 
 
 def scheduled(switches: int, token: str) -> None:
-    """Tell it of the schedule that an example has drawn: its token, and how often it switched."""
+    """Report to it the schedule that an example has drawn: its token, and how often it switched."""
     if _schedule_listener is not None:
         _schedule_listener(switches, token)
 
@@ -48,13 +48,13 @@ def scheduled(switches: int, token: str) -> None:
 def set_listener(
     listener: Listener | None, schedules: Callable[[int, str], None] | None = None
 ) -> None:
-    """Let `tried` call `listener` with its arguments, and `scheduled` the other; None ends that."""
+    """Make `tried` call `listener` with its arguments, and `scheduled` the other; None ends it."""
     global _listener, _schedule_listener
     _listener, _schedule_listener = listener, schedules
 
 
 def limit_devices(limits: tuple[int, int] | None, of: str = "devices") -> None:
-    """Let strategies of numbers of devices (or of "ranks") stay within `limits`, if they can."""
+    """Make strategies of numbers of devices (or of "ranks") stay within `limits`, if they can."""
     if limits is None:
         _ranges.pop(of, None)
     else:

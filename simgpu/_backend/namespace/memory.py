@@ -61,14 +61,14 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    """Let `max_memory_allocated` and all peaks begin again at what there is now."""
+    """Make `max_memory_allocated` and all peaks begin again at what there is now."""
     state = _to_reset(device)
     state.placement().reset_peaks()
     state.peak = state.allocated
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
-    """Let the totals of `memory_stats` (allocated, freed, num_ooms) begin again at zero."""
+    """Make the totals of `memory_stats` (allocated, freed, num_ooms) begin again at zero."""
     state = _to_reset(device)
     state.placement().reset_totals()
     state.out_of_memory_count = 0
@@ -162,7 +162,7 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
 
 
 def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
-    """Let tensors take no more than this fraction (0 to 1) of the device's memory."""
+    """Make tensors take no more than this fraction (0 to 1) of the device's memory."""
     if not isinstance(fraction, float):
         raise TypeError("Invalid type for fraction argument, must be `float`")
     if not 0 <= fraction <= 1:

@@ -170,7 +170,7 @@ def _drop_unfinished_work() -> None:
 
 
 def _pass_backward() -> None:
-    """Let the engine pass backward from a single number of the CPU."""
+    """Make the engine pass backward from a single number of the CPU."""
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -194,7 +194,7 @@ _has_started = False
 
 
 def _start_engine() -> None:
-    """Let the engine make its threads, by a backward pass of a thread that no transform is in."""
+    """Make the engine make its threads, by a backward pass of a thread that no transform is in."""
     done = _thread.allocate_lock()
     done.acquire()
 
@@ -210,7 +210,7 @@ def _start_engine() -> None:
 
 
 def _let_engine_know_devices() -> None:
-    """Let the engine know of all devices, but not before it has made its threads.
+    """Make the engine know of all devices, but not before it has made its threads.
 
     It makes one for each device that it knows when it first passes backward, and keeps a stream for
     each that it knows at the beginning of a pass.

@@ -126,7 +126,7 @@ def _stream_of(device: torch.device) -> torch.Stream:
 
 
 def _replace_in_compiler(_: Patches) -> None:
-    """Let modules of the compiler that took the function by name have ours."""
+    """Make modules of the compiler that took the function by name have ours."""
     ours = getattr(find_owner(_COMPILER), _STREAM, None)
     for name in ("torch._dynamo.utils", "torch._dynamo.guards"):
         module = sys.modules.get(name)

@@ -181,7 +181,7 @@ class DeferredLaunch:
     def in_state(self) -> None:
         """Run in the state of the launch, which is in force, unless a device is lost.
 
-        An error loses one, and is told later.
+        An error loses one, and is raised later.
         """
         try:
             if not is_any_lost(self.ends):

@@ -229,7 +229,7 @@ class Asynchronous(Executor):
             check_not_lost(index)
 
     def check_all(self) -> None:
-        """Raise if a device was lost to an error of its kernels that nobody was told of."""
+        """Raise if a device was lost to an error of its kernels that was not reported."""
         for error in (*self._unseen, *unreported_errors()):
             raise error
 
@@ -257,7 +257,7 @@ def _pass(event: Any) -> Callable[[], None]:
 
 @contextmanager
 def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
-    """Let kernels and copies run when something waits for them, as the streams of a GPU allow.
+    """Make kernels and copies run when something waits for them, as the streams of a GPU allow.
 
     Within the block each of them is queued on its stream. It runs when the host waits for it: by
     `synchronize` of its device, its stream or a later event, by `item()`, `cpu()` and other copies
@@ -293,7 +293,7 @@ _lock = threading.Lock()
 
 
 def begin(seed: int | None) -> Asynchronous:
-    """Let all launches run when something waits for them, until `end`."""
+    """Make all launches run when something waits for them, until `end`."""
     # PyTorch's meta kernels import it when they are first asked, which is in the middle of a
     # launch: other threads wait for an import, and a schedule of threads does not know of that.
     importlib.import_module("torch._dynamo")
@@ -327,6 +327,6 @@ def end(executor: Asynchronous) -> None:
 
 
 def _exchange(old: Asynchronous, new: Asynchronous) -> None:
-    """Let `new` go on in place of `old`, with no launch of another thread in between."""
+    """Make `new` go on in place of `old`, with no launch of another thread in between."""
     hooks.add(new)
     hooks.remove(old)

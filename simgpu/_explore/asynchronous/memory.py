@@ -1,10 +1,10 @@
 """The memory of devices, apart from the tensors that the program holds.
 
 The ledger counts memory for as long as the program holds it (`simgpu._memory.ownership`), and so
-does this table know it. Work that is queued holds the memory alone. When the program lets go of a
+does this table know it. Work that is queued holds the memory alone. When the program releases a
 tensor, its bytes count as given back, and the next allocation on their stream may get them, in the
 order of that stream, as from CUDA's caching allocator: work of another stream that has not run by
-then finds them overwritten. Where `record_stream` has said that they are used there, no allocation
+then finds them overwritten. Where `record_stream` was called for them, no allocation
 gets them before that work has run.
 """
 
@@ -57,7 +57,7 @@ class Block:
 
 
 class _Life(weakref.ref[Any]):
-    """Tells when the program has let go of a block."""
+    """Reports when the program has released a block."""
 
     __slots__ = ("block",)
     block: Block
@@ -69,13 +69,13 @@ class Memory:
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self._blocks: ByAddress[Block] = ByAddress()
-        # The block that an address lies in.
+        # The block that contains an address.
         self.find = self._blocks.at
-        # Blocks are let go of in the middle of anything: noted then by C code, looked at later.
+        # Blocks are released at any moment: noted then by C code, looked at later.
         self._freed: deque[_Life] = deque()
         self._tell = self._freed.append
         # By stream, what its next allocation may get, and what has to have run before. Work that
-        # has not run keeps its blocks alive; nobody finds out about others.
+        # has not run keeps its blocks alive; others are not visible.
         self._freed_blocks: dict[Key, list[tuple[weakref.ref[Block], list[Work]]]] = {}
         # Views of results that are about to be blocks, by address. Their work keeps them alive:
         # results of copies to the host, and of launches that fail, are never blocks.
@@ -167,7 +167,7 @@ class Memory:
             self._freed_blocks[key] = kept
 
     def collect(self) -> None:
-        """Give back what the program has let go of, since this was last asked."""
+        """Give back what the program has released, since this was last asked."""
         while self._freed:
             block = self._freed.popleft().block
             block.life = None  # which refers to it
@@ -199,7 +199,7 @@ class _Overwrite:
 
 
 def fill_bytes(storage: torch.UntypedStorage) -> None:
-    """Overwrite memory with what nobody takes for a result."""
+    """Overwrite memory with values that cannot pass for a result."""
     row = empty(HOST_KEYS, (0,), dtype=torch.uint8, device=_CPU)
     set_storage(HOST_KEYS, row, storage, 0, (storage.nbytes(),), (1,))
     fill_(HOST_KEYS, row, FREED)

@@ -27,7 +27,7 @@ from simgpu._core.operators import (
 )
 from simgpu._memory.ownership import with_bits
 
-# `Form`: what tells one tensor at an address from another: its shape, strides, dtype and signs.
+# `Form`: what distinguishes tensors at one address: shape, strides, dtype and signs.
 #
 # Equal forms are one object, so that they are compared and looked up as fast as any object.
 
@@ -62,8 +62,8 @@ def form_of(tensor: torch.Tensor) -> TensorSignature:
 # Whether a kernel takes arguments of these shapes and dtypes: tried on values of its own.
 #
 # Meta kernels answer calls that a kernel refuses, such as a product of two dtypes. On CUDA that is
-# told at once, since the host looks at shapes and dtypes before it launches anything. So the CPU's
-# kernel runs once for each kind of call, on memory that is thrown away.
+# reported at once, since the host looks at shapes and dtypes before it launches anything. So the
+# CPU's kernel runs once for each kind of call, on memory that is thrown away.
 
 Tensor = torch.Tensor
 _CPU = torch.device("cpu")
@@ -144,7 +144,7 @@ class Layout(NamedTuple):
     is_contiguous: bool
 
     def make(self) -> Tensor:
-        """A host tensor of this layout, filled with what nobody takes for a result."""
+        """A host tensor of this layout, filled with values that cannot pass for a result."""
         if no_modes():
             if self.is_contiguous:
                 return torch.full(self.shape, self.filler, dtype=self.dtype, device="cpu")
@@ -265,7 +265,7 @@ def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pla
     outs = [value for name, value in kwargs.items() if name in changes]
     is_idle = only_allocates(op)  # what has no values yet
     if (new and not is_idle and not any(map(_has_elements, new))) or not all(map(_is_filled, outs)):
-        # Of which meta kernels may tell other strides, and which take no time.
+        # Operators whose meta kernels may give other strides, and which take no time.
         raise Unplanned("results without elements")
     return Plan(tuple(results), is_idle, bool(new), changes, check)
 

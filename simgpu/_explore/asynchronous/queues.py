@@ -128,7 +128,7 @@ class Queues:
         self.restart(seed)
 
     def restart(self, seed: int | None) -> None:
-        """Begin the orders of `seed`; None stands for the laziest one."""
+        """Begin the orders of `seed`; None means the laziest one."""
         self._random = None if seed is None else random.Random(seed)
         self._eagerness, self._is_hasty = 0.0, True  # with what is early
         if self._random is not None:
@@ -174,7 +174,7 @@ class Queues:
         return work
 
     def wait(self, key: Key, needed: Work | None) -> None:
-        """Let later work of a stream wait for `needed`."""
+        """Make later work of a stream wait for `needed`."""
         if needed is not None and not needed.done and needed.key != key:
             self.add(key, None, (needed,))
 
@@ -297,7 +297,7 @@ class Queues:
         return run
 
     def _run_early(self) -> None:
-        """Run what is early, if nothing stands before it but waits for what has been done."""
+        """Run what is early, if nothing is before it but waits for what has been done."""
         while self._is_hasty and self._early:
             self._pass_waits()
             ready = [work for work in self._ready() if work.early]

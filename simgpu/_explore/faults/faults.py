@@ -81,7 +81,7 @@ _WHY = {
 
 
 class Faults(Instrument):
-    """Counts what the devices do, and lets it fail where it was told to; made by `faults`.
+    """Counts what the devices do, and makes it fail as configured; made by `faults`.
 
     Attributes:
         allocations, kernels, copies: how many there were so far, the failed ones included.
@@ -119,7 +119,7 @@ class Faults(Instrument):
         self.fired.append(visible_text(what))
 
     def before_allocate(self, device: torch.device, nbytes: int) -> None:
-        if not nbytes:  # for which CUDA asks nobody
+        if not nbytes:  # which CUDA does not allocate
             return
         number = next(self._counts["allocation"])
         self.allocations = number + 1
@@ -202,7 +202,7 @@ def faults(
     flip: tuple[DeviceLike, int, int] | None = None,
     slow: Mapping[Any, float] | None = None,
 ) -> Iterator[Faults]:
-    """Let device work fail within the block; all numbers count from 0, from its beginning.
+    """Make device work fail within the block; all numbers count from 0, from its beginning.
 
     Args:
         oom_at: the allocation, of all devices together, that finds no room: OutOfMemoryError.
@@ -240,7 +240,7 @@ def faults(
 
 @contextmanager
 def injecting(injected: Faults) -> Iterator[Faults]:
-    """Let these failures happen within the block."""
+    """Make these failures happen within the block."""
     global _injected
     core_hooks.add(injected)
     _injected = (*_injected, injected)

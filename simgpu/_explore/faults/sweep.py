@@ -142,7 +142,7 @@ def sweep(
             if threading.active_count() > threads and attempt.adds_threads_each_time(step):
                 point.problems.append("leaves a thread behind")
             threads = threading.active_count()
-            if any(kept):  # or the next one would be told to have kept it too
+            if any(kept):  # or the next one would be reported for it too
                 gc.collect()
                 kept_at_rest = _bytes()
             if _next_step_differs(step, before, reference):

@@ -24,7 +24,7 @@ class Layout(NamedTuple):
     itemsize: int
 
 
-# Where a tensor lies: its first byte, the one after its last, and None where it has no gaps.
+# The memory of a tensor: its first byte, the one after its last, and None where it has no gaps.
 Span = tuple[int, int, Layout | None]
 
 
@@ -43,7 +43,7 @@ class Access:
 
     @property
     def span(self) -> Span:
-        """Where the bytes lie."""
+        """The address range of the bytes."""
         return self.begin, self.end, self.layout
 
 

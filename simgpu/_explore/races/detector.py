@@ -96,7 +96,7 @@ class Regions(ByAddress[Region]):
         pieces = self.overlapping(begin, end)
         begin = min([begin, *(piece.begin for piece in pieces)])
         end = max([end, *(piece.end for piece in pieces)])
-        region = Region(begin, end)  # has no owner: nobody asks on which streams it was recorded
+        region = Region(begin, end)  # has no owner: its recorded streams are not needed
         for piece in pieces:
             self.remove(piece)
             region.accesses += piece.accesses
@@ -148,7 +148,7 @@ class Detector(Instrument):
         if launch.kind == "copy":
             other, to_host = other_end(launch), launch.target.type == "cpu"
             host = to_host or launch.source.type == "cpu"
-        copied = launch.kernel.has_copies  # what it is for is told by `written_back`
+        copied = launch.kernel.has_copies  # `written_back` reports its purpose
         with self._lock:
             clock, number = self._order.begin(queue)
             if other is not None:
@@ -292,7 +292,7 @@ class Detector(Instrument):
     def host_access(self, op: torch._ops.OpOverload, args: Any, kwargs: Any, name: str) -> None:
         """An operator of the CPU is about to run: compare what it does to pinned memory."""
         if not self._pinned or is_copy_of_device(op, args, kwargs):
-            return  # a launch is told of, with its stream
+            return  # a launch is reported, with its stream
         place = calling_line()
         with self._lock:
             self._forget_dead()

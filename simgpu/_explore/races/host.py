@@ -24,7 +24,7 @@ _READERS = (
 )
 _READ = torch.ops.aten.clone.default
 
-# What tells C++ that there are modes of operators in the thread.
+# What shows C++ that there are modes of operators in the thread.
 _KEYS = torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot
 _include: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_included
 _is_included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
@@ -42,7 +42,7 @@ class _Stack(NamedTuple):
     pop: Callable[[], Any]
 
     def put_on_top(self, mode: Any) -> None:
-        """Let `mode` be the last one, wherever it was."""
+        """Make `mode` be the last one, wherever it was."""
         popped = []
         while mode in self.modes():
             popped.append(self.pop())
@@ -56,14 +56,14 @@ _OF_FUNCTIONS = _Stack(_get_current_function_mode_stack, _push_function_mode, _p
 
 
 class _Watched:
-    """What both modes tell, and how many calls of theirs are under way, without them meanwhile."""
+    """What both modes report, and how many of their calls run now, without the modes."""
 
     def __init__(self, touches: Touches) -> None:
         self.touches = touches
         self.depth = 0
 
     def wake(self) -> None:
-        """Let the mode of operators see them, which the end of inference_mode switches off."""
+        """Make the mode of operators see them, which the end of inference_mode switches off."""
         if _len_dispatch_stack() and not _is_included(_KEYS[0]):
             for key in _KEYS:
                 _include(key, True)
@@ -77,7 +77,7 @@ class _Watched:
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells of each operator of the thread that entered it, before it runs."""
+    """Reports each operator of the thread that entered it, before it runs."""
 
     def __init__(self, watched: _Watched) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -91,7 +91,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Readers(TorchFunctionMode):
-    """Tells of what hands a tensor's memory to Python or to other libraries, before it does."""
+    """Reports calls that give a tensor's memory to Python or to other libraries, before it does."""
 
     def __init__(self, watched: _Watched) -> None:
         super().__init__()

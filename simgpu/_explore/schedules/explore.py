@@ -108,7 +108,7 @@ def schedule(
     replay: str | None = None,
     max_steps: int = MAX_STEPS,
 ) -> Iterator[Schedule]:
-    """Let the threads that are started in the block run one at a time, in a repeatable order.
+    """Make the threads that are started in the block run one at a time, in a repeatable order.
 
     Another thread may go on wherever one launches a kernel or a copy, touches a lock, a queue, a
     condition, an event, a barrier or a future, starts or joins a thread, or sleeps. Time is the
@@ -125,7 +125,7 @@ def schedule(
         replay: the token of a schedule that is to be repeated, in place of both.
         max_steps: after so many points it is a livelock.
 
-    Yields a `Schedule`. In the thread that entered the block, wherever it stands, are raised:
+    Yields a `Schedule`. In the thread that entered the block, wherever it is, are raised:
     DeadlockError when no thread can go on; LivelockError after `max_steps`, or 100,000 steps
     without device work; ScheduleDivergedError if a replay comes to other choices. ScheduleError if
     a schedule is in force already.
@@ -174,7 +174,7 @@ def controlled(
 
 
 def note(error: BaseException, text: str) -> None:
-    """Let the traceback of `error` end with this text (from Python 3.11 on), once."""
+    """Make the traceback of `error` end with this text (from Python 3.11 on), once."""
     add: Any = getattr(error, "add_note", None)
     told = any("simgpu.schedule(" in former for former in getattr(error, "__notes__", ()))
     if add is not None and not told:

@@ -42,7 +42,7 @@ class _Sharing:
             os.sched_setaffinity(0, self.one)
 
     def leave(self, thread: int = 0) -> bool:
-        """Let a thread of ours be as it was; false where it is none, or has ended."""
+        """Make a thread of ours be as it was; false where it is none, or has ended."""
         with suppress(OSError):
             if not _is_batch(thread):
                 return False

@@ -146,7 +146,7 @@ class RLock(Lock):
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         me = calling_task()
-        if me is None or self._lock._is_owned():  # once more by the same: nobody waits
+        if me is None or self._lock._is_owned():  # once more by the same: no wait is needed
             return bool(self._lock.acquire(blocking, timeout))
         return super().acquire(blocking, timeout)
 
@@ -200,7 +200,7 @@ def _is_called_by(modules: tuple[str, ...]) -> bool:
 def new_start(_: Any = None) -> Callable[[threading.Thread], None]:
     """A `Thread.start` for one schedule: a thread that one of the schedule starts belongs to it.
 
-    A function of its own for each, so that pools of threads can tell whose their threads are.
+    A function of its own for each, so that pools of threads can distinguish their threads.
     """
 
     def start(self: threading.Thread) -> None:
@@ -272,7 +272,7 @@ def interrupt_main(*args: Any) -> None:
 
 
 def telling(stock: Callable[[], Any], epoch: float = 0.0) -> Callable[[], Any]:
-    """A function of `time` that tells the schedule's time to its threads."""
+    """A function of `time` that returns the schedule's time to its threads."""
     nanoseconds = stock.__name__.endswith("_ns")
 
     def tell() -> Any:
@@ -386,7 +386,7 @@ def wait(self: Any, timeout: float | None = None) -> bool:
                         None,
                         schedules_scheduler.outsiders,
                     )
-        finally:  # whoever is ended in here gives the lock back, and so has to have it
+        finally:  # a thread that is ended in here releases the lock, and so has to hold it
             if not isinstance(self._lock, PYTHONS) or is_free(self._lock):
                 self._acquire_restore(saved)
         if not notified and waiter in self._waiters:

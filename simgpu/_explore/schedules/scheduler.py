@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     """One moment in which several threads could go on."""
 
     task: int  # who had the baton
-    what: str  # where it stood
+    what: str  # its state
     options: tuple[int, ...]  # who could go on, in the order of the strategy
     rank: int  # which of these went on
 
@@ -59,11 +59,11 @@ class Task:
         deadline: until when, in seconds of the schedule; None for ever.
         in_line: whether it waits for the baton.
         interrupt: what is to be raised in it at its next point.
-        patient: whether its time-out comes only where nobody else can go on.
+        patient: whether its time-out comes only where no other thread can go on.
         others: where it waits in real time, whether anybody but tasks may end its wait.
         due: when its time-out comes in real time; 0 where that takes no time.
         expired: whether the time-out came first.
-        what: where it stands, in a word; `on` is what it waits for, if there is an object.
+        what: its state, in a word; `on` is what it waits for, if there is an object.
         priority, hasty_after: for the strategies.
         thread: the object of Python; None once it has ended and the program keeps it no longer.
         state: what its threads have of their own in the process, with `save` and `restore`; other
@@ -131,7 +131,7 @@ class Task:
         self.on = None
 
     def resume(self) -> None:
-        """Let it go on; nothing where it has been told so already."""
+        """Make it go on; nothing where it has been told so already."""
         with contextlib.suppress(RuntimeError):
             self.may_run.release()
 
@@ -168,7 +168,7 @@ def forget_all() -> None:
 
 @contextmanager
 def outside(task: Task) -> Iterator[None]:
-    """Within the block the calling thread waits for real, as a thread of no schedule."""
+    """Within the block the calling thread waits for real, as a thread outside the schedule."""
     forget_task(task)
     try:
         yield
@@ -178,7 +178,7 @@ def outside(task: Task) -> Iterator[None]:
 
 @contextmanager
 def standing_in(task: Task) -> Iterator[None]:
-    """Within the block the calling thread, which is of no schedule, waits for its task's turn."""
+    """Within the block the calling thread, outside of any schedule, waits for its task's turn."""
     ident = _thread.get_ident()
     _tasks[ident] = task
     try:
@@ -274,7 +274,7 @@ def line_of(task: Task) -> str:
 
 
 def place_of(task: Task) -> str:
-    """file:line and the text of the line where a task stands, in the program."""
+    """file:line and the text of the line of a task, in the program."""
     place = current_frames().get(task.ident)
     while place is not None and _is_library(place):
         place = place.f_back
@@ -299,7 +299,7 @@ def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
 
 
 def outsiders() -> bool:
-    """Whether the process has threads that are of no schedule, and may let one of ours go on."""
+    """Whether the process has threads that belong to no schedule, and may enable one of ours."""
     return any(not has_task(ident) and ident not in _watchdogs for ident in current_frames())
 
 
@@ -342,13 +342,13 @@ def _line_of_frame(frame: FrameType) -> str:
 
 
 def _is_of_the_system(file: str) -> bool:
-    """Whether a file is of Python, of torch or of simgpu."""
+    """Whether a file belongs to Python, torch or simgpu."""
     of_python = file.startswith((_PYTHON, "<frozen")) and "-packages" not in file
     return of_python or file.startswith((_HERE, _TORCH))
 
 
 def others_make_progress(tasks: Sequence[Task]) -> bool:
-    """Whether a thread from elsewhere moves, and so may yet let one of ours go on.
+    """Whether a thread from elsewhere moves, and so may yet enable one of ours.
 
     True as well when one of ours can go on by now.
     """
@@ -373,7 +373,7 @@ def _positions(tasks: Sequence[Task]) -> dict[int, tuple[int, int]]:
 #
 # A strategy puts those who can go on into an order, by one of five rules (`RULES`), and picks one
 # by its rank there. Rank 0 is what the rule itself would do, so the ranks that are not 0 are the
-# deviations from it, and a schedule is told by these few numbers (`tokens`).
+# deviations from it, and these few numbers describe a schedule (`tokens`).
 
 # Of the task that runs, those that can go on, those that a time-out can come for, and the step.
 Order = Callable[[Task, list[Task], list[Task], int], list[Task]]
@@ -577,14 +577,14 @@ def strategy_of(name: str, seed: Any) -> Strategy:
 # releases the lock of the next.
 #
 # A task that comes to a point asks the strategy who goes on, gives that task the baton and waits
-# for its own. A task that waits has a predicate, so nobody is woken: it can be chosen when the
+# for its own. A task that waits has a predicate, so no task is woken: it can be chosen when the
 # predicate is true, or, if it waits with a time-out, at any moment, which then is the moment of the
 # time-out.
 
 TICK = 1e-6  # seconds that each step takes, so that loops which look at the clock come to an end
 QUANTUM = 1000  # steps after which others who can go on have their turn
 TURNS = 5 * QUANTUM  # steps of one thread, or without device work, after which a time-out comes
-PATIENT = 10.0  # seconds from which on a time-out is for emergencies: it comes if nobody can go on
+PATIENT = 10.0  # seconds from which a time-out is for emergencies: it comes if no thread can go on
 MAX_IDLE = 100_000  # steps without device work, or a thread that begins or ends: a livelock
 MAX_STEPS = 10_000_000
 PATIENCE = 5.0  # real seconds for a thread to end
@@ -637,10 +637,10 @@ class Baton:
         self._deciding = False
         self.running_task: Task | None = None
         self.left_behind: list[str] = []
-        self.numbers = itertools.count()  # for what is told apart by its address elsewhere
+        self.numbers = itertools.count()  # for objects that other code distinguishes by address
 
     def point(self, what: str, on: Any = None, yielding: bool = False) -> None:
-        """Another thread may go on here; nothing in a thread of no schedule."""
+        """Another thread may go on here; nothing in a thread outside the schedule."""
         me = calling_task()
         if me is None or self._deciding:  # what somebody waits for is asked by one of these calls
             return
@@ -660,7 +660,7 @@ class Baton:
     ) -> bool:  # fmt: skip
         """Go on when `until()` is true, or the time-out is chosen to come first: then False.
 
-        With `others`, which says whether a thread of no schedule or another process may make
+        With `others`, which says whether a thread outside the schedule or another process may make
         `until()` true, the wait takes real time in a scheduler of real time.
         """
         me = calling_task()
@@ -684,7 +684,7 @@ class Baton:
         return not me.expired
 
     def _next(self, me: Task) -> Task:
-        """The task that goes on; `me` has the baton and stands at a point."""
+        """The task that goes on; `me` has the baton and is at a yield point."""
         self.steps += 1
         self.now += TICK
         self._deciding = True
@@ -695,7 +695,7 @@ class Baton:
                 return urgent
             return self._chosen(me)
         except BaseException as failure:
-            # Told in the thread that entered the schedule, wherever it stands.
+            # Raised in the thread that entered the schedule, wherever it is.
             self._failure = self.failed = failure
             first = self.tasks[0]
             first.until = None
@@ -704,7 +704,7 @@ class Baton:
             self._deciding = False
 
     def _chosen(self, me: Task) -> Task:
-        """One of those that can go on, as the strategy says. What is called each time stands here.
+        """One of those that can go on, as the strategy says. What is called each time is here.
 
         All of it happens while every other thread waits.
         """
@@ -754,7 +754,7 @@ class Baton:
         return ready, expiring
 
     def _able_by_now(self, me: Task) -> tuple[list[Task], list[Task]]:
-        """The same where nobody can go on, unless a thread from elsewhere lets one; or deadlock."""
+        """The same where no thread can go on, unless another thread enables one; or deadlock."""
         while others_make_progress(self._alive) or (
             self.when_stuck is not None and self.when_stuck()
         ):
@@ -764,7 +764,7 @@ class Baton:
         raise DeadlockError(of_deadlock(self._alive))
 
     def _able_in_time(self, me: Task, expiring: list[Task]) -> tuple[list[Task], list[Task]]:
-        """The same where nobody can go on now: who can first, once real time has passed."""
+        """The same where no thread can go on now: the first that can, once real time has passed."""
         self.resting, looks = True, 0
         try:
             while self._urgent is None and not self.over:
@@ -785,14 +785,14 @@ class Baton:
             self.resting = False
 
     def others_may_help(self) -> bool:
-        """Whether time, another process or a thread of no schedule may let a task go on."""
+        """Whether time, another process or a thread outside the schedule may enable a task."""
         return any(
             task.others is not None and (task.deadline is not None or task.others())
             for task in self._alive
         )
 
     def _be_fair(self, me: Task, ready: list[Task], expiring: list[Task]) -> None:
-        """Let the others have a turn, and time pass, where threads wait in loops."""
+        """Make the others have a turn, and time pass, where threads wait in loops."""
         due = [task for task in expiring if (task.deadline or 0.0) <= self.now]
         if expiring and self._is_time_to_pass(me):
             ready.clear()
@@ -890,11 +890,11 @@ class Baton:
                 del failure
 
     def interrupt(self) -> None:
-        """Let KeyboardInterrupt be raised in task 0, where it stands, at the next point of any."""
+        """Make KeyboardInterrupt be raised in task 0, where it is, at the next point of any."""
         self._interrupt(KeyboardInterrupt())
 
     def dismiss(self, tasks: Sequence[Task]) -> None:
-        """Let those that have not ended end where they wait."""
+        """Make those that have not ended end where they wait."""
         for task in tasks:
             if not task.done:
                 task.interrupt, task.until = ThreadEnded(), None
@@ -931,7 +931,7 @@ class Baton:
         if me.ended_by > _STUBBORN:  # it catches everything and goes on: let it stand here for good
             self.tasks[0].may_run.release()
             while True:
-                me.may_run.acquire()  # which nobody gives back any more
+                me.may_run.acquire()  # which is never released
         raise ThreadEnded
 
 
@@ -1130,7 +1130,7 @@ class Scheduler(Baton):
 
     @contextmanager
     def running(self) -> Iterator[Scheduler]:
-        """Let the calling thread be task 0, and end what is left of the others at the end."""
+        """Make the calling thread be task 0, and end what is left of the others at the end."""
         global _current
         if _current is not None or self.tasks:
             raise ScheduleError(
@@ -1175,7 +1175,7 @@ class Scheduler(Baton):
         return failed
 
     def _drain(self, first: Task) -> None:
-        """Let the others go on until each has ended or waits for what will not come."""
+        """Make the others go on until each has ended or waits for what will not come."""
         self._draining = True
         try:
             self.block(lambda: False, None, "end")

@@ -31,7 +31,7 @@ def _waits_in_real_time() -> bool:
 
 
 def _until(ready: Callable[[], bool], seconds: float | None, what: str, on: Any) -> bool:
-    """Let other threads go on until `ready()`; false where the time-out comes first."""
+    """Make other threads go on until `ready()`; false where the time-out comes first."""
 
     def over() -> bool:
         try:
@@ -151,7 +151,7 @@ def _reading(stock: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
-_WHY = "a rank that waits for it lets the others go on"
+_WHY = "a rank that waits for it allows the others to go on"
 
 PATCHES: tuple[Row, ...] = (
     Patch("subprocess.Popen", "wait", wrap=_wait, why=_WHY),
@@ -160,7 +160,7 @@ PATCHES: tuple[Row, ...] = (
         "threading.Thread",
         "start",
         wrap=_start,
-        why="a thread that has not begun is not found, and nobody else may go on before it has",
+        why="a thread that has not begun is not found, and no other may go on before it has",
     ),
     Patch("multiprocessing.process.BaseProcess", "join", wrap=_join, why=_WHY),
     *(
