@@ -139,7 +139,7 @@ def test_a_rank_keeps_what_it_has_set():
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 def test_a_precision_that_is_set_by_its_newer_name_is_no_error():
-    """PyTorch does not answer by its older one then. Each rank has its own, and so has the caller."""
+    """PyTorch does not answer by its older name then. Each rank has its own, as has the caller."""
     newer = torch.backends.cuda.matmul
     if not hasattr(newer, "fp32_precision"):
         pytest.skip("this release has no newer name")
