@@ -6,8 +6,8 @@ table of virtual functions of its own: a copy of PyTorch's, in which a function 
 
 An object is only written to if it names the class that it should be of (`class_name`). No position
 in a table is taken for granted: code that replaces a function tries it out by asking PyTorch what
-it now answers, and puts it back where the answer is not the one that was given, or reads the order of
-the functions in the headers that come with PyTorch (`guard_code`). What is put in a table
+it now answers, and puts it back where the answer is not the one that was given, or reads the order
+of the functions in the headers that come with PyTorch (`guard_code`). What is put in a table
 calls no Python function: at its entry the handler of a signal would run, and where that raises, as
 Ctrl-C's does, the error would be lost and the answer be garbage. At the end of the process, when
 nothing of Python may be called any more, the objects get their old tables back.
