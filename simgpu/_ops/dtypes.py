@@ -655,7 +655,9 @@ def _unpooled(
 def _median(
     stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """`median`, `nanmedian` of all elements: of bools too."""
+    """`median`, `nanmedian` of all elements, which CUDA sorts: of bools too."""
+    if self.is_complex() and not (args or kwargs):
+        raise RuntimeError(" Sort does not support complex dtypes on CPU")  # it says so of any
     if self.dtype is not torch.bool or args or kwargs:
         return stock(keys, self, *args, **kwargs)
     with torch._C.DisableTorchFunction():

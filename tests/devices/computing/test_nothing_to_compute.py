@@ -72,6 +72,13 @@ def test_one_element_is_copied(devices, name):
             call(torch.ones(2, device=devices[-1]).to(dtype))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_complex_numbers_have_no_median(devices, count):
+    x = torch.ones(count, dtype=torch.complex64, device=devices[-1])
+    with pytest.raises(RuntimeError, match="Sort does not support complex dtypes"):
+        x.median()
+
+
 def test_a_number_without_end_is_no_size(devices):
     """It is what a scaled loss may be: no room is looked for."""
     found = torch.scalar_tensor(float("inf"), device=devices[-1])
