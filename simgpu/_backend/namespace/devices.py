@@ -171,8 +171,8 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that `torch.autocast("simgpu")` may cast to; PyTorch asks for them."""
-    return [torch.float16, torch.bfloat16]
+    """The dtypes that `torch.autocast("simgpu")` may cast to: any, as PyTorch lets CUDA do."""
+    return [found for found in vars(torch).values() if isinstance(found, torch.dtype)]
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:

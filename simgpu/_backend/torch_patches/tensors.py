@@ -97,7 +97,16 @@ def _lent(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def dlpack(self: torch.Tensor, **options: Any) -> Any:
-    """`tensor.__dlpack__(...)`."""
+    """`tensor.__dlpack__(...)`: only of the current device, as on CUDA."""
+    current = world.current_device()
+    if self.device.type == DEVICE_TYPE and self.device.index != current:
+        # PyTorch refuses these first, in other words.
+        refused = self.requires_grad or self.is_conj() or self.layout is not torch.strided
+        if not refused:
+            raise BufferError(
+                "Can't export tensors on a different CUDA device index. Expected: "
+                f"{self.device.index}. Current device: {current}."
+            )
     return _stock_dlpack(_lent(self), **options)
 
 

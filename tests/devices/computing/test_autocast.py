@@ -203,12 +203,13 @@ def test_another_half_dtype_is_refused_where_the_widest_counts(devices, lower):
         torch.dot(x.to(other), x.to(lower))
 
 
-def test_a_dtype_that_is_no_half_turns_autocast_off(devices):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.complex64])
+def test_autocast_takes_a_dtype_that_is_no_half(devices, dtype):
+    """Without a warning, and casts to it."""
     x = torch.ones(2, 2, device=devices[0])
-    with pytest.warns(UserWarning, match="target dtype is not supported"):
-        region = torch.autocast(devices[0].type, dtype=torch.float64)
-    with region:
-        assert (x @ x).dtype is torch.float32
+    with torch.autocast(devices[0].type, dtype=dtype):
+        assert (x @ x).dtype is dtype
+        assert (x.half() @ x).dtype is dtype
 
 
 def test_every_operator_of_a_policy_is_called():

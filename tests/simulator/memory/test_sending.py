@@ -178,7 +178,8 @@ def test_by_the_name_of_cuda():
 
 
 def _exported(x):
-    x.kept = torch.from_dlpack(x)
+    with torch.simgpu.device(x.device):
+        x.kept = torch.from_dlpack(x)
     return x
 
 
