@@ -185,6 +185,13 @@ def _histc(self: Tensor, **_: Any) -> None:
         raise no_kernel("histc", self.dtype)
 
 
+def _chances(self: Tensor, p: Tensor, **_: Any) -> None:
+    if not p.is_floating_point() and self.numel():
+        raise RuntimeError(
+            f"expected probabilities tensor to have floating type, got {name_of(p.dtype)}"
+        )
+
+
 def _randperm(
     n: int, dtype: torch.dtype | None = None, out: Tensor | None = None, **_: Any
 ) -> None:
@@ -274,6 +281,7 @@ _SPECIAL: dict[str, Callable[..., None]] = {
     "_scaled_mm": _scaled_mm,
     "_scaled_mm_v2": _scaled_mm,
     "angle": _angle,
+    "bernoulli.Tensor": _chances,
     "convolution": _convolution,
     "histc": _histc,
     "igamma": partial(_igamma, "igamma_cuda"),

@@ -148,6 +148,13 @@ def test_a_dtype_that_cuda_lacks_is_refused(devices, name, dtype):
     call(x.float() if dtype.is_floating_point else x.long())
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64], ids=str)
+def test_chances_are_real_numbers(devices, dtype):
+    chances = torch.ones(2, dtype=dtype, device=devices[-1])
+    with pytest.raises(RuntimeError, match="expected probabilities tensor to have floating type"):
+        torch.bernoulli(chances)
+
+
 def unpooled(x):
     indices = torch.tensor([[[[3]]]], device=x.device)
     return F.max_unpool2d(x.reshape(1, 1, 1, 1), indices, 2).flatten()
