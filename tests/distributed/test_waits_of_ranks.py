@@ -209,6 +209,43 @@ def test_what_no_rank_does_is_a_deadlock(tmp_path, way):
     assert f"rank 1 waits for barrier at {__file__}" in str(caught.value)
 
 
+@pytest.mark.parametrize("every", [None, 500 * MOMENT])
+def test_older_threads_that_wait_hide_no_deadlock(every):
+    """A server's thread waits for ever; that of a progress bar looks up now and then."""
+    stop = threading.Event()
+
+    def look():
+        while not stop.wait(every):
+            pass
+
+    older = threading.Thread(target=look)
+    older.start()
+    while sys._current_frames()[older.ident].f_code.co_name != "wait":
+        sleep(MOMENT)
+    try:
+        with pytest.raises(DeadlockError):
+            simgpu.ranks(2, lambda rank: threading.Event().wait())
+    finally:
+        stop.set()
+        older.join()
+
+
+def test_an_older_thread_at_work_is_waited_for():
+    jobs = queue.SimpleQueue()
+    older = threading.Thread(target=lambda: jobs.get()())
+    older.start()
+
+    def go(rank):
+        come = threading.Event()
+        if rank == 0:
+            jobs.put(lambda: sum(range(10**6)) and come.set())
+            assert come.wait(timeout=60)
+        return rank
+
+    assert simgpu.ranks(2, go) == [0, 1]
+    older.join()
+
+
 def test_a_thread_of_no_rank_is_waited_for():
     """It computes, and nothing says that it will come to an end."""
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from simgpu._core.clock import Clock
 from simgpu._explore.schedules import one_cpu
-from simgpu._explore.schedules import scheduler as schedules_scheduler
 from simgpu._explore.schedules.scheduler import (
     TICK,
     Scheduler,
@@ -64,7 +63,7 @@ def take(
             return False
         left = None if deadline is None else deadline - scheduler.now
         if not scheduler.block(
-            lambda: is_free(lock), left, "lock", owner, schedules_scheduler.outsiders
+            lambda: is_free(lock), left, "lock", owner, scheduler.others_at_work
         ):
             return False
     return True
@@ -236,7 +235,7 @@ def join(self: threading.Thread, timeout: float | None = None) -> None:
     task = None if me is None else _task_of(self, me.scheduler)
     if me is not None and me.scheduler.real_time and self.is_alive() and task is not me:
         me.scheduler.block(
-            lambda: not self.is_alive(), timeout, "thread", self, schedules_scheduler.outsiders
+            lambda: not self.is_alive(), timeout, "thread", self, me.scheduler.others_at_work
         )
         timeout = 0 if self.is_alive() else timeout
     if me is None or task is None or task is me or self.ident is None:
@@ -371,7 +370,7 @@ def wait(self: Any, timeout: float | None = None) -> bool:
                 timeout,
                 "condition",
                 self,
-                schedules_scheduler.outsiders,
+                me.scheduler.others_at_work,
             )
         )
         return notified
@@ -384,7 +383,7 @@ def wait(self: Any, timeout: float | None = None) -> bool:
                         None,
                         "lock",
                         None,
-                        schedules_scheduler.outsiders,
+                        me.scheduler.others_at_work,
                     )
         finally:  # a thread that is ended in here releases the lock, and so has to hold it
             if not isinstance(self._lock, PYTHONS) or is_free(self._lock):
@@ -438,7 +437,7 @@ class SimpleQueue:
                 left,
                 "queue.get",
                 self,
-                schedules_scheduler.outsiders,
+                scheduler.others_at_work,
             ):
                 raise queue.Empty
 

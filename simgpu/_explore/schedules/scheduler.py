@@ -20,7 +20,7 @@ from concurrent.futures import _base, thread
 from concurrent.futures._base import LOGGER
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -298,9 +298,19 @@ def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
     }
 
 
-def outsiders() -> bool:
-    """Whether the process has threads that belong to no schedule, and may enable one of ours."""
-    return any(not has_task(ident) and ident not in _watchdogs for ident in current_frames())
+def _positions_outside() -> dict[int, tuple[tuple[CodeType, int], ...]]:
+    """Where each thread outside the schedule is: the code and the instruction of all its frames."""
+    return {
+        ident: tuple(_steps_of(frame))
+        for ident, frame in current_frames().items()
+        if not has_task(ident) and ident not in _watchdogs
+    }
+
+
+def _steps_of(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
+    while frame is not None:
+        yield frame.f_code, frame.f_lasti
+        frame = frame.f_back
 
 
 def of_held_turn(tasks: Sequence[Task], running: Task, seconds: float, resting: bool) -> str:
@@ -619,6 +629,7 @@ class Baton:
         real_time: bool = False,
     ) -> None:
         self.real_time, self.resting = real_time, False
+        self._positions_before = _positions_outside() if real_time else {}
         self.strategy, self.max_steps, self._is_traced = strategy, max_steps, traced
         self._order, self._rank = strategy.order, strategy.rank
         self._is_told = type(strategy).chose is not Strategy.chose
@@ -783,6 +794,16 @@ class Baton:
             return [self.tasks[0]], []  # Ctrl-C, or the end: raised there
         finally:
             self.resting = False
+
+    def others_at_work(self) -> bool:
+        """Whether a thread outside the schedule may enable one of ours.
+
+        One that was there before is where it was then if it has nothing to do, as the thread of a
+        server or of a progress bar, which may wait for ever.
+        """
+        return any(
+            self._positions_before.get(ident) != at for ident, at in _positions_outside().items()
+        )
 
     def others_may_help(self) -> bool:
         """Whether time, another process or a thread outside the schedule may enable a task."""
