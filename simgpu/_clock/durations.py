@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from simgpu._clock.topology import Route
 from simgpu._config.gpus import Model, models
@@ -27,6 +26,7 @@ from simgpu._core.operators import tensors_in, written
 _log = logging.getLogger("torch.utils.flop_counter")
 _level = _log.level
 _log.setLevel(logging.ERROR)
+from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 _log.setLevel(_level)
 

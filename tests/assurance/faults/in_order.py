@@ -130,7 +130,7 @@ STREAMS = [
     ),
     fault(
         "waits of autograd's engine are not reported",
-        "_Log._tell",
+        "_Log._report",
         drop_call("wait"),
         "test_each_kernel_comes_after_the_one_that_made_its_gradient",
     ),

@@ -146,6 +146,6 @@ def test_copies_of_a_device_that_may_be_any_are_not_counted(simulated, kind, nam
     with simgpu.trace() as trace:
         torch.ones(2, device=simulated[1]).to("cpu")
     for wrong in ({"source": name(kind)}, {"target": name(kind)}):
-        with pytest.raises(ValueError, match=f"say '{kind}:0'"):
+        with pytest.raises(ValueError, match=f"use '{kind}:0'"):
             trace.bytes_copied(**wrong)
     assert trace.bytes_copied(simulated[1], name("cpu:0")) == 8

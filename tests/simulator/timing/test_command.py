@@ -67,7 +67,7 @@ def test_the_program_runs_again_with_other_numbers_of_devices(
     assert [command[1] for command in commands] == ["1", "2", "4"]
     printed = capsys.readouterr().err
     assert printed.startswith("estimate for 8 x A100, nvlink")
-    assert "the estimates are of the whole program" in printed
+    assert "the estimates cover the whole program" in printed
     rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[-4:]}
     assert rows["2"] == ["4", "s", "2.00"]
     assert rows["4"] == ["-", "-", "no", "such", "thing"]
