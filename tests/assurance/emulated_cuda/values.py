@@ -11,6 +11,7 @@ What this cannot do: where the host reads what a kernel wrote directly, it reads
 memory. Such operators are in `_BY_THE_HOST`, and run on CPU tensors only.
 """
 
+import contextlib
 import ctypes
 import re
 import threading
@@ -195,7 +196,10 @@ class Values(TorchDispatchMode):
     """Compute on the CPU what kernels of the emulated GPUs would have computed."""
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # classes and modes must not see what is asked here
+            return self._dispatch(op, args, kwargs or {})
+
+    def _dispatch(self, op, args, kwargs):
         leaves = tree_flatten((args, kwargs))[0]
         tensors = [leaf for leaf in leaves if is_cuda(leaf)]
         if not tensors and not any(
@@ -205,6 +209,8 @@ class Values(TorchDispatchMode):
         if not torch._C._should_allow_numbers_as_tensors(op._schema.name.partition("::")[2]):
             args = _numbers_as_tensors(op, args)
         if any(one.is_nested for one in tensors):
+            if _on_two_devices(leaves):
+                return op(*args, **kwargs)  # refused, or a copy
             with torch._C._ExcludeDispatchKeyGuard(_DONE), self:
                 return op.redispatch(_NESTED, *_numbers_as_tensors(op, args), **kwargs)
         if any(isinstance(one, torch.Tensor) and one.layout != torch.strided for one in leaves):
@@ -221,7 +227,7 @@ class Values(TorchDispatchMode):
             there = [(n, _all_on_host(v, n in written)) for n, v in _named(op, args, kwargs)]
         except Exception as error:  # the operator still has to run, and to raise its own error
             there = error
-        before = _library.launches()
+        before, drawn = _library.launches(), _generator_state(op, args, kwargs)
         if not _can_be_within(op, args, kwargs):
             out = op(*args, **kwargs)
         else:
@@ -232,7 +238,8 @@ class Values(TorchDispatchMode):
             not_computed[f"{op}: {_first_line(there)}"] += 1
             return out
         try:
-            there, result = _on_the_cpu(op, there, len(args))
+            with _seeded(drawn):
+                there, result = _on_the_cpu(op, there, len(args))
         except Exception as error:  # the CPU has no such kernel: the values stay as they are
             not_computed[f"{op}: {_first_line(error)}"] += 1
             return out
@@ -291,6 +298,37 @@ class Values(TorchDispatchMode):
         computed[f"{op} (on the host only)"] += 1
         device = tensors[0].device
         return tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, result)
+
+
+def _generator_state(op, args, kwargs):
+    """Seed and offset of the generator that a random operator draws from; None for any other."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return None
+    leaves = tree_flatten((args, kwargs))[0]
+    generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
+    if not generators:
+        devices = [one.device for one in leaves if is_cuda(one)]
+        devices += [one for one in leaves if isinstance(one, torch.device)]
+        index = devices[0].index if devices and devices[0].index is not None else None
+        index = torch.cuda.current_device() if index is None else index
+        generators = [torch.cuda.default_generators[index]]
+    if generators[0].device.type != "cuda":
+        return None
+    return generators[0].initial_seed(), generators[0].get_offset()
+
+
+@contextlib.contextmanager
+def _seeded(drawn):
+    """Draw on the CPU from a stream for this seed and offset, and leave the CPU's as it is."""
+    if drawn is None:
+        yield
+        return
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(hash(drawn) & (2**63 - 1))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def _on_two_devices(leaves):
@@ -375,8 +413,10 @@ def _write_results(op, given, out, result):
     leaves = []
     for real, image in zip(reals, tree_flatten(result)[0], strict=False):
         if isinstance(real, torch.Tensor):
-            if id(real) not in inputs and real.is_nested:
+            if id(real) not in inputs and real.is_nested and isinstance(image, torch.Tensor):
                 _bytes(real).copy_(torch.empty(0, dtype=torch.uint8).set_(image.untyped_storage()))
+            elif not isinstance(image, torch.Tensor):
+                not_computed[f"{op}: the CPU has no such result"] += 1
             elif id(real) not in inputs and real.layout == torch.strided:
                 if real.shape == image.shape:
                     _write(real, image) if is_cuda(real) else real.copy_(image)
