@@ -18,8 +18,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 # What PyTorch's caching allocator counts: amounts of its pools, now, at most, come and gone.
@@ -488,6 +487,26 @@ class Ledger(Protocol):
         ...
 
 
+class _Step:
+    """A step of a log: within it, others only note what they do; an error spoils the placement.
+
+    No generator: in a program that torch.compile runs, it would be compiled.
+    """
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._log._underway = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._log._spoilt = True  # half of an event may be in the placement
+        self._log._underway = False
+
+
 class EventLog:
     """What was taken and given back on one device since its placement last followed it.
 
@@ -530,7 +549,7 @@ class EventLog:
         """The segments and blocks that CUDA's caching allocator would have by now."""
         with self._lock:
             if not self._underway:
-                with self._step():
+                with _Step(self):
                     self._follow()
             return self._placement
 
@@ -540,7 +559,7 @@ class EventLog:
             if self._underway:
                 self.note_taken((token, about(token, requested, stream)))
                 return True
-            with self._step():
+            with _Step(self):
                 self._follow()
                 return self._placement.allocate(token, requested, stream, self._device.limit)
 
@@ -550,24 +569,13 @@ class EventLog:
             if self._underway:
                 self.note((token,))
                 return
-            with self._step():
+            with _Step(self):
                 self._follow()
                 self._placement.take_back(token)
 
     def forget(self) -> None:
         """Place what lives anew when this is next asked: it may hold what does not."""
         self._spoilt = True
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        self._underway = True
-        try:
-            yield
-        except BaseException:
-            self._spoilt = True  # half of an event may be in the placement
-            raise
-        finally:
-            self._underway = False
 
     def _follow(self) -> None:
         if self._spoilt:

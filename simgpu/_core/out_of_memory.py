@@ -227,7 +227,8 @@ def _has_ample_room(device: Device, args: Iterable[Any]) -> bool:
             factor *= max(value, 1)
         elif isinstance(value, (list, tuple)):  # a shape
             factor *= math.prod(max(size, 1) for size in value if isinstance(size, int))
-    return device.has_ample_room(int(16 * (nbytes + 1) * factor))
+    most = 16 * (nbytes + 1) * factor
+    return math.isfinite(most) and device.has_ample_room(int(most))
 
 
 def _result_sizes(

@@ -462,15 +462,13 @@ def rescaled_qkv(arguments: dict[str, Any]) -> None:
         _refuse("_transform_bias_rescale_qkv", arguments, "qkv", "qkv_bias")
 
 
-def moving_average(arguments: dict[str, Any]) -> None:
-    """Ranges to average: one, or one for each channel."""
-    input, dim = arguments["self"], arguments["ch_axis"]
+def moving_average(input: Tensor, dim: int, per_row: bool, buffers: dict[str, Tensor]) -> None:
+    """Ranges to average: one, or one for each channel. Called once there is room for them."""
     if dim >= input.dim():
         return  # the kernel says so
-    channels = input.shape[dim] if arguments.get("per_row_fake_quant") else 1
-    for name in ("running_min", "running_max", "scale", "zero_point"):
-        given = arguments.get(name)
-        if isinstance(given, Tensor) and given.numel() < channels:
+    channels = input.shape[dim] if per_row else 1
+    for name, given in buffers.items():
+        if given.numel() < channels:
             raise RuntimeError(
                 f"_fused_moving_avg_obs_fq_helper: expected {name} of {channels} numbers, one for "
                 f"each range, got shape {tuple(given.shape)}"
@@ -735,3 +733,19 @@ def converted_indices(arguments: dict[str, Any]) -> None:
     if not fits or (given.numel() and not bool(((given >= low) & (given <= high)).all())):
         name = "indices" if compressed is None else "crow_indices that rise"
         raise RuntimeError(f"expected {name} from {low} to {high}, got {given.tolist()}")
+
+
+# The checks that look at values of tensors; all others only look at shapes and dtypes.
+VALUE_CHECKS = frozenset(
+    {
+        nll_loss_backward,
+        ctc_loss,
+        packed_sequence,
+        pooled_indices,
+        embedding_backward,
+        embedding_bag,
+        segment_reduce,
+        pivots,
+        converted_indices,
+    }
+)

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from simgpu._ops.calls import overload
+from simgpu._ops.checks import moving_average
 from simgpu._ops.from_schema import device_kernel
-from simgpu._ops.table import with_check
 
 Tensor = torch.Tensor
 
 
 _OBSERVER = overload("_fused_moving_avg_obs_fq_helper")
-_observe = with_check(_OBSERVER, device_kernel(_OBSERVER))
+_observe = device_kernel(_OBSERVER)
 
 
 def fused_observer(
@@ -48,6 +48,13 @@ def fused_observer(
         running_max.resize_(channels).fill_(-math.inf)
         scale.resize_(channels)
         zero_point.resize_(channels)
+    buffers = {
+        "running_min": running_min,
+        "running_max": running_max,
+        "scale": scale,
+        "zero_point": zero_point,
+    }
+    moving_average(self, ch_axis, per_row_fake_quant, buffers)
     return _observe(
         self,
         observer_on,

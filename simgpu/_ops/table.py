@@ -55,7 +55,6 @@ CHECKS: dict[str, _Check] = {
     "_fft_c2c": checks.transformed_dims,
     "_fft_c2r": checks.transformed_dims,
     "_fft_r2c": checks.transformed_dims,
-    "_fused_moving_avg_obs_fq_helper": checks.moving_average,
     "_grid_sampler_2d_cpu_fallback_backward": checks.grid_sampler_backward,
     "_int_mm": checks.int8_product,
     "_linalg_svd": linalg.svd_driver,
@@ -184,7 +183,7 @@ def with_check(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
 def _reads_values(check: _Check) -> bool:
     """Whether a check looks at values of tensors, and not at their shapes and dtypes alone."""
     functions = getattr(check, "readers", None) or (getattr(check, "func", check),)
-    return any(function.__module__ == checks.__name__ for function in functions)
+    return not checks.VALUE_CHECKS.isdisjoint(functions)
 
 
 def checked_composite(name: str) -> PythonKernel:

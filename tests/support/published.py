@@ -171,6 +171,8 @@ def run(code, library=LIBRARIES[0]):
     names = {"torch": torch, "nn": nn, "warnings": warnings, "oom_text": oom_text}
     names |= {"said": said, "refused": refused, "ranks": ranks, "dist": distributed}
     names |= vars(library)
+    if torch.cuda.is_available():
+        torch.cuda.init()  # as the programs that printed this had done
     exec(code, names)
     return names["seen"]
 

@@ -82,7 +82,7 @@ class Holder:
 @pytest.mark.parametrize("name", ["plain", "cached", "Holder.static"])
 @pytest.mark.parametrize(
     ("module", "is_compiled"),
-    [("", True), ("_simulation.races.", False), ("_simulation.races.host", True)],
+    [("", True), ("_explore.races.", False), ("_explore.races.host", True)],
 )
 def test_functions_of_ours_are_not_compiled(simulated, compiler, module, is_compiled, name):
     """What they call is, unless they watch the program, which calls nothing of it."""

@@ -59,7 +59,7 @@ for count in (1, 3):
         assert status.active_tricks()["accelerator chosen beside CUDA"]
         assert accelerator() == torch.device("simgpu") == in_a_thread(accelerator)
         assert torch.accelerator.current_accelerator() == torch.device("simgpu")
-        with accelerators.taken(accelerators.CUDA):
+        with world.taken(world.CUDA):
             assert accelerator() is None and in_a_thread(accelerator) is not None
         assert accelerator() == torch.device("simgpu")
     assert accelerator() is None and in_a_thread(accelerator) is None
@@ -90,14 +90,14 @@ torch.cuda.is_initialized = lambda: True
 places = ["cpu", "simgpu:0", "simgpu:1"]
 with simgpu.devices(2):
     stream = torch.simgpu.Stream(1)
-    for kinds in (set(), {accelerators.SIMULATED}, {accelerators.SIMULATED, accelerators.CUDA}):
+    for kinds in (set(), {world.SIMULATED}, {world.SIMULATED, world.CUDA}):
         for first in places:
             for second in places:
                 assert trained(first, second) == EXACT, (kinds, first, second)
                 with stream:
                     assert trained(first, second) == EXACT, (kinds, first, second)
         assert accelerator() == torch.device("simgpu")
-kinds = {accelerators.SIMULATED}
+kinds = {world.SIMULATED}
 assert trained("cpu", "cpu") == EXACT
 """,
     )
@@ -113,13 +113,13 @@ with simgpu.devices(2):
     device = number.to("simgpu:1")
     assert autograd._kinds(((number * 2,),)) == set()
     for root in (device, (device * 2).cpu(), torch.autograd.graph.get_gradient_edge(device)):
-        assert autograd._kinds(((root,), None)) == {accelerators.SIMULATED}
-    assert autograd._kinds((device, 3)) == {accelerators.SIMULATED}
-    stock = accelerators.kind_of
-    accelerators.kind_of = lambda device: stock(device) or accelerators.CUDA  # also the CPU
-    assert autograd._kinds(((device * 2,),)) == {accelerators.SIMULATED, accelerators.CUDA}
-    accelerators.kind_of = stock
-assert autograd._kinds(((device,),)) == {accelerators.SIMULATED}
+        assert autograd._kinds(((root,), None)) == {world.SIMULATED}
+    assert autograd._kinds((device, 3)) == {world.SIMULATED}
+    stock = world.kind_of
+    world.kind_of = lambda device: stock(device) or world.CUDA  # also the CPU
+    assert autograd._kinds(((device * 2,),)) == {world.SIMULATED, world.CUDA}
+    world.kind_of = stock
+assert autograd._kinds(((device,),)) == {world.SIMULATED}
 assert autograd._kinds((((number * 2),),)) == set()
 """,
     )

@@ -94,7 +94,7 @@ def test_who_has_gone_first_is_told_from_those_that_have_followed(ranks, data, c
     call.place, call.number = "train.py:7", 2
     if calls:
         asked = [Call("barrier", f"barrier of {rank}", [], []) for rank in ranks]
-        mine.told = [process_transport.record_of(each) for each in asked]
+        mine.last = [process_transport.record_of(each) for each in asked]
     error = mine.failure(call, RuntimeError("Connection closed by peer"))
     text = str(error)
     assert type(error) is RankLostError

@@ -146,7 +146,7 @@ def test_ranks_that_see_one_gpu_each_call_it_the_first(python, tmp_path):
     script.write_text(ONE_GPU_EACH.format(choice=choice, count=1))
     done = python(*run, PYTHONWARNINGS="default")
     assert done.returncode == 0, done.stderr
-    said = set(re.findall(r"rank \d has .* at \d", done.stdout))
+    said = set(re.findall(r"rank \d has \S+ \S+ \S+ on cuda:\d at \d", done.stdout))
     assert said == {f"rank {rank} has [3.0, 3.0, 3.0] on cuda:0 at {rank + 1}" for rank in (0, 1)}
     script.write_text(ONE_GPU_EACH.format(choice="", count=2))
     done = python(*run, PYTHONWARNINGS="default")

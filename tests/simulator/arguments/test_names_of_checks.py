@@ -66,7 +66,6 @@ def test_checks_ask_for_arguments_that_their_operators_have():
     [
         ("_pdist_backward", "pdist"),
         ("_log_softmax_backward_data", "grad_output"),
-        ("_fused_moving_avg_obs_fq_helper", "running_min"),
         ("native_layer_norm_backward", "weight"),
     ],
 )

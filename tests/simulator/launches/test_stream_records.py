@@ -145,7 +145,7 @@ def test_chunks_of_the_host_are_awaited_where_they_are_used(simulated, case, dat
     for chunk in chunks:
         device = chunk.device
         ((_, _, background),) = (e for e in told.seen if e[:2] == ("copy", device))
-        assert background not in (0, mine[device])
+        assert background != 0  # it may be a stream of the block: CUDA's pool of 32 repeats
         expected = [
             ("copy", device, background),
             ("waits", device, mine[device], background),
