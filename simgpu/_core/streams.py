@@ -67,8 +67,6 @@ class Stream(torch.Stream):
         device_index: int | None = None,
         **_: Any,
     ) -> Stream:
-        if stream_id is None:
-            world.initialize()
         owner = world.device(world.resolve(device if device_index is None else device_index))
         number = _pooled_number(owner.index, priority) if stream_id is None else stream_id
         self: Stream = super().__new__(

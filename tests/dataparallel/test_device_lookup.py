@@ -88,6 +88,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(python):
         "from dataparallel import _devices\n"
         "with simgpu.devices(2):\n"
         "    first, second = (torch.device('simgpu', index) for index in range(2))\n"
+        "    torch.ones(1, device=first)  # initializes; a stream does not\n"
         "    _devices.copy_stream(first)\n"
         "    with _devices._copy_streams_lock:\n"
         "        child = os.fork()\n"
