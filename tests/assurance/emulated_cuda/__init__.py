@@ -12,6 +12,9 @@ nothing about the values that a GPU computes.
     python -m tests.assurance.emulated_cuda suite --devices 4
     python -m tests.assurance.emulated_cuda compare
     python -m tests.assurance.emulated_cuda record
+    python -m tests.assurance.emulated_cuda record --hardware tests/recordings/cuda
+
+The last command records the GPUs of a machine that has some, with the values that they draw.
 
 | file | what it does |
 |---|---|

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from tests.assurance.emulated_cuda import environment, record, suite
 from tests.assurance.emulated_cuda.build import BuildError, build
@@ -36,6 +37,13 @@ def _parser():
         one = commands.add_parser(name, help=text)
         environment.add_options(one, devices=3)
         one.add_argument("subjects", nargs="*", metavar="SUBJECT", help=", ".join(SUBJECTS))
+    one.add_argument(
+        "--hardware",
+        type=Path,
+        metavar="FOLDER",
+        help="record the GPUs of this machine, into a folder",
+    )
+    one.add_argument("--processes", type=int, default=1, metavar="N", help="at once (1)")
     return parser
 
 
@@ -62,7 +70,12 @@ def main(argv=None):
             os.execvpe(options.words[0], options.words, machine.environment())
         if options.command == "suite":
             return _suite(options)
-        machine, names = environment.machine_of(options), options.subjects or SUBJECTS
+        names = options.subjects or SUBJECTS
+        if options.command == "record" and options.hardware:
+            machine = environment.Hardware.here()
+            record.save(names, machine, options.hardware, options.processes)
+            return 0
+        machine = environment.machine_of(options)
         if options.command == "compare":
             return record.compare(names, machine)
         record.save(names, machine)

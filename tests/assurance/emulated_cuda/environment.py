@@ -1,4 +1,4 @@
-"""The variables of a process that runs on emulated GPUs."""
+"""The variables of a process that runs on emulated GPUs, or on those of this machine."""
 
 import os
 from dataclasses import dataclass
@@ -34,6 +34,35 @@ class Machine:
     def environment(self, **more):
         """The whole environment of a process."""
         return os.environ | self.variables() | more
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The GPUs of this machine, for recordings of hardware."""
+
+    devices: int
+    model: str  # the emulated model with as many multiprocessors
+    memory: int  # bytes of the first one
+
+    @classmethod
+    def here(cls):
+        """What torch finds. Raises RuntimeError where it finds none, or another model."""
+        import torch
+
+        name = torch.cuda.get_device_name(0)
+        model = next((model for model in _AS_MODEL if model.upper() in name), None)
+        if model is None:
+            raise RuntimeError(f"{name} is none of {', '.join(_AS_MODEL)}: add it to _AS_MODEL")
+        memory = torch.cuda.get_device_properties(0).total_memory
+        return cls(torch.cuda.device_count(), _AS_MODEL[model], memory)
+
+    def environment(self):
+        """The whole environment of a process."""
+        return os.environ | {"PYTHONPATH": _joined(str(ROOT), "PYTHONPATH")}
+
+
+# An H200 is an H100 with more memory.
+_AS_MODEL = {model: model for model in MODELS} | {"h200": "h100"}
 
 
 def _joined(first, name):

@@ -1,23 +1,31 @@
-"""Run the cases of `tests/support/cuda_code` on emulated GPUs, and compare simulated devices.
+"""Run the cases of `tests/support/cuda_code` on emulated or real GPUs; compare simulated devices.
 
-`python -m tests.assurance.emulated_cuda.record CASES SEEN` is the process on emulated GPUs: it
-writes what it saw of each case as a line, so that a crash costs the case that crashed.
+`python -m tests.assurance.emulated_cuda.record CASES SEEN` is the process on GPUs: it writes what
+it saw of each case as a line, so that a crash costs the case that crashed.
 """
 
 import datetime
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from tests.assurance.emulated_cuda.environment import ROOT
+from tests.assurance.emulated_cuda.environment import ROOT, Hardware, Machine
 from tests.support.cuda_code import recordings
 
 MODULE = "tests.assurance.emulated_cuda.record"
 CRASHED = "crashed"  # what is seen of a case in which the process ended
+GPU_IS_LOST = 75  # the process ended after a case that left an error on the GPU
+
+
+# Programs for devices with less memory than this run out of it, which a GPU's size decides.
+_AMPLE = 16 * 2**30
 
 
 def _seen(name, cases, machine):
@@ -44,7 +52,7 @@ def _seen(name, cases, machine):
             seen += lines
             if done.returncode and not lines and text and "Error" in text.splitlines()[-1]:
                 raise RuntimeError(f"the process on emulated GPUs failed:\n{text[-3000:]}")
-            if len(seen) < len(cases):
+            if len(seen) < len(cases) and done.returncode != GPU_IS_LOST:
                 seen.append([CRASHED, done.returncode])
     return seen
 
@@ -53,8 +61,9 @@ def origin(name, machine):
     """Where a recording is from."""
     import torch
 
+    emulated = isinstance(machine, Machine)
     return {
-        "what": recordings.WHAT,
+        "what": recordings.WHAT if emulated else torch.cuda.get_device_name(0),
         "subject": name,
         "model": machine.model,
         "devices": machine.devices,
@@ -65,14 +74,21 @@ def origin(name, machine):
     }
 
 
-def record(name, machine, cases=None):
-    """Record a subject on emulated GPUs."""
+def record(name, machine, cases=None, processes=1):
+    """Record a subject on GPUs, in so many processes at once."""
     module = recordings.subject(name)
     cases = list(module.cases(machine.model)) if cases is None else cases
+    if isinstance(machine, Machine) and getattr(module, "HARDWARE_ONLY", False):
+        cases = []
+    if isinstance(machine, Hardware):
+        cases = [case for case in cases if case.get("memory", 2**40) >= _AMPLE]
     entries = []
     for memory, some in itertools.groupby(cases, lambda case: case.get("memory", machine.memory)):
-        these = list(some)
-        seen = _seen(name, these, replace(machine, memory=memory))
+        these, given = list(some), replace(machine, memory=memory)
+        length = -(-len(these) // processes)
+        parts = [these[start : start + length] for start in range(0, len(these), length)]
+        with ThreadPoolExecutor(processes) as pool:
+            seen = itertools.chain(*pool.map(partial(_seen, name, machine=given), parts))
         entries += [{"case": c, "seen": s} for c, s in zip(these, seen, strict=True)]
     return {"origin": origin(name, machine), "cases": entries}
 
@@ -99,10 +115,10 @@ def compare(names, machine, limit=50):
     return status
 
 
-def save(names, machine, folder=recordings.FOLDER):
+def save(names, machine, folder=recordings.FOLDER, processes=1):
     """Record subjects into files."""
     for name in names:
-        recording = record(name, machine)
+        recording = record(name, machine, processes=processes)
         if recording["cases"]:
             path = folder / f"{name}-{machine.model}.json.gz"
             recordings.save(recording, path)
@@ -112,19 +128,28 @@ def save(names, machine, folder=recordings.FOLDER):
 
 
 def main(given, out):
-    """The process on emulated GPUs."""
+    """The process on GPUs."""
     import torch
 
-    from tests.assurance.emulated_cuda.values import Values
     from tests.support.cuda_code.sides import Side
 
-    torch.backends.cudnn.enabled = False  # none of its engines exists here
+    emulated = "EMULATED_CUDA_DEVICES" in os.environ
+    if emulated:
+        from tests.assurance.emulated_cuda.values import Values
+
+        torch.backends.cudnn.enabled = False  # none of its engines exists here
     name, cases = json.loads(Path(given).read_text())
-    module, side = recordings.subject(name), Side("cuda", Values)
+    module = recordings.subject(name)
+    side = Side("cuda", Values) if emulated else Side("cuda")
     with open(out, "a", encoding="utf-8") as file:
         for case in cases:
             file.write(json.dumps(module.run(case, side)) + "\n")
             file.flush()
+            if not emulated:
+                try:
+                    torch.cuda.synchronize()
+                except RuntimeError:  # an assertion of a kernel: all later calls would fail by it
+                    os._exit(GPU_IS_LOST)
 
 
 if __name__ == "__main__":

@@ -137,6 +137,13 @@ def _bound(table, name, default):
     return next((bound for start, bound in table.items() if name.startswith(start)), default)
 
 
+def most(name, threads):
+    """With how many elements a call is recorded at most, on a GPU of so many threads."""
+    if name.startswith("randperm"):
+        return 2 * threads - 1
+    return _bound(_MOST, name, 8 * threads + 3)
+
+
 def cases(model):
     """On the first model many sizes, on others those around its number of threads."""
     t = THREADS[model]
@@ -162,9 +169,7 @@ def cases(model):
         around.append(8 * t + 3)
     for name in CALLS:
         for n in around:
-            if _bound(_LEAST, name, 0) <= n <= _bound(_MOST, name, 8 * t + 3):
-                if name.startswith("randperm") and n >= 2 * t:
-                    continue
+            if _bound(_LEAST, name, 0) <= n <= most(name, t):
                 yield {"call": name, "n": n, "model": model}
 
 
