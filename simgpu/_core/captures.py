@@ -16,24 +16,18 @@ import torch
 from simgpu._core import streams
 from simgpu._core.hooks import Instrument, Launch, add, remove
 from simgpu._core.launch import other_end
-from simgpu._core.streams import Key, key_of
+from simgpu._core.order import Awaited, Order, Queue, merge
+from simgpu._core.streams import key_of
 from simgpu._random.generator_state import Stream
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import CaptureError
 
 NOT_PERMITTED = "operation not permitted when stream is capturing"
 
-_underway: list[Capture] = []
-
-_Clock = dict[Key, int]  # how much of the work of each stream comes before a certain point
-
 
 def of_current_stream() -> Capture | None:
     """The capture that the current stream takes part in."""
-    if not streams.captured:
-        return None
-    key = key_of(streams.current_stream())
-    return next((capture for capture in _underway if capture.holds(*key)), None)
+    return streams.captured.get(key_of(streams.current_stream())) if streams.captured else None
 
 
 class Capture(Instrument):
@@ -44,28 +38,25 @@ class Capture(Instrument):
         if self.origin in streams.captured:
             raise CaptureError(f"{DEVICE_TYPE} error: {NOT_PERMITTED}: another graph captures it")
         self.is_invalid = False
-        self._clocks: dict[Key, _Clock] = {self.origin: {self.origin: 0}}
-        # Events that mark captured work; by identity, and kept so that it stays theirs.
-        self._marks: dict[int, tuple[torch.Event, _Clock]] = {}
+        self.order = Order()  # of captured work: it knows those streams that have joined
+        self.order.clock(self.origin)
         # Where streams of random numbers were at first; by identity, and kept so that it is theirs.
         self._starts: dict[int, tuple[Stream, int]] = {}
 
     def begin(self) -> None:
         """Capture from now on."""
-        streams.captured.add(self.origin)
-        _underway.append(self)
+        streams.captured[self.origin] = self
         add(self)
 
     def stop(self) -> None:
         """Capture no more."""
         remove(self)
-        if self in _underway:
-            _underway.remove(self)
-        streams.captured.difference_update(self._clocks)
+        for queue in self.order.clocks:
+            streams.captured.pop(queue, None)
 
-    def holds(self, device: int, stream: int) -> bool:
+    def holds(self, queue: Queue) -> bool:
         """Whether work of this stream is captured."""
-        return (device, stream) in self._clocks
+        return queue in self.order.clocks
 
     def drawn_from(self, stream: Stream) -> int:
         """The offset of `stream` within the graph: how far it has been drawn in the capture."""
@@ -88,66 +79,57 @@ class Capture(Instrument):
             raise CaptureError(
                 f"{DEVICE_TYPE} error: operation failed due to a previous error during capture"
             )
-        known = self._clocks[self.origin]
-        for key, clock in self._clocks.items():
-            if known.get(key, -1) < clock[key]:
+        known = self.order.clock(self.origin)
+        for queue, clock in self.order.clocks.items():
+            if known.get(queue, 0) < clock.get(queue, 0):
                 raise CaptureError(
-                    f"{DEVICE_TYPE} error: capturing stream has unjoined work: stream {key[1]} of "
-                    f"device {key[0]} has not been waited for"
+                    f"{DEVICE_TYPE} error: capturing stream has unjoined work: stream {queue[1]} "
+                    f"of device {queue[0]} has not been waited for"
                 )
 
     def before_launch(self, launch: Launch) -> None:
-        key = launch.device.index, launch.stream
+        queue = launch.device.index, launch.stream
         other = other_end(launch)
         if other is not None:
-            self._wait(key, self._clocks.get(other))
-        if key in self._clocks:
-            self._clocks[key][key] += 1
+            self._wait(queue, other)
+        if self.holds(queue):
+            self.order.begin(queue)
 
     def launched(self, launch: Launch, result: Any) -> None:
-        key = launch.device.index, launch.stream
         other = other_end(launch)
         if other is not None:
-            self._wait(other, self._clocks.get(key))
+            self._wait(other, (launch.device.index, launch.stream))
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
-        clock = self._clocks.get(key_of(stream))
-        if clock is None:
-            self._marks.pop(id(event), None)
+        if self.holds(key_of(stream)):
+            self.order.record(event, key_of(stream))
         else:
-            self._marks[id(event)] = event, dict(clock)
+            self.order.events.pop(event, None)
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
-        self._wait(key_of(stream), self._clock_of(awaited))
+        self._wait(key_of(stream), awaited)
 
-    def _wait(self, waiting: Key, clock: _Clock | None) -> None:
-        """Later work of a stream waits for the captured work of `clock`; None: for other work."""
+    def _wait(self, waiting: Queue, awaited: Awaited) -> None:
+        """Later work of a stream waits for others, which may be captured."""
+        clock = self.order.until(awaited)
         if clock is None:
-            if waiting in self._clocks:
+            if self.holds(waiting):
                 self.refuse("dependency created on uncaptured work in another stream")
             return
-        if waiting not in self._clocks:
+        if not self.holds(waiting):
             if waiting[1] == 0:
                 self.refuse(
                     "operation would make the legacy stream depend on a capturing blocking stream"
                 )
-            self._clocks[waiting] = {waiting: 1}  # to wait is work as well
-            streams.captured.add(waiting)
-        own = self._clocks[waiting]
-        for key, count in clock.items():
-            own[key] = max(own.get(key, -1), count)
-
-    def _clock_of(self, awaited: torch.Stream | torch.Event) -> _Clock | None:
-        """How much captured work comes before the end of a stream or before an event."""
-        if isinstance(awaited, torch.Stream):
-            return self._clocks.get(key_of(awaited))
-        return self._marks.get(id(awaited), (None, None))[1]
+            self.order.begin(waiting)  # to wait is work as well
+            streams.captured[waiting] = self
+        merge(self.order.clock(waiting), clock)
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         if isinstance(awaited, torch.device):
-            captured = any(device == awaited.index for device, _ in self._clocks)
+            captured = any(device == awaited.index for device, _ in self.order.clocks)
         else:
-            captured = self._clock_of(awaited) is not None
+            captured = self.order.until(awaited) is not None
         if captured:
             event = isinstance(awaited, torch.Event)
             self.refuse(streams.CAPTURED_EVENT if event else NOT_PERMITTED)

@@ -171,12 +171,6 @@ class Instrument:
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
         """`event` marks the present work of `stream`."""
 
-    def external_event(self, event: torch.Event, stream: torch.Stream, records: bool) -> None:
-        """A captured stream `records` an event with `external=True`, or waits for it: as a node.
-
-        Nothing is marked and nothing waits but in the replays, which report that as usual.
-        """
-
     def tensor_used_on_stream(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
         """`tensor.record_stream(stream)`: its memory waits for `stream` before it is used again."""
 
@@ -222,7 +216,6 @@ class Hooks:
     out_of_memory: tuple[Callable[[torch.device, int, int, int], None], ...]
     stream_waits: tuple[Callable[[torch.Stream, torch.Stream | torch.Event], None], ...]
     event_recorded: tuple[Callable[[torch.Event, torch.Stream], None], ...]
-    external_event: tuple[Callable[[torch.Event, torch.Stream, bool], None], ...]
     tensor_used_on_stream: tuple[Callable[[torch.Tensor, torch.Stream], None], ...]
     memory_used_on_stream: tuple[Callable[[int, torch.Stream], None], ...]
     host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]

@@ -18,6 +18,7 @@ Queue = Key  # that of a stream; of a process group and of the host, numbers tha
 HOST: Queue = (-1, -1)
 FIRST_GROUP = -2  # and down: the number of the stream on which a process group communicates
 Clock = dict[Queue, int]
+Awaited = Queue | torch.Stream | torch.Event
 
 
 def merge(clock: Clock, other: Clock) -> None:
@@ -32,10 +33,10 @@ class Order:
 
     def __init__(self) -> None:
         self.clocks: dict[Queue, Clock] = {}
+        self.events: weakref.WeakKeyDictionary[Any, Clock] = weakref.WeakKeyDictionary()
         self.host: Clock = {}
         self._host_changes = 0
         self._known: dict[Queue, int] = {}  # how many changes of the host's clock a queue has seen
-        self._events: weakref.WeakKeyDictionary[Any, Clock] = weakref.WeakKeyDictionary()
 
     def clock(self, queue: Queue) -> Clock:
         """What comes before the next work of `queue`, as far as it has waited."""
@@ -53,17 +54,19 @@ class Order:
         number = clock[queue] = clock.get(queue, 0) + 1
         return clock, number
 
-    def wait(self, queue: Queue, other: Queue) -> None:
-        """Later work of `queue` comes after the present work of `other`."""
-        merge(self.clock(queue), self.clock(other))
+    def until(self, awaited: Awaited) -> Clock | None:
+        """What has to be over before `awaited` is; None where nothing is known of it."""
+        if isinstance(awaited, torch.Event):
+            return self.events.get(awaited)
+        return self.clocks.get(awaited if isinstance(awaited, tuple) else key_of(awaited))
+
+    def wait(self, queue: Queue, awaited: Awaited) -> None:
+        """Later work of `queue` comes after the present work of another, or after an event."""
+        merge(self.clock(queue), self.until(awaited) or {})
 
     def record(self, event: torch.Event, queue: Queue) -> None:
         """`event` marks what `queue` has been asked for until now."""
-        self._events[event] = dict(self.clock(queue))
-
-    def wait_event(self, queue: Queue, event: torch.Event) -> None:
-        """Later work of `queue` comes after `event`; nothing where it was never recorded."""
-        merge(self.clock(queue), self._events.get(event, {}))
+        self.events[event] = dict(self.clock(queue))
 
     def host_waits_for(self, clock: Clock) -> None:
         """Whatever the host asks for or does from now on comes after `clock`."""
@@ -76,10 +79,8 @@ class Order:
             for queue in list(self.clocks):
                 if queue[0] == awaited.index:
                     self.host_waits_for(self.clocks[queue])
-        elif isinstance(awaited, torch.Event):
-            self.host_waits_for(self._events.get(awaited, {}))
         else:
-            self.host_waits_for(self.clock(key_of(awaited)))
+            self.host_waits_for(self.until(awaited) or {})
 
     def host_acts(self) -> int:
         """The host does something itself: the number of it."""

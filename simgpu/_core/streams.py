@@ -30,8 +30,8 @@ from simgpu.errors import CaptureError, DeviceMismatchError, NotReadyError
 
 Key = tuple[int, int]  # of a stream: the index of its device, and its number
 
-# The streams that are being captured into graphs.
-captured: set[Key] = set()
+# By stream that is being captured into a graph, its `captures.Capture`.
+captured: dict[Key, Any] = {}
 
 _POOLED = 32  # streams that a device has of each priority
 _FIRST_PRIORITY = -3  # the one that goes first
@@ -360,8 +360,7 @@ class Event(torch.Event):
                 "and the one that has to record or wait for an event with external=True is not: "
                 "make that one current"
             )
-        for observe in hooks.external_event:
-            observe(self, on, records)
+        captured[key_of(on)].add_event(self, on.device_index, records)
         return True
 
     def query(self) -> bool:

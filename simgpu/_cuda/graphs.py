@@ -32,6 +32,7 @@ from simgpu._core.operators import (
     waits_for_values,
     written,
 )
+from simgpu._core.order import Clock
 from simgpu._memory import pinned
 from simgpu._memory.ownership import host_empty, on_one_storage, with_bits_of
 from simgpu._random.fill import Source
@@ -235,7 +236,7 @@ class Recording(Capture):
 
     def before_launch(self, launch: Launch) -> None:
         super().before_launch(launch)
-        if not self.holds(launch.device.index, launch.stream):
+        if not self.holds((launch.device.index, launch.stream)):
             return
         self._check(launch)
         for tensor in _written(launch):
@@ -255,12 +256,13 @@ class Recording(Capture):
         super().go_on_at(stream, offset)
         self._graph.append_aside(_Move(stream, offset))
 
-    def external_event(self, event: torch.Event, stream: torch.Stream, records: bool) -> None:
-        if self.holds(stream.device_index, stream.stream_id):
-            self._graph.append_aside(_EventNode(event, stream.device_index, records))
+    def add_event(self, event: torch.Event, index: int, records: bool) -> None:
+        """Have replays record an event, or wait for it, on the current stream of a device."""
+        self._graph.append_aside(_EventNode(event, index, records))
 
     def computed(self, launch: Launch, result: Any) -> None:
-        if not self.holds(launch.device.index, launch.stream):
+        queue = launch.device.index, launch.stream
+        if not self.holds(queue):
             return
         given = list(tensors_in(*launch.args, *launch.kwargs.values()))
         fresh = _fresh(result, given)
@@ -270,16 +272,15 @@ class Recording(Capture):
                 self._memory.add(tensor)
             outputs.append(self._memory.own(tensor))
         if not only_allocates(launch.kernel.op):
-            stream = launch.device.index, launch.stream
-            branch = list(self._clocks).index(stream)
-            self._graph.append(launch, self._memory, outputs, branch, self._known(stream))
-            done = self._clocks[stream][stream], self._graph.nodes - 1
-            self._nodes.setdefault(stream, []).append(done)
+            branch, clock = list(self.order.clocks).index(queue), self.order.clock(queue)
+            self._graph.append(launch, self._memory, outputs, branch, self._last_nodes(clock))
+            done = clock[queue], self._graph.nodes - 1
+            self._nodes.setdefault(queue, []).append(done)
 
-    def _known(self, stream: tuple[int, int]) -> list[int]:
-        """The last node of each stream that comes before what `stream` does next."""
+    def _last_nodes(self, clock: Clock) -> list[int]:
+        """The last node of each stream that comes before what has this clock."""
         known = []
-        for key, count in self._clocks[stream].items():
+        for key, count in clock.items():
             nodes = self._nodes.get(key, [])
             place = bisect.bisect(nodes, (count, len(self._graph)))
             if place:

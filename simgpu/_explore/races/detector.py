@@ -313,12 +313,10 @@ class Detector(Instrument):
 
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
         with self._lock:
-            if key_of(stream) in streams.captured:
+            if streams.is_captured(stream):
                 return
-            if isinstance(awaited, torch.Event):
-                self._order.wait_event(key_of(stream), awaited)
-            elif key_of(awaited) not in streams.captured:
-                self._order.wait(key_of(stream), key_of(awaited))
+            if isinstance(awaited, torch.Event) or not streams.is_captured(awaited):
+                self._order.wait(key_of(stream), awaited)
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
         if key_of(stream) not in streams.captured:
