@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from simgpu._core.world import active_devices
 
@@ -153,6 +153,61 @@ def _same_array(one: numpy.ndarray[Any, Any], other: numpy.ndarray[Any, Any]) ->
     if one.dtype.hasobject:
         return bool(one.tolist() == other.tolist())
     return one.tobytes() == other.tobytes()
+
+
+def difference(what: str, one: Any, other: Any) -> str:
+    """Where two host copies differ by more than rounding, and by how much; empty if nowhere.
+
+    A number may differ by 64 times the epsilon of its dtype, at most by its root, relative to the
+    largest one of that dtype in `other`: of a sum that cancels, only rounding is left.
+    """
+    left, right = (tree_flatten_with_path(tree)[0] for tree in (one, other))
+    if [path for path, _ in left] != [path for path, _ in right]:
+        return f"{what} of another structure"
+    scales: dict[torch.dtype, float] = {}
+    for _, leaf in right:
+        if (values := _inexact(leaf)) is not None and values.numel():
+            size = float(_wide(values).abs().nan_to_num(0, 0, 0).amax())
+            scales[values.dtype] = max(scales.get(values.dtype, 0.0), size)
+    for (path, leaf), (_, expected) in zip(left, right, strict=True):
+        values, wanted = _inexact(leaf), _inexact(expected)
+        name = what + keystr(path)
+        if values is None or wanted is None:
+            if not _same_leaf(leaf, expected):
+                return f"{name} is {_shortly(leaf)}, not {_shortly(expected)}"
+        elif (values.shape, values.dtype) != (wanted.shape, wanted.dtype):
+            return f"{name} is {_shortly(values)}, not {_shortly(wanted)}"
+        else:
+            epsilon = torch.finfo(wanted.dtype).eps
+            bound = min(64 * epsilon, epsilon**0.5) * scales.get(wanted.dtype, 0.0)
+            values, wanted = _wide(values), _wide(wanted)
+            if not torch.allclose(values, wanted, rtol=0, atol=bound, equal_nan=True):
+                farthest = float((values - wanted).abs().max())
+                return f"{name} is off by up to {farthest:.3g}, where rounding explains {bound:.2g}"
+    return ""
+
+
+def _inexact(leaf: Any) -> torch.Tensor | None:
+    """Floating-point or complex numbers as a dense tensor; None for everything else."""
+    if isinstance(leaf, (float, complex, numpy.inexact, numpy.ndarray)):
+        array = numpy.asarray(leaf)
+        known = array.dtype.str[1:] in ("f2", "f4", "f8", "c8", "c16")
+        leaf = torch.from_numpy(array.copy()) if known else None
+    if not isinstance(leaf, torch.Tensor) or leaf.is_nested:
+        return None
+    if not (leaf.is_floating_point() or leaf.is_complex()):
+        return None
+    return leaf if leaf.layout is torch.strided else leaf.to_dense()
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
+
+
+def _shortly(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return f"a tensor of shape {tuple(leaf.shape)} and {leaf.dtype}"
+    return repr(leaf)
 
 
 # A block in which Python's garbage collector does not run by itself.

@@ -15,7 +15,14 @@ import torch
 from simgpu._core.lost_devices import clear_lost
 from simgpu._core.world import active_devices
 from simgpu._explore.faults.faults import Faults, faults, injecting
-from simgpu._explore.training_state import State, find_state, host_copy, no_garbage_collection, same
+from simgpu._explore.training_state import (
+    State,
+    difference,
+    find_state,
+    host_copy,
+    no_garbage_collection,
+    same,
+)
 from simgpu.errors import (
     DeviceLostError,
     InjectedFaultError,
@@ -34,7 +41,7 @@ class Point:
     Attributes:
         number: which allocation, copy or launch failed, from 0.
         place: what it was, and on which device.
-        error: name of the exception's type; empty if there was none.
+        error: name of the exception's type; empty if there was none: the step recovered.
         in_optimizer: whether an optimizer was at work, which leaves some parameters updated.
         changed_buffers: names of the buffers that had been updated by then.
         problems: what is wrong, in words; empty when all is well.
@@ -72,7 +79,8 @@ class Report:
     def __str__(self) -> str:
         rows = [("", "failed", "raised", "buffers", "problems")]
         for point in self.points:
-            raised = point.error + (" in an optimizer" if point.in_optimizer else "")
+            raised = point.error or "nothing"
+            raised += " in an optimizer" if point.in_optimizer else ""
             buffers = f"{len(point.changed_buffers)} updated" if point.changed_buffers else ""
             problems = "; ".join(point.problems) or "none"
             rows.append((str(point.number), point.place, raised, buffers, problems))
@@ -87,6 +95,8 @@ class Report:
 
 
 Kind = Literal["oom", "copy", "launch", "lose"]
+Step = Callable[[], Any]
+Compare = Callable[[dict[str, Any], dict[str, Any]], Any]
 _ERRORS: dict[str, type[Exception]] = {
     "oom": OutOfMemoryError,
     "copy": InjectedFaultError,
@@ -96,70 +106,107 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 def sweep(
-    step: Callable[[], Any],
+    step: Step,
     kind: Kind = "oom",
     *,
     state: Iterable[Any] | None = None,
     at: Iterable[int] | None = None,
+    fresh: bool = False,
+    compare: Compare | None = None,
 ) -> Report:
     """Run `step` once for each allocation, copy or kernel in it, which fails that time.
 
-    After each failure: the error that comes out of `step` is the one that was put in, with the
-    device and the number in its text, or has that one as its cause (`raise ... from error`); no
-    byte is kept, without help of the garbage collector; no thread has been left behind; parameters
-    are as before, unless an optimizer was at work; and when everything is put back, the next step
-    gives the bits that it gave before. Buffers that kernels had updated before the failure stay so,
-    as on CUDA: the report names them.
+    A step may recover: what it leaves (result, parameters, gradients, buffers, optimizers) is then
+    what it leaves without a failure, apart from rounding. Otherwise the error that comes out of it
+    is the one that was put in, with the device and the number in its text, or has that one as its
+    cause (`raise ... from error`), and parameters are as before, unless an optimizer was at work or
+    all of the step's changes were done. In both cases no byte is kept, without help of the garbage
+    collector; no thread has been left behind; and when everything is put back, the next step gives
+    the bits that it gave before. Buffers that kernels had updated before an error stay so, as on
+    CUDA: the report names them.
 
     Args:
         step: a function without arguments: of training or of inference. What it returns takes part
-            in the comparison.
+            in the comparison. It is called once without a failure, so that caches are filled.
         kind: "oom" for allocations, "copy" for copies, "launch" for kernels; "lose" for a lost
             device at each kernel and copy, which is found again afterwards.
         state: the modules, optimizers and tensors that `step` changes. By default those that the
             function names, as global or local variables around it or as its own object.
         at: the numbers of those that shall fail, from 0; by default all.
+        fresh: `step` is a function that makes models, optimizers and data, and returns the step. It
+            is called before each failure, so that what only a first step does fails too.
+        compare: judges a step that recovered, in place of the tolerance of 64 times the dtype's
+            epsilon (at most its root), relative to the largest value of the parameters, of the
+            gradients, of the optimizers' states and of the result. It is called with what that
+            step left and what one without a failure leaves, two dictionaries of "result",
+            "tensors", "gradients" and "optimizers" on the CPU. It raises AssertionError, or returns
+            False, where the first is wrong.
 
     Returns a `Report`. Raises UnrepeatableStepError if `step` gives other results when it is run
     again from the same state, NoDevicesError outside `simgpu.devices`.
     """
     if kind not in _ERRORS:
         raise ValueError(f"kind={kind!r}: one of {', '.join(_ERRORS)} is expected")
+    if fresh and state is not None:
+        raise ValueError("state= names what was made before: leave it out with fresh=True")
     if not active_devices:
         raise NoDevicesError("simgpu.sweep needs devices: call it within simgpu.devices(n)")
-    objects = find_state(step) if state is None else list(state)
-    step()  # the first one makes what stays: caches, worker threads
-    before = State(objects)
+    steps = _Steps(step, state, fresh)
     gc.collect()
     with no_garbage_collection():
-        reference, count = _reference(step, before, kind)
-        kept_at_rest, threads = _bytes(), threading.active_count()
+        reference, kept_by_all, count = _reference(steps, kind)
+        threads = threading.active_count()
         points = []
         for number in range(count) if at is None else _numbers(at, count):
+            step, before = steps.begin()
+            at_rest = [now + more for now, more in zip(_bytes(), kept_by_all, strict=True)]
             attempt = _Attempt(step, before, kind, number)
-            kept = [now - then for now, then in zip(_bytes(), kept_at_rest, strict=True)]
-            point = attempt.judged(kept)
-            if threading.active_count() > threads and attempt.adds_threads_each_time(step):
+            # Less where a first step fails before it has filled its caches.
+            kept = [max(now - then, 0) for now, then in zip(_bytes(), at_rest, strict=True)]
+            point = attempt.judged(kept, reference, compare or _differs)
+            if threading.active_count() > threads and attempt.adds_threads_each_time(steps):
                 point.problems.append("leaves a thread behind")
             threads = threading.active_count()
             if any(kept):  # or the next one would be reported for it too
                 gc.collect()
-                kept_at_rest = _bytes()
             if _next_step_differs(step, before, reference):
                 point.problems.append("the next step fails, or gives other bits")
             points.append(point)
     return Report(kind, points)
 
 
-def _reference(step: Callable[[], Any], before: State, kind: Kind) -> tuple[Any, int]:
-    """What the step gives from this state, twice the same, and how many failures it could meet."""
+class _Steps:
+    """Gives each trial its step and the state before it: the same, or made anew (`fresh`)."""
+
+    def __init__(self, step: Step, state: Iterable[Any] | None, fresh: bool) -> None:
+        self._step, self._fresh = step, fresh
+        if not fresh:
+            step()  # the first one makes what stays: caches, worker threads
+        self._before = State([] if fresh else find_state(step) if state is None else state)
+
+    def begin(self) -> tuple[Step, State]:
+        if not self._fresh:
+            return self._step, self._before
+        gc.collect()  # models of earlier trials, with the cycles in them
+        self._before.restore()  # random numbers, from which weights are made
+        step = self._step()
+        if not callable(step):
+            raise TypeError(f"with fresh=True, step() has to return the step, got {step!r}")
+        return step, State(find_state(step))
+
+
+def _reference(steps: _Steps, kind: Kind) -> tuple[list[Any], list[int], int]:
+    """What the step leaves, twice the same; the bytes that it keeps; how many failures it has."""
     outcomes = []
     for _ in range(2):
+        step, before = steps.begin()
+        at_rest = _bytes()
         with faults() as counted:
             result = step()
         outcomes.append([host_copy(result), *before.outcome()])
         del result
         before.restore()
+        kept = [now - then for now, then in zip(_bytes(), at_rest, strict=True)]
     if not same(*outcomes):
         raise UnrepeatableStepError(
             "the step gives other results when it is run again from the same state: name what it "
@@ -167,7 +214,7 @@ def _reference(step: Callable[[], Any], before: State, kind: Kind) -> tuple[Any,
             "Python's random or numpy.random"
         )
     of_kind = {"oom": counted.allocations, "copy": counted.copies, "launch": counted.kernels}
-    return outcomes[0], of_kind.get(kind, counted.kernels + counted.copies)
+    return outcomes[0], kept, of_kind.get(kind, counted.kernels + counted.copies)
 
 
 def _numbers(at: Iterable[int], count: int) -> list[int]:
@@ -186,17 +233,20 @@ def _bytes() -> list[int]:
 class _Attempt:
     """One step that meets one failure, and what it left."""
 
-    def __init__(self, step: Callable[[], Any], before: State, kind: Kind, number: int) -> None:
-        self._before, self._number, self._kind = before, number, kind
+    def __init__(self, step: Step, before: State, kind: Kind, number: int) -> None:
+        self._number, self._kind = number, kind
         self._error: type[BaseException] | None = None
         self._text, self._in_optimizer = "", False
+        result = None
         with injecting(_failure(kind, number)) as injected:
             try:
-                step()
+                result = step()
             except Exception as error:  # not kept: it holds the frames that it came through
                 self._look_at(error, injected)
         self._fired = injected.fired
         clear_lost()
+        self._outcome = [host_copy(result), *before.outcome()]
+        del result
         self._parameters, self._buffers = before.changed()
         before.restore()
 
@@ -206,45 +256,68 @@ class _Attempt:
         self._error, self._text = type(found), str(found)
         self._in_optimizer = _passed_an_optimizer(error) or _passed_an_optimizer(found)
 
-    def adds_threads_each_time(self, step: Callable[[], Any]) -> bool:
+    def adds_threads_each_time(self, steps: _Steps) -> bool:
         """Whether this failure leaves one more thread whenever it happens.
 
         A pool of threads, one for each device, is full after as many times as there are devices.
         """
         for _ in range(len(active_devices) + 1):
             threads = threading.active_count()
-            _Attempt(step, self._before, self._kind, self._number)
+            _Attempt(*steps.begin(), self._kind, self._number)
             if threading.active_count() <= threads:
                 return False
         return True
 
-    def judged(self, kept: list[int]) -> Point:
-        """What there is to say of it, given the bytes that stayed."""
-        problems = [*self._problems_of_the_error()]
+    def judged(self, kept: list[int], reference: list[Any], compare: Compare) -> Point:
+        """What there is to say of it, given the bytes that stayed, and what the step leaves."""
+        problems = [*self._problems_of_the_end(reference, compare)]
         problems += [
             f"{nbytes} bytes kept on device {i}" for i, nbytes in enumerate(kept) if nbytes
         ]
-        if self._parameters and not self._in_optimizer:
+        # What is left but for the result is all there is to do: the failure is after it.
+        finished = same(self._outcome[1:], reference[1:])
+        if self._parameters and self._error and not self._in_optimizer and not finished:
             problems.append(f"changed parameters: {', '.join(self._parameters)}")
         return Point(
             number=self._number,
             place=self._fired[0] if self._fired else "",
             error=self._error.__name__ if self._error else "",
             in_optimizer=self._in_optimizer,
-            changed_buffers=self._buffers,
+            changed_buffers=self._buffers if self._error else [],
             problems=problems,
         )
 
-    def _problems_of_the_error(self) -> Iterator[str]:
+    def _problems_of_the_end(self, reference: list[Any], compare: Compare) -> Iterator[str]:
         expected = _ERRORS[self._kind]
         if not self._fired:
             yield "did not come to pass: the step is not the same every time"
         elif self._error is None:
-            yield "the step went on as if nothing had happened"
+            if wrong := _wrong_recovery(self._outcome, reference, compare):
+                yield f"went on, and not to what the step gives without the failure: {wrong}"
         elif not issubclass(self._error, expected):
             yield f"raised {self._error.__name__} in place of {expected.__name__}: {self._text}"
         elif self._fired[0] not in self._text:
             yield f"the error does not say what failed, and where: {self._text}"
+
+
+def _wrong_recovery(outcome: list[Any], reference: list[Any], compare: Compare) -> str:
+    """What is wrong with what a step left that recovered; empty if nothing is."""
+    names = ("result", "tensors", "gradients", "optimizers")
+    left, expected = (dict(zip(names, each, strict=False)) for each in (outcome, reference))
+    try:
+        wrong = compare(left, expected)
+    except AssertionError as error:
+        wrong = str(error)
+    if wrong is False:
+        wrong = "compare= returned False"
+    if isinstance(wrong, str) and not same(outcome[-1], reference[-1]):
+        wrong += " (it drew other random numbers)"
+    return wrong if isinstance(wrong, str) else ""
+
+
+def _differs(left: dict[str, Any], expected: dict[str, Any]) -> str:
+    pairs = ((name, left[name], expected[name]) for name in expected)
+    return next(filter(None, (difference(*pair) for pair in pairs)), "")
 
 
 def _failure(kind: Kind, number: int) -> Faults:
@@ -264,7 +337,7 @@ def _passed_an_optimizer(error: BaseException) -> bool:
     return any(frame.f_code.co_filename.startswith(folder) for frame, _ in frames)
 
 
-def _next_step_differs(step: Callable[[], Any], before: State, reference: Any) -> bool:
+def _next_step_differs(step: Step, before: State, reference: Any) -> bool:
     """Whether a step from the same state gives other bits than it gave before the failure."""
     try:
         outcome = [host_copy(step()), *before.outcome()]

@@ -192,7 +192,7 @@ def swallowing(device):
         with contextlib.suppress(RuntimeError):
             run()
 
-    return step, [net], "as if nothing had happened"
+    return step, [net], "went on, and not to what the step gives"
 
 
 def rewording(device):
@@ -302,6 +302,140 @@ def test_what_pytorchs_data_parallel_keeps_is_seen(simulated):
     report = simgpu.sweep(step, "oom")
     assert any("bytes kept" in problem for problem in report.problems)
     assert all("kept" in problem for problem in report.problems), str(report)
+
+
+def halving(device, forgets=""):
+    """Trains on two halves of its batch where the whole one finds no room, as many programs do."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1)).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.arange(24.0, device=device).reshape(8, 3) / 24
+
+    def step():
+        optimizer.zero_grad()
+        try:
+            net(x).square().sum().backward()
+        except torch.OutOfMemoryError:
+            if forgets != "zero_grad":
+                optimizer.zero_grad()
+            for half in x.chunk(2)[: 1 if forgets == "a half" else 2]:
+                net(half).square().sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_a_step_that_recovers_is_compared_with_one_that_does_not_fail(simulated):
+    report = simgpu.sweep(halving(simulated[0]), "oom")
+    assert report.problems == []
+    assert any(not point.error for point in report.points)
+    assert "nothing" in str(report)
+
+
+@pytest.mark.parametrize("forgets", ["zero_grad", "a half"])
+def test_a_step_that_recovers_to_other_values_is_wrong(simulated, forgets):
+    report = simgpu.sweep(halving(simulated[0], forgets), "oom")
+    assert any("is off by up to" in problem for problem in report.problems), str(report)
+    assert all("is off by up to" in problem for problem in report.problems), str(report)
+
+
+@settings(max_examples=10)
+@given(
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    scale=st.integers(-3, 3),
+    ulps=st.sampled_from([0.0, 0.5, 8.0, 1e3, 1e9]),
+)
+def test_a_recovered_result_may_differ_by_rounding(simulated, dtype, scale, ulps):
+    """By up to 64 epsilons of the largest value, or by its root where that is less."""
+    epsilon = torch.finfo(dtype).eps
+    values = torch.tensor([1.0, 0.0], dtype=torch.float64) * 2.0**scale
+    off = torch.tensor([0.0, ulps * epsilon], dtype=torch.float64) * 2.0**scale
+    off = off.clamp(max=2.0**scale)
+
+    def step():
+        try:
+            torch.ones(1, device=simulated[0])
+            return values.to(dtype)
+        except torch.OutOfMemoryError:
+            return (values + off).to(dtype)
+
+    (point,) = simgpu.sweep(step, "oom", state=[]).points
+    assert bool(point.problems) == (min(ulps, 1 / epsilon) > min(64, epsilon**-0.5))
+
+
+def test_a_comparison_of_the_users_judges_what_recovers(simulated):
+    step = halving(simulated[0], "zero_grad")
+    seen = []
+
+    def compare(left, expected):
+        seen.append((left, expected))
+        return len(seen) % 2 == 0
+
+    report = simgpu.sweep(step, "oom", compare=compare)
+    recovered = [point for point in report.points if not point.error]
+    assert [bool(point.problems) for point in recovered] == [
+        number % 2 == 0 for number in range(len(recovered))
+    ]
+    assert all(left.keys() == expected.keys() for left, expected in seen)
+    assert all(set(left["gradients"]) >= {"0.weight", "1.bias"} for left, _ in seen)
+
+
+def test_a_failure_after_all_changes_changes_no_parameters(simulated):
+    """What logs the loss fails, and the step is done."""
+    net = torch.nn.Linear(2, 1).to(simulated[1])
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        loss = net(torch.ones(4, 2, device=simulated[1])).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for kind in ("copy", "lose"):
+        report = simgpu.sweep(step, kind)
+        assert report.points[-1].place.endswith("_local_scalar_dense from simgpu:1 to cpu") == (
+            kind == "copy"
+        )
+        assert report.problems == [], str(report)
+
+
+def test_the_first_step_of_each_model_fails_too(simulated):
+    """Only that one fills the cache, which a failure has left half done."""
+
+    def make(spoilt):
+        cache = {}
+        net = torch.nn.Linear(2, 2).to(simulated[0])
+
+        def step():
+            if spoilt and "ready" not in cache:
+                cache["ready"] = True
+                cache["table"] = torch.zeros(100, device=simulated[0])
+            elif not spoilt and "table" not in cache:
+                cache["table"] = torch.zeros(100, device=simulated[0])
+            return net(torch.ones(3, 2, device=simulated[0])) + cache["table"].sum()
+
+        return step
+
+    warm = simgpu.sweep(make(True), "oom")
+    good = simgpu.sweep(lambda: make(False), "oom", fresh=True)
+    spoilt = simgpu.sweep(lambda: make(True), "oom", fresh=True)
+    assert warm.problems == good.problems == []
+    assert good.count == spoilt.count == warm.count + 1
+    assert ["next step fails" in problem for problem in spoilt.problems] == [True]
+
+
+@pytest.mark.parametrize("kind", ["oom", "launch"])
+def test_first_steps_of_data_parallel_survive_failures(simulated, kind):
+    make = lambda: Step("MLP", "ours", simulated[:2])  # noqa: E731
+    report = simgpu.sweep(make, kind, fresh=True, at=[2, 9, 20])
+    assert report.problems == [], str(report)
+
+
+def test_a_first_step_has_to_be_returned(simulated):
+    with pytest.raises(TypeError, match="return the step, got None"):
+        simgpu.sweep(lambda: None, fresh=True)
+    with pytest.raises(ValueError, match="state="):
+        simgpu.sweep(lambda: None, fresh=True, state=[])
 
 
 def test_an_optimizer_that_fails_midway_is_told_apart(simulated):
