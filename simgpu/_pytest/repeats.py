@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import json
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,20 +126,63 @@ def _with_every_failure(test: Callable[..., Any]) -> Callable[..., Any]:
 def _run_with_failure(number: int, run: Callable[[], Any], taken: list[int]) -> None:
     """One run in which allocation `number` fails; `taken` are the bytes of one without failure."""
     import simgpu
+    from simgpu._util.frames import program_line
     from simgpu.errors import OutOfMemoryError
 
+    line, by_torch = "", False
     with simgpu.faults(oom_at=number) as injected:
         try:
             run()
         except (Exception, pytest.fail.Exception) as error:
+            line, by_torch = program_line(error), _passed_torch_threads(error)
             if not injected.passed_on(error, OutOfMemoryError):
                 if not injected.fired or isinstance(error, OutOfMemoryError):
                     raise
                 pytest.fail(f"with {injected.fired[0]}, the test raised {error!r}")
-    for index, (now, before) in enumerate(zip(_taken(), taken, strict=False)):
-        if now > before:
-            place = injected.fired[0] if injected.fired else "no failure"
-            pytest.fail(f"with {place}, {now - before} bytes stay taken on device {index}")
+    if kept := _more_than(taken):
+        place = injected.fired[0] if injected.fired else "no failure"
+        line = injected.line or line  # a thread of torch.nn.DataParallel has none
+        place += f" ({line})" if line else ""
+        pytest.fail(f"with {place}, {kept} {_why_kept(taken, by_torch)}", pytrace=False)
+
+
+def _more_than(taken: list[int]) -> str:
+    """How much memory is taken beyond `taken`, on which devices."""
+    more = [now - before for now, before in zip(_taken(), taken, strict=False)]
+    parts = [f"{nbytes} bytes on device {i}" for i, nbytes in enumerate(more) if nbytes > 0]
+    return ", ".join(parts)
+
+
+def _passed_torch_threads(error: BaseException) -> bool:
+    """Whether `torch.nn.parallel` has raised it again in the thread of its caller."""
+    import torch.nn.parallel
+
+    folder = os.path.dirname(torch.nn.parallel.__file__) + os.sep
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename.startswith(folder) for frame, _ in frames)
+
+
+def _why_kept(taken: list[int], by_torch: bool) -> str:
+    """Why memory stays taken after a failure, and what to do about it."""
+    gc.collect()
+    if _more_than(taken):
+        return (
+            "stay taken, also after gc.collect(): a variable, a list or a cache that outlives the "
+            "test holds tensors of the step that failed"
+        )
+    cause = "objects that hold it refer to each other"
+    instead = ""
+    if by_torch:
+        cause = (
+            "torch.nn.DataParallel keeps its replicas, since the results of its threads and the "
+            "frames of the error refer to each other"
+        )
+        instead = "use dataparallel.DataParallel, which keeps none, "
+    return (
+        f"stay taken until Python's garbage collector runs, on GPUs too: {cause}.\n"
+        f"Way out: {instead}call gc.collect() after the error was handled, or leave the "
+        'test out with @pytest.mark.without("--faults", reason="...")'
+    )
 
 
 def _taken() -> list[int]:

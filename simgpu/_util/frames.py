@@ -10,7 +10,9 @@ import functools
 import gc
 import os
 import sys
+import sysconfig
 import threading
+import traceback
 from types import CodeType, FrameType
 
 import torch
@@ -19,6 +21,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOREIGN = tuple(
     os.path.abspath(folder) + os.sep for folder in (os.path.dirname(torch.__file__), _PACKAGE)
 )
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
 # `warnings.deprecated` is in `_py_warnings` in newer releases of Python.
 _WRAPPING = ("typing_extensions", "contextlib", "functools", "warnings", "_py_warnings")
 _WRAPPERS = {vars(sys.modules[name])["__file__"] for name in _WRAPPING if name in sys.modules}
@@ -46,6 +49,22 @@ def calling_line() -> str:
 @functools.cache
 def _is_foreign(file: str) -> bool:
     return file in _WRAPPERS or file.startswith(_FOREIGN)
+
+
+@functools.cache
+def is_of_program(file: str) -> bool:
+    """Whether a file is neither of torch, nor of simgpu, nor of Python."""
+    of_python = file.startswith((_PYTHON, "<frozen ")) and f"-packages{os.sep}" not in file
+    return not (of_python or _is_foreign(file))
+
+
+def program_line(error: BaseException | None = None) -> str:
+    """The innermost line of the program that this thread or `error` came through; "" for none."""
+    if error is None:
+        file, _, _ = (line := calling_line()).rpartition(":")
+        return line if is_of_program(file) else ""
+    lines = [(f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__)]
+    return next((f"{file}:{line}" for file, line in reversed(lines) if is_of_program(file)), "")
 
 
 # The frame of every thread of the process, without the risk of a deadlock with oneself.

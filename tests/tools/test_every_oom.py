@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
+from dataparallel import DataParallel
 from simgpu._pytest.repeats import _with_every_failure
 from simgpu.errors import OutOfMemoryError
 
@@ -103,7 +104,7 @@ def test_each_allocation_of_a_marked_test_fails_once(pytester):
     said = result.stdout.str()
     assert "with allocation 0, of 512 bytes on simgpu:0, the test raised KeyError" in said
     assert "OutOfMemoryError: of its own" in said
-    assert "512 bytes stay taken on device 0" in said
+    assert "512 bytes on device 0 stay taken, also after gc.collect()" in said
     assert "the test raised AssertionError" in said
     chosen = ("-k", "without_the_marker", "--faults", "oom")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *chosen)
@@ -180,3 +181,38 @@ def test_a_comparison_that_runs_out_of_memory_is_the_failure(simulated):
     report = simgpu.sweep(test, "oom", state=[])
     assert report.count > 2
     assert not report.problems, str(report)
+
+
+def trained(wrap, device):
+    """One step of a model without lines of its own, which fails in threads without any."""
+    net = wrap(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).to(device))
+    net(torch.ones(6, 4, device=device)).sum().backward()
+
+
+def test_memory_that_torchs_data_parallel_keeps_is_reported_as_its_own(simulated):
+    ids = [0, 1]
+    with pytest.raises(pytest.fail.Exception) as raised:
+        _with_every_failure(trained)(lambda net: torch.nn.DataParallel(net, ids), simulated[0])
+    text = str(raised.value)
+    assert "torch.nn.DataParallel keeps its replicas" in text
+    assert "until Python's garbage collector runs" in text
+    assert f"({__file__}:{trained.__code__.co_firstlineno + 3})" in text
+    _with_every_failure(trained)(lambda net: DataParallel(net, ids), simulated[0])
+
+
+def test_memory_in_a_cycle_is_reported_with_the_line_of_the_failure(simulated):
+    def test():
+        cycle = []
+        cycle += [cycle, torch.ones(8, device=simulated[0])]
+        try:
+            cycle[1] + 1
+        except torch.OutOfMemoryError:
+            return
+        cycle.clear()
+
+    with pytest.raises(pytest.fail.Exception) as raised:
+        _with_every_failure(test)()
+    text = str(raised.value)
+    assert f"({__file__}:{test.__code__.co_firstlineno + 4}), 512 bytes on device 0" in text
+    assert "objects that hold it refer to each other" in text
+    assert "torch.nn" not in text

@@ -16,6 +16,7 @@ from simgpu._core import hooks as core_hooks
 from simgpu._core.hooks import Instrument, Launch, Record, hooks
 from simgpu._core.lost_devices import check_not_lost, mark_lost, text_of_loss
 from simgpu._core.world import DeviceLike
+from simgpu._util.frames import program_line
 from simgpu._util.naming import DEVICE_TYPE, plural, visible_text
 from simgpu.errors import InjectedFaultError, OutOfMemoryError
 
@@ -86,6 +87,7 @@ class Faults(Instrument):
     Attributes:
         allocations, kernels, copies: how many there were so far, the failed ones included.
         fired: what was made to fail, in words, in the order in which it happened.
+        line: the program's line of the last failure, "file:line"; empty in a thread without one.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Faults(Instrument):
         self._at_once = at_once  # a device is lost by the call, and not where the kernel runs
         self.allocations = self.kernels = self.copies = 0
         self.fired: list[str] = []
+        self.line = ""
         self._oom_at, self._copy_at, self._launch_at = oom_at, copy_at, launch_at
         self._lose, self._flip, self._slow = lose, flip, slow or {}
         # Numbers for all threads together; what the device to lose has begun, and the one of the
@@ -117,6 +120,7 @@ class Faults(Instrument):
     def _note(self, what: str) -> None:
         """Keep what was made to fail, with devices by the name that its error has for them."""
         self.fired.append(visible_text(what))
+        self.line = program_line()
 
     def before_allocate(self, device: torch.device, nbytes: int) -> None:
         if not nbytes:  # which CUDA does not allocate
