@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.nn import Module
 
 from dataparallel._devices import (
@@ -181,13 +182,15 @@ def _failure_texts(failed: Sequence[tuple[int, torch.device, BaseException]]) ->
     """What is said of each replica that failed, where only if no other has failed there too."""
     told: dict[Hashable, int] = {}
     texts = []
+    wrapper: Any = ExceptionWrapper
     for index, device, failure in failed:
         where = device if device.index is None else device.index  # the words of torch.nn.parallel
         caught = f"Caught {type(failure).__name__} in replica {index} on device {where}"
         same = told.setdefault(_place(failure) or index, index)
         if same == index:
-            trace = traceback.format_exception(type(failure), failure, failure.__traceback__)
-            text = f"{caught}.\nOriginal {''.join(trace)}"
+            # Whose text of a traceback programs and tools may change.
+            wrapped = wrapper((type(failure), failure, failure.__traceback__))
+            text = f"{caught}.\nOriginal {wrapped.exc_msg}"
         else:
             words = traceback.format_exception_only(type(failure), failure)
             text = f"{caught}, where replica {same} failed too.\n{''.join(words)}"

@@ -123,6 +123,7 @@ def torch_patches() -> tuple[ModuleType, ...]:
         storages,
         streams,
         tensors,
+        tracebacks,
     )
 
     return (
@@ -135,4 +136,5 @@ def torch_patches() -> tuple[ModuleType, ...]:
         tensors,
         storages,
         collectives,
+        tracebacks,
     )

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from simgpu._util.naming import CPU_KERNELS, MAX_DEVICES, check_one_for_each_device
+from simgpu._util.naming import CPU_KERNELS, FULL_TRACE, MAX_DEVICES, check_one_for_each_device
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NEGATIVE = "memory={} must not be negative: pass the size of each device, such as '16GiB'"
@@ -77,7 +77,7 @@ RNG = "SIMGPU_RNG"
 AS_CUDA = "SIMGPU_AS_CUDA"
 
 NAMES = (COUNT, MEMORY, MODEL, RNG, AS_CUDA)
-SETTINGS = (CPU_KERNELS,)  # which give a process no devices
+SETTINGS = (CPU_KERNELS, FULL_TRACE)  # which give a process no devices
 
 
 def device_count() -> int | None:

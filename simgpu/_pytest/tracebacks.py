@@ -9,21 +9,22 @@ AttributeError, may be a mistake in it, and keeps them.
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
 import traceback
 from itertools import pairwise
-from types import FrameType
 
 import pytest
 
-_PACKAGE = __name__.partition(".")[0]
-# By which simgpu calls an operator of torch: a frame of it below one of simgpu adds nothing.
-_OPERATORS = "torch._ops"
-# What kernels raise of arguments that they do not take, on purpose: those of torch and of simgpu.
-_REFUSALS = (RuntimeError, IndexError, ValueError)
-_LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+from simgpu._util.frames import OPERATORS, is_own, may_hide_own_frames, module_of
+
+# What raises the error of another thread again, below the line of the program that had called it.
+_RAISING_AGAIN = {("torch._utils", "reraise"), ("dataparallel.parallel_apply", "_raise_failures")}
+_BELOW_THE_CALL = (
+    "torch._utils.",
+    "torch.nn.modules.module.",
+    "torch.nn.parallel.",
+    "dataparallel.",
+)
 
 
 @pytest.hookimpl
@@ -35,44 +36,33 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     if call.excinfo is None:
         return
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == _PACKAGE:
+        if is_own(name):
             module.__dict__["__tracebackhide__"] = _hides_simgpu
-        elif name == _OPERATORS:
+        elif name == OPERATORS:
             module.__dict__["__tracebackhide__"] = _hides_operators
+        elif f"{name}.".startswith(_BELOW_THE_CALL):
+            module.__dict__["__tracebackhide__"] = _is_raised_again
 
 
 def _hides_simgpu(error: pytest.ExceptionInfo[BaseException] | None) -> bool:
-    return error is not None and (
-        isinstance(error.value, _REFUSALS) or _is_of_the_program(_frames(error))
-    )
+    return error is not None and may_hide_own_frames(error.value)
 
 
 def _hides_operators(error: pytest.ExceptionInfo[BaseException] | None) -> bool:
     """Where only simgpu has called them, and its frames are not shown."""
     if error is None or not _hides_simgpu(error):
         return False
-    names = [_module_of(frame) for frame in _frames(error)]
-    callers = {
-        caller.partition(".")[0]
-        for caller, name in pairwise(names)
-        if name == _OPERATORS and caller != _OPERATORS
-    }
-    return callers == {_PACKAGE}
+    callers = [caller for caller, name in pairwise(_modules(error)) if name == OPERATORS]
+    return all(map(is_own, {*callers} - {OPERATORS}))
 
 
-def _is_of_the_program(frames: list[FrameType]) -> bool:
-    """Whether simgpu has called the program, and was not called by it again."""
-    for frame in reversed(frames):
-        if _module_of(frame).partition(".")[0] == _PACKAGE:
-            return False
-        if not frame.f_code.co_filename.startswith(_LIBRARIES):
-            return True
-    return False
+def _is_raised_again(error: pytest.ExceptionInfo[BaseException] | None) -> bool:
+    """Whether it is the error of a replica, whose own traceback is in its text."""
+    if error is None:
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.tb)
+    return (module_of(frame), frame.f_code.co_name) in _RAISING_AGAIN
 
 
-def _frames(error: pytest.ExceptionInfo[BaseException]) -> list[FrameType]:
-    return [frame for frame, _ in traceback.walk_tb(error.tb)]
-
-
-def _module_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+def _modules(error: pytest.ExceptionInfo[BaseException]) -> list[str]:
+    return [module_of(frame) for frame, _ in traceback.walk_tb(error.tb)]

@@ -6,5 +6,5 @@ frames          which line of the program asked; what each thread is running
 interrupts      Ctrl-C that waits, or that ends a fuzzing campaign
 thread_rows     one row of numbers for each thread, which machine code reads
 
-May import: `torch`.
+May import: nothing but the standard library.
 """

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import os
 import sys
 import sysconfig
 import threading
 import traceback
+import types
 from types import CodeType, FrameType
 
-import torch
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_FOREIGN = tuple(
-    os.path.abspath(folder) + os.sep for folder in (os.path.dirname(torch.__file__), _PACKAGE)
-)
+_NAME = __name__.partition(".")[0]
+_TORCH = getattr(importlib.util.find_spec("torch"), "origin", None) or __file__
+_FOREIGN = tuple(os.path.abspath(folder) + os.sep for folder in (os.path.dirname(_TORCH), _PACKAGE))
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 # `warnings.deprecated` is in `_py_warnings` in newer releases of Python.
 _WRAPPING = ("typing_extensions", "contextlib", "functools", "warnings", "_py_warnings")
-_WRAPPERS = {vars(sys.modules[name])["__file__"] for name in _WRAPPING if name in sys.modules}
 
 # By address of a code object and place in it; the object is kept, so that no other has its address.
 _texts: dict[tuple[int, int], tuple[CodeType, str]] = {}
@@ -48,7 +47,8 @@ def calling_line() -> str:
 
 @functools.cache
 def _is_foreign(file: str) -> bool:
-    return file in _WRAPPERS or file.startswith(_FOREIGN)
+    wrapping = (getattr(sys.modules.get(name), "__file__", None) for name in _WRAPPING)
+    return file.startswith(_FOREIGN) or file in wrapping
 
 
 @functools.cache
@@ -65,6 +65,76 @@ def program_line(error: BaseException | None = None) -> str:
         return line if is_of_program(file) else ""
     lines = [(f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__)]
     return next((f"{file}:{line}" for file, line in reversed(lines) if is_of_program(file)), "")
+
+
+# Tracebacks without simgpu's own frames, where the mistake is not simgpu's.
+#
+# What kernels refuse on purpose has one of a few types. simgpu also calls the program, as the
+# function of a rank or a hook of autograd: what that raises is the program's, whatever its type. An
+# error of another type that simgpu raises, such as an AttributeError, may be a mistake in it, and
+# keeps all frames.
+
+# By which simgpu calls an operator of torch: a frame of it below one of simgpu adds nothing.
+OPERATORS = "torch._ops"
+_REFUSALS = (RuntimeError, IndexError, ValueError)
+_LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+
+
+def module_of(frame: FrameType) -> str:
+    """The full name of the module that a frame runs in."""
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def is_own(module: str) -> bool:
+    """Whether a module of this name is one of simgpu."""
+    return module.partition(".")[0] == _NAME
+
+
+def may_hide_own_frames(error: BaseException) -> bool:
+    """Whether an error is a refusal, or one that the program has raised where simgpu called it."""
+    if isinstance(error, _REFUSALS):
+        return True
+    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if is_own(module_of(frame)):
+            return False
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+            return True
+    return False
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Take simgpu's frames out of the tracebacks of an error, its causes and its contexts.
+
+    A context that simgpu has raised and handled by itself is not shown either.
+    """
+    seen: set[int] = set()
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        if may_hide_own_frames(link) and (shown := _shown(link.__traceback__)) is not None:
+            link.__traceback__ = shown
+        links += [link.__cause__, link.__context__, *getattr(link, "exceptions", ())]
+        context = link.__context__
+        if context is not None and may_hide_own_frames(context):
+            link.__suppress_context__ |= _shown(context.__traceback__) is None
+
+
+def _shown(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback without simgpu's frames; None if no other is in it."""
+    kept, below_own = [], False
+    while traceback is not None:
+        name = module_of(traceback.tb_frame)
+        below_own = is_own(name) or (below_own and name == OPERATORS)
+        if not below_own:
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    rest: types.TracebackType | None = None
+    for one in reversed(kept):
+        rest = types.TracebackType(rest, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return rest
 
 
 # The frame of every thread of the process, without the risk of a deadlock with oneself.

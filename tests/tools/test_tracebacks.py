@@ -1,6 +1,14 @@
 """Tracebacks of tests: where a test broke a rule, they end at a line of the test."""
 
+import sys
+import traceback
+
 import pytest
+import torch
+
+import dataparallel
+import simgpu
+from simgpu._ops.calls import DeviceRules
 
 REFUSED = {
     "mixed": "torch.ones(3, device='simgpu:0') + torch.ones(3, device='simgpu:1')",
@@ -136,3 +144,75 @@ def test_libraries_of_a_similar_name_keep_their_frames(pytester):
     )
     (text,) = failures(pytester)
     assert "simgpu_helpers.py:2" in text
+
+
+def ended_by(error):
+    """What a program prints that ends by `error`."""
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+@pytest.mark.parametrize("line", REFUSED.values(), ids=list(REFUSED))
+def test_a_program_that_ends_by_a_refusal_ends_at_its_line(simulated, capsys, line):
+    with pytest.raises((RuntimeError, ValueError, IndexError)) as raised:
+        eval(line, {"torch": torch, "simgpu": simgpu})
+    ended_by(raised.value)
+    printed = capsys.readouterr().err
+    assert "simgpu/_" not in printed
+    assert str(raised.value) in printed
+    last = traceback.extract_tb(raised.value.__traceback__)[-1].filename
+    assert last == "<string>" or "torch/nn" in last
+
+
+def test_a_program_shows_all_frames_of_a_mistake_of_simgpu(simulated, capsys, monkeypatch):
+    monkeypatch.delattr(DeviceRules, "device_of_mixed_tensors")
+    with pytest.raises(AttributeError) as raised:
+        torch.ones(3, device=simulated[0]) + torch.ones(3, device=simulated[1])
+    ended_by(raised.value)
+    assert "simgpu/_ops/calls.py" in capsys.readouterr().err
+
+
+class Masked(torch.nn.Module):
+    """Keeps a tensor on the first device, which replicas elsewhere cannot use."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.mask = torch.ones(3, device=device)
+
+    def forward(self, x):
+        return x + self.mask
+
+
+@pytest.mark.parametrize("full", ["", "1"])
+@pytest.mark.parametrize("package", [torch.nn, dataparallel])
+def test_the_traceback_of_a_replica_ends_at_its_line(simulated, monkeypatch, package, full):
+    monkeypatch.setenv("SIMGPU_FULL_TRACE", full)
+    parallel = package.DataParallel(Masked(simulated[0]), [0, 1])
+    with pytest.raises(RuntimeError, match="in replica 1 on device 1") as raised:
+        parallel(torch.ones(4, 3, device=simulated[0]))
+    text = str(raised.value)
+    assert ("simgpu/_" in text) == bool(full)
+    assert "in forward\n    return x + self.mask\n" in text
+    assert text.count("Traceback") == (2 if full else 1)
+
+
+REPLICAS = """
+import dataparallel, pytest, torch
+from tests.tools.test_tracebacks import Masked
+
+@pytest.mark.parametrize("package", [torch.nn, dataparallel])
+def test_it(devices, package):
+    package.DataParallel(Masked(devices[0]), [0, 1])(torch.ones(4, 3, device=devices[0]))
+"""
+
+
+def test_the_error_of_a_replica_is_shown_at_the_line_of_the_call(pytester):
+    pytester.makepyfile(REPLICAS)
+    texts = failures(pytester)
+    assert len(texts) == 2
+    for text in texts:
+        assert "simgpu/_" not in text
+        below = text.rpartition("def test_it")[2].partition("Original Traceback")[0]
+        assert "_call_impl" not in below
+        assert text.splitlines()[-1].startswith("test_")
+        assert "def reraise" not in text
+        assert "def _raise_failures" not in text

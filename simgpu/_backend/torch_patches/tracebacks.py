@@ -1,0 +1,67 @@
+"""Tracebacks that end a program or are kept as text: without the frames of simgpu.
+
+A kernel refuses a call in files that the author of the program does not know; CUDA's errors end at
+the line of the program, and so do these. With `SIMGPU_FULL_TRACE=1` all frames are shown.
+`simgpu._pytest.tracebacks` does the same for pytest.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from simgpu._util.frames import hide_own_frames
+from simgpu._util.naming import FULL_TRACE
+from simgpu._util.patching import Action, Patch, Patches, Row
+
+
+def _is_wanted() -> bool:
+    return os.environ.get(FULL_TRACE, "") in ("", "0")
+
+
+def _for_another_thread(stock: Callable[..., None]) -> Callable[..., None]:
+    """`ExceptionWrapper.__init__`, which makes the text that another thread or process raises."""
+
+    @functools.wraps(stock)
+    def init(self: Any, exc_info: Any = None, *args: Any, **kwargs: Any) -> None:
+        kind, error, traceback = sys.exc_info() if exc_info is None else exc_info
+        if error is not None and _is_wanted():
+            hide_own_frames(error)
+            traceback = error.__traceback__
+        stock(self, (kind, error, traceback), *args, **kwargs)
+
+    return init
+
+
+def _wrap_excepthook(_: Patches) -> None:
+    hook = sys.excepthook
+
+    @functools.wraps(hook)
+    def report(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if _is_wanted():
+            hide_own_frames(error)
+            traceback = error.__traceback__
+        hook(kind, error, traceback)
+
+    sys.excepthook = report
+
+
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch._utils.ExceptionWrapper",
+        "__init__",
+        wrap=_for_another_thread,
+        why="the traceback of a replica or a worker of DataLoader ends at a line of the program",
+    ),
+    Action(
+        "`sys.excepthook`: calls the one that was there",
+        run=_wrap_excepthook,
+        why="the traceback of a program that ends by an error has no frames of simgpu",
+    ),
+)
