@@ -16,7 +16,7 @@ import torch
 from simgpu._core import streams
 from simgpu._core.hooks import Instrument, Launch, add, remove
 from simgpu._core.launch import other_end
-from simgpu._core.order import Awaited, Order, Queue, merge
+from simgpu._core.order import Awaited, Order, Queue
 from simgpu._core.streams import key_of
 from simgpu._random.generator_state import Stream
 from simgpu._util.naming import DEVICE_TYPE
@@ -111,8 +111,7 @@ class Capture(Instrument):
 
     def _wait(self, waiting: Queue, awaited: Awaited) -> None:
         """Later work of a stream waits for others, which may be captured."""
-        clock = self.order.until(awaited)
-        if clock is None:
+        if not self._marks(awaited):
             if self.holds(waiting):
                 self.refuse("dependency created on uncaptured work in another stream")
             return
@@ -123,14 +122,18 @@ class Capture(Instrument):
                 )
             self.order.begin(waiting)  # to wait is work as well
             streams.captured[waiting] = self
-        merge(self.order.clock(waiting), clock)
+        self.order.wait(waiting, awaited)
+
+    def _marks(self, awaited: torch.device | Awaited) -> bool:
+        """Whether there is captured work on a device or stream, or before an event."""
+        if isinstance(awaited, torch.device):
+            return any(device == awaited.index for device, _ in self.order.clocks)
+        if isinstance(awaited, torch.Event):
+            return awaited in self.order.events
+        return self.holds(awaited if isinstance(awaited, tuple) else key_of(awaited))
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
-        if isinstance(awaited, torch.device):
-            captured = any(device == awaited.index for device, _ in self.order.clocks)
-        else:
-            captured = self.order.until(awaited) is not None
-        if captured:
+        if self._marks(awaited):
             event = isinstance(awaited, torch.Event)
             self.refuse(streams.CAPTURED_EVENT if event else NOT_PERMITTED)
 

@@ -19,6 +19,7 @@ HOST: Queue = (-1, -1)
 FIRST_GROUP = -2  # and down: the number of the stream on which a process group communicates
 Clock = dict[Queue, int]
 Awaited = Queue | torch.Stream | torch.Event
+_NOTHING: Clock = {}
 
 
 def merge(clock: Clock, other: Clock) -> None:
@@ -54,15 +55,21 @@ class Order:
         number = clock[queue] = clock.get(queue, 0) + 1
         return clock, number
 
-    def until(self, awaited: Awaited) -> Clock | None:
-        """What has to be over before `awaited` is; None where nothing is known of it."""
+    def until(self, awaited: torch.device | Awaited) -> Clock:
+        """What has to be over before a device, a stream or an event has been waited for."""
         if isinstance(awaited, torch.Event):
-            return self.events.get(awaited)
-        return self.clocks.get(awaited if isinstance(awaited, tuple) else key_of(awaited))
+            return self.events.get(awaited, _NOTHING)
+        if isinstance(awaited, torch.device):
+            clock: Clock = {}
+            for queue, known in self.clocks.items():
+                if queue[0] == awaited.index:
+                    merge(clock, known)
+            return clock
+        return self.clocks.get(awaited if isinstance(awaited, tuple) else key_of(awaited), _NOTHING)
 
     def wait(self, queue: Queue, awaited: Awaited) -> None:
         """Later work of `queue` comes after the present work of another, or after an event."""
-        merge(self.clock(queue), self.until(awaited) or {})
+        merge(self.clock(queue), self.until(awaited))
 
     def record(self, event: torch.Event, queue: Queue) -> None:
         """`event` marks what `queue` has been asked for until now."""
@@ -75,12 +82,7 @@ class Order:
 
     def host_waits(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         """The host waits for all work of a device or stream, or for an event."""
-        if isinstance(awaited, torch.device):
-            for queue in list(self.clocks):
-                if queue[0] == awaited.index:
-                    self.host_waits_for(self.clocks[queue])
-        else:
-            self.host_waits_for(self.until(awaited) or {})
+        self.host_waits_for(self.until(awaited))
 
     def host_acts(self) -> int:
         """The host does something itself: the number of it."""

@@ -23,7 +23,7 @@ from simgpu._explore.asynchronous import deferred
 from simgpu._explore.asynchronous.deferred import ArgumentHolder, DeferredLaunch, ends_of
 from simgpu._explore.asynchronous.memory import Memory
 from simgpu._explore.asynchronous.plans import Plans, Unplanned
-from simgpu._explore.asynchronous.queues import Queues, Work
+from simgpu._explore.asynchronous.queues import Queues
 
 Tensor = torch.Tensor
 _transform_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
@@ -69,9 +69,10 @@ class Asynchronous(Executor):
             except Unplanned as why:
                 self.at_once += 1
                 self.reasons[launch.op, str(why)] += 1
-            for key in (own, other_end(launch)):
-                if key is not None:
-                    self._queues.force(self._queues.last(key))
+            other = other_end(launch)
+            for queue in (own, other):
+                if queue is not None:
+                    self._queues.force(self._queues.order.until(queue))
             self._check(ends_of(launch))
         found = value_checks.get(launch.kernel.op)
         if found is not None:
@@ -112,22 +113,24 @@ class Asynchronous(Executor):
         results = deferred.results(launch, self._memory)
         if not deferred.plan.idle:
             if other is None:
-                work = self._queues.add(own, deferred)
+                number = self._queues.add(own, deferred)
             else:
-                work = self._queue_between(own, other, deferred)
-            self._memory.used(deferred.blocks, work)
+                number = self._queue_between(own, other, deferred)
+            self._memory.used(deferred.blocks, own, number)
         return results
 
-    def _queue_between(self, own: Key, other: Key, moved: DeferredLaunch) -> Work:
+    def _queue_between(self, own: Key, other: Key, moved: DeferredLaunch) -> int:
         """Queue a copy between devices: it waits for the target's stream, which waits for it."""
 
         def receive() -> None:
             if not moved.has_run:
                 self._missing.extend(moved.ends)
 
-        work = self._queues.add(own, moved, (self._queues.last(other),))
-        self._queues.add(other, receive, (work,))
-        return work
+        self._queues.order.wait(own, other)
+        number = self._queues.add(own, moved)
+        self._queues.order.wait(other, own)
+        self._queues.add(other, receive)
+        return number
 
     # Memory
 
@@ -147,48 +150,37 @@ class Asynchronous(Executor):
     def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
         with self._lock:
             self._memory.collect()
-            self._queues.wait(key_of(stream), self._work_of(awaited))
+            self._queues.order.wait(key_of(stream), awaited)
 
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
         with self._lock:
             self._memory.collect()
             key = key_of(stream)
-            mark = self._queues.last(key)
             timed = getattr(event, "enable_timing", False) and not clock.follows_devices()
-            if mark is not None and timed:
-                mark = self._queues.add(key, _pass(event))
-            event._simgpu_work = mark  # type: ignore[attr-defined]
+            if timed and self._queues.missing(self._queues.order.clock(key)) is not None:
+                self._queues.add(key, _pass(event))
+            self._queues.order.record(event, key)
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         with self._lock:
             self._memory.collect()
-            if isinstance(awaited, torch.device):
-                self._queues.finish(self._queues.streams(awaited.index))
-            else:
-                self._queues.force(self._work_of(awaited))
+            self._queues.force(self._queues.order.until(awaited))
             device = _device_of(awaited)
             self._check(() if device is None else (device,))
 
     def is_done(self, awaited: torch.Stream | torch.Event) -> bool:
         """Whether that much has run. What asks again and again finds it done some time."""
         with self._lock:
-            work = self._work_of(awaited)
-            if work is None or work.done:
+            clock = self._queues.order.until(awaited)
+            if self._queues.missing(clock) is None:
                 return True
-            self._queues.step(work)
+            self._queues.step(clock)
             return False
-
-    def _work_of(self, awaited: torch.Stream | torch.Event) -> Work | None:
-        """What has to have run before something is passed."""
-        if isinstance(awaited, torch.Stream):
-            return self._queues.last(key_of(awaited))
-        work: Work | None = getattr(awaited, "_simgpu_work", None)
-        return work
 
     def finish(self) -> None:
         with self._lock:
             self._memory.collect()
-            self._queues.finish(self._queues.streams())
+            self._queues.finish()
 
     # The block and its devices
 
@@ -213,8 +205,7 @@ class Asynchronous(Executor):
 
     def devices_removed(self) -> None:
         with self._lock:
-            self._memory.collect()
-            self._queues.finish(self._queues.streams())
+            self.finish()
             self._queues.clear()
             self._memory.clear()
             self._unseen += unreported_errors()

@@ -20,9 +20,10 @@ import torch
 from simgpu._core.by_address import ByAddress
 from simgpu._core.launch import HOST_KEYS
 from simgpu._core.operators import empty, fill_, no_modes, set_storage
+from simgpu._core.order import Clock, merge
 from simgpu._core.streams import Key
 from simgpu._explore.asynchronous.plans import TensorSignature
-from simgpu._explore.asynchronous.queues import Queues, Work
+from simgpu._explore.asynchronous.queues import Queues
 from simgpu._memory.ownership import owned_tensors, with_bits
 
 Tensor = torch.Tensor
@@ -49,7 +50,7 @@ class Block:
         self.storage = storage
         self.key = key  # the stream that was current when it was allocated
         self.recorded: Collection[Key] = ()
-        self.users: Sequence[Work] = ()  # of other streams
+        self.users: Sequence[tuple[Key, int]] = ()  # work of other streams
         self.life: _Life | None = None
         # Those that queued work has held so far; apart from them, the result that it began as.
         self.views: dict[Any, Tensor] | None = None
@@ -76,7 +77,7 @@ class Memory:
         self._tell = self._freed.append
         # By stream, what its next allocation may get, and what has to have run before. Work that
         # has not run keeps its blocks alive; others are not visible.
-        self._freed_blocks: dict[Key, list[tuple[weakref.ref[Block], list[Work]]]] = {}
+        self._freed_blocks: dict[Key, list[tuple[weakref.ref[Block], Clock]]] = {}
         # Views of results that are about to be blocks, by address. Their work keeps them alive:
         # results of copies to the host, and of launches that fail, are never blocks.
         self._coming: dict[int, tuple[TensorSignature, weakref.ref[Tensor]]] = {}
@@ -141,14 +142,14 @@ class Memory:
         if block is not None:
             block.recorded = {*block.recorded, key}
 
-    def used(self, blocks: Iterable[Block], work: Work) -> None:
-        """Note that `work` uses these blocks."""
+    def used(self, blocks: Iterable[Block], key: Key, number: int) -> None:
+        """Note that some work of a stream uses these blocks."""
         for block in blocks:
-            if block.key is not work.key and block.key != work.key:
+            if block.key is not key and block.key != key:
                 users = block.users
                 if len(users) > 8:
-                    users = [user for user in users if not user.done]
-                block.users = (*users, work)
+                    users = [user for user in users if not self._queues.is_done(*user)]
+                block.users = (*users, (key, number))
 
     def allocates(self, key: Key) -> None:
         """A stream is about to get memory: what was given back there may be overwritten."""
@@ -157,9 +158,9 @@ class Memory:
         kept = []
         for found, needs in self._freed_blocks.pop(key):
             block = found()
-            if block is None or all(user.done for user in block.users):
+            if block is None or not self._is_in_use(block):
                 continue
-            if all(need.done for need in needs):
+            if self._queues.missing(needs) is None:
                 self._queues.add(key, _Overwrite(block.storage), early=True)
             else:
                 kept.append((found, needs))
@@ -174,9 +175,15 @@ class Memory:
             if self._blocks.begins_at(block.begin) is not block:
                 continue
             self._blocks.remove(block)
-            if block.users and any(not user.done for user in block.users):
-                needs = [work for key in block.recorded if (work := self._queues.last(key))]
+            if self._is_in_use(block):
+                needs: Clock = {}
+                for key in block.recorded:
+                    merge(needs, self._queues.order.until(key))
                 self._freed_blocks.setdefault(block.key, []).append((weakref.ref(block), needs))
+
+    def _is_in_use(self, block: Block) -> bool:
+        """Whether work of another stream that uses it has not run."""
+        return not all(self._queues.is_done(*user) for user in block.users)
 
     def clear(self) -> None:
         """Know nothing any more."""

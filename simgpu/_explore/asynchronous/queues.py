@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from simgpu._core.order import Clock, Order
 from simgpu._core.streams import Key
 
 # What a kernel depends on besides its arguments, kept from its launch to when it runs.
@@ -103,27 +104,29 @@ LONGEST = 1024
 _EAGERNESS = (0.0, 0.1, 0.5)
 
 
-class Work:
-    """One thing to do on a stream. `needs` is what has to be done before, besides the stream's."""
+class Work(NamedTuple):
+    """One thing to do on a stream. `after` is what has to be done before, besides the stream's."""
 
-    __slots__ = ("done", "early", "key", "needs", "run")
+    key: Key
+    number: int  # counts what its stream was asked for, from 1
+    after: Clock
+    run: Callable[[], None]
+    early: bool
 
-    def __init__(
-        self, key: Key, run: Callable[[], None] | None, needs: Sequence[Work], early: bool
-    ) -> None:
-        self.key, self.run, self.needs, self.early = key, run, needs, early
-        self.done = False
 
-    def missing(self) -> Work | None:
-        """One that has to be done before, and is not."""
-        return next((need for need in self.needs if not need.done), None)
+_NOTHING: Clock = {}
 
 
 class Queues:
-    """The queues of all streams of all devices; not safe to be used by two threads at a time."""
+    """The queues of all streams of all devices; not safe to be used by two threads at a time.
+
+    Work is named by its number on its stream, and sets of work by a clock, as `order` has them.
+    """
 
     def __init__(self, seed: int | None) -> None:
+        self.order = Order()
         self._queues: dict[Key, deque[Work]] = {}
+        self._done: Clock = {}  # of each stream, how much of its work has run
         self._early = 0  # how much of what is queued runs as soon as it can
         self.restart(seed)
 
@@ -135,57 +138,48 @@ class Queues:
             self._eagerness = self._random.choice(_EAGERNESS)
             self._is_hasty = self._random.random() < 0.5
 
-    def last(self, key: Key) -> Work | None:
-        """The last work of a stream that has not run."""
-        queue = self._queues.get(key)
-        return queue[-1] if queue else None
-
     def count(self) -> int:
         """How much work has not run."""
         return sum(map(len, self._queues.values()))
 
-    def streams(self, index: int | None = None) -> list[Key]:
-        """The streams with work that has not run, of one device or of all."""
-        found = [key for key, queue in self._queues.items() if queue]
-        return [key for key in found if index is None or key[0] == index]
+    def is_done(self, key: Key, number: int) -> bool:
+        """Whether some work of a stream has run."""
+        return self._done.get(key, 0) >= number
 
-    def add(
-        self,
-        key: Key,
-        run: Callable[[], None] | None,
-        needs: Iterable[Work | None] = (),
-        early: bool = False,
-    ) -> Work:
-        """Queue work on a stream.
+    def missing(self, clock: Clock) -> tuple[Key, int] | None:
+        """Some work of `clock` that has not run; None where all of it has."""
+        return next((work for work in clock.items() if not self.is_done(*work)), None)
+
+    def add(self, key: Key, run: Callable[[], None], early: bool = False) -> int:
+        """Queue work on a stream, after all that the stream has waited for; its number.
 
         What is `early` runs as soon as it can in the laziest order, and in some that are drawn.
         """
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
-        awaited = [need for need in needs if need is not None and not need.done] if needs else ()
-        work = Work(key, run, awaited, early)
-        queue.append(work)
+        clock, number = self.order.begin(key)
+        after = _NOTHING
+        if len(clock) > 1:
+            after = {k: n for k, n in clock.items() if k != key and not self.is_done(k, n)}
+        queue.append(Work(key, number, after, run, early))
         if early:
             self._early += 1
             self._run_early()
         elif len(queue) > LONGEST:
-            self.force(queue[0])
-        return work
+            self.force({key: queue[0].number})
+        return number
 
-    def wait(self, key: Key, needed: Work | None) -> None:
-        """Make later work of a stream wait for `needed`."""
-        if needed is not None and not needed.done and needed.key != key:
-            self.add(key, None, (needed,))
+    def finish(self) -> None:
+        """Run all work of all streams."""
+        self.force({key: queue[-1].number for key, queue in self._queues.items() if queue})
 
-    def force(self, work: Work | None) -> None:
+    def force(self, clock: Clock) -> None:
         """Run some work, and what has to run before it; no more than that."""
-        if work is None or work.done:
-            return
         if self._random is not None:
-            self._force_drawn(self._random, (work,))
+            self._force_drawn(self._random, clock)
             return
-        stack = [work]
+        stack = list(reversed(clock.items()))
         while (first := self._next(stack)) is not None:
             state = getattr(first.run, "state", None)
             if state is None:
@@ -193,69 +187,44 @@ class Queues:
             else:
                 state.call(partial(self._run_alike, stack, first, state))
 
-    def _next(self, stack: list[Work]) -> Work | None:
+    def _next(self, stack: list[tuple[Key, int]]) -> Work | None:
         """What can run now for the last of what is wanted; None if all of that has run."""
         while stack:
-            last = stack[-1]
-            if last.done:
+            if self.is_done(*stack[-1]):
                 stack.pop()
                 continue
-            first = self._queues[last.key][0]
-            missing = first.missing() if first.needs else None
+            first = self._queues[stack[-1][0]][0]
+            missing = self.missing(first.after)
             if missing is None:
                 return first
             stack.append(missing)
         return None
 
-    def _run_alike(self, stack: list[Work], first: Work | None, state: LaunchState) -> None:
+    def _run_alike(
+        self, stack: list[tuple[Key, int]], first: Work | None, state: LaunchState
+    ) -> None:
         """Run what comes next as long as it was launched in one state, which is in force."""
         while first is not None and getattr(first.run, "state", None) is state:
-            self._taken(first).in_state()
+            self._take(first)
+            first.run.in_state()  # type: ignore[attr-defined]
             if self._early:
                 self._run_early()
             first = self._next(stack)
 
-    def finish(self, keys: Iterable[Key]) -> None:
-        """Run all work of these streams."""
-        wanted = [last for last in map(self.last, keys) if last is not None]
-        if self._random is not None:
-            self._force_drawn(self._random, wanted)
-            return
-        for work in wanted:
-            self.force(work)
-
-    def _force_drawn(self, drawing: random.Random, wanted: Iterable[Work]) -> None:
+    def _force_drawn(self, drawing: random.Random, clock: Clock) -> None:
         """Run some work, and what has to run before it, the streams in turns that are drawn."""
-        streams = self._needed(wanted)
-        while streams:
-            ready = [key for key, queue in streams.items() if queue[0].missing() is None]
-            key = drawing.choice(ready)
-            queue = streams[key]
-            self._run(queue.popleft())
-            # What is lost with its device is done, too.
-            for key, queue in list(streams.items()):
-                while queue and queue[0].done:
-                    queue.popleft()
-                if not queue:
-                    del streams[key]
-
-    def _needed(self, wanted: Iterable[Work]) -> dict[Key, deque[Work]]:
-        """By stream, what has to run until some work is done, and has not."""
-        found: dict[Key, deque[Work]] = {}
-        seen: set[Work] = set()
-        todo = [work for work in wanted if not work.done]
+        wanted: Clock = {}
+        todo = [clock]
         while todo:
-            work = todo.pop()
-            if work in seen:
-                continue
-            queue = found.setdefault(work.key, deque())
-            for each in islice(self._queues[work.key], len(queue), None):
-                queue.append(each)
-                seen.add(each)
-                todo += [need for need in each.needs if not need.done]
-                if each is work:
-                    break
-        return found
+            for key, number in todo.pop().items():
+                done = self._done.get(key, 0)
+                known = max(wanted.get(key, 0), done)
+                if number > known:
+                    wanted[key] = number
+                    more = islice(self._queues[key], known - done, number - done)
+                    todo += [work.after for work in more]
+        while ready := [work for work in self._ready() if work.number <= wanted.get(work.key, 0)]:
+            self._run(drawing.choice(ready))
 
     def run_randomly(self) -> None:
         """Run a random number of kernels and copies that wait for nothing, drawn from the seed."""
@@ -265,69 +234,50 @@ class Queues:
                 return
             self._run(self._random.choice(ready))
 
-    def step(self, work: Work) -> None:
-        """Run one thing of what `work` waits for: somebody asks again and again about it."""
-        while not work.done:
-            first = self._queues[work.key][0]
-            missing = first.missing()
+    def step(self, clock: Clock) -> None:
+        """Run one thing that `clock` waits for: it is asked for again and again."""
+        missing = self.missing(clock)
+        while missing is not None:
+            first = self._queues[missing[0]][0]
+            missing = self.missing(first.after)
             if missing is None:
                 self._run(first)
-                return
-            work = missing
 
     def _ready(self) -> list[Work]:
         """The first work of each stream that waits for none."""
         first = (queue[0] for queue in self._queues.values() if queue)
-        return [work for work in first if all(need.done for need in work.needs)]
+        return [work for work in first if self.missing(work.after) is None]
 
     def _run(self, work: Work) -> None:
-        run = self._taken(work)
-        if run is not None:
-            run()
+        self._take(work)
+        work.run()
         if self._early and not work.early:
             self._run_early()
 
-    def _taken(self, work: Work) -> Any:
-        """What is to be done, taken from its queue."""
+    def _take(self, work: Work) -> None:
+        """Take work from its queue: it counts as done."""
         self._queues[work.key].popleft()
-        run, work.run, work.done = work.run, None, True
-        work.needs = ()
-        if work.early:
-            self._early -= 1
-        return run
+        self._done[work.key] = work.number
+        self._early -= work.early
 
     def _run_early(self) -> None:
-        """Run what is early, if nothing is before it but waits for what has been done."""
+        """Run what is early, if nothing is before it."""
         while self._is_hasty and self._early:
-            self._pass_waits()
             ready = [work for work in self._ready() if work.early]
             if not ready:
                 return
             for work in ready:
                 self._run(work)
 
-    def _pass_waits(self) -> None:
-        """Take the waits that are over from the heads of the queues: they do nothing."""
-        passed = True
-        while passed:  # one may wait for another
-            passed = False
-            for queue in self._queues.values():
-                while queue and queue[0].run is None and queue[0].missing() is None:
-                    self._taken(queue[0])
-                    passed = True
-
     def clear(self) -> None:
-        """Forget all work without running it."""
-        for queue in self._queues.values():
-            for work in queue:
-                work.done, work.run = True, None
+        """Forget all work without running it, and every order."""
+        self.order = Order()
         self._queues.clear()
+        self._done.clear()
         self._early = 0
 
     def drop(self, index: int) -> None:
-        """Forget the work of a device that is lost."""
-        for key in self.streams(index):
-            for work in self._queues[key]:
-                self._early -= work.early
-                work.done, work.run = True, None
-            self._queues[key].clear()
+        """Forget the work of a device that is lost: it counts as done."""
+        for (device, _), queue in self._queues.items():
+            while device == index and queue:
+                self._take(queue[0])
