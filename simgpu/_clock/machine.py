@@ -214,12 +214,11 @@ class Machine(Instrument, Clock):
     @property
     def end(self) -> float:
         """When everything that was launched has run, and the host has come to its end."""
-        return max(self.hosts.last().time, self.timelines.end)
+        return max(self.hosts.last().time, self.timelines.end())
 
     def end_on(self, device: int) -> float:
         """When the calling thread and this device have come to their end."""
-        streams_there = [stream for stream in self.timelines if stream[0] == device]
-        return max(self._line().time, self._free_from(streams_there) if streams_there else 0.0)
+        return max(self._line().time, self.timelines.end(device))
 
     # What happens on the devices.
 
@@ -248,17 +247,6 @@ class Machine(Instrument, Clock):
             span = self._copy(launch, result) if launch.kind == "copy" else None
             span = span or self._kernel(launch, result)
         return span.begin, span.end
-
-    def stream_waits(self, stream: torch.Stream, awaited: torch.Stream | torch.Event) -> None:
-        # Stream and Event keep until when a stream is busy only where that is in the future of
-        # the calling thread; another thread may be behind it.
-        if isinstance(awaited, torch.Stream):
-            if streams.is_captured(awaited):
-                return
-            moment = self._free_from([streams.key_of(awaited)])
-        else:
-            moment = getattr(awaited, "_recorded_at", None) or 0.0
-        self.timelines.wait(streams.key_of(stream), moment)
 
     def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
         index = stream.device_index
@@ -360,16 +348,15 @@ class Machine(Instrument, Clock):
 
     def _free_from(self, occupied: Sequence[Stream]) -> float:
         """When the last of these streams is free: work, waits and sleep count."""
-        asleep = (
+        busy = (
             world.active_devices[index].busy_until.get(number, 0.0)  # type: ignore[arg-type]
             for index, number in occupied
             if self._is_here(index)
         )
-        return max(self.timelines.free_from(occupied), *asleep, 0.0)
+        return max(busy, default=0.0)
 
     def _stay_busy(self, stream: Stream, moment: float) -> None:
         index, number = stream
-        self.timelines.wait(stream, moment)
         if self._is_here(index):
             busy_until: dict[Any, float] = world.active_devices[index].busy_until
             busy_until[number] = max(busy_until.get(number, 0.0), moment)

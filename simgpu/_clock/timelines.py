@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -205,16 +205,7 @@ class Timelines(dict[Stream, list[Span]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._free_from: dict[Stream, float] = {}
         self._links: dict[tuple[int, int], float] = {}
-
-    def free_from(self, streams: Iterable[Stream]) -> float:
-        """When the last of these streams has done its work."""
-        return max(self._free_from.get(stream, 0.0) for stream in streams)
-
-    def wait(self, stream: Stream, moment: float) -> None:
-        """Make later work of a stream begin at `moment`, or later."""
-        self._free_from[stream] = max(self._free_from.get(stream, 0.0), moment)
 
     def links_free_from(self, route: Route) -> float:
         """When the last link on the way is free."""
@@ -228,12 +219,11 @@ class Timelines(dict[Stream, list[Span]]):
         """Append what the latest work of its streams is now."""
         for stream in span.streams:
             self.setdefault(stream, []).append(span)
-            self._free_from[stream] = span.end
 
-    @property
-    def end(self) -> float:
-        """When the last work of all ends."""
-        return max((spans[-1].end for spans in self.values()), default=0.0)
+    def end(self, device: int | None = None) -> float:
+        """When the last work of a device ends, or of all devices."""
+        ends = (each[-1].end for (at, _), each in self.items() if device is None or at == device)
+        return max(ends, default=0.0)
 
     def ending_at(self, moment: float, first: Sequence[Stream] = ()) -> Span | None:
         """The work that ended at `moment`: on one of the streams `first`, or else on any."""

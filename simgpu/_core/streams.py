@@ -178,8 +178,11 @@ def busy_until(index: int, stream: torch.Stream | None) -> float:
 
 
 def stay_busy(stream: torch.Stream, moment: float) -> None:
-    """Make `stream` sleep until `moment`, unless that is over."""
-    if moment > clock.now():
+    """Make `stream` sleep until `moment`, unless that is over.
+
+    By a clock of each thread's own it may be over for the calling thread, and not for another.
+    """
+    if moment > clock.now() or clock.follows_devices():
         world.device(stream.device_index).sleep_until(moment, stream.stream_id)
 
 
@@ -431,7 +434,7 @@ def _is_over(event: Event) -> bool:
 # and calls our device guard, which writes each of these calls into a log of the calling thread
 # (`simgpu._native.guard_code`). `report` reads that log and calls the instruments: before the next
 # kernel of the thread, and after the backward pass. While no instrument overrides one of these
-# methods, there is no log.
+# methods and no clock follows the devices, there is no log.
 
 _RECORDED, _USES = 1, 3  # what an entry says; 2 is a wait
 _ROOM = 4096  # entries between two kernels
@@ -486,7 +489,8 @@ _logs: dict[int, _Log] = {}
 def logging_engine_waits() -> Iterator[None]:
     """Report waits of a backward pass to instruments, within the block in this thread."""
     row = thread_rows.per_thread.row
-    if row[LOG] or not (hooks.stream_waits or hooks.event_recorded or hooks.memory_used_on_stream):
+    observed = hooks.stream_waits or hooks.event_recorded or hooks.memory_used_on_stream
+    if row[LOG] or not (observed or clock.follows_devices()):
         yield
         return
     log = _Log()

@@ -359,7 +359,8 @@ def synchronize(index: int) -> None:
     busy_until = device(index).busy_until
     if busy_until:
         clock.wait_until(max(busy_until.values()))
-        busy_until.clear()
+        if not clock.follows_devices():  # by which another thread may not have come so far
+            busy_until.clear()
     for waits in hooks.host_synchronizes:
         waits(torch.device(DEVICE_TYPE, index))
 

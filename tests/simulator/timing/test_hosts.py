@@ -115,3 +115,31 @@ def test_a_gradient_is_launched_for_after_it_was_handed_over(simulated):
         (copy,) = [span for span in times[earlier] if span.streams == ((earlier, 0), (later, 0))]
         own = [span for span in times[later] if span.kind == "kernel"]
         assert min(span.launched for span in own) > copy.launched
+
+
+class _Sends(torch.autograd.Function):
+    """Its backward pass sends the gradient to a device, and then does more where it came from."""
+
+    @staticmethod
+    def forward(ctx, x, target, more):
+        ctx.source, ctx.more = x.device, more
+        return x.to(target)
+
+    @staticmethod
+    def backward(ctx, grad):
+        sent = grad.to(ctx.source)
+        for _ in range(ctx.more):
+            grad.sin()
+        return sent, None, None
+
+
+@given(more=st.integers(1, 30))
+def test_autograd_waits_for_the_stream_that_made_a_gradient(simulated, more):
+    here, there = simulated[:2]
+    x = torch.ones(64, device=here, requires_grad=True)
+    with simgpu.clock("A100", "nvlink") as estimate:
+        y = _Sends.apply(x.exp(), there, more)
+        y.backward(torch.ones(64, device=there))
+    last = [span for span in estimate.timelines[1, 0] if span.op == "sin"][-1]
+    [gradient] = [span for span in estimate.timelines[0, 0] if span.op == "mul.Tensor"]
+    assert gradient.begin >= last.end
