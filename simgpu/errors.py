@@ -171,7 +171,13 @@ class CollectiveMismatchError(SimGPUError, _BackendError):
 
     Raised in all of them, with both calls and their lines. The way out: make all ranks of a group
     make the same calls in the same order.
+
+    Attributes:
+        reported_by: the rank whose process prints the traceback, where another one prints a line;
+            None where this one prints its own.
     """
+
+    reported_by: int | None = None
 
 
 class CollectiveTimeoutError(SimGPUError, _BackendError):

@@ -23,7 +23,8 @@ from simgpu._core import hooks, streams, world
 from simgpu._core.hooks import Collective
 from simgpu._core.launch import Kernel, launch
 from simgpu._distributed import nccl, rules
-from simgpu._distributed.collectives import Call, Reduction, called_by_autograd, described
+from simgpu._distributed.collectives import Call, Reduction, described
+from simgpu._distributed.ddp import called_by_autograd, current_step
 from simgpu._distributed.groups import Communicator, backend_of, find, threads
 from simgpu._distributed.rules import host_aliases, layout
 from simgpu._distributed.works import (
@@ -148,13 +149,13 @@ def issue(
             call.add(f" ({position} of {len(calls)})")
     # The Reducer asks for the future of each call at once, which waits: it need not be put off.
     asynchronous = (async_op and not called_by_autograd()) or group.coalesced is not None
-    place = calling_line()
+    place, step = calling_line(), current_step()
     pending: list[Pending] = []
 
     def run(*_: Any) -> list[Tensor]:
         written = list(itertools.chain.from_iterable(call.outs for call in calls))
         for call in calls:
-            call.place, call.device = place, device
+            call.place, call.device = f"{place} ({step})" if step else place, device
             pending.append(group.submit(call, asynchronous))
         return written
 

@@ -9,11 +9,9 @@ import functools
 import inspect
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +19,7 @@ from torch import distributed
 
 from simgpu import comm
 from simgpu._core.hooks import Collective
+from simgpu._distributed.ddp import with_advice
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.comm import FLOAT8
 from simgpu.errors import CollectiveMismatchError, NaNSentError
@@ -283,17 +282,6 @@ def described(tensors: Iterable[Tensor]) -> str:
     )
 
 
-_ENGINES = ("simgpu._backend.torch_patches.autograd", "torch.autograd.graph")
-
-
-def called_by_autograd() -> bool:
-    """Whether C++ asks within a backward pass, as the Reducer of DistributedDataParallel does."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals["__name__"].startswith("simgpu._distributed."):
-        frame = frame.f_back
-    return frame is not None and frame.f_globals["__name__"] in _ENGINES
-
-
 # The error where the ranks of a group ask different things of it, naming both calls and lines.
 #
 # NCCL hangs, adds what does not belong together, or ends the process; gloo aborts. Here each rank
@@ -356,11 +344,11 @@ def check_agreement(group: str, number: int, ranks: Sequence[int], asked: Sequen
         for (_, shown, place), members in kinds.items()
     )
     layouts = {lies(shown) for _, shown, _ in kinds}
-    raise CollectiveMismatchError(
+    text = with_advice(
         f"call {number} of group {group!r} is not the same on all ranks: {listed}. All ranks of a "
         "group have to make the same calls in the same order"
-        + (f". {_LIE_ALIKE}" if len(layouts) > 1 else "")
     )
+    raise CollectiveMismatchError(f"{text}. {_LIE_ALIKE}" if len(layouts) > 1 else text)
 
 
 _TOO_LATE = (

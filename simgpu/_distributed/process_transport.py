@@ -24,9 +24,15 @@ from torch._C import _distributed_c10d as c10d
 from simgpu import comm
 from simgpu._distributed import collectives, shared_memory
 from simgpu._distributed.collectives import Asked, Call, as_bytes
+from simgpu._distributed.ddp import with_advice
 from simgpu._distributed.shared_memory import SharedMemory
 from simgpu._distributed.works import Pending, plain_tensors
-from simgpu.errors import CollectiveTimeoutError, RankLostError, SimGPUError
+from simgpu.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    RankLostError,
+    SimGPUError,
+)
 
 # `Lane`: jobs that are done one after the other, as a stream of NCCL does them.
 #
@@ -192,12 +198,11 @@ class LostRanks:
         """Why a call of the group has failed, where `error` is what gloo says."""
         what = f"call {call.number} of group {self._group!r}, {call.shown} at {call.place}"
         if "imed out" in str(error):
-            return CollectiveTimeoutError(
-                f"{what}: not all ranks came within the group's timeout ({error})"
-            )
+            text = f"{what}: not all ranks came within the group's timeout ({error})"
+            return CollectiveTimeoutError(with_advice(text))
         lost = self._described(error)
         self.note(f"in {call.shown} at {call.place}, {lost}")
-        return RankLostError(f"{what}: {lost}")
+        return RankLostError(with_advice(f"{what}: {lost}"))
 
     def _described(self, error: Exception) -> str:
         """Who has gone, and what is known of it."""
@@ -406,7 +411,12 @@ class Transport:
         self._losses.last = records
         if not are_alike(records) or call.number == call.since:
             asked = [read_record(record) for record in records]
-            collectives.check_agreement(self._group, call.number, self._ranks, asked)
+            try:
+                collectives.check_agreement(self._group, call.number, self._ranks, asked)
+            except CollectiveMismatchError as error:
+                first = self._ranks[0]
+                error.reported_by = None if self._backend.rank() == 0 else first
+                raise
 
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""

@@ -16,6 +16,7 @@ import torch
 
 from simgpu._distributed import collectives
 from simgpu._distributed.collectives import Call
+from simgpu._distributed.ddp import with_advice
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveMismatchError, RankLostError
 
@@ -73,12 +74,13 @@ class GroupCalls:
         others = sorted({ranks[member] for member in wanted} - {*here}) or here
         have = "has" if len(others) == 1 else "have"
         missing = {"send": "its recv", "recv": "its send"}.get(call.kind, "it")
-        raise CollectiveMismatchError(
+        text = (
             f"{call.shown} at {call.place} (call {number} of group {name!r}) was called by "
             f"{collectives.named_ranks(here)} alone: "
             f"{collectives.named_ranks(others)} {have} ended without "
             f"{missing}, and no rank has waited for it"
         )
+        raise CollectiveMismatchError(with_advice(text))
 
 
 class Waits(Protocol):

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from simgpu._distributed.ddp import with_advice
 from simgpu._explore.schedules import primitives, scheduler, system_waits
 from simgpu._explore.schedules.earlier_locks import adopted_in_modules
 from simgpu._explore.schedules.explore import controlled, seeded
@@ -237,5 +238,5 @@ class RankScheduler:
             else scheduler.line_of(task).strip()
             for rank, task in enumerate(self._tasks)
         ]
-        text = f"no rank can go on: {'; '.join(waits)}"
+        text = with_advice(f"no rank can go on: {'; '.join(waits)}")
         return RankLostError(text) if self.failures else DeadlockError(text)

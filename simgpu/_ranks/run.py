@@ -18,6 +18,7 @@ from simgpu._core.operators import began_twice
 from simgpu._devices import block
 from simgpu._devices.block import Memory
 from simgpu._distributed import groups as distributed_groups
+from simgpu._distributed.collectives import named_ranks
 from simgpu._distributed.groups import threads
 from simgpu._distributed.thread_transport import GroupCalls, Transport
 from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
@@ -219,10 +220,19 @@ class _World:
             )
         if isinstance(error, TypeError) and _is_of_the_call(error):
             notes.append("simgpu.ranks calls the function with the rank: write def fn(rank)")
-        notes += [
-            f"rank {rank} has raised {type(other).__name__}: {other}"
+        others = {
+            rank: other
             for rank, other in failures.items()
             if other is not error and not turns.is_stop(other)
+        }
+        alike = [rank for rank, other in others.items() if str(other) == str(error)]
+        if alike:
+            have = "have" if len(alike) > 1 else "has"
+            notes.append(f"{named_ranks(sorted(alike))} {have} raised the same error")
+        notes += [
+            f"rank {rank} has raised {type(other).__name__}: {other}"
+            for rank, other in others.items()
+            if rank not in alike
         ]
         if turns.stopped is not None and not turns.is_stop(error):
             notes.append(str(turns.stopped))

@@ -33,7 +33,7 @@ _MOST_TEXTS = 2**16
 def calling_line() -> str:
     """The innermost line that is neither of torch nor of simgpu, as "file:line"."""
     frame = sys._getframe(1)
-    while _is_foreign(frame.f_code.co_filename) and frame.f_back is not None:
+    while is_foreign(frame.f_code.co_filename) and frame.f_back is not None:
         frame = frame.f_back
     key = id(frame.f_code), frame.f_lasti
     found = _texts.get(key)
@@ -46,7 +46,8 @@ def calling_line() -> str:
 
 
 @functools.cache
-def _is_foreign(file: str) -> bool:
+def is_foreign(file: str) -> bool:
+    """Whether a file is of torch or of simgpu, or wraps functions of torch."""
     wrapping = (getattr(sys.modules.get(name), "__file__", None) for name in _WRAPPING)
     return file.startswith(_FOREIGN) or file in wrapping
 
@@ -55,7 +56,7 @@ def _is_foreign(file: str) -> bool:
 def is_of_program(file: str) -> bool:
     """Whether a file is neither of torch, nor of simgpu, nor of Python."""
     of_python = file.startswith((_PYTHON, "<frozen ")) and f"-packages{os.sep}" not in file
-    return not (of_python or _is_foreign(file))
+    return not (of_python or is_foreign(file))
 
 
 def program_line(error: BaseException | None = None) -> str:

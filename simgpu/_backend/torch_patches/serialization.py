@@ -1,4 +1,4 @@
-"""torch.save and torch.load: sparse and nested tensors, and files loaded without any devices.
+"""torch.save, torch.load and torchrun: sparse and nested tensors, processes without any devices.
 
 `LOADING` is applied by `import torch` itself (`simgpu._devices.autoload`), long before there are
 devices, so nothing may be imported here that takes time.
@@ -6,6 +6,7 @@ devices, so nothing may be imported here that takes time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,29 @@ PATCHES: tuple[Row, ...] = (
     ),
 )
 
+
+def _named_by_program(stock: Callable[..., str]) -> Callable[..., str]:
+    """What torchrun calls the program that it starts: of `simgpu run`, the program that it runs."""
+
+    def name(entrypoint: Any, args: list[Any]) -> str:
+        found = stock(entrypoint, args)
+        if found != "simgpu" or "run" not in args:
+            return found
+        given = [str(arg) for arg in args[args.index("run") + 1 :]]
+        return next((arg for arg in given if os.path.exists(arg)), f"{found} run")
+
+    return name
+
+
 LOADING: tuple[Row, ...] = (
+    Patch(
+        "torch.distributed.launcher.api",
+        "_get_entrypoint_name",
+        wrap=_named_by_program,
+        needs="_get_entrypoint_name",
+        late=True,
+        why="the summary of `torchrun -m simgpu run train.py` names train.py",
+    ),
     Action(
         "`torch.serialization.register_package`: one more deserializer, asked last",
         run=_register_refusal,

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from simgpu._util.frames import hide_own_frames
+from simgpu._util.frames import hide_own_frames, program_line
 from simgpu._util.naming import FULL_TRACE
 from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu.errors import CollectiveMismatchError
 
 
 def _is_wanted() -> bool:
@@ -47,6 +48,11 @@ def _wrap_excepthook(_: Patches) -> None:
         if _is_wanted():
             hide_own_frames(error)
             traceback = error.__traceback__
+            if isinstance(error, CollectiveMismatchError) and error.reported_by is not None:
+                where, what = program_line(error), str(error).partition(":")[0]
+                first = f"see the traceback of rank {error.reported_by}"
+                print(f"{kind.__name__} at {where}: {what} ({first})", file=sys.stderr)
+                return
         hook(kind, error, traceback)
 
     sys.excepthook = report

@@ -119,6 +119,31 @@ def test_ranks_that_are_started_again_end_where_undisturbed_ones_do(python, tmp_
     ]
 
 
+OTHER_CALLS = """
+import os
+
+import torch
+import torch.distributed as dist
+
+torch.cuda.set_device(int(os.environ["RANK"]))
+dist.init_process_group("nccl")
+dist.all_reduce(torch.ones(1 + dist.get_rank(), device="cuda"))
+"""
+
+
+def test_calls_that_differ_are_reported_once(python, tmp_path):
+    """By the lines of the program, and the summary of torchrun names the program."""
+    (tmp_path / "train.py").write_text(OTHER_CALLS, encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = python(*launcher, "-m", "simgpu", "run", "--devices", "2", "train.py", cwd=tmp_path)
+    assert ended.returncode != 0
+    of_ranks = [line for line in ended.stderr.splitlines() if line.startswith("[rank")]
+    assert of_ranks, ended.stderr
+    assert sum("]: Traceback" in line for line in of_ranks) <= 1, ended.stderr
+    assert not any("simgpu/_" in line or "runpy" in line for line in of_ranks), ended.stderr
+    assert "train.py FAILED" in ended.stderr, ended.stderr
+
+
 ONE_GPU_EACH = """
 import os
 

@@ -1,0 +1,98 @@
+"""What is reported of collectives that are not the same on all ranks: once, and by their step."""
+
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.algorithms import Join
+from torch.distributed.launcher import api
+from torch.nn.parallel import DistributedDataParallel
+
+import simgpu
+from simgpu.errors import CollectiveMismatchError, DeadlockError
+
+IN_BACKWARD = "DistributedDataParallel's sum of gradients in backward"
+BEFORE_FORWARD = "DistributedDataParallel's broadcast of buffers before forward"
+ON_BUCKETS = "DistributedDataParallel's agreement, before the second forward, on buckets"
+
+
+def train(rank, batches, buffers, goes_on=False, joins=False):
+    """Batches of a rank, which others may have more of, and perhaps a collective at the end."""
+    layers = [torch.nn.Linear(2, 3), *([torch.nn.BatchNorm1d(3)] if buffers else [])]
+    net = DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[rank])
+    with Join([net], enable=joins):
+        for _ in range(batches[rank]):
+            net(torch.ones(4, 2, device="cuda")).sum().backward()
+    if goes_on:
+        dist.all_reduce(torch.ones(1, device="cuda"))
+
+
+uneven = st.lists(st.integers(1, 3), min_size=2, max_size=3).filter(lambda n: len({*n}) > 1)
+
+
+@settings(max_examples=5)
+@given(batches=uneven, buffers=st.booleans(), goes_on=st.booleans())
+def test_uneven_batches_are_reported_by_the_step_that_waits(batches, buffers, goes_on):
+    error = CollectiveMismatchError if goes_on else DeadlockError
+    with pytest.raises(error) as raised:
+        simgpu.ranks(len(batches), lambda rank: train(rank, batches, buffers, goes_on))
+    text = str(raised.value)
+    wanted = ON_BUCKETS if min(batches) == 1 else BEFORE_FORWARD if buffers else IN_BACKWARD
+    assert wanted in text
+    assert "torch.distributed.algorithms.Join" in text
+    simgpu.ranks(len(batches), lambda rank: train(rank, batches, buffers, joins=True))
+
+
+def test_models_with_other_buffers_are_reported_where_they_are_made():
+    """PyTorch itself compares the shapes of parameters only."""
+
+    def make(rank):
+        layers = torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3 + rank, affine=False)
+        DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), device_ids=[rank])
+
+    with pytest.raises(CollectiveMismatchError) as raised:
+        simgpu.ranks(2, make)
+    text = str(raised.value)
+    assert "DistributedDataParallel's comparison of parameters when it is made" in text
+    assert "Join" not in text
+
+
+def test_a_collective_of_the_program_has_no_step():
+    with pytest.raises(CollectiveMismatchError) as raised:
+        simgpu.ranks(2, lambda rank: dist.all_reduce(torch.ones(1 + rank, device="cuda")))
+    assert "DistributedDataParallel" not in str(raised.value)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+@given(count=st.integers(2, 4))
+def test_ranks_with_the_same_error_are_listed_in_a_line(count):
+    with pytest.raises(CollectiveMismatchError) as raised:
+        simgpu.ranks(count, lambda rank: dist.all_reduce(torch.ones(1 + rank, device="cuda")))
+    first, others = raised.value.__notes__
+    assert first.endswith(f" of {count}")
+    assert others.endswith("raised the same error")
+    assert sorted(int(c) for c in first.split(" of ")[0] + others if c.isdigit()) == [*range(count)]
+
+
+def test_a_rank_whose_error_another_one_reports_prints_a_line(simulated, capsys):
+    error = CollectiveMismatchError("call 1 of group '0' is not the same on all ranks: rank 0: ...")
+    error.reported_by = 0
+    sys.excepthook(type(error), error, None)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "call 1 of group '0'" in line
+    assert line.endswith("(see the traceback of rank 0)")
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["-u", "-m", "simgpu", "run", "--devices", "4", __file__, "--epochs", "2"], __file__),
+        (["-u", "-m", "simgpu", "run", "-m", "trainer"], "simgpu run"),
+        (["-u", __file__, "run"], __file__),
+    ],
+)
+def test_torchruns_summary_names_the_program(args, name):
+    assert api._get_entrypoint_name(sys.executable, args) == name
