@@ -223,9 +223,9 @@ class Machine(Instrument, Clock):
     # What happens on the devices.
 
     def before_launch(self, launch: Launch) -> None:
-        about = launch.kernel.collective
+        about = launch.about
         key = launch.device.index, launch.stream
-        if about is not None and self._is_here(key[0]) and key not in streams.captured:
+        if isinstance(about, Collective) and self._is_here(key[0]) and key not in streams.captured:
             with self._lock:
                 line = self.hosts.launch(launch.device.index)
                 stream = self._stream(launch.device.index, launch.stream)
@@ -235,25 +235,26 @@ class Machine(Instrument, Clock):
                     self._unawaited.setdefault(threads.rank, []).append((about, stream))
 
     def times_of(self, launch: Launch, result: Any, begin: float) -> tuple[float, float]:
-        index, about = launch.device.index, launch.kernel.collective
+        index, about = launch.device.index, launch.about
         now = self._line().time
         if not self._is_here(index):
             return now, now
         if (index, launch.stream) in streams.captured:  # recorded, and run by replays
             return (now, now) if launch.kind == "memory" else self._captured(index)
-        if about is not None:
+        if isinstance(about, Collective):
             return self.groups.times(about) or (now, now)
         with self._lock:
             span = self._copy(launch, result) if launch.kind == "copy" else None
             span = span or self._kernel(launch, result)
         return span.begin, span.end
 
-    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
-        index = stream.device_index
+    def collectives_awaited(
+        self, collectives: Sequence[Collective], stream: torch.Stream | None
+    ) -> None:
         for about in collectives:
             times = self.groups.times(about)
-            if times is not None:
-                self._stay_busy(self._stream(index, stream.stream_id), times[1])
+            if times is not None and stream is not None:
+                self._stay_busy(streams.key_of(stream), times[1])
 
     def _rejoined(self, rank: int | None) -> None:
         """A backward pass has ended: DistributedDataParallel waits for its collectives there.
@@ -274,7 +275,7 @@ class Machine(Instrument, Clock):
         stream = self._stream(index, launch.stream)
         if launch.kind == "memory":
             now = self._line(index).time
-            self.replays.skip(launch.kernel.node)
+            self.replays.skip(_node(launch))
             return Span(launch.op, "kernel", (stream,), now, now, now)
         line, begin, on = self._queue(launch, [stream])
         seconds = self.gap + self.durations[index].of(op, launch.args, launch.kwargs, result)
@@ -319,7 +320,7 @@ class Machine(Instrument, Clock):
 
         A graph is one launch, and each of its nodes runs when those that it waits for have ended.
         """
-        node, index = launch.kernel.node, launch.device.index
+        node, index = _node(launch), launch.device.index
         if node is None:
             line = self.hosts.launch(index)
             return line, max(line.time, self._free_from(occupied)), tuple(occupied)
@@ -336,8 +337,9 @@ class Machine(Instrument, Clock):
         self.timelines.add(span)
         for stream in span.streams:
             self._stay_busy(stream, span.end)
-        if launch.kernel.node is not None:  # the stream of a replay is busy until all has ended
-            self.replays.ended(launch.kernel.node, span.end)
+        node = _node(launch)
+        if node is not None:  # the stream of a replay is busy until all has ended
+            self.replays.ended(node, span.end)
             self._stay_busy(self._stream(launch.device.index, launch.stream), span.end)
         return span
 
@@ -370,6 +372,10 @@ class Machine(Instrument, Clock):
     @staticmethod
     def _stream(index: int, number: int) -> Stream:
         return index, number
+
+
+def _node(launch: Launch) -> Node | None:
+    return launch.about if isinstance(launch.about, Node) else None
 
 
 def _named(device: torch.device) -> str:

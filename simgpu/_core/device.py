@@ -204,7 +204,8 @@ class Device:
         if hooks.before_allocate:
             self._ask(token, storage)
         stream = thread_rows.per_thread.row[self._place_of_stream]
-        if hooks.allocations:
+        observers = hooks.allocated
+        if observers:
             token = Block.of(token, stream, storage)
         if self._pending_frees:
             self.collect_frees()
@@ -217,8 +218,8 @@ class Device:
             self.peak = taken - self.freed
         allocation = Allocation(self._give_back, token)
         self._note_taken((token, stream << 9 | token - nbytes))  # `event_log.about`
-        if hooks.allocations:
-            self._tell_allocated(token, storage, allocation)
+        for allocated in observers:
+            allocated(self.torch_device, token, storage, allocation)
         return allocation
 
     def _allocate_exactly(
@@ -243,8 +244,8 @@ class Device:
             self.log.forget()  # which may have a block for what is freed
             raise
         self._make_sure(stream)
-        if hooks.allocations:
-            self._tell_allocated(token, storage, allocation)
+        for allocated in hooks.allocated:
+            allocated(self.torch_device, token, storage, allocation)
         return allocation
 
     def _place(self, token: int, nbytes: int, stream: int) -> bool:
@@ -341,15 +342,6 @@ class Device:
         for before in hooks.before_allocate:
             before(self.torch_device, nbytes)
 
-    def _tell_allocated(
-        self, token: int, storage: torch.UntypedStorage | None, allocation: Allocation
-    ) -> None:
-        for after in hooks.after_allocate:
-            after(self.torch_device, token)
-        if storage is not None and token:
-            for owned in hooks.memory_owned:
-                owned(self.index, storage, allocation)
-
     def owns(self, allocation: Allocation) -> bool:
         """Whether an allocation is one of this device."""
         func = allocation.func
@@ -373,8 +365,8 @@ class Device:
                 self.freed_count += 1
                 del dead[0]
                 self._note((nbytes,))
-                for after in hooks.after_free:
-                    after(self.torch_device, nbytes)
+                for freed in hooks.freed:
+                    freed(self.torch_device, nbytes)
         except IndexError:
             pass  # another thread came first
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -49,13 +49,21 @@ class Node:
 
     `graph` is an object that all its nodes share. `number` counts them from 0, `branch` the streams
     of the capture, of which 0 is the one that is replayed on; `after` are the nodes that have to
-    have ended before: the last one of each branch that its stream had waited for.
+    have ended before: the last one of each branch that its stream had waited for. `writes` are the
+    graph's own tensors for new results, which are written to besides what the schema says.
     """
 
     graph: object
     number: int
     branch: int
     after: tuple[int, ...]
+    writes: Sequence[torch.Tensor]
+
+
+# Some tensors that a launch writes to are copies of the program's.
+ON_COPIES: Literal["on copies"] = "on copies"
+# What instruments see of a launch besides its kernel.
+About = Collective | Node | Literal["on copies"] | None
 
 
 @dataclass(slots=True)  # not frozen: as above
@@ -69,9 +77,9 @@ class Launch:
 
     `device` and `stream` are where it is queued. `source` and `target` differ only for copies
     between devices, or between a device and the host. `args` and `kwargs` are those of `op`, with
-    host aliases in place of the device's tensors, or with copies of them where the kernel
-    `has_copies` (see `Instrument.written_back`). `kernel` has the operator itself, and the host
-    code that computes it (`simgpu._core.launch.Kernel`).
+    host aliases in place of the device's tensors. `kernel` has the operator itself, and the host
+    code that computes it (`simgpu._core.launch.Kernel`). `about` is the call of a process group,
+    the node of a replayed graph, or ON_COPIES where some of the arguments are copies.
     """
 
     kind: str  # "kernel", "copy" or "memory"
@@ -83,6 +91,7 @@ class Launch:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     kernel: Any
+    about: About = None
 
 
 @dataclass(frozen=True)
@@ -115,8 +124,6 @@ class Record:
 class Instrument:
     """Callbacks on what the devices of a process do; the methods do nothing unless overridden."""
 
-    _executes = False  # whether it is an `Executor` (`simgpu._core.hooks`)
-
     def before_launch(self, launch: Launch) -> None:
         """A kernel or copy is about to run. May wait; may raise, and then it does not run."""
 
@@ -129,32 +136,33 @@ class Instrument:
     def launched(self, launch: Launch, result: Any) -> None:
         """A kernel or copy has been asked for without an error: its results, as host tensors.
 
-        Their memory is no device's yet, and their values may come later, by an executor.
+        Their memory is no device's yet, and their values may come later, by an executor. After a
+        launch ON_COPIES this is called once more, with `result` None, when the tensors themselves
+        have what was computed: by the same launch with aliases of these. It is no second kernel.
         """
 
     def after_launch(self, launch: Launch, record: Record) -> None:
         """A kernel or copy has run without an error."""
 
-    def written_back(self, launch: Launch) -> None:
-        """What a launch has computed on copies of tensors is in the tensors now.
-
-        `launch` is the same again, with host aliases of the tensors. This is no second kernel.
-        """
-
     def before_allocate(self, device: torch.device, nbytes: int) -> None:
         """`nbytes` are about to be taken. May raise, and then they are not."""
 
-    def after_allocate(self, device: torch.device, nbytes: int) -> None:
-        """`nbytes` have been taken on `device`, a multiple of 512."""
+    def allocated(
+        self,
+        device: torch.device,
+        block: Any,
+        storage: torch.UntypedStorage | None,
+        allocation: object,
+    ) -> None:
+        """`block` has been taken on `device`: a number of bytes, a multiple of 512.
 
-    def memory_owned(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
-        """`storage`, of the host, is memory of device `index` for as long as `allocation` lives.
-
-        To keep the storage keeps the memory, while the ledger still counts by the allocation.
+        `storage`, of the host, is this memory for as long as `allocation` lives; None where none is
+        known. To keep the storage keeps the memory, while the ledger still counts by the
+        allocation.
         """
 
-    def after_free(self, device: torch.device, nbytes: int) -> None:
-        """`nbytes` have been given back: seen when the ledger is next asked or written."""
+    def freed(self, device: torch.device, block: Any) -> None:
+        """`block` has been given back: seen when the ledger is next asked or written."""
 
     def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
         """`device` has no room for `nbytes` more: of its `limit`, `allocated` bytes are taken.
@@ -171,20 +179,22 @@ class Instrument:
     def event_recorded(self, event: torch.Event, stream: torch.Stream) -> None:
         """`event` marks the present work of `stream`."""
 
-    def tensor_used_on_stream(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
-        """`tensor.record_stream(stream)`: its memory waits for `stream` before it is used again."""
+    def used_on_stream(self, address: int, stream: torch.Stream) -> None:
+        """The memory at `address` waits for `stream` before it is used again.
 
-    def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
-        """Autograd's engine does the same for a gradient, whose memory begins at `address`."""
+        By `tensor.record_stream(stream)`, or by autograd's engine for a gradient.
+        """
 
     def host_synchronizes(self, awaited: torch.device | torch.Stream | torch.Event) -> None:
         """The thread waits for all work of a device or stream, or for an event. May raise."""
 
-    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
-        """Later work of `stream` waits for these, by `Work.wait` or because they block."""
+    def collectives_awaited(
+        self, collectives: Sequence[Collective], stream: torch.Stream | None
+    ) -> None:
+        """Later work of `stream` waits for these, by `Work.wait` or because they block.
 
-    def collectives_finished(self, collectives: Sequence[Collective]) -> None:
-        """The host has waited until these are over: it asked for their future."""
+        None: the host has waited until they are over, since it asked for their future.
+        """
 
     def backward_passed(self) -> None:
         """A backward pass of the thread is over, and the modes of PyTorch are those before it."""
@@ -202,31 +212,26 @@ _NAMES = tuple(name for name in vars(Instrument) if not name.startswith("_"))
 class Hooks:
     """For each method of `Instrument`, the methods that override it; empty where none does."""
 
-    __slots__ = ("allocations", "executor", "launches", *_NAMES)
+    __slots__ = ("executor", "launches", *_NAMES)
 
     before_launch: tuple[Callable[[Launch], None], ...]
     computed: tuple[Callable[[Launch, Any], None], ...]
     launched: tuple[Callable[[Launch, Any], None], ...]
     after_launch: tuple[Callable[[Launch, Record], None], ...]
-    written_back: tuple[Callable[[Launch], None], ...]
     before_allocate: tuple[Callable[[torch.device, int], None], ...]
-    after_allocate: tuple[Callable[[torch.device, int], None], ...]
-    memory_owned: tuple[Callable[[int, torch.UntypedStorage, object], None], ...]
-    after_free: tuple[Callable[[torch.device, int], None], ...]
+    allocated: tuple[Callable[[torch.device, Any, Any, object], None], ...]
+    freed: tuple[Callable[[torch.device, Any], None], ...]
     out_of_memory: tuple[Callable[[torch.device, int, int, int], None], ...]
     stream_waits: tuple[Callable[[torch.Stream, torch.Stream | torch.Event], None], ...]
     event_recorded: tuple[Callable[[torch.Event, torch.Stream], None], ...]
-    tensor_used_on_stream: tuple[Callable[[torch.Tensor, torch.Stream], None], ...]
-    memory_used_on_stream: tuple[Callable[[int, torch.Stream], None], ...]
+    used_on_stream: tuple[Callable[[int, torch.Stream], None], ...]
     host_synchronizes: tuple[Callable[[torch.device | torch.Stream | torch.Event], None], ...]
-    collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream], None], ...]
-    collectives_finished: tuple[Callable[[Sequence[Collective]], None], ...]
+    collectives_awaited: tuple[Callable[[Sequence[Collective], torch.Stream | None], None], ...]
     backward_passed: tuple[Callable[[], None], ...]
     devices_created: tuple[Callable[[Sequence[torch.device]], None], ...]
     devices_removed: tuple[Callable[[], None], ...]
-    executor: Any  # who runs what is launched (`executors.Executor`); None: at once
+    executor: Executor | None  # runs what is launched; None: it runs at once
     launches: bool  # whether anyone sees launches: the one question on the path of a lone kernel
-    allocations: bool  # whether anyone sees what has been allocated
 
     def __init__(self) -> None:
         self.rebuild(())
@@ -237,10 +242,9 @@ class Hooks:
             stock = getattr(Instrument, name)
             overriding = [i for i in instruments if getattr(type(i), name) is not stock]
             setattr(self, name, tuple(getattr(instrument, name) for instrument in overriding))
-        self.executor = next((i for i in reversed(instruments) if i._executes), None)
+        self.executor = next((i for i in reversed(instruments) if isinstance(i, Executor)), None)
         watched = self.before_launch or self.computed or self.launched or self.after_launch
         self.launches = bool(watched or self.executor)
-        self.allocations = bool(self.after_allocate or self.memory_owned)
 
 
 hooks = Hooks()
@@ -294,8 +298,6 @@ Compute = Callable[[Launch, Sequence[Any], Mapping[str, Any]], Any]
 
 class Executor(Instrument):
     """Runs kernels and copies, now or later; derive from it."""
-
-    _executes = True
 
     def run(self, launch: Launch, compute: Compute) -> Any:
         """The results of `launch`: host tensors whose values may come later, by `compute`."""

@@ -4,8 +4,8 @@ All device work passes `launch`, so that instruments (`hooks`) can watch, delay 
 The `Record` that `simgpu.trace()` lists is made here. Without an instrument, `launch` only runs the
 kernel. Memory of a device is written past it by these alone:
 
-- `_ops/from_schema.py` puts what a launch has computed on copies in its place, and says so
-  (`tell_written_back`).
+- `_ops/from_schema.py` writes back what a launch has computed on copies, and reports it
+  (`report_written_back`).
 - `_cuda/graphs.py` takes back what a capture has computed, and CUDA would not have.
 - `_memory/sharing.py` moves what is sent to another process, where CUDA sends an address.
 - `_distributed/works.py` completes the results of a launched collective later.
@@ -14,7 +14,6 @@ kernel. Memory of a device is written past it by these alone:
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from simgpu._core import clock, streams, world
-from simgpu._core.hooks import Collective, Launch, Node, Record, hooks
+from simgpu._core.hooks import About, Collective, Launch, Record, hooks
 from simgpu._core.operators import has_no_kernel
 from simgpu._core.out_of_memory import Charge, changes_more_than_results, charge, raise_as_device
 from simgpu._core.streams import wait_for_sleep
@@ -40,12 +39,14 @@ _CPU = torch.device("cpu")
 class Kernel:
     """An operator together with the host code that computes it."""
 
-    __slots__ = (
-        *("_with_copies", "at_once", "changes_more", "collective", "has_copies", "kind", "name"),
-        *("node", "op", "run", "writes"),
-    )
+    __slots__ = ("changes_more", "kind", "name", "op", "run")
 
-    def __init__(self, op: torch._ops.OpOverload, run: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        op: torch._ops.OpOverload,
+        run: Callable[..., Any] | None = None,
+        changes_more: bool | None = None,
+    ) -> None:
         self.op = op
         self.name = str(op).removeprefix("aten.").removesuffix(".default")
         # Of its launches that are no copies.
@@ -53,29 +54,7 @@ class Kernel:
         # Straight to the CPU kernel: modes and functions that users installed do not see it.
         self.run: Callable[..., Any] = run or op._handle.redispatch_boxed
         # Whether the memory of its results has to be there before it runs.
-        self.changes_more = changes_more_than_results(op)
-        # Whether no executor may run it later: it works on more than its arguments.
-        self.at_once = False
-        # What it writes to beside what its schema says: a graph's results, where they lie.
-        self.writes: Sequence[torch.Tensor] = ()
-        # Of torch.distributed's operators: the call of a process group.
-        self.collective: Collective | None = None
-        # Of a replayed graph: which of its nodes this is.
-        self.node: Node | None = None
-        # Whether tensors among its arguments are copies: see `with_copies`.
-        self.has_copies = False
-        self._with_copies: Kernel | None = None
-
-    def with_copies(self) -> Kernel:
-        """The same to be launched on copies of tensors that it writes to.
-
-        `tell_written_back` is to be called once the tensors themselves have the results.
-        """
-        if self._with_copies is None:
-            found = copy.copy(self)
-            found.has_copies = True
-            self._with_copies = found
-        return self._with_copies
+        self.changes_more = changes_more_than_results(op) if changes_more is None else changes_more
 
 
 def _hint(arguments: object) -> str:
@@ -91,17 +70,20 @@ def launch(
     args: Iterable[Any],
     kwargs: dict[str, Any],
     route: tuple[int | None, int | None] | None = None,
+    about: About = None,
 ) -> Any:
     """Run `kernel` for device `index` on host arguments and return its host results.
 
-    A copy has a `route`: see `launch_copy`.
+    A copy has a `route`: see `launch_copy`. `about` is what instruments see of this launch besides
+    (`Launch.about`). After one of ON_COPIES, `report_written_back` is to be called once the tensors
+    themselves have the results.
     """
     if index >= len(world.active_devices) and route is None:
         world.device(index, _hint((*args, kwargs)))  # raises
     if kernel.changes_more:
-        return _launch_charged(kernel, index, tuple(args), kwargs, route)
+        return _launch_charged(kernel, index, tuple(args), kwargs, route, about)
     if hooks.launches:
-        return _launch_watched(kernel, index, args, kwargs, route)
+        return _launch_watched(kernel, index, args, kwargs, route, about)
     try:
         return kernel.run(HOST_KEYS, *args, **kwargs)
     except RuntimeError as error:
@@ -136,18 +118,18 @@ def launch_copy(
     return result
 
 
-def tell_written_back(
+def report_written_back(
     kernel: Kernel, index: int, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> None:
-    """Report to instruments the purpose of a launch of `kernel.with_copies()`, on device `index`.
+    """Report to instruments what a launch of `kernel` on copies was for, on device `index`.
 
     `args` and `kwargs` have aliases of the tensors themselves, which have the results now.
     """
     device = _device_or_host(index)
     stream = streams.current_stream_id(index)
-    about = Launch(kernel.kind, kernel.name, device, stream, device, device, args, kwargs, kernel)
-    for written_back in hooks.written_back:
-        written_back(about)
+    again = Launch(kernel.kind, kernel.name, device, stream, device, device, args, kwargs, kernel)
+    for launched in hooks.launched:
+        launched(again, None)
 
 
 def other_end(launch: Launch) -> tuple[int, int] | None:
@@ -175,12 +157,13 @@ def _launch_charged(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     route: tuple[int | None, int | None] | None,
+    about: About,
 ) -> Any:
     """`launch` of a kernel that changes more than its results, whose memory is taken first."""
     held = charge(kernel.op, world.device(index), args, kwargs)
     try:
         if hooks.launches:
-            return _launch_watched(kernel, index, args, kwargs, route, held)
+            return _launch_watched(kernel, index, args, kwargs, route, about, held)
         result = kernel.run(HOST_KEYS, *args, **kwargs)
     except BaseException as error:
         if held is not None:
@@ -199,6 +182,7 @@ def _launch_watched(
     args: Iterable[Any],
     kwargs: dict[str, Any],
     route: tuple[int | None, int | None] | None,
+    about: About,
     held: Charge | None = None,
 ) -> Any:
     """`launch` with instruments before and after the kernel, for whose results memory is `held`."""
@@ -208,7 +192,7 @@ def _launch_watched(
     device = source = target = _device_or_host(index)
     if route is not None:
         source, target = map(_device_or_host, route)
-    about = Launch(
+    seen = Launch(
         kernel.kind if route is None else "copy",
         kernel.name,
         device,
@@ -218,30 +202,31 @@ def _launch_watched(
         tuple(args),
         kwargs,
         kernel,
+        about,
     )
     for before in hooks.before_launch:
-        before(about)
+        before(seen)
     timed = hooks.after_launch or clock.follows_devices()
     begin = clock.now() if timed else 0.0
     try:
         if hooks.executor is None:
-            result = compute(about, about.args, kwargs)
+            result = compute(seen, seen.args, kwargs)
         else:
-            result = hooks.executor.run(about, compute)
+            result = hooks.executor.run(seen, compute)
     except RuntimeError as error:
         raise_as_device(error, kernel.op, args, kwargs, index, route)
         raise
     if held is not None:
         held.release(result)
     for launched in hooks.launched:
-        launched(about, result)
+        launched(seen, result)
     if not timed:
         return result
-    begin, end = clock.times_of(about, result, begin)
+    begin, end = clock.times_of(seen, result, begin)
     if hooks.after_launch:
-        record = _record(about, result, begin, end)
+        record = _record(seen, result, begin, end)
         for after in hooks.after_launch:
-            after(about, record)
+            after(seen, record)
     return result
 
 
@@ -270,7 +255,7 @@ def _record(about: Launch, result: Any, begin: float, end: float) -> Record:
         begin=begin,
         end=end,
         allocated=world.active_devices[index].allocated if index < len(world.active_devices) else 0,
-        collective=about.kernel.collective,
+        collective=about.about if isinstance(about.about, Collective) else None,
     )
 
 

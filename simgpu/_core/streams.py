@@ -470,7 +470,7 @@ class _Log:
 
     def _report(self, kind: int, handle: int, stream: Stream) -> None:
         if kind == _USES:
-            for used in hooks.memory_used_on_stream:
+            for used in hooks.used_on_stream:
                 used(handle, stream)
             return
         event = self.events.get(handle)
@@ -489,7 +489,7 @@ _logs: dict[int, _Log] = {}
 def logging_engine_waits() -> Iterator[None]:
     """Report waits of a backward pass to instruments, within the block in this thread."""
     row = thread_rows.per_thread.row
-    observed = hooks.stream_waits or hooks.event_recorded or hooks.memory_used_on_stream
+    observed = hooks.stream_waits or hooks.event_recorded or hooks.used_on_stream
     if row[LOG] or not (observed or clock.follows_devices()):
         yield
         return

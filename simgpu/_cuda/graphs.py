@@ -150,7 +150,7 @@ class Graph:
     """The kernels and copies of one capture, in their order."""
 
     def __init__(self) -> None:
-        self._work: list[tuple[Kernel, int, Any, Any, Any] | _Move | _EventNode] = []
+        self._work: list[tuple[Kernel, int, Any, Any, Any, Node] | _Move | _EventNode] = []
         self.nodes = 0  # how many kernels and copies
         self._identity = object()  # not the graph, which its own nodes would keep alive
 
@@ -168,15 +168,13 @@ class Graph:
         if about.kind == "copy":
             route = about.source.index, about.target.index
         kernel = Kernel(about.kernel.op, _into(about.kernel, outputs))
-        kernel.at_once = True
-        kernel.writes = outputs
-        kernel.node = Node(self._identity, self.nodes, branch, tuple(known))
+        node = Node(self._identity, self.nodes, branch, tuple(known), outputs)
         self.nodes += 1
         changed = {id(tensor) for tensor in _written(about)}
         reads = about.kind != "copy"
         args = tuple(memory.own(v, reads and id(v) not in changed) for v in about.args)
         kwargs = {k: memory.own(v, reads and id(v) not in changed) for k, v in about.kwargs.items()}
-        self._work.append((kernel, about.device.index, args, kwargs, route))
+        self._work.append((kernel, about.device.index, args, kwargs, route, node))
 
     def append_aside(self, work: _Move | _EventNode) -> None:
         """Record what is no kernel and no copy."""

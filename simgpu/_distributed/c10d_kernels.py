@@ -108,21 +108,6 @@ def _operator(name: str) -> torch._ops.OpOverload:
     return found
 
 
-class _CollectiveKernel(Kernel):
-    """A c10d operator for instruments to look at, with the calls that it makes of a group."""
-
-    __slots__ = ()
-
-    def __init__(self, name: str, run: Any, collective: Collective) -> None:
-        self.op = _operator(name)
-        self.name = f"c10d.{name}"
-        self.kind = "kernel"
-        self.run = run
-        self.changes_more = False
-        self.at_once = True
-        self.collective = collective
-
-
 def issue(
     name: str,
     group: Communicator,
@@ -181,8 +166,9 @@ def issue(
     )
     for call in calls:
         call.collective = about
-    kernel = _CollectiveKernel(name, run, about)
-    launch(kernel, index, (), {})
+    # Its results are the program's tensors: no memory has to be taken for them.
+    kernel = Kernel(_operator(name), run, changes_more=False)
+    launch(kernel, index, (), {}, about=about)
     if not asynchronous:
         report = finished if async_op else awaited
         report([about])

@@ -351,8 +351,8 @@ def awaited(collectives: Sequence[Collective]) -> None:
 
 def finished(collectives: Sequence[Collective]) -> None:
     """Report to instruments that the host has waited for these, and no stream has."""
-    for observe in hooks.collectives_finished:
-        observe(collectives)
+    for waits in hooks.collectives_awaited:
+        waits(collectives, None)
 
 
 def completed(outputs: list[Tensor]) -> Any:

@@ -247,8 +247,10 @@ class _Uses(Instrument):
             self._owned.remove(dead)
         self._owned.put(owned)
 
-    def memory_owned(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
+    def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
         """There is a new allocation."""
+        if not block or storage is None:
+            return
         self._count += 1
         if self._count > self._sweep_at:
             live = [owned for owned in self._owned if owned.allocation() is not None]
@@ -378,5 +380,5 @@ def lazy_clone(self: torch.Tensor) -> torch.Tensor:
 def record_stream(self: torch.Tensor, s: torch.Stream) -> None:
     """`Tensor.record_stream`: the memory is free, once it is dropped, when the stream is done."""
     note_use(self, s)
-    for used in hooks.tensor_used_on_stream:
-        used(self, s)
+    for used in hooks.used_on_stream:
+        used(self.data_ptr(), s)

@@ -23,8 +23,8 @@ from torch.autograd.graph import increment_version
 
 from simgpu._core import hooks as core_hooks
 from simgpu._core import streams, world
-from simgpu._core.hooks import hooks
-from simgpu._core.launch import HOST_KEYS, Kernel, launch, tell_written_back
+from simgpu._core.hooks import ON_COPIES, About, hooks
+from simgpu._core.launch import HOST_KEYS, Kernel, launch, report_written_back
 from simgpu._core.operators import copy_, set_storage, wants_to_resize
 from simgpu._core.out_of_memory import charge
 from simgpu._memory import pinned
@@ -73,7 +73,7 @@ def out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         if copies is not None:
             host_args, copied_kwargs = copies
             hosts = {name: copied_kwargs[name] for name in outs}
-            launch(chosen.with_copies(), index, host_args, {**host_kwargs, **hosts})
+            launch(chosen, index, host_args, {**host_kwargs, **hosts}, about=ON_COPIES)
         for name, value in outs.items():
             for out, host in zip(_as_list(value), _as_list(hosts[name]), strict=True):
                 write_back_output(out, host)
@@ -129,7 +129,8 @@ def _launched(
             alias if out.numel() and not grow else resizable_copy_like(out) for out, alias in pairs
         ]
         hosts[name] = chosen if isinstance(value, (list, tuple)) else chosen[0]
-    launch(kernel.with_copies() if copied else kernel, index, host_args, {**host_kwargs, **hosts})
+    about: About = ON_COPIES if copied else None
+    launch(kernel, index, host_args, {**host_kwargs, **hosts}, about=about)
     return hosts
 
 
@@ -150,9 +151,9 @@ def tell_of_tensors(
     kernel: Kernel, index: int, reader: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Tell instruments of a call that was computed on copies, and is in its tensors now."""
-    if hooks.written_back:
+    if hooks.launched:
         _, host_args, host_kwargs = reader.read(args, kwargs)
-        tell_written_back(kernel, index, host_args, host_kwargs)
+        report_written_back(kernel, index, host_args, host_kwargs)
 
 
 def write_back_output(out: torch.Tensor, host: torch.Tensor) -> None:
@@ -403,7 +404,7 @@ def mutating_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
                 raise
             # Some let their first argument grow (addbmm_): memory under an alias cannot.
             host_args[0] = host_alias(args[0]).clone()
-            result = launch(kernel.with_copies(), index, host_args, host_kwargs)
+            result = launch(kernel, index, host_args, host_kwargs, about=ON_COPIES)
             write_back_output(args[0], host_args[0])
             tell_of_tensors(kernel, index, reader, args, kwargs)
         return pick(result, args, kwargs, index)

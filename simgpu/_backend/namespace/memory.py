@@ -233,13 +233,13 @@ class History(hooks.Instrument):
                 self._entries[index] = deque(maxlen=limit)
             self._entries[index].append(entry)
 
-    def after_allocate(self, device: torch.device, nbytes: int) -> None:
-        """Keep the stack; `nbytes` is a Block, since there is someone who asks for it."""
+    def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
+        """Keep the stack."""
         stack = self._stack("state")
         if stack is not None:
-            self.stacks[id(nbytes)] = stack
-        told = stack if self._context in ("alloc", "all") else None
-        self._note(device.index, _Entry.of_block("alloc", device.index, nbytes, told))
+            self.stacks[id(block)] = stack
+        shown = stack if self._context in ("alloc", "all") else None
+        self._note(device.index, _Entry.of_block("alloc", device.index, block, shown))
 
     def on_free(self, index: int, nbytes: int) -> None:
         """Memory dies, in this thread and at this moment."""
@@ -247,9 +247,9 @@ class History(hooks.Instrument):
         for action in ("free_requested", "free_completed"):
             self._note(index, _Entry.of_block(action, index, nbytes, stack))
 
-    def after_free(self, device: torch.device, nbytes: int) -> None:
+    def freed(self, device: torch.device, block: Any) -> None:
         """The memory of a block may be used again, and so may its id."""
-        self.stacks.pop(id(nbytes), None)
+        self.stacks.pop(id(block), None)
 
     def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
         """An allocation failed."""

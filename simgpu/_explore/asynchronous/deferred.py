@@ -108,7 +108,7 @@ class DeferredLaunch:
     """A launch that runs later; `blocks` are the memory that it uses."""
 
     __slots__ = (
-        *("_args", "_compute", "_kwargs", "_launch", "_outs", "_own", "_queues"),
+        *("_about", "_args", "_compute", "_kwargs", "_launch", "_outs", "_own", "_queues"),
         *("blocks", "ends", "has_run", "kernel", "plan", "state"),
     )
 
@@ -134,6 +134,7 @@ class DeferredLaunch:
             launch.source,
             launch.target,
         )
+        self._about = launch.about
         self.kernel: Kernel = launch.kernel
         # The views that are written to: of the one result that is new, or for each result.
         self._outs: Tensor | list[Tensor | list[Tensor] | None] = []
@@ -197,7 +198,9 @@ class DeferredLaunch:
         if self.plan.check is not None:
             self.plan.check(args, kwargs)
         if hooks.computed:
-            found = self._compute(Launch(*self._launch, args, kwargs, kernel), args, kwargs)
+            found = self._compute(
+                Launch(*self._launch, args, kwargs, kernel, self._about), args, kwargs
+            )
         else:
             found = kernel.run(HOST_KEYS, *args, **kwargs)
         outs = self._outs

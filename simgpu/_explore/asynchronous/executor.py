@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from simgpu._core import clock, hooks, streams
-from simgpu._core.hooks import Compute, Executor, Launch, value_checks
+from simgpu._core.hooks import Collective, Compute, Executor, Launch, Node, value_checks
 from simgpu._core.launch import other_end
 from simgpu._core.lost_devices import check_not_lost, clear_lost, unreported, unreported_errors
 from simgpu._core.streams import Key, key_of
@@ -89,7 +89,7 @@ class Asynchronous(Executor):
     def _prepared(self, own: Key, launch: Launch, compute: Compute) -> DeferredLaunch:
         """What is to be queued; raises Unplanned where the launch has to run at once."""
         kernel, args, kwargs = launch.kernel, launch.args, launch.kwargs
-        if kernel.at_once:
+        if isinstance(launch.about, (Collective, Node)):
             raise Unplanned("works on more than its arguments")
         if _transform_level() is not None:  # of torch.func, which would wrap what is made here
             raise Unplanned("is within a transform")
@@ -134,14 +134,12 @@ class Asynchronous(Executor):
 
     # Memory
 
-    def memory_owned(self, index: int, storage: torch.UntypedStorage, allocation: object) -> None:
-        with self._lock:
-            self._memory.own((index, streams.current_stream_id(index)), storage, allocation)
+    def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
+        if block and storage is not None:
+            with self._lock:
+                self._memory.own((device.index, block.stream), storage, allocation)
 
-    def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
-        self.memory_used_on_stream(tensor.data_ptr(), stream)
-
-    def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
+    def used_on_stream(self, address: int, stream: torch.Stream) -> None:
         with self._lock:
             self._memory.record(address, key_of(stream))
 

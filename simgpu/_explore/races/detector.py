@@ -13,7 +13,7 @@ import torch
 
 from simgpu._core import hooks, streams
 from simgpu._core.by_address import ByAddress
-from simgpu._core.hooks import Collective, Instrument, Launch
+from simgpu._core.hooks import ON_COPIES, Collective, Instrument, Launch, Node
 from simgpu._core.launch import is_host_number, is_non_blocking, other_end
 from simgpu._core.operators import trains, waits_for_values
 from simgpu._core.order import FIRST_GROUP, HOST, Clock, Order, Queue, merge
@@ -139,8 +139,8 @@ class Detector(Instrument):
         if self._storages:
             self.host.begin()
         place = calling_line()
-        if launch.kernel.collective is not None:
-            self._collective(launch.kernel.collective, launch.op, queue, result)
+        if isinstance(launch.about, Collective):
+            self._collective(launch.about, launch.op, queue, result)
             return
         name, op = launch.op, launch.kernel.op
         marked = tensor_arguments(op, trains(op, launch.args, launch.kwargs))
@@ -148,7 +148,8 @@ class Detector(Instrument):
         if launch.kind == "copy":
             other, to_host = other_end(launch), launch.target.type == "cpu"
             host = to_host or launch.source.type == "cpu"
-        copied = launch.kernel.has_copies  # `written_back` reports its purpose
+        copied = launch.about == ON_COPIES  # its purpose is reported once it is written back
+        writes_too = launch.about.writes if isinstance(launch.about, Node) else ()
         with self._lock:
             clock, number = self._order.begin(queue)
             if other is not None:
@@ -158,7 +159,7 @@ class Detector(Instrument):
                     continue  # the end of a copy that is not on a device
                 if not is_host_number(tensor):
                     self._touch(tensor, queue, number, clock, writes, name, place)
-            for tensor in launch.kernel.writes:
+            for tensor in writes_too:
                 self._touch(tensor, queue, number, clock, True, name, place)
             for tensor in () if to_host or copied else dense(result):
                 span = span_of(tensor)
@@ -171,19 +172,6 @@ class Detector(Instrument):
                 self._order.host_waits_for(clock)
             if other is not None:
                 self._order.wait(other, queue)
-
-    def written_back(self, launch: Launch) -> None:
-        """Compare what a launch on copies has read and written in the end."""
-        queue = launch.device.index, launch.stream
-        if queue in streams.captured:
-            return
-        place, op = calling_line(), launch.kernel.op
-        marked = tensor_arguments(op, trains(op, launch.args, launch.kwargs))
-        with self._lock:
-            clock, number = self._order.begin(queue)
-            for tensor, writes in tensors_of(marked, launch.args, launch.kwargs):
-                if not is_host_number(tensor):
-                    self._touch(tensor, queue, number, clock, writes, launch.op, place)
 
     def _collective(self, about: Collective, op: str, queue: Queue, result: Any) -> None:
         """A collective writes on a stream of its group, after the present work of the current one.
@@ -201,17 +189,16 @@ class Detector(Instrument):
                     region.recorded.add(own)
             self._collectives[about] = dict(clock)
 
-    def collectives_awaited(self, collectives: Sequence[Collective], stream: torch.Stream) -> None:
+    def collectives_awaited(
+        self, collectives: Sequence[Collective], stream: torch.Stream | None
+    ) -> None:
         with self._lock:
             for about in collectives:
-                clock = self._collectives.get(about)
-                if clock is not None:
+                clock = self._collectives.get(about, {})
+                if stream is None:
+                    self._order.host_waits_for(clock)
+                else:
                     merge(self._order.clock(key_of(stream)), clock)
-
-    def collectives_finished(self, collectives: Sequence[Collective]) -> None:
-        with self._lock:
-            for about in collectives:
-                self._order.host_waits_for(self._collectives.get(about, {}))
 
     def _copy_of_host(
         self, launch: Launch, result: Any, queue: Queue, number: int, clock: Clock, place: str
@@ -329,16 +316,15 @@ class Detector(Instrument):
 
     # Memory.
 
-    def after_allocate(self, device: torch.device, nbytes: Any) -> None:
-        address = nbytes.address
+    def allocated(self, device: torch.device, block: Any, storage: Any, allocation: object) -> None:
+        address = block.address
         if not address:
             return
-        index = device.index
-        queue = index, streams.current_stream_id(index)
+        queue = device.index, block.stream
         # A graph keeps the memory that it was captured with: no stream gives it to others.
         owner = None if queue in streams.captured else queue
         with self._lock:
-            region = self._memory.allocate(address, address + int(nbytes.requested), owner)
+            region = self._memory.allocate(address, address + int(block.requested), owner)
             access = self._made.pop(address, None)
             if access is not None:
                 region.accesses.append(access)
@@ -358,8 +344,8 @@ class Detector(Instrument):
     def devices_removed(self) -> None:
         self._freed_blocks.clear()  # with the memory of all others
 
-    def after_free(self, device: torch.device, nbytes: Any) -> None:
-        address = getattr(nbytes, "address", 0)
+    def freed(self, device: torch.device, block: Any) -> None:
+        address = getattr(block, "address", 0)
         with self._lock:
             region = self._memory.free(address)
             if region is None or region.owner is None:
@@ -372,10 +358,7 @@ class Detector(Instrument):
                 if max(clock.get(queue, 0), host.get(queue, 0)) < access.number:
                     self._freed_blocks.setdefault(region.owner, []).append(access)
 
-    def tensor_used_on_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
-        self.memory_used_on_stream(tensor.data_ptr(), stream)
-
-    def memory_used_on_stream(self, address: int, stream: torch.Stream) -> None:
+    def used_on_stream(self, address: int, stream: torch.Stream) -> None:
         with self._lock:
             region = self._memory.at(address)
             if region is not None:

@@ -119,7 +119,7 @@ class Asking(hooks.Instrument):
     def before_allocate(self, device, nbytes):
         self.asked.append(nbytes)
 
-    def after_allocate(self, device, nbytes):
+    def allocated(self, device, nbytes, storage, allocation):
         self.taken.append(int(nbytes))
 
 

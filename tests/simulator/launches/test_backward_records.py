@@ -48,7 +48,7 @@ class Order(Instrument):
         else:
             self.follow(key, self.clock((awaited.device_index, awaited.stream_id)))
 
-    def memory_used_on_stream(self, address, stream):
+    def used_on_stream(self, address, stream):
         self.used.append((address, stream))
 
 

@@ -123,8 +123,8 @@ class Told(Instrument):
     def stream_waits(self, stream, awaited):
         self.seen.append(("waits", stream.device, stream.stream_id, awaited.stream_id))
 
-    def tensor_used_on_stream(self, tensor, stream):
-        self.seen.append(("used", tensor.device, stream.stream_id))
+    def used_on_stream(self, address, stream):
+        self.seen.append(("used", stream.device, stream.stream_id))
 
     def host_synchronizes(self, awaited):
         self.seen.append(("host waits", awaited))
