@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ from simgpu._core.launch import HOST_KEYS, Kernel, is_host_number, is_non_blocki
 from simgpu._core.operators import (
     clone,
     copy_,
-    fill_,
     has_masks,
     only_allocates,
     set_storage,
@@ -33,6 +31,7 @@ from simgpu._core.operators import (
     written,
 )
 from simgpu._core.order import Clock
+from simgpu._core.unwritten import fill_unwritten
 from simgpu._memory import pinned
 from simgpu._memory.ownership import host_empty, on_one_storage, with_bits_of
 from simgpu._random.fill import Source
@@ -122,13 +121,10 @@ class _Memory:
         set_storage(HOST_KEYS, tensor, storage, offset, value.shape, value.stride())
         return with_bits_of(value, tensor)
 
-    def fill_unwritten(self) -> None:
+    def clear(self) -> None:
         """Fill all of it with values that cannot pass for a result."""
         for result in self._results:
-            whole = result.whole
-            if whole.dtype != torch.bool:
-                floats = whole.is_floating_point() or whole.is_complex()
-                fill_(HOST_KEYS, whole, math.nan if floats else torch.iinfo(whole.dtype).max)
+            fill_unwritten(result.whole)
 
 
 class _Move(NamedTuple):
@@ -333,7 +329,7 @@ class Recording(Capture):
             generator.set_state(state)
         self._before.clear()
         self._generators.clear()
-        self._memory.fill_unwritten()
+        self._memory.clear()
 
 
 _MODES = ("global", "thread_local", "relaxed")

@@ -24,6 +24,7 @@ from torch.utils.weak import TensorWeakRef
 
 from simgpu._core import streams
 from simgpu._core.hooks import Collective, hooks
+from simgpu._core.unwritten import fill_unwritten
 from simgpu._distributed import collectives
 from simgpu._distributed.collectives import Call, in_common
 from simgpu._native.python_objects import held_by_cpp
@@ -59,16 +60,6 @@ def outside_inference_mode(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 Tensor = torch.Tensor
-
-
-def fill_unwritten(tensor: Tensor) -> None:
-    """Fill a host tensor with what no sum is: NaN, or the least integer."""
-    dtype = tensor.dtype
-    if dtype.is_floating_point or dtype.is_complex:
-        tensor.fill_(float("nan"))
-    elif dtype is not torch.bool:
-        info = torch.iinfo(dtype)
-        tensor.fill_(info.min or info.max)
 
 
 class Pending:

@@ -21,7 +21,8 @@ from simgpu._core.by_address import ByAddress
 from simgpu._core.device import Allocation
 from simgpu._core.hooks import Instrument, add, hooks, remove
 from simgpu._core.launch import HOST_KEYS, Kernel, launch, launch_copy
-from simgpu._core.operators import empty, fill_, set_storage
+from simgpu._core.operators import empty, set_storage
+from simgpu._core.unwritten import fill_unwritten
 from simgpu._memory.ownership import adopt, bytes_of, check_memory, host_empty, owned_tensors
 from simgpu._native.layouts import set_size, swap_memory
 from simgpu._native.relabel import LABELS, relabel
@@ -152,9 +153,6 @@ def new_storage(nbytes: int, index: int) -> torch.UntypedStorage:
     return adopt(host, index).untyped_storage()
 
 
-_FREED = 255  # the bytes of memory given back: NaN in every floating dtype
-
-
 def mark_exported(storage: torch.UntypedStorage) -> None:
     """Note that something points into the memory of `storage`: a slice of it, or a DLPack capsule.
 
@@ -182,7 +180,7 @@ def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     fresh = counted
     if nbytes < extent:
         host = host_empty(extent)
-        fill_(HOST_KEYS, host, _FREED)
+        fill_unwritten(host)
         fresh = relabel(host, LABELS[index]).untyped_storage()
     if kept:
         launch(_COPY, index, (bytes_of(fresh, kept, index), bytes_of(storage, kept, index)), {})

@@ -13,7 +13,7 @@ import simgpu
 from simgpu import strategies
 from simgpu._distributed import groups, works
 from simgpu._distributed.collectives import Call
-from simgpu._distributed.works import Pending, Work, drop_unused, fill_unwritten
+from simgpu._distributed.works import Pending, Work, drop_unused
 from tests.support.worlds import few, schedules
 
 # Newer releases have other names for two of them.
@@ -195,23 +195,6 @@ def test_a_work_of_several_calls_is_kept_until_it_is_waited_for(data, count):
     assert kept == {*alone, together}.difference(first)
     together.wait()
     assert not kept
-
-
-@given(
-    dtype=st.sampled_from(
-        [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.int64, torch.uint8]
-    ),
-    size=st.integers(1, 4),
-)
-def test_what_nobody_has_waited_for_looks_like_no_result(dtype, size):
-    """Zero would: it is the least number without a sign."""
-    tensor = torch.zeros(size, dtype=dtype)
-    fill_unwritten(tensor)
-    if dtype.is_floating_point or dtype.is_complex:
-        assert tensor.isnan().all()
-    else:
-        limits = torch.iinfo(dtype)
-        assert all(each in {limits.min, limits.max} - {0} for each in tensor.tolist())
 
 
 @given(held=st.lists(st.integers(0, 3), max_size=4))

@@ -19,9 +19,10 @@ import torch
 
 from simgpu._core.by_address import ByAddress
 from simgpu._core.launch import HOST_KEYS
-from simgpu._core.operators import empty, fill_, no_modes, set_storage
+from simgpu._core.operators import empty, no_modes, set_storage
 from simgpu._core.order import Clock, merge
 from simgpu._core.streams import Key
+from simgpu._core.unwritten import fill_unwritten
 from simgpu._explore.asynchronous.plans import TensorSignature
 from simgpu._explore.asynchronous.queues import Queues
 from simgpu._memory.ownership import owned_tensors, with_bits
@@ -31,7 +32,6 @@ _data: Any = torch._C.TensorBase.data
 _data_of: Callable[[Tensor], Tensor] = _data.__get__
 _inference: Callable[[], bool] = torch._C.is_inference_mode_enabled
 _CPU = torch.device("cpu")
-FREED = 255  # the bytes of memory that was handed out again: NaN in every floating dtype
 
 _MOST_VIEWS = 64
 
@@ -202,14 +202,7 @@ class _Overwrite:
         self._storage = storage
 
     def __call__(self) -> None:
-        fill_bytes(self._storage)
-
-
-def fill_bytes(storage: torch.UntypedStorage) -> None:
-    """Overwrite memory with values that cannot pass for a result."""
-    row = empty(HOST_KEYS, (0,), dtype=torch.uint8, device=_CPU)
-    set_storage(HOST_KEYS, row, storage, 0, (storage.nbytes(),), (1,))
-    fill_(HOST_KEYS, row, FREED)
+        fill_unwritten(self._storage)
 
 
 def view_of(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:

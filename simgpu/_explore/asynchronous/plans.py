@@ -25,6 +25,7 @@ from simgpu._core.operators import (
     without_modes,
     written,
 )
+from simgpu._core.unwritten import unwritten_value
 from simgpu._memory.ownership import with_bits
 
 # `Form`: what distinguishes tensors at one address: shape, strides, dtype and signs.
@@ -309,12 +310,8 @@ def _layout(value: Any) -> Layout:
     dtype = value.dtype
     if value.is_quantized:
         raise Unplanned("a quantized result")
-    filler: float | bool = float("nan")
-    if dtype is torch.bool:
-        filler = True
-    elif not (dtype.is_floating_point or dtype.is_complex):
-        filler = -1 if dtype.is_signed else torch.iinfo(dtype).max
-    return Layout(value.shape, stride, dtype, filler, form_of(value), value.is_contiguous())
+    filler, form = unwritten_value(dtype), form_of(value)
+    return Layout(value.shape, stride, dtype, filler, form, value.is_contiguous())
 
 
 def _argument(op: torch._ops.OpOverload, alias: Any, count: int) -> int | str:

@@ -82,8 +82,8 @@ COLLECTIVES = [
     ),
     fault(
         "an output without a wait has its old numbers",
-        "fill_unwritten",
-        drop_call("fill_", at=1),
+        "Pending.copy_inputs",
+        drop_call("fill_unwritten"),
         "test_a_read_before_the_wait_sees_no_number",
     ),
     fault(
