@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 # Copies from pageable or pinned host memory go through these, one for each device, so that they
 # can overlap with what the device is already doing.
-_copy_streams: dict[torch.device, Any] = {}
+_copy_streams: dict[tuple[torch.device, Any], Any] = {}
 _copy_streams_lock = threading.Lock()
 
 
@@ -164,11 +164,13 @@ def copy_stream(device: torch.device) -> Any:
     """The background stream on which chunks from the CPU reach `device`, or None for the CPU."""
     if device.type == "cpu":
         return None
-    stream = _copy_streams.get(device)
+    # The class belongs to the key: another backend may have had devices of the same name before.
+    stream_class = device_module(device.type).Stream
+    key = device, stream_class
+    stream = _copy_streams.get(key)
     if stream is None:
         with _copy_streams_lock:
-            stream = _copy_streams.get(device)
+            stream = _copy_streams.get(key)
             if stream is None:
-                stream = device_module(device.type).Stream(device=device)
-                _copy_streams[device] = stream
+                stream = _copy_streams[key] = stream_class(device=device)
     return stream

@@ -35,7 +35,7 @@ def _make_tensor(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
 _KEYS = ("CUDA", "QuantizedCUDA", "SparseCUDA", "SparseCsrCUDA")
 _fallback: list[torch.library.Library] = []
 _of_pytorch: list[tuple[str, str]] = []
-"""Operators and keys for which this build of PyTorch has a kernel."""
+"""Operators and keys for which this build of PyTorch has a kernel, its own or one for all keys."""
 
 
 def _route_factories(patches: Patches) -> None:
@@ -52,7 +52,9 @@ def _route_factories(patches: Patches) -> None:
         # the kernel of the operator itself and ends in an assertion if that is a fallback.
         factories = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         for name, key in itertools.product(_FACTORIES, _KEYS):
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
+            if torch._C._has_cuda or torch._C._dispatch_has_kernel_for_dispatch_key(
+                f"aten::{name}", key
+            ):
                 _of_pytorch.append((name, key))
             else:
                 _route(factories, name, key)
