@@ -89,6 +89,9 @@ def dense(tensor):
     return plain(tensor.detach().to_dense().resolve_conj().resolve_neg())
 
 
+# NCCL is asked for devices that differ.
+separate = pytest.mark.devices(2, distinct=True, at_least=True)
+
 # A kind of tensor, and what keeps NCCL from the call, if anything else does.
 SPOILED = ("no NCCL", "another build", "a transform", "repeated", "alone", "elsewhere")
 CASES = [*((kind, "nothing") for kind in sorted(KINDS)), *(("dense", each) for each in SPOILED)]
@@ -105,6 +108,7 @@ def spoil(data, devices, patch, spoiled):
     return targets, asked, forward_ad.dual_level() if spoiled == "a transform" else nullcontext()
 
 
+@separate
 @pytest.mark.parametrize(("kind", "spoiled"), CASES)
 @pytest.mark.parametrize("into", [False, True])
 @few
@@ -125,6 +129,7 @@ def test_what_a_broadcast_asks_for(devices, kind, spoiled, into, data, seed):
     assert [dense(copy) for copy in copies] == [dense(x)] * len(targets)
 
 
+@separate
 @pytest.mark.parametrize(("kind", "spoiled"), CASES[:-1])
 @few
 @given(data=st.data(), seed=st.integers(0, 99))
@@ -156,6 +161,7 @@ def test_quantized_numbers_are_copied():
         assert not nccl.can_broadcast(QUANTIZED, there)
 
 
+@separate
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 @few
 @given(data=st.data(), layout=st.sampled_from((torch.sparse_coo, torch.sparse_csr)))
@@ -195,6 +201,7 @@ def test_devices_of_two_types_are_not_one_library(devices):
     assert plain(copies[1]) == [1, 1, 1]
 
 
+@separate
 @pytest.mark.parametrize("repeated", [False, True])
 @few
 @given(data=st.data(), count=st.integers(1, 3))

@@ -72,11 +72,11 @@ def test_a_replaced_step_is_called_with_what_was_given(devices, replace, name):
         return original(self, *args)
 
     net = net_on(devices[0])
-    ids = list(range(3))
+    ids = [device.index for device in devices]
     model = replace(net, ids, name, step)
     assert plain(model(rows(devices[0], 5))) == plain(net(rows(devices[0], 5)))
     assert len(called) == 1
-    expected = {"scatter": ids, "replicate": ids, "gather": 0}
+    expected = {"scatter": ids, "replicate": ids, "gather": ids[0]}
     if name in expected:
         assert called[0][-1] == expected[name]
 

@@ -137,7 +137,7 @@ def test_replicas_run_at_the_same_time(devices):
     assert len(set(threads)) == len(devices)
 
 
-@pytest.mark.devices(4)
+@pytest.mark.devices(4, distinct=True)  # one replica interrupts
 def test_replicas_that_wait_for_each_other_end_though_the_caller_is_interrupted(
     interruptible, devices
 ):

@@ -213,7 +213,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.devices(2)
+@pytest.mark.devices(2, distinct=True)
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_calls_are_refused_in_these_words(devices, name):
     call, kind, text, found = REFUSED[name]

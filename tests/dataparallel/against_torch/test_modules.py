@@ -55,6 +55,9 @@ old_name_of_the_cpu = pytest.mark.filterwarnings(
     "ignore:Using -1 to represent CPU tensor:FutureWarning"
 )
 
+# Replicas of theirs on one device share the module's buffers, and count and average into them.
+separate = pytest.mark.devices(2, distinct=True, at_least=True)
+
 parts = st.builds(Parts, st.integers(0, 99), st.booleans(), st.integers(0, 2))
 
 
@@ -64,6 +67,7 @@ def reached(module, path):
     return module
 
 
+@separate
 @given(data=st.data(), module=parts, detach=st.booleans(), training=st.booleans())
 def test_replicas_are_made_of_the_same(devices, data, module, detach, training):
     """Every tensor and every submodule, by the name under which the forward finds it."""
@@ -132,6 +136,7 @@ def two_steps(lib, module, targets, batch, source, output):
     }  # fmt: skip
 
 
+@separate
 @old_name_of_the_cpu
 @given(
     data=st.data(),
@@ -154,6 +159,7 @@ def test_training_steps(devices, data, arguments, repeats):
         assert seen == wanted[name], name
 
 
+@separate
 @given(data=st.data(), training=st.booleans(), grad=st.booleans(), dim=st.sampled_from((0, 1)))
 def test_outputs_and_statistics_of_ordinary_numbers(devices, data, training, grad, dim):
     """Each replica computes what theirs does, bit for bit, and the first one's statistics last."""

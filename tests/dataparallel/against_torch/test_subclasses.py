@@ -93,7 +93,7 @@ def told(call):
     return [(type(x), x.device, x.tolist()) for x in tree_leaves(call())]
 
 
-@pytest.mark.devices(2, at_least=True)
+@pytest.mark.devices(2, distinct=True, at_least=True)  # theirs shares memory on one device
 @pytest.mark.parametrize("name", CALLS)
 def test_results_are_of_the_class_that_they_have_in_theirs(devices, name):
     found = [told(lambda m=m: CALLS[name](m, Distribution, devices)) for m in (ours, theirs)]
