@@ -25,7 +25,7 @@ from simgpu._core import hooks as core_hooks
 from simgpu._core.hooks import hooks
 from simgpu._util import thread_rows
 from simgpu._util.naming import DEVICE_TYPE, PRIVATE_USE_1, visible_text
-from simgpu._util.thread_rows import CURRENT_DEVICE, LOG, STREAMS
+from simgpu._util.thread_rows import CURRENT_DEVICE, LOG, RECORDED, STREAMS, USES
 from simgpu.errors import CaptureError, DeviceMismatchError, NotReadyError
 
 Key = tuple[int, int]  # of a stream: the index of its device, and its number
@@ -436,7 +436,6 @@ def _is_over(event: Event) -> bool:
 # kernel of the thread, and after the backward pass. While no instrument overrides one of these
 # methods and no clock follows the devices, there is no log.
 
-_RECORDED, _USES = 1, 3  # what an entry says; 2 is a wait
 _ROOM = 4096  # entries between two kernels
 
 
@@ -469,14 +468,14 @@ class _Log:
                 self._report(kind, handle, Stream(index, stream_id=number))
 
     def _report(self, kind: int, handle: int, stream: Stream) -> None:
-        if kind == _USES:
+        if kind == USES:
             for used in hooks.used_on_stream:
                 used(handle, stream)
             return
         event = self.events.get(handle)
         if event is None:
             event = self.events[handle] = EngineEvent()
-        if kind == _RECORDED:
+        if kind == RECORDED:
             event.record(stream)
         else:
             event.wait(stream)

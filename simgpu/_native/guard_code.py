@@ -28,6 +28,7 @@ import torch
 
 from simgpu._native.vtables import Table
 from simgpu._util.naming import PRIVATE_USE_1
+from simgpu._util.thread_rows import LOG, RECORDED, STREAMS, USES, WAITS
 
 # Make a few machine instructions into a C function that C++ can call.
 #
@@ -224,16 +225,12 @@ _ORDER = (
     *("isStreamCapturing", "synchronizeEvent", "synchronizeDevice", "recordDataPtrOnStream"),
 )
 
-# What an entry of a log says: an event was recorded on a stream, a stream waits for an event, a
-# stream uses memory.
-RECORDED, WAITS, USES = 1, 2, 3
-
 # mov edi, KEY; mov rax, pthread_getspecific; call rax: the address of the row, or 0, in rax.
 _ROW = "bf {key} 48b8 {get} ffd0"
 # With r12 the address of a stream, rcx an event or an address, r8 what it is and rax the row: if
 # the row names a log, count there, and if there is room, append the four. Then return.
 _APPEND = (
-    "4885c0 7437 488b4008 4885c0 742e 488b10 48ff00 483b5008 7322 48c1e205 488d541010 4c8902"
+    "4885c0 7437 488b40{log} 4885c0 742e 488b10 48ff00 483b5008 7322 48c1e205 488d541010 4c8902"
     "48894a08 410fb73424 48897210 498b742408 48897218 415d 415c 5b c3"
 )
 _ENTER = "f30f1efa 53 4154 4155 4889f3 4989d4"  # endbr64; save rbx, r12, r13; keep two arguments
@@ -242,17 +239,17 @@ _CODE = {
     "exchangeDevice": f"f30f1efa 53 89f3 {_ROW} 31d2 4885c0 740d 488b10 0fbecf 85c9 7803 488908"
     "88d7 0fb7c3 5b c3",
     # The row's stream of the argument's device, in ax and rdx.
-    "getStream": f"f30f1efa 53 89f3 {_ROW} 31d2 4885c0 7410 0fbecf 85c9 7904 8b08 88cf 488b54c810"
-    "0fb7c3 5b c3",
+    "getStream": f"f30f1efa 53 89f3 {_ROW} 31d2 4885c0 7410 0fbecf 85c9 7904 8b08 88cf 488b54c8"
+    "{streams} 0fb7c3 5b c3",
     "getDefaultStream": "f30f1efa 0fb7c6 31d2 c3",
     # The argument becomes the row's stream of its device; the former one in ax and rdx.
     "exchangeStream": f"f30f1efa 53 4154 4883ec08 89f3 4989d4 {_ROW} 31d2 4885c0 740e 0fbecf"
-    "488d44c810 488b10 4c8920 0fb7c3 4883c408 415c 5b c3",
+    "488d44c8{streams} 488b10 4c8920 0fb7c3 4883c408 415c 5b c3",
     # A new event first gets the next number, atomically.
     "record": f"{_ENTER} {_ROW} 488b0b 4885c9 7517 b901000000 48ba {{events}} f0480fc10a 48890b"
-    f"41b801000000 {_APPEND}",
-    "block": f"{_ENTER} {_ROW} 4889d9 41b802000000 {_APPEND}",
-    "recordDataPtrOnStream": f"{_ENTER} {_ROW} 488b0b 41b803000000 {_APPEND}",
+    f"41b8{{recorded}} {_APPEND}",
+    "block": f"{_ENTER} {_ROW} 4889d9 41b8{{waits}} {_APPEND}",
+    "recordDataPtrOnStream": f"{_ENTER} {_ROW} 488b0b 41b8{{uses}} {_APPEND}",
     "deviceCount": "f30f1efa 48b8 {count} 0fbe00 c3",
 }
 _CODE["setDevice"] = _CODE["uncheckedSetDevice"] = _CODE["exchangeDevice"]
@@ -291,6 +288,11 @@ def _instructions(name: str, key: ThreadKey) -> bytes:
             get=struct.pack("<Q", key.getter).hex(),
             events=struct.pack("<Q", ctypes.addressof(_events)).hex(),
             count=struct.pack("<Q", ctypes.addressof(_device_count)).hex(),
+            log=struct.pack("<B", 8 * LOG).hex(),
+            streams=struct.pack("<B", 8 * STREAMS).hex(),
+            recorded=struct.pack("<I", RECORDED).hex(),
+            waits=struct.pack("<I", WAITS).hex(),
+            uses=struct.pack("<I", USES).hex(),
         )
     )
 
@@ -328,11 +330,8 @@ def _places(there: list[str]) -> dict[str, int] | None:
 def install_guard(guard: Table) -> ThreadKey | None:
     """Replace what moves between devices and streams, if everything is as expected.
 
-    Returns the key whose `set` is to be called in each thread with the address of its row. The
-    numbers of a row are: the current device, the address of a log or 0, the current stream of each
-    device, and what `accelerator_choice` reads. A log is: how
-    many entries there were, room for how many, and the entries, each four numbers (what it says, an
-    event or address, the bits of a device, the number of a stream). None where nothing is replaced.
+    Returns the key whose `set` is to be called in each thread with the address of its row
+    (`thread_rows`). None where nothing is replaced.
     """
     if not is_possible_here() or sys.byteorder != "little":
         return None
