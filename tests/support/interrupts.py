@@ -24,29 +24,35 @@ class Interrupter:
     def count(self) -> None:
         self.passed += 1
         if self.passed == self.at:
+            self.stop()  # the interrupt may come at the entry of `__exit__`, which then does not run
             raise Interrupt
 
-    def __enter__(self):
-        self.outer, self.collects = (sys.getprofile(), sys.gettrace()), gc.isenabled()
-        gc.disable()
+    def start(self) -> None:
         sys.setprofile(self)
-        return self
 
-    def __exit__(self, *_):
+    def stop(self) -> None:
         profile, trace = self.outer
         sys.setprofile(profile)
         sys.settrace(trace)
         if self.collects:
             gc.enable()
 
+    def __enter__(self):
+        self.outer, self.collects = (sys.getprofile(), sys.gettrace()), gc.isenabled()
+        gc.disable()
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
 
 class LoopInterrupter(Interrupter):
     """Raises also where a loop repeats, which Python does not report to a profile function."""
 
-    def __enter__(self):
-        super().__enter__()
+    def start(self) -> None:
         sys.settrace(self.trace)
-        return self
+        super().start()  # last: a call that is counted would end `__enter__`
 
     def trace(self, frame, event, argument):
         frame.f_trace_lines = True

@@ -190,7 +190,6 @@ def test_what_is_kept_for_backward_takes_memory_until_then(no_collector, simulat
     for weight in module.parameters():
         weight.grad = None
     assert torch.simgpu.memory_allocated(device) == start
-    assert gc.collect() == 0
     del module, x, weight
     assert torch.simgpu.memory_allocated(device) == empty == 0
 
