@@ -24,7 +24,7 @@ class Interrupter:
     def count(self) -> None:
         self.passed += 1
         if self.passed == self.at:
-            self.stop()  # the interrupt may come at the entry of `__exit__`, which then does not run
+            self.stop()  # an interrupt at the entry of `__exit__` keeps it from running
             raise Interrupt
 
     def start(self) -> None:
