@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import distributed
@@ -172,6 +172,25 @@ def _is_integral(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
+Pattern = Literal["none", "all", "each", "to_root", "from_root", "pair"]
+
+# Who gets whose tensors: all ranks those of all; each rank what every other one has for it; the
+# root those of all; all ranks what the root has for them; or the receiver that of the sender.
+PATTERNS: dict[str, Pattern] = {
+    "barrier": "none",
+    "all_reduce": "all",
+    "all_gather": "all",
+    "all_to_all": "each",
+    "reduce_scatter": "each",
+    "reduce": "to_root",
+    "gather": "to_root",
+    "broadcast": "from_root",
+    "scatter": "from_root",
+    "send": "pair",
+    "recv": "pair",
+}
+
+
 @dataclass(eq=False)
 class Call:
     """One rank's part of a collective, or of a send and its receive.
@@ -225,6 +244,37 @@ class Call:
         """Say that, too; errors show it as `shown`, if that is more."""
         self.says += says
         self.shown += shown or says
+
+    @property
+    def pattern(self) -> Pattern:
+        """Who gets whose tensors."""
+        return PATTERNS[self.kind]
+
+    # What a kind of call means: a transport brings `part_for` of each rank that has one to the rank
+    # that gets it, which writes what `combined` makes of all of them.
+
+    def part_for(self, rank: int, count: int) -> Tensor:
+        """What this rank has for another one of `count`; ready to be combined, if it reduces."""
+        part = self.ins[rank if len(self.ins) > 1 else 0]
+        return part if self.reduction is None else self.reduction.prepare(part, count)
+
+    def space_for(self, part: Tensor, count: int) -> list[Tensor]:
+        """Where the parts of `count` ranks may arrive, which are like this one if it reduces."""
+        if self.reduction is None:
+            return self.outs
+        return [torch.empty_like(part) for _ in range(count)]
+
+    def combined(self, parts: list[Tensor], segment: int | None = None) -> list[Tensor]:
+        """What the outputs are to hold, of the parts of all ranks; `segment` as in `Reduction`."""
+        if self.reduction is None or len(parts) == 1:
+            return parts
+        return [self.reduction.combine(parts, segment)]
+
+    def write(self, values: Sequence[Tensor]) -> None:
+        """Put them into the outputs."""
+        for out, value in zip(self.outs, values, strict=True):
+            if out is not value:
+                out.view(-1).copy_(value.reshape(-1))
 
     def clone_overlapping_inputs(self) -> None:
         """Read copies of what the call overwrites: it may be written before all of it is read.

@@ -325,8 +325,8 @@ class Transport:
             self._meet_peer(call)
         elif len(self._ranks) > 1 and self._agree(call):
             return
-        if call.nbytes or call.kind in ("barrier", "all_to_all"):
-            getattr(self, f"_{call.kind}")(call)
+        if call.nbytes or call.kind == "all_to_all":
+            getattr(self, f"_{call.pattern}")(call)
 
     def algorithm(self, call: Call) -> str:
         """How a reduction of all ranks is carried out; "" for what only moves data."""
@@ -361,7 +361,8 @@ class Transport:
             if not self._has_room(end):
                 return False
             parts = self._tell_in_memory(record, data)
-        self._finish(call, [part[SIZE:end].view(data.dtype).view_as(data) for part in parts])
+        found = [part[SIZE:end].view(data.dtype).view_as(data) for part in parts]
+        call.write(call.combined(found))
         return True
 
     def _has_room(self, nbytes: int) -> bool:
@@ -390,22 +391,13 @@ class Transport:
 
     def _gathered(self, call: Call) -> Tensor | None:
         """What each rank has for all, where that is all there is to a call."""
-        if call.kind != "all_reduce" and not _is_even_gather(call):
+        if call.pattern != "all" or not _is_even(call):
             return None
         if not 0 < call.ins[0].nbytes * len(self._ranks) <= _SHARED:
             return None
-        if call.reduction is None:
-            return call.ins[0]
-        ordered = comm.is_ordered()
-        return call.reduction.prepare(call.ins[0], len(self._ranks)) if ordered else None
-
-    def _finish(self, call: Call, parts: list[Tensor]) -> None:
-        """Put the tensors of all ranks where they belong."""
-        if call.reduction is not None:
-            call.outs[0].copy_(call.reduction.combine(parts))
-            return
-        for out, part in zip(call.outs, parts, strict=True):
-            out.view(-1).copy_(part.view(-1))
+        if call.reduction is not None and not comm.is_ordered():
+            return None
+        return call.part_for(0, len(self._ranks))
 
     def _compare(self, call: Call, records: list[Tensor]) -> None:
         self._losses.last = records
@@ -433,52 +425,73 @@ class Transport:
             self._group, call.number, ranks, [*map(read_record, (mine, theirs))]
         )
 
-    # The kinds of calls.
+    # How gloo moves tensors, by the pattern of a call.
 
-    def _send(self, call: Call) -> None:
-        self._run(self._backend.send, [as_bytes(call.ins[0])], call.peer, 3 * call.tag + _DATA)
-
-    def _recv(self, call: Call) -> None:
-        self._run(self._backend.recv, [as_bytes(call.outs[0])], call.peer, 3 * call.tag + _DATA)
-
-    def _barrier(self, call: Call) -> None:
+    def _none(self, call: Call) -> None:
         """All ranks have come: they have exchanged records."""
 
-    def _broadcast(self, call: Call) -> None:
-        options = c10d.BroadcastOptions()
-        options.rootRank, options.rootTensor = call.peer, 0
-        data = [as_bytes(tensor) for tensor in call.outs or call.ins]
-        self._run(self._backend.broadcast, data, options)
+    def _pair(self, call: Call) -> None:
+        move = self._backend.send if call.kind == "send" else self._backend.recv
+        [tensor] = call.ins or call.outs
+        self._run(move, [as_bytes(tensor)], call.peer, 3 * call.tag + _DATA)
 
-    def _all_gather(self, call: Call) -> None:
-        outs = [as_bytes(out) for out in call.outs]
-        sizes = {out.numel() for out in outs}
-        if len(sizes) == 1:
-            self._run(self._backend.allgather, [outs], [as_bytes(call.ins[0])])
+    def _from_root(self, call: Call) -> None:
+        if call.kind == "broadcast":
+            broadcast = c10d.BroadcastOptions()
+            broadcast.rootRank, broadcast.rootTensor = call.peer, 0
+            [tensor] = call.outs or call.ins
+            self._run(self._backend.broadcast, [as_bytes(tensor)], broadcast)
             return
-        outs[self._backend.rank()].copy_(as_bytes(call.ins[0]))
-        for root, out in enumerate(outs):
-            options = c10d.BroadcastOptions()
-            options.rootRank, options.rootTensor = root, 0
-            if out.numel():
-                self._run(self._backend.broadcast, [out], options)
+        scatter = c10d.ScatterOptions()
+        scatter.rootRank = call.peer
+        ins = [[as_bytes(part) for part in call.ins]] if call.ins else []
+        self._run(self._backend.scatter, [as_bytes(call.outs[0])], ins, scatter)
 
-    def _gather(self, call: Call) -> None:
+    def _to_root(self, call: Call) -> None:
+        mine = call.part_for(call.peer, len(self._ranks))
+        parts = call.space_for(mine, len(self._ranks)) if call.outs else []
         options = c10d.GatherOptions()
         options.rootRank = call.peer
-        outs = [[as_bytes(out) for out in call.outs]] if call.outs else []
-        self._run(self._backend.gather, outs, [as_bytes(call.ins[0])], options)
+        outs = [[as_bytes(part) for part in parts]] if parts else []
+        self._run(self._backend.gather, outs, [as_bytes(mine)], options)
+        if parts:
+            call.write(call.combined(parts))
 
-    def _scatter(self, call: Call) -> None:
-        options = c10d.ScatterOptions()
-        options.rootRank = call.peer
-        ins = [[as_bytes(part) for part in call.ins]] if call.ins else []
-        self._run(self._backend.scatter, [as_bytes(call.outs[0])], ins, options)
+    def _all(self, call: Call) -> None:
+        mine = call.part_for(0, len(self._ranks))
+        if len(self._ranks) == 1:
+            call.write([mine])
+        elif call.reduction is not None and not self._is_small(call):
+            self._all_in_segments(call, mine)
+        else:
+            parts = call.space_for(mine, len(self._ranks))
+            self._all_gather(parts, mine)
+            call.write(call.combined(parts))
 
-    def _all_to_all(self, call: Call) -> None:
-        outs, ins = [as_bytes(out) for out in call.outs], [as_bytes(part) for part in call.ins]
-        self._agree_on_splits(call, [o.numel() for o in outs], [i.numel() for i in ins])
+    def _all_gather(self, outs: Sequence[Tensor], mine: Tensor) -> None:
+        """Receive `outs[r]` from each rank r; they may have other sizes, and some of them none."""
+        if len({out.numel() for out in outs}) == 1:
+            self._run(self._backend.allgather, [[*map(as_bytes, outs)]], [as_bytes(mine)])
+        else:
+            self._exchange(outs, [mine] * len(outs))
+
+    def _all_in_segments(self, call: Call, mine: Tensor) -> None:
+        """Combine a segment on each rank, and gather the segments of all."""
+        count, here = len(self._ranks), self._backend.rank()
+        chunks = mine.reshape(-1).tensor_split(count)
+        parts = call.space_for(chunks[here], count)
+        self._exchange(parts, chunks)
+        [total] = call.combined(parts, segment=here)
+        self._all_gather(call.outs[0].view(-1).tensor_split(count), total)
+
+    def _each(self, call: Call) -> None:
+        count, here = len(self._ranks), self._backend.rank()
+        ins = [call.part_for(rank, count) for rank in range(count)]
+        outs = call.space_for(ins[here], count)
+        if call.reduction is None:
+            self._agree_on_splits(call, [o.nbytes for o in outs], [i.nbytes for i in ins])
         self._exchange(outs, ins)
+        call.write(call.combined(outs, segment=here))
 
     def _agree_on_splits(self, call: Call, awaited: list[int], sent: list[int]) -> None:
         mine = torch.tensor([sent, awaited], device="cpu")
@@ -489,35 +502,13 @@ class Transport:
             collectives.check_splits(self._group, call.number, self._ranks, sends, awaits, asked)
 
     def _exchange(self, outs: Sequence[Tensor], ins: Sequence[Tensor]) -> None:
-        """Send `ins[r]` to each rank r, and receive `outs[r]` from it, all of them bytes."""
-        received = torch.empty(sum(out.numel() for out in outs), dtype=torch.uint8, device="cpu")
-        sizes_out, sizes_in = [o.numel() for o in outs], [i.numel() for i in ins]
-        self._run(self._backend.alltoall_base, received, torch.cat(list(ins)), sizes_out, sizes_in)
+        """Send `ins[r]` to each rank r, and receive `outs[r]` from it."""
+        sizes_out, sizes_in = [out.nbytes for out in outs], [part.nbytes for part in ins]
+        sent = torch.cat([as_bytes(part) for part in ins])
+        received = torch.empty(sum(sizes_out), dtype=torch.uint8, device="cpu")
+        self._run(self._backend.alltoall_base, received, sent, sizes_out, sizes_in)
         for out, part in zip(outs, torch.split(received, sizes_out), strict=True):
-            out.copy_(part)
-
-    # Reductions.
-
-    def _all_reduce(self, call: Call) -> None:
-        count = len(self._ranks)
-        assert call.reduction is not None, "a reduction says how"
-        mine = call.reduction.prepare(call.ins[0], count)
-        if count == 1:
-            if mine is not call.outs[0]:
-                call.outs[0].copy_(mine)
-            return
-        if self._is_small(call):
-            parts = [torch.empty_like(mine) for _ in range(count)]
-            self._run(self._backend.allgather, [[as_bytes(p) for p in parts]], [as_bytes(mine)])
-            call.outs[0].copy_(call.reduction.combine(parts))
-            return
-        flat = mine.reshape(-1)
-        chunks = flat.tensor_split(count)
-        here = self._backend.rank()
-        parts = [torch.empty_like(chunks[here]) for _ in range(count)]
-        self._exchange([as_bytes(part) for part in parts], [as_bytes(chunk) for chunk in chunks])
-        total = call.reduction.combine(parts, segment=here)
-        self._gather_uneven(call.outs[0].view(-1), total, count)
+            as_bytes(out).copy_(part)
 
     def _is_small(self, call: Call) -> bool:
         few = len(self._ranks) * call.nbytes <= self._most()
@@ -526,37 +517,6 @@ class Transport:
     def _most(self) -> int:
         """How many bytes of all ranks each of them gathers."""
         return _SMALL if self._asked and self._memory is None else _SHARED
-
-    def _gather_uneven(self, out: Tensor, mine: Tensor, count: int) -> None:
-        """Gather into `out` the chunks of all ranks, of which some have one element more."""
-        width = -(-out.numel() // count)
-        padded = torch.empty(width, dtype=out.dtype, device="cpu")
-        padded[: mine.numel()] = mine
-        parts = [torch.empty_like(padded) for _ in range(count)]
-        self._run(self._backend.allgather, [[as_bytes(p) for p in parts]], [as_bytes(padded)])
-        for chunk, part in zip(out.tensor_split(count), parts, strict=True):
-            chunk.copy_(part[: chunk.numel()])
-
-    def _reduce(self, call: Call) -> None:
-        count = len(self._ranks)
-        assert call.reduction is not None, "a reduction says how"
-        mine = call.reduction.prepare(call.ins[0], count)
-        options = c10d.GatherOptions()
-        options.rootRank = call.peer
-        parts = [torch.empty_like(mine) for _ in range(count)] if call.outs else []
-        outs = [[as_bytes(part) for part in parts]] if parts else []
-        self._run(self._backend.gather, outs, [as_bytes(mine)], options)
-        if parts:
-            call.outs[0].copy_(call.reduction.combine(parts))
-
-    def _reduce_scatter(self, call: Call) -> None:
-        count = len(self._ranks)
-        assert call.reduction is not None, "a reduction says how"
-        mine = [call.reduction.prepare(part, count) for part in call.ins]
-        here = self._backend.rank()
-        parts = [torch.empty_like(mine[here]) for _ in range(count)]
-        self._exchange([as_bytes(part) for part in parts], [as_bytes(part) for part in mine])
-        call.outs[0].copy_(call.reduction.combine(parts, segment=here).view_as(call.outs[0]))
 
     def _run(self, begin: Callable[..., Any], *args: Any) -> None:
         try:
@@ -570,5 +530,5 @@ def _close(lanes: Iterable[SerialQueue]) -> None:
         lane.close()
 
 
-def _is_even_gather(call: Call) -> bool:
-    return call.kind == "all_gather" and len({out.numel() for out in call.outs}) == 1
+def _is_even(call: Call) -> bool:
+    return len({out.numel() for out in call.outs}) == 1

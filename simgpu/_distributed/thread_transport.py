@@ -234,89 +234,25 @@ def _run_for_all(pending: list[Pending]) -> BaseException | None:
         with torch.no_grad():
             for each in pending:
                 each.begin()
-            _KINDS[calls[0].kind](calls)
+            _move(calls)
     except Exception as error:
         return error
     return None
 
 
-def _barrier(calls: list[Call]) -> None:
-    """All have come."""
-
-
-def _broadcast(calls: list[Call]) -> None:
-    source = calls[calls[0].peer].ins[0]
-    for call in calls:
-        for out in call.outs:
-            out.copy_(source)
-
-
-def _send(calls: list[Call]) -> None:
-    """And its receive, which comes second."""
-    source, target = calls
-    target.outs[0].view(-1).copy_(source.ins[0].view(-1))
-
-
-def _all_gather(calls: list[Call]) -> None:
-    for call in calls:
-        for out, source in zip(call.outs, calls, strict=True):
-            out.view(-1).copy_(source.ins[0].reshape(-1))
-
-
-def _gather(calls: list[Call]) -> None:
-    for out, source in zip(calls[calls[0].peer].outs, calls, strict=True):
-        out.copy_(source.ins[0])
-
-
-def _scatter(calls: list[Call]) -> None:
-    for call, part in zip(calls, calls[calls[0].peer].ins, strict=True):
-        call.outs[0].copy_(part)
-
-
-def _all_to_all(calls: list[Call]) -> None:
+def _move(calls: list[Call]) -> None:
+    """Bring the parts of all ranks to those that get them; what all get is combined once."""
+    pattern = calls[0].pattern
+    sources = calls
+    if pattern == "from_root":
+        sources = [calls[calls[0].peer]]
+    elif pattern == "pair":
+        sources = calls[:1]
+    values: list[Tensor] = []
     for rank, call in enumerate(calls):
-        for out, source in zip(call.outs, calls, strict=True):
-            out.view(-1).copy_(source.ins[rank].reshape(-1))
-
-
-def _prepared(calls: list[Call], position: int = 0) -> list[Tensor]:
-    reductions = [call.reduction for call in calls]
-    return [
-        reduction.prepare(call.ins[position], len(calls))
-        for call, reduction in zip(calls, reductions, strict=True)
-        if reduction is not None
-    ]
-
-
-def _all_reduce(calls: list[Call]) -> None:
-    """And reduce, where the root alone has an output."""
-    reduction = calls[0].reduction
-    assert reduction is not None, "a reduction says how"
-    parts = _prepared(calls)
-    total = reduction.combine(parts) if len(parts) > 1 else parts[0]
-    for call in calls:
-        for out in call.outs:
-            if out is not total:
-                out.copy_(total)
-
-
-def _reduce_scatter(calls: list[Call]) -> None:
-    reduction = calls[0].reduction
-    assert reduction is not None, "a reduction says how"
-    for rank, call in enumerate(calls):
-        total = reduction.combine(_prepared(calls, rank), segment=rank)
-        call.outs[0].copy_(total.view_as(call.outs[0]))
-
-
-_KINDS: dict[str, Callable[[list[Call]], None]] = {
-    "barrier": _barrier,
-    "broadcast": _broadcast,
-    "send": _send,
-    "all_gather": _all_gather,
-    "gather": _gather,
-    "scatter": _scatter,
-    "all_to_all": _all_to_all,
-    "all_reduce": _all_reduce,
-    "reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-}
+        if not call.outs:
+            continue
+        if pattern != "all" or not values:
+            parts = [source.part_for(rank, len(calls)) for source in sources]
+            values = call.combined(parts, rank if pattern == "each" else None)
+        call.write(values)
