@@ -6,9 +6,8 @@ Runs the training step of the README on 4 devices under each seed many times, in
 at once, and counts the digests: of the choices, the launches and the memory taken at each. Then
 looks for every ordering fault of `tests/support/ordering_faults.py`, and replays its token 100
 times. Prints too how many schedules there are a second in one process; what a switch costs, next to
-the hand-over of two bare locks between two threads, wherever the system puts them and on one CPU as
-those of a schedule; and how much longer a kernel takes in a process that has had schedules than in
-one that has not, in pairs.
+the hand-over of two bare locks between two threads; and how much longer a kernel takes in a process
+that has had schedules than in one that has not, in pairs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from torch import nn
 import simgpu
 from benchmarks.pairs import launches_compared
 from dataparallel import DataParallel
-from simgpu._explore.schedules.one_cpu import one_cpu
 from tests.support.ordering_faults import ALWAYS_WRONG, PROGRAMS, outcome
 
 
@@ -88,7 +86,7 @@ def print_faults(replays: int = 100) -> None:
 
 
 def print_costs() -> None:
-    torch.set_num_threads(1)  # or the threads of a schedule keep all CPUs, as on a busy machine
+    torch.set_num_threads(1)
     with simgpu.devices(4):
         step, count = training_step(4), 200
         begin = HOST_TIME()
@@ -97,16 +95,10 @@ def print_costs() -> None:
                 step()
         seconds = HOST_TIME() - begin
         print(f"{count / seconds:.0f} schedules a second of the training step on 4 devices")
-    rounds = [
-        (microseconds_per_switch(), microseconds_per_hand_over(), hand_over_on_one_cpu())
-        for _ in range(100)
-    ]
+    rounds = [(microseconds_per_switch(), microseconds_per_hand_over()) for _ in range(100)]
     for name, of in (("median", statistics.median), ("least", min)):
-        switch, bare, near = (of(column) for column in zip(*rounds, strict=True))
-        print(
-            f"{switch:.1f} us a switch; between two bare locks {bare:.1f}, on one CPU {near:.1f} "
-            f"({name} of {len(rounds)})"
-        )
+        switch, bare = (of(column) for column in zip(*rounds, strict=True))
+        print(f"{switch:.1f} us a switch; between two bare locks {bare:.1f} ({name} of 100)")
     off, spread = launches_compared(simgpu.schedule)
     print(f"a kernel after schedules takes {off:.3f} times what it took before (+- {spread:.3f})")
 
@@ -148,12 +140,6 @@ def microseconds_per_hand_over(count: int = 1000) -> float:
     for thread in threads:
         thread.join()
     return (HOST_TIME() - begin) / (2 * count) * 1e6
-
-
-def hand_over_on_one_cpu() -> float:
-    """The same as threads of a schedule have it."""
-    with one_cpu():
-        return microseconds_per_hand_over()
 
 
 HOST_TIME = time.perf_counter  # kept from before the schedules, in which time is their own

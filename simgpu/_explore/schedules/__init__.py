@@ -8,7 +8,6 @@ primitives      what takes the place of Python's locks, queues and threads
 earlier_locks   locks that were made before the schedule
 tokens          the choices of one run as text
 explore         the public functions: one schedule, or many
-one_cpu         runs all threads on one CPU, where that is faster
 
 For other code that wants threads that run one at a time, such as the ranks of a process group:
 

@@ -14,7 +14,6 @@ from simgpu._core.hooks import Instrument, Launch
 from simgpu._core.world import active_devices
 from simgpu._explore.schedules import primitives
 from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
-from simgpu._explore.schedules.one_cpu import one_cpu
 from simgpu._explore.schedules.primitives import ScheduleClock
 from simgpu._explore.schedules.scheduler import (
     DEFAULT_RULE,
@@ -164,7 +163,6 @@ def controlled(
         patches = Patches()
         stack.callback(patches.undo)
         patches.apply(primitives.PATCHES)
-        stack.enter_context(one_cpu())
         stack.enter_context(scheduler.running())  # the last one: threads end before all else does
         try:
             yield controls

@@ -15,7 +15,6 @@ from types import GenericAlias, TracebackType
 from typing import Any
 
 from simgpu._core.clock import Clock
-from simgpu._explore.schedules import one_cpu
 from simgpu._explore.schedules.scheduler import (
     TICK,
     Scheduler,
@@ -456,7 +455,6 @@ _WAITS = "waiting is the schedule's decision; what is built on these follows"
 _THREADS = "threads that a thread of the schedule starts belong to it"
 _NAMES = "the names of threads must not depend on how many there were before"
 _TIME = "time goes by where the schedule says so"
-_CPUS = "the one CPU of the schedule's threads is no matter of the program or its processes"
 _ADDRESSES = "the order in which a set is gone through must not depend on addresses"
 
 _stock_sleep = time.sleep
@@ -512,23 +510,6 @@ PATCHES: tuple[Row, ...] = (
     Patch("time", "time_ns", telling(time.time_ns, EPOCH), why=_TIME),
     Patch("threading", "_time", telling(time.monotonic), why=_TIME),
     Patch("queue", "time", telling(time.monotonic), why=_TIME),
-    Patch(
-        "os",
-        "sched_getaffinity",
-        wrap=one_cpu.all_cpus,
-        needs="sched_getaffinity",
-        why=_CPUS,
-    ),
-    *(
-        Patch(owner, name, wrap=one_cpu.on_all_cpus, needs=name, why=_CPUS)
-        for owner, name in (
-            ("subprocess.Popen", "__init__"),
-            ("multiprocessing.util", "spawnv_passfds"),
-            ("os", "posix_spawn"),
-            ("os", "posix_spawnp"),
-            ("os", "system"),
-        )
-    ),
     Patch(
         "concurrent.futures.thread.ThreadPoolExecutor",
         "__init__",
