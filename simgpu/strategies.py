@@ -35,7 +35,7 @@ except ImportError as error:
 import torch
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from simgpu._strategies.examples import Drawn, load_module, tried, within_limits
+from simgpu._strategies.examples import Drawn, DrawnTensor, load_module, tried, within_limits
 from simgpu._strategies.networks import ACTIVATIONS, Network, exact_values, ordinary_values
 
 __all__ = [
@@ -243,6 +243,11 @@ def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor.contiguous()
 
 
+# How many integers there are to choose from, by `exact`: zeros, signs, or all that no dtype rounds.
+# 0 is for numbers that round.
+_SPANS = {None: (1, 3, *[251] * 3, *[0] * 3), True: (1, 3, *[251] * 6), False: (0,)}
+
+
 @st.composite
 def tensors(
     draw: DrawFn,
@@ -261,7 +266,8 @@ def tensors(
         exact: True for integers that sum exactly (`exact_values`), False for numbers that round
             (`ordinary_values`), None for either.
 
-    Shrinks to a contiguous tensor of exact float32 numbers, of no dimensions by default.
+    Shrinks to contiguous float32 zeros (exact=False: numbers that round), of no dimensions by
+    default. A regression test of a report has the values in it.
     """
     if shape is None:
         shape = st.lists(st.integers(0, 3), max_size=4)
@@ -270,10 +276,14 @@ def tensors(
         raise ValueError(f"a shape is a list of ints from 0 on, got {wanted!r}")
     dtype = draw(st.sampled_from(tuple(dtypes)))
     layout = draw(st.sampled_from(tuple(layouts)))
-    rounds = draw(st.booleans()) if exact is None else not exact
+    span = draw(st.sampled_from(_SPANS[exact]))
     seed = draw(st.integers(0, 1000))
-    make = ordinary_values if rounds else exact_values
-    return laid_out(make(tuple(wanted), dtype, seed).to(device), layout)
+    shape = tuple(wanted)
+    values = exact_values(shape, dtype, seed, span) if span else ordinary_values(shape, dtype, seed)
+    tensor = laid_out(values.to(device), layout)
+    # For the source of a regression test, whatever the property writes to the tensor.
+    tensor.drawn = DrawnTensor(values.clone(), layout)  # type: ignore[attr-defined]
+    return tensor
 
 
 class Pair(NamedTuple):

@@ -71,7 +71,7 @@ class Progress:
             self.bar.n = tally.done(self.examples)
         total = tally.examples.total()
         self.bar.set_postfix_str(
-            "collecting tests"
+            "starting pytest, collecting tests"
             if not tally.properties
             else f"{total} examples ({total / max(seconds, 0.1):.0f}/s), {len(tally.combinations)} "
             f"combinations, {plural(len(tally.failures), 'failure')}",

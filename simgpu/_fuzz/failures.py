@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ import torch
 from hypothesis.strategies import DataObject
 
 from simgpu._fuzz.tally import Failure
-from simgpu._strategies.examples import node_id, text_of
+from simgpu._strategies.examples import DrawnTensor, node_id, text_of
 from simgpu._strategies.networks import Network
 
 # Python source for the values of a failing example: what makes a regression test.
@@ -28,6 +30,11 @@ PLAIN = (int, float, str, bytes, bool, type(None))
 
 class NotReproducible(Exception):
     """A value has no source that makes it again."""
+
+
+def shown(value: Any) -> str:
+    """The repr of a value; of a tensor that of its values when it was drawn."""
+    return repr(value.drawn.values if hasattr(value, "drawn") else value)
 
 
 class DrawRecorder:
@@ -43,7 +50,7 @@ class DrawRecorder:
         return value
 
     def __repr__(self) -> str:
-        return f"Drawn({self.values!r})"
+        return f"Drawn([{', '.join(map(shown, self.values))}])"
 
 
 class Writer:
@@ -72,6 +79,8 @@ class Writer:
         if isinstance(value, torch.dtype):
             self.imports.add("import torch")
             return repr(value)
+        if isinstance(value, torch.Tensor) and hasattr(value, "drawn"):
+            return self._tensor(value.drawn, value.device)
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         if type(value) is complex:  # whose repr loses signs of zeros, and has nan without quotes
@@ -88,6 +97,20 @@ class Writer:
         if type(value) is range:
             return repr(value)
         return self._instance(value)
+
+    def _tensor(self, drawn: DrawnTensor, device: torch.device) -> str:
+        self.imports.add("import torch")
+        values, layout = drawn
+        if values.count_nonzero():
+            source = f"torch.tensor({self.write(values.tolist())}, dtype={values.dtype})"
+        else:
+            source = f"torch.zeros({tuple(values.shape)}, dtype={values.dtype})"
+        if device.type != "cpu":
+            source = f"{source}.to({self.write(device)})"
+        if layout == "contiguous":
+            return source
+        self.imports.add("from simgpu.strategies import laid_out")
+        return f"laid_out({source}, {layout!r})"
 
     def _row(self, values: Sequence[Any]) -> str:
         return ", ".join(self.write(child) for child in values)
@@ -201,6 +224,48 @@ def name_of(item: pytest.Function) -> str:
     return node_id(item, _START)
 
 
+_IN_BRACKETS = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\}")
+_NUMBER = re.compile(r"[-+]?\b\d[\w.+-]*")
+
+
+class Kind(Exception):
+    """The context of a failed assertion: what it says, without values.
+
+    Of "The values for attribute 'shape' do not match: [2] != [3]" the words remain: a property
+    that compares in one line may find a wrong shape, and behind it wrong values. Hypothesis tells
+    failures apart by type, line and context; so each kind has a type of its own.
+    """
+
+    words = ""
+
+
+@functools.cache
+def _kind(words: str) -> Kind:
+    kind: Kind = type("Kind", (Kind,), {"words": words})()
+    return kind
+
+
+MOST_KINDS = 3  # of one property: more are other values, not other mistakes
+
+
+def tell_kinds_apart(error: BaseException, kinds: set[str]) -> None:
+    """Make hypothesis shrink and report each kind of failure of an assertion, up to 3 of them."""
+    if not isinstance(error, AssertionError) or error.__context__ is not None:
+        return
+    text, left = text_of(error).partition("\n")[0], ""
+    while text != left:
+        left, text = text, _IN_BRACKETS.sub("", text)
+    words = _NUMBER.sub("#", text)
+    if words in kinds or len(kinds) < MOST_KINDS:
+        kinds.add(words)
+        error.__context__, error.__suppress_context__ = _kind(words), True
+
+
+def kind_of(error: BaseException) -> str:
+    """The words that tell a failure from others of its assertion; "" where nothing does."""
+    return error.__context__.words if isinstance(error.__context__, Kind) else ""
+
+
 def inner_errors(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and those in it if it is an exception group, hypothesis's or the test's."""
     yield error
@@ -235,7 +300,7 @@ def of_example(
     seen = {name: value for name, value in seen.items() if value is not item.instance}
     where = location(error)
     # The same mistake in several parametrizations of a property is one failure.
-    kind = f"{item.nodeid.partition('[')[0]} {type(error).__name__} {where}"
+    kind = f"{item.nodeid.partition('[')[0]} {type(error).__name__} {where} {kind_of(error)}"
     key = hashlib.sha1(kind.encode()).hexdigest()
     cases = item.callspec.params if hasattr(item, "callspec") else {}
     fixtures = [name for name in seen if name in item.funcargs and name not in cases]
@@ -246,10 +311,11 @@ def of_example(
         message=text_of(error)[:MESSAGE],
         location=where,
         combination=combination,
-        example=", ".join(f"{name}={value!r}" for name, value in drawn.items())[:EXAMPLE],
+        example=", ".join(f"{name}={shown(value)}" for name, value in drawn.items())[:EXAMPLE],
         test=_regression_test(item, test, seen, fixtures, key[:6], schedule),
         hypothesis=hypothesis.__version__,
         schedule=schedule,
+        kind=kind_of(error),
     )
     return key, failure
 

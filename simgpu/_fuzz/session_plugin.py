@@ -2,7 +2,8 @@
 
 It keeps only the properties, gives each its share of the time or of the examples, and lets a
 recorder count what they try. Properties are reached in the two ways that hypothesis has for
-plugins: `hypothesis.inner_test` and settings profiles.
+plugins: `hypothesis.inner_test` and settings profiles. What needs torch is imported where tests are
+collected: the process that hands them out to several jobs does without.
 """
 
 from __future__ import annotations
@@ -21,11 +22,9 @@ from typing import Any, NoReturn
 import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.errors import HypothesisException
+from hypothesis.errors import DidNotReproduce, HypothesisException
 from hypothesis.strategies import DataObject
 
-from simgpu._fuzz import failures
-from simgpu._fuzz.failures import DrawRecorder
 from simgpu._fuzz.sessions import SessionSettings, database_of
 from simgpu._fuzz.tally import SlowExample, Tally
 from simgpu._strategies import examples
@@ -47,6 +46,7 @@ class ExampleRecorder:
         self._saved = 0.0
         self._property = ""
         self._failing = False
+        self._kinds: set[str] = set()  # of failures of the property
         self._failed: Counter[tuple[int, int]] = Counter()  # combinations of the property
         self._deadline: float | None = None
         # What the running example said of itself through `strategies.tried`.
@@ -71,6 +71,7 @@ class ExampleRecorder:
     def begin(self, name: str, deadline: float | None) -> None:
         """Begin a property; past the deadline (of time.monotonic) it is not gone on with."""
         self._property, self._failing, self._deadline = name, False, deadline
+        self._kinds = set()
         self._failed.clear()
 
     def on_example(self, batch: int | None, devices: int | None, error: float | None) -> None:
@@ -91,8 +92,10 @@ class ExampleRecorder:
 
         @functools.wraps(test)
         def body(*instance: Any, **arguments: Any) -> None:
+            from simgpu._fuzz import failures
+
             seen = {
-                name: DrawRecorder(value) if isinstance(value, DataObject) else value
+                name: failures.DrawRecorder(value) if isinstance(value, DataObject) else value
                 for name, value in arguments.items()
             }
             if self._interrupted:
@@ -105,6 +108,7 @@ class ExampleRecorder:
                 raise
             except _FAILED as error:
                 self._failing = True
+                failures.tell_kinds_apart(error, self._kinds)
                 self._failed.update(set(self._combinations))
                 self.tally.failed.update(set(self._combinations))
                 last = self._combinations[-1] if self._combinations else None
@@ -136,12 +140,20 @@ class ExampleRecorder:
 
     def finish(self, error: BaseException | None) -> None:
         """End a property: give its failures the codes that hypothesis repeats them by."""
+        from simgpu._fuzz import failures
+
         for part in failures.inner_errors(error) if error is not None else ():
             code = failures.reproduction_code(part)
             # A line may raise errors of several types, each with an example of its own.
             raised = (self._property, type(part).__name__, failures.location(part))
+            kind = failures.kind_of(part)
             for failure in self.tally.failures.values():
-                if code and raised == (failure.property, failure.error, failure.location):
+                if code and (*raised, kind) == (
+                    failure.property,
+                    failure.error,
+                    failure.location,
+                    failure.kind,
+                ):
                     failure.blob = code
         as_a_whole = isinstance(error, Exception) and not isinstance(error, _SKIPPED)
         if error is not None and as_a_whole and not self._failing:
@@ -240,6 +252,8 @@ def _is_property(item: pytest.Item) -> bool:
 def pytest_itemcollected(item: pytest.Item) -> None:
     if not isinstance(item, pytest.Function) or not _is_property(item):
         return
+    from simgpu._fuzz import failures  # noqa: F401  # which notes the folder of the campaign
+
     session = item.config.stash[_SETTINGS]
     test = getattr(item.obj, "__func__", item.obj)
     told = getattr(test, _OF_TEST, None)
@@ -273,13 +287,18 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if not isinstance(item, pytest.Function):
         yield
         return
+    from simgpu._fuzz.failures import name_of
+
     handle = item.obj.hypothesis
     original_test = handle.inner_test
-    recorder.begin(failures.name_of(item), _deadline(item.config))
+    recorder.begin(name_of(item), _deadline(item.config))
     handle.inner_test = recorder.counted(item, original_test)
     examples.set_listener(recorder.on_example, recorder.on_schedule)
     try:
         yield
+    except DidNotReproduce as error:
+        if "completed successfully" not in str(error):  # it fits the property no more
+            raise
     except (KeyboardInterrupt, pytest.exit.Exception) as raised:  # of which there is no report
         recorder.finish(raised)
         raise

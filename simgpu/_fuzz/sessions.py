@@ -134,7 +134,13 @@ def replay_schedule(name: str, token: str, devices: tuple[int, int]) -> int:
     """Run the test `name` under the schedule of `token`; returns pytest's exit status."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*_pytest(folder, devices), "--schedule", token, name]
-        return _status_of(words, without_process_devices())
+        status = _status_of(words, without_process_devices())
+    if status == 0:
+        print(
+            f"{name} passes now: in the order of {token}, or in the plain one where its threads "
+            "make other choices now"
+        )
+    return status
 
 
 def replay(
@@ -172,6 +178,8 @@ def replay(
                 "command from the report, or say the campaign's --database"
             )
             return 4
+        if status == 0:
+            print(f"{name} passes now")
         if status == _NO_TESTS:
             print(
                 f"{name} is no property of hypothesis, of which there are examples to be replayed: "

@@ -48,6 +48,8 @@ class Failure:
     """The code by which hypothesis repeats the example."""
     schedule: str | None = None
     """The token of the order of threads that the example has drawn (`--schedules`)."""
+    kind: str = ""
+    """What tells it apart from other failures of the same assertion."""
 
 
 class Tally:

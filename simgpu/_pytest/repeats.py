@@ -286,12 +286,17 @@ def _under_schedules(
     def run(*args: Any, **kwargs: Any) -> None:
         from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
         from simgpu._explore.schedules.explore import attempted, schedule, shortened, tried
+        from simgpu.errors import ScheduleDivergedError
 
         step = functools.partial(test, *args, **kwargs)
         with schedule_existing_locks(step):
             if token is not None:
-                with schedule(replay=token):
-                    step()
+                try:
+                    with schedule(replay=token):
+                        step()
+                except ScheduleDivergedError:  # the test has changed: that order is no more
+                    with schedule():
+                        step()
                 return
             once = functools.partial(_once, attempted, step)
             *_, last = tried(once, n, "deviate", 0)
@@ -314,7 +319,7 @@ def _under_drawn_schedules(
 ) -> Callable[..., Any]:
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        from hypothesis import reject, settings
+        from hypothesis import settings
         from hypothesis.control import current_build_context
 
         from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
@@ -333,7 +338,7 @@ def _under_drawn_schedules(
                 if drawing.stopped:
                     raise drawing.stopped[0] from None
                 if token and isinstance(done.error, ScheduleDivergedError):
-                    reject()  # the token belongs to another example
+                    return  # the token belongs to another example, or the test has changed
                 if drawing.is_final and isinstance(done.error, _FAILURES) and not token:
                     done = _shortest(step, done)
                     _tell(done, item)

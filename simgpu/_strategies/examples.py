@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 Listener = Callable[[int | None, int | None, float | None], None]
 
@@ -86,6 +86,13 @@ class Drawn:
 
     def __repr__(self) -> str:
         return f"Drawn({self.values!r})"
+
+
+class DrawnTensor(NamedTuple):
+    """What `strategies.tensors` has drawn: values on the CPU, and their layout."""
+
+    values: Any
+    layout: str
 
 
 # What an error of somebody else's says of itself, also where saying it fails.

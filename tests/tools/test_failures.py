@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simgpu._fuzz import session_plugin
-from simgpu._fuzz.failures import location, name_of
+from simgpu._fuzz.failures import MOST_KINDS, location, name_of, tell_kinds_apart
 from simgpu._fuzz.session_plugin import ExampleRecorder
 from simgpu._fuzz.sessions import SessionSettings
 from simgpu._fuzz.tally import sum_tallies
@@ -213,3 +213,44 @@ def test_what_is_marked_as_failing_is_no_failure(tmp_path, marked, combination):
     assert kept == {str(turn) for turn, is_marked in enumerate(marked) if not is_marked}
     assert recorder.tally.failed[combination] == marked.count(False)
     assert recorder.tally.examples.total() == len(marked)
+
+
+def reported(test):
+    """The failures that hypothesis reports of a property, each shrunk, and the kinds of them."""
+    kinds = set()
+
+    def body(number):
+        try:
+            test(number)
+        except Exception as error:
+            tell_kinds_apart(error, kinds)
+            raise
+
+    numbers = st.integers(0, 99)
+    run = settings(max_examples=500, database=None, derandomize=True)(given(number=numbers)(body))
+    with pytest.raises(Exception) as raised:  # noqa: PT011  # a group of them, where there are two
+        run()
+    return getattr(raised.value, "exceptions", [raised.value])
+
+
+@pytest.mark.parametrize("limits", [[7], [0, 1], [3, 30], [1, 2, 20]])
+def test_each_kind_of_failure_of_an_assertion_is_reported(limits):
+    """The smallest example of each; more words with other numbers are no kind of their own."""
+    words = ["few", "some", "many"]
+
+    def test(number):
+        above = [word for word, limit in zip(words, limits, strict=False) if number >= limit]
+        assert not above, f"{above[-1]} ([{number}, ({number})] != {-number})"
+
+    found = {str(error).split()[0]: str(error).splitlines()[0] for error in reported(test)}
+    assert found == {
+        word: f"{word} ([{limit}, ({limit})] != {-limit})"
+        for word, limit in zip(words, limits, strict=False)
+    }
+
+
+def test_a_few_kinds_of_failures_are_told_apart_and_no_more():
+    def test(number):
+        assert not number, "x" * number
+
+    assert len(reported(test)) <= MOST_KINDS + 1

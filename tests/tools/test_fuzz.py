@@ -125,6 +125,12 @@ def test_a_failure_is_found_kept_and_run_again(suite):
     assert again.returncode == 1
     assert says in again.stdout
 
+    suite(BROKEN.replace("batch <= 4 or", "batch >= 0 or"))
+    mended = suite.simgpu(*command[3:])
+    assert mended.returncode == 0
+    assert mended.stdout.splitlines()[-1] == f"{failure['property']} passes now"
+    suite(BROKEN)
+
     (suite.folder / "test_regression.py").write_text(failure["test"])
     regression = suite.pytest("test_regression.py")
     assert regression.returncode == 1

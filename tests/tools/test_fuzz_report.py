@@ -72,6 +72,21 @@ def test_devices_are_written_by_their_index(devices):
     assert devices[0].type not in source
 
 
+@given(data=st.data(), overwritten=st.booleans())
+def test_a_tensor_is_written_by_what_was_drawn(devices, data, overwritten):
+    """To the bit and the stride, whatever the property has written to it since."""
+    device = data.draw(st.sampled_from(["cpu", *devices]))
+    drawn = data.draw(strategies.tensors(device=device))
+    wanted = drawn.clone()
+    if overwritten:
+        drawn.zero_()
+    writer = Writer(devices)
+    again = made(writer, writer.write(drawn), devices=devices)
+    assert again.equal(wanted)
+    alike = (drawn.dtype, drawn.device, drawn.stride(), drawn.storage_offset())
+    assert alike == (again.dtype, again.device, again.stride(), again.storage_offset())
+
+
 @given(net=strategies.modules())
 def test_a_network_is_written_by_its_arguments(net):
     writer = Writer()

@@ -94,6 +94,9 @@ def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch)
         again = pytester.runpytest(*arguments, "--schedule", token, name)
         again.assert_outcomes(failed=1)
         again.stdout.fnmatch_lines(["*assert 1.0 == 2*"])
+    mended = SUITE.replace("total.copy_(total.clone() + 1)", "total.add_(1)")
+    Path("test_it.py").write_text(mended)
+    pytester.runpytest(*arguments, "--schedule", token, name).assert_outcomes(passed=1)
     started = []
     monkeypatch.setattr("simgpu._fuzz.sessions.replay_schedule", lambda *a: started.append(a) or 1)
     assert __main__.main(["replay", token]) == 1
@@ -103,7 +106,7 @@ def test_a_marked_test_fails_with_a_token_that_repeats_it(pytester, monkeypatch)
 
 
 @pytest.mark.full
-def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch):
+def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch, capfd):
     """Whatever devices the environment gives a process, and whatever else the suite asks for."""
     monkeypatch.chdir(tmp_path)
     Path("pytest.ini").write_text("[pytest]\naddopts = --failed-first -p no:simgpu\n")
@@ -112,6 +115,7 @@ def test_a_schedule_is_repeated_on_devices_of_its_own(tmp_path, monkeypatch):
         monkeypatch.setenv(f"SIMGPU_DEVICE_{name}", value)
     token = token_of(Strategy(), [])
     assert sessions.replay_schedule("test_it.py::test_it", token, (1, 3)) == 0
+    assert capfd.readouterr().out.splitlines()[-1].startswith("test_it.py::test_it passes now")
     assert not Path(".pytest_cache").exists()
 
 
@@ -129,6 +133,9 @@ def test_a_property_draws_its_schedule_and_shrinks_it(pytester):
     again.assert_outcomes(failed=1)
     assert "assert 1.0 == 2" in again.stdout.str()
     assert "Diverged" not in again.stdout.str()
+    pytester.makepyfile(test_it=SUITE.replace("total.copy_(total.clone() + 1)", "total.add_(1)"))
+    again = pytester.runpytest(*arguments[:4], "--schedule", token, "-k", "property")
+    again.assert_outcomes(passed=1)
 
 
 def test_each_case_of_a_property_has_schedules_of_its_own(pytester):

@@ -140,9 +140,9 @@ def test_ordinary_values_have_sums_that_depend_on_the_order(dtype):
 @pytest.mark.parametrize("dtype", strategies.DTYPES)
 @pytest.mark.parametrize("exact", [True, False])
 def test_every_dtype_has_both_kinds_of_values(dtype, exact):
-    tensor = first(strategies.tensors((3, 5), dtypes=(dtype,), exact=exact))
-    assert tensor.dtype == getattr(torch, dtype)
-    assert len(set(tensor.flatten().tolist())) > 1
+    tensors = strategies.tensors((3, 5), dtypes=(dtype,), exact=exact)
+    assert first(tensors).dtype == getattr(torch, dtype)
+    assert reaches(tensors, lambda tensor: len(set(tensor.flatten().tolist())) > 1)
 
 
 @given(shape=st.lists(st.integers(0, 3), max_size=4), layout=st.sampled_from(strategies.LAYOUTS))
@@ -366,3 +366,12 @@ def test_what_is_of_another_type_is_refused_in_words(call, says):
 
 def test_the_names_of_the_module_are_its_strategies():
     assert dir(strategies) == sorted(strategies.__all__)
+
+
+@pytest.mark.parametrize("exact", [None, True])
+@pytest.mark.parametrize("dtype", strategies.DTYPES)
+def test_tensors_shrink_to_zeros_and_then_to_signs(exact, dtype):
+    tensors = strategies.tensors([2, 3], dtypes=[dtype], exact=exact)
+    assert smallest(tensors).equal(torch.zeros(2, 3, dtype=getattr(torch, dtype)))
+    other = smallest(tensors, lambda tensor: bool(tensor.count_nonzero()))
+    assert other.to(torch.complex128).abs().max() <= 2  # 1, of unsigned numbers 2, or 1 + 1j
