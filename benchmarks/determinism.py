@@ -104,7 +104,7 @@ def print_costs() -> None:
 
 
 def microseconds_per_switch(count: int = 1000) -> float:
-    """Two threads that hand the baton to each other."""
+    """Two threads that go on in turns."""
 
     def work():
         for _ in range(count):

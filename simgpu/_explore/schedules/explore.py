@@ -127,7 +127,7 @@ def schedule(
     Yields a `Schedule`. In the thread that entered the block, wherever it is, are raised:
     DeadlockError when no thread can go on; LivelockError after `max_steps`, or 100,000 steps
     without device work; ScheduleDivergedError if a replay comes to other choices. ScheduleError if
-    a schedule is in force already.
+    a schedule is active already.
     """
     if replay is not None:
         chosen: Strategy = Replay(replay)
@@ -151,7 +151,7 @@ def controlled(
     if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
         raise ValueError(f"max_steps={max_steps!r}: a number from 1 on is expected")
     if current() is not None:
-        raise ScheduleError("a schedule is in force already, and threads have one: leave its block")
+        raise ScheduleError("simgpu.schedule() is already active; schedules cannot be nested")
     scheduler = Scheduler(strategy, max_steps)
     controls = Schedule(scheduler)
     with ExitStack() as stack:

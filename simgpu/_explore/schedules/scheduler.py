@@ -23,10 +23,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import torch
-
 from simgpu._native.python_objects import raise_in_thread
-from simgpu._util.frames import current_frames
+from simgpu._util.frames import current_frames, is_of_program
 from simgpu._util.interrupts import interrupts_wait
 from simgpu._util.naming import plural
 from simgpu.errors import DeadlockError, LivelockError, ScheduleError, UncontrolledWaitError
@@ -44,7 +42,7 @@ class ThreadEnded(SystemExit):
 class Choice(NamedTuple):
     """One moment in which several threads could go on."""
 
-    task: int  # who had the baton
+    task: int  # which one ran
     what: str  # its state
     options: tuple[int, ...]  # who could go on, in the order of the strategy
     rank: int  # which of these went on
@@ -57,10 +55,10 @@ class Task:
         number: in the order in which they were started; 0 is the thread that entered the schedule.
         until: what it waits for, or None if it can go on.
         deadline: until when, in seconds of the schedule; None for ever.
-        in_line: whether it waits for the baton.
+        waits_to_run: whether another task runs, and it waits for its lock.
         interrupt: what is to be raised in it at its next point.
         patient: whether its time-out comes only where no other thread can go on.
-        others: where it waits in real time, whether anybody but tasks may end its wait.
+        others: where it waits in real time, whether something other than a task may end its wait.
         due: when its time-out comes in real time; 0 where that takes no time.
         expired: whether the time-out came first.
         what: its state, in a word; `on` is what it waits for, if there is an object.
@@ -131,7 +129,7 @@ class Task:
         self.on = None
 
     def resume(self) -> None:
-        """Make it go on; nothing where it has been told so already."""
+        """Make it go on; nothing where it goes on already."""
         with contextlib.suppress(RuntimeError):
             self.may_run.release()
 
@@ -162,7 +160,7 @@ def forget_task(task: Task) -> None:
 
 
 def forget_all() -> None:
-    """In a forked child, whose one thread nobody hands a baton."""
+    """In a forked child, whose one thread belongs to no schedule."""
     _tasks.clear()
 
 
@@ -205,8 +203,6 @@ def no_words_of_ended() -> Iterator[None]:
 
 _LIBRARY = {threading.__file__, queue.__file__, _base.__file__, thread.__file__}
 _HERE = str(Path(__file__).parents[2])
-_TORCH = str(Path(torch.__file__).parent)
-_PYTHON = str(Path(threading.__file__).parent)
 _pause, _monotonic = time.sleep, time.monotonic  # of the host
 _watchdogs: set[int] = set()  # the threads that look after schedules
 _CHECK_EVERY, _CHECKS, _LONGEST = 0.01, 3, 0.5  # seconds, times without a movement, seconds
@@ -337,7 +333,7 @@ def of_held_turn(tasks: Sequence[Task], running: Task, seconds: float, resting: 
 def _places_of(task: Task) -> str:
     """The line of the program where a task is, and the innermost one where that is another."""
     innermost = frame = current_frames().get(task.ident)
-    while frame is not None and _is_of_the_system(frame.f_code.co_filename):
+    while frame is not None and not is_of_program(frame.f_code.co_filename):
         frame = frame.f_back
     if innermost is None:
         return "its beginning"
@@ -349,12 +345,6 @@ def _line_of_frame(frame: FrameType) -> str:
     name, line = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(name, line).strip()
     return f"{name}:{line}: {text}" if text else f"{name}:{line}"
-
-
-def _is_of_the_system(file: str) -> bool:
-    """Whether a file belongs to Python, torch or simgpu."""
-    of_python = file.startswith((_PYTHON, "<frozen")) and "-packages" not in file
-    return of_python or file.startswith((_HERE, _TORCH))
 
 
 def others_make_progress(tasks: Sequence[Task]) -> bool:
@@ -462,7 +452,7 @@ class Strategy:
         """A thread has been started."""
 
     def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        """Which of `options` goes on; `me` has had the baton so far.
+        """Which of `options` goes on; `me` has run so far.
 
         `number` is how many choices there were before.
         """
@@ -581,15 +571,118 @@ def strategy_of(name: str, seed: Any) -> Strategy:
     raise ValueError(f"strategy={name!r}: one of deviate, random, pct is expected")
 
 
-# The baton that the threads of a schedule hand to each other: one of them runs at a time.
+# The watchdog: detects that the running thread waits for something outside the schedule.
 #
-# Textbooks call it passing the baton: each task waits for a lock of its own, and the one that runs
-# releases the lock of the next.
+# Most likely that is a lock from before the schedule, held by a thread that waits for its turn:
+# both would wait for ever. The schedule ends with an error.
 #
-# A task that comes to a point asks the strategy who goes on, gives that task the baton and waits
-# for its own. A task that waits has a predicate, so no task is woken: it can be chosen when the
-# predicate is true, or, if it waits with a time-out, at any moment, which then is the moment of the
-# time-out.
+# A scheduler of real time has no such error, since what it does not know of may come to an end by
+# itself. There the watchdog prints which task has run for long, and at which line.
+
+EVERY = 0.25  # real seconds
+LOOKS = 4  # times in a row that nothing happens
+LONG = 20.0  # real seconds for which a task of real time may run without a word
+
+_start_raw_thread, _new_lock, _watch_time = (
+    _thread.start_new_thread,
+    _thread.allocate_lock,
+    time.monotonic,
+)
+
+
+def _cpu_seconds(task: Task) -> float:
+    """What the thread of a task has computed so far; where that is not known, the time."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    if clock_of is None:
+        return _watch_time()
+    try:
+        return time.clock_gettime(clock_of(task.ident))
+    except OSError:  # it has ended
+        return _watch_time()
+
+
+def _watch(look: Callable[[Any, Any], None], scheduler: Any, over: Any) -> None:
+    """The code of a watchdog's thread."""
+    try:
+        look(scheduler, over)
+    finally:
+        _watchdogs.discard(_thread.get_ident())
+
+
+def _look_after(scheduler: Any, over: Any) -> None:
+    last, still = None, 0
+    while not over.acquire(timeout=EVERY):
+        running = scheduler.running_task
+        now = (running, scheduler.steps, round(_cpu_seconds(running), 3))
+        still = still + 1 if now == last else 0
+        last = now
+        if still >= LOOKS and any(_could_go_on(task, running) for task in scheduler.alive()):
+            text = of_uncontrolled_wait(scheduler.alive(), running)
+            scheduler.give_up(running, UncontrolledWaitError(text))
+            return
+
+
+def _print_held_turns(scheduler: Any, over: Any) -> None:
+    steps, since, limit = -1, _watch_time(), LONG
+    while not over.acquire(timeout=min(EVERY, LONG)):
+        moved = scheduler.steps != steps
+        if moved and not scheduler.resting:
+            steps, since, limit = scheduler.steps, _watch_time(), LONG
+        elif moved:
+            steps = scheduler.steps
+        held = _watch_time() - since
+        if held >= limit:
+            limit *= 2  # the next time after as long again
+            text = of_held_turn(scheduler.alive(), scheduler.running_task, held, scheduler.resting)
+            print(text, file=sys.stderr, flush=True)
+
+
+def _could_go_on(task: Task, running: Task) -> bool:
+    waits = task.until is not None and task.deadline is None and not task.until()
+    return task is not running and not waits
+
+
+@contextmanager
+def watched(scheduler: Any) -> Iterator[None]:
+    """Look after the schedule within the block."""
+    over = _new_lock()
+    over.acquire()
+    # None of the threads that Python lists: a program that counts them finds no more than before.
+    look = _print_held_turns if scheduler.real_time else _look_after
+    _watchdogs.add(_start_raw_thread(_watch, (look, scheduler, over)))
+    try:
+        yield
+    finally:
+        over.release()
+
+
+_current: Scheduler | None = None
+_start_thread = threading.Thread.start
+
+
+def _forget_schedule() -> None:
+    """In a forked child, which has one thread, and no schedule."""
+    global _current
+    _current = None
+    _watchdogs.clear()
+    forget_all()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_schedule)
+
+
+def current() -> Scheduler | None:
+    """The scheduler of the schedule that is in force, or None."""
+    return _current
+
+
+# Which thread of a schedule runs: each waits for a lock of its own, and the one that runs releases
+# the lock of the next.
+#
+# A task that comes to a point asks the strategy who goes on, resumes that task and waits to run
+# again. A task that waits has a predicate, so no task is woken: it can be chosen when the predicate
+# is true, or, if it waits with a time-out, at any moment, which then is the moment of the time-out.
 
 TICK = 1e-6  # seconds that each step takes, so that loops which look at the clock come to an end
 QUANTUM = 1000  # steps after which others who can go on have their turn
@@ -601,20 +694,20 @@ PATIENCE = 5.0  # real seconds for a thread to end
 _STUBBORN = 100  # times that a thread may catch Ended and go on
 _LOOK_EVERY = 0.2  # real seconds
 _REST = 0.002  # real seconds between looks at what may come from outside
-_LOOKS = 10  # times that nobody is there who may help: a thread that begins is not seen at once
+_LOOKS = 10  # times that nothing is there that may help: a thread that begins is not seen at once
 _sleep_on_host, _host_time = time.sleep, time.monotonic  # of the host
 join_thread = threading.Thread.join
 _number_of, _new_tuple = operator.attrgetter("number"), tuple.__new__
 
 
-class Baton:
-    """Decides which of its threads runs; `Scheduler` starts and ends them.
+class Scheduler:
+    """Runs threads one at a time; see the description of this folder.
 
     Attributes:
         now: seconds since the beginning, of the schedule's own clock.
         trace: every choice so far, if it is kept.
         when_stuck: called where no thread can go on; true if one can by then.
-        steps, switches: points that were passed, and how often the baton changed hands.
+        steps, switches: points that were passed, and how often another task went on.
         real_time: whether sleeps and waits for others than tasks take real time. The order in
             which sleeps end is that of the schedule's clock all the same.
         resting: whether no task can go on before real time has passed.
@@ -632,7 +725,7 @@ class Baton:
         self._positions_before = _positions_outside() if real_time else {}
         self.strategy, self.max_steps, self._is_traced = strategy, max_steps, traced
         self._order, self._rank = strategy.order, strategy.rank
-        self._is_told = type(strategy).chose is not Strategy.chose
+        self._observes_choices = type(strategy).chose is not Strategy.chose
         self.now = 0.0
         self.trace: list[Choice] = []
         self.steps = self.switches = self.progress_at = 0
@@ -653,7 +746,7 @@ class Baton:
     def point(self, what: str, on: Any = None, yielding: bool = False) -> None:
         """Another thread may go on here; nothing in a thread outside the schedule."""
         me = calling_task()
-        if me is None or self._deciding:  # what somebody waits for is asked by one of these calls
+        if me is None or self._deciding:  # a predicate that is asked has come here
             return
         if self.over:
             self._end_here(me)
@@ -695,7 +788,7 @@ class Baton:
         return not me.expired
 
     def _next(self, me: Task) -> Task:
-        """The task that goes on; `me` has the baton and is at a yield point."""
+        """The task that goes on; `me` runs and is at a yield point."""
         self.steps += 1
         self.now += TICK
         self._deciding = True
@@ -740,7 +833,7 @@ class Baton:
                 # What Choice(...) does, without a call of Python.
                 entry = (me.number, me.what, tuple(map(_number_of, options)), rank)
                 self.trace.append(_new_tuple(Choice, entry))
-            if self._is_told:
+            if self._observes_choices:
                 self.strategy.chose(self.trace)
         me.run_length = me.run_length + 1 if chosen is me else 0
         if expiring and chosen in expiring:
@@ -852,14 +945,14 @@ class Baton:
         try:
             if me.number:
                 me.may_run.acquire()
-            else:  # the system may have told another thread of Ctrl-C: look now and then
-                self._await_baton(me)
+            else:  # Ctrl-C may have come in another thread: look now and then
+                self._wait_to_run(me)
         except BaseException as interrupt:  # raised by the handler of a signal
-            if me.number and isinstance(interrupt, ThreadEnded):  # by `_await_baton`, a little late
+            if me.number and isinstance(interrupt, ThreadEnded):  # by `_wait_to_run`, a little late
                 me.interrupt = interrupt
             else:
                 self._interrupt(interrupt)
-            # It may have come after the baton.
+            # It may have come after this task was resumed.
             me.may_run.acquire(timeout=-1 if self.running_task is not me else PATIENCE / 50)
         me.waits_to_run = False
         if self._leaving is not None:
@@ -871,7 +964,7 @@ class Baton:
         if self._state_in_place is not me.state and not self.over:
             self._put_in_place(me)
 
-    def _await_baton(self, me: Task) -> None:
+    def _wait_to_run(self, me: Task) -> None:
         """Task 0 waits; once it is interrupted, a thread that comes to no point is ended."""
         looks = 0
         while not me.may_run.acquire(timeout=_LOOK_EVERY):
@@ -938,7 +1031,7 @@ class Baton:
         return list(self._alive)
 
     def give_up(self, stuck: Task, error: BaseException) -> None:
-        """End the schedule because of `error`, from outside, where `stuck` keeps the baton."""
+        """End the schedule because of `error`, from outside, where `stuck` runs on."""
         self.failed, self.over = error, True
         for task in self.alive():
             if task is not stuck:
@@ -949,121 +1042,11 @@ class Baton:
         if me.number == 0:
             raise self.failed or ThreadEnded
         me.ended_by += 1
-        if me.ended_by > _STUBBORN:  # it catches everything and goes on: let it stand here for good
+        if me.ended_by > _STUBBORN:  # it catches everything and goes on: keep it here for good
             self.tasks[0].may_run.release()
             while True:
                 me.may_run.acquire()  # which is never released
         raise ThreadEnded
-
-
-# A thread that looks whether the one with the baton waits for what the schedule does not know of.
-#
-# Most likely that is a lock from before the schedule, held by a thread that waits for its turn:
-# both would wait for ever. The schedule ends with an error.
-#
-# A scheduler of real time has no such error, since what it does not know of may come to an end by
-# itself. There the watchdog prints which task has had the baton for long, and at which line.
-
-EVERY = 0.25  # real seconds
-LOOKS = 4  # times in a row that nothing happens
-LONG = 20.0  # real seconds for which a task of real time may have the baton without a word
-
-_start_raw_thread, _new_lock, _watch_time = (
-    _thread.start_new_thread,
-    _thread.allocate_lock,
-    time.monotonic,
-)
-
-
-def _cpu_seconds(task: Task) -> float:
-    """What the thread of a task has computed so far; where that is not known, the time."""
-    clock_of = getattr(time, "pthread_getcpuclockid", None)
-    if clock_of is None:
-        return _watch_time()
-    try:
-        return time.clock_gettime(clock_of(task.ident))
-    except OSError:  # it has ended
-        return _watch_time()
-
-
-def _watch(look: Callable[[Any, Any], None], scheduler: Any, over: Any) -> None:
-    """The code of a watchdog's thread."""
-    try:
-        look(scheduler, over)
-    finally:
-        _watchdogs.discard(_thread.get_ident())
-
-
-def _look_after(scheduler: Any, over: Any) -> None:
-    last, still = None, 0
-    while not over.acquire(timeout=EVERY):
-        running = scheduler.running_task
-        now = (running, scheduler.steps, round(_cpu_seconds(running), 3))
-        still = still + 1 if now == last else 0
-        last = now
-        if still >= LOOKS and any(_could_go_on(task, running) for task in scheduler.alive()):
-            text = of_uncontrolled_wait(scheduler.alive(), running)
-            scheduler.give_up(running, UncontrolledWaitError(text))
-            return
-
-
-def _print_held_turns(scheduler: Any, over: Any) -> None:
-    steps, since, limit = -1, _watch_time(), LONG
-    while not over.acquire(timeout=min(EVERY, LONG)):
-        moved = scheduler.steps != steps
-        if moved and not scheduler.resting:
-            steps, since, limit = scheduler.steps, _watch_time(), LONG
-        elif moved:
-            steps = scheduler.steps
-        held = _watch_time() - since
-        if held >= limit:
-            limit *= 2  # the next time after as long again
-            text = of_held_turn(scheduler.alive(), scheduler.running_task, held, scheduler.resting)
-            print(text, file=sys.stderr, flush=True)
-
-
-def _could_go_on(task: Task, running: Task) -> bool:
-    waits = task.until is not None and task.deadline is None and not task.until()
-    return task is not running and not waits
-
-
-@contextmanager
-def watched(scheduler: Any) -> Iterator[None]:
-    """Look after the schedule within the block."""
-    over = _new_lock()
-    over.acquire()
-    # None of the threads that Python lists: nobody is to find one more than before.
-    look = _print_held_turns if scheduler.real_time else _look_after
-    _watchdogs.add(_start_raw_thread(_watch, (look, scheduler, over)))
-    try:
-        yield
-    finally:
-        over.release()
-
-
-_current: Scheduler | None = None
-_start_thread = threading.Thread.start
-
-
-def _forget_schedule() -> None:
-    """In a forked child, which has one thread, and no schedule."""
-    global _current
-    _current = None
-    _watchdogs.clear()
-    forget_all()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_schedule)
-
-
-def current() -> Scheduler | None:
-    """The scheduler of the schedule that is in force, or None."""
-    return _current
-
-
-class Scheduler(Baton):
-    """Runs threads one at a time; see the description of this folder."""
 
     def spawn(
         self, function: Callable[..., Any], *args: Any, name: str = "", state: Any = None
@@ -1119,7 +1102,7 @@ class Scheduler(Baton):
                 self.block(lambda task=task: task.done, None, f"join {task.number}", task)  # type: ignore[misc]
 
     def _live(self, task: Task, thread: threading.Thread) -> None:
-        """What a started thread does: wait for the baton, run, and give it to another."""
+        """What a started thread does: wait until it is resumed, run, and resume another."""
         register_task(task)
         task.may_run.acquire()
         try:
@@ -1155,7 +1138,7 @@ class Scheduler(Baton):
         global _current
         if _current is not None or self.tasks:
             raise ScheduleError(
-                "a schedule is in force already, and there is one baton: leave its block first"
+                "simgpu.schedule() is already active; schedules cannot be nested"
                 if not self.tasks
                 else "a scheduler runs once: make another one"
             )

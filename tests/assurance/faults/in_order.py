@@ -206,7 +206,7 @@ CLOCK = [
 SCHEDULES = [
     fault(
         "a time-out that comes late sets the clock back",
-        "Baton._expire",
+        "Scheduler._expire",
         call_instead("max", lambda now, due: due),
         "test_time_goes_on_and_no_wait_is_shorter_than_it_said",
     ),
@@ -268,7 +268,7 @@ SCHEDULES = [
     ),
     fault(
         "a thread that catches everything never stops",
-        "Baton._end_here",
+        "Scheduler._end_here",
         never("ended_by"),
         "test_a_thread_that_will_not_end_stands_still_for_good",
     ),
