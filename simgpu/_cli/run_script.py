@@ -162,7 +162,7 @@ class ScriptOptions:
     asynchronous: bool = False
     """Whether kernels and copies run when something waits for them."""
     async_seed: int | None = None
-    """The seed of their order; the laziest one, where it is None."""
+    """The seed of their order; the lazy one, where it is None."""
 
 
 def make_devices(options: ScriptOptions) -> str | None:

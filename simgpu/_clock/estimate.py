@@ -127,8 +127,8 @@ def clock(
         ends.enter_context(runtime_clock.use(machine))
         hooks.add(machine)
         ends.callback(hooks.remove, machine)
-        told = register_optimizer_step_post_hook(estimate._stepped)
-        ends.callback(told.remove)
+        hook = register_optimizer_step_post_hook(estimate._stepped)
+        ends.callback(hook.remove)
         yield estimate
 
 

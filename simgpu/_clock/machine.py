@@ -300,8 +300,8 @@ class Machine(Instrument, Clock):
         begin = max(ready, self.timelines.links_free_from(route))
         end = begin + route.seconds(moved) * slow_factor(index)
         self.timelines.take_links(route, end)
-        told = visible_text(f"{_named(launch.source)} to {_named(launch.target)}")
-        about = (launch.op, "copy", on, begin, end, line.time, moved, told, line)
+        way = visible_text(f"{_named(launch.source)} to {_named(launch.target)}")
+        about = (launch.op, "copy", on, begin, end, line.time, moved, way, line)
         span = self._add(Span(*about), launch)
         if len(occupied) > 1:
             self.hosts.hand_over(index, target if isinstance(target, int) else index)

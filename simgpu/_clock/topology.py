@@ -218,11 +218,11 @@ def topology_of(asked: str | Iterable[Any], models: Sequence[Model]) -> Topology
     return topology
 
 
-def _link(told: Any) -> Link:
+def _link(given: Any) -> Link:
     """A link from a tuple (end, end, bandwidth) or (end, end, bandwidth, latency)."""
-    if not isinstance(told, tuple) or len(told) not in (3, 4):
-        raise TypeError(f"{_WANTED}, got {told!r} in it")
-    return Link(told[:2], *told[2:])
+    if not isinstance(given, tuple) or len(given) not in (3, 4):
+        raise TypeError(f"{_WANTED}, got {given!r} in it")
+    return Link(given[:2], *given[2:])
 
 
 def _links(name: str, models: Sequence[Model]) -> list[Link]:

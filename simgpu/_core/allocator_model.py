@@ -10,7 +10,7 @@ the device, all unused segments are given back; if that is not enough, the devic
 (c10/cuda/CUDACachingAllocator.cpp; constants of c10/core/AllocatorConfig.h). Not in it are the
 settings of PYTORCH_CUDA_ALLOC_CONF and private pools.
 
-A device writes down what happened (`EventLog`); this follows it when somebody asks.
+A device writes down what happened (`EventLog`); this follows it when it is asked.
 """
 
 from __future__ import annotations
@@ -460,8 +460,8 @@ def _join(piece: Piece, other: Piece) -> None:
 
 # `EventLog`: what was allocated and freed on a device, to compute addresses on request.
 #
-# Writing it down costs next to nothing. A model of CUDA's caching allocator follows the events when
-# somebody asks (the model above), and where there might be no room.
+# Writing it down costs next to nothing. A model of CUDA's caching allocator (above) follows the
+# events when addresses are asked for, and where there might be no room.
 
 # Segments that a stream begins for a few bytes.
 BEGUN = SMALL_SEGMENT + LARGE_SEGMENT

@@ -66,8 +66,8 @@ class Block(int):
 # Objects that Python's garbage collector keeps track of, by their class, the newest first.
 #
 # A table of them would cost something wherever one is made. Looking for them costs nothing until
-# somebody asks; then it takes the longer the more objects the program has, most of which are old.
-# So a caller that has found all of them stops.
+# they are asked for; then it takes the longer the more objects the program has, most of which are
+# old. So a caller that has found all of them stops.
 
 T = TypeVar("T")
 

@@ -57,8 +57,8 @@ class World:
         """What an error says to do where other devices are wanted than these."""
         self.more = ""
         """What the error about an index past the last device says at its end: how to have more."""
-        self.maker: str | None = None
-        """What made them, in the words of an error; None where a program or a variable did."""
+        self.created_by: str | None = None
+        """What created them, in the words of an error; None where a program or a variable did."""
 
     def put_in_order(self, order: Sequence[int]) -> bool:
         """Have those of the machine's devices, from index 0 on; False if it was so already.

@@ -42,7 +42,7 @@ from simgpu.errors import CaptureError, UnsupportedError
 # Work that is recorded once and replayed on the same memory, as by torch.cuda.CUDAGraph.
 #
 # A `Recording` sees every kernel and copy of the streams that it captures, with its arguments and
-# results. On CUDA nothing is computed during a capture. A kernel of the host can only tell the
+# results. On CUDA nothing is computed during a capture. A kernel of the host only knows the
 # shape of its results by computing them, so it does; at the end everything that existed before has
 # its old values again, generators their old states, and what the graph has made is filled with NaN,
 # since on CUDA there is nothing in it yet. `Graph.replay` launches the same kernels on the same
@@ -99,7 +99,7 @@ class _Memory:
         self._results.put(_Result(tensor))
 
     def find(self, tensor: Tensor) -> torch.UntypedStorage | None:
-        """The storage that `tensor` lies in, or None."""
+        """The storage that has `tensor`, or None."""
         result = self._results.at(tensor.data_ptr()) if tensor.numel() else None
         return None if result is None else result.storage
 
@@ -318,7 +318,7 @@ class Recording(Capture):
             return
         key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
         if key not in self._before:
-            # A tensor of its own: the kernel may let the given one grow.
+            # A tensor of its own: the kernel may make the given one grow.
             self._before[key] = _detach(HOST_KEYS, tensor), clone(HOST_KEYS, tensor)
 
     def _undo(self) -> None:
@@ -426,7 +426,7 @@ class CUDAGraph:
         self._captured("replay").replay()
 
     def reset(self) -> None:
-        """Forget what was captured, and let go of its memory."""
+        """Forget what was captured, and release its memory."""
         self._graph = self._pool = None
 
     def pool(self) -> _Pool:

@@ -90,7 +90,7 @@ class DeviceOptions:
     races: bool = False
     """Whether a test fails where streams, or a stream and the host, race."""
     lazy: bool = False
-    """Whether kernels and copies run when something waits for them, in the laziest order."""
+    """Whether kernels and copies run when something waits for them, in the lazy order."""
     async_seed: int | None = None
     """The same, in the orders of this seed."""
     memory: str | None = None

@@ -207,7 +207,7 @@ def _share(count: int, active: int) -> Iterator[list[torch.device]]:
 
     if count > active:
         there = world.current_world()
-        maker = there and there.maker
+        maker = there and there.created_by
         if maker:
             pytest.fail(
                 f"the test asks for {plural(count, 'device')}, and {active} are there already, "
@@ -290,7 +290,7 @@ def simulated_pool(options: DeviceOptions) -> SimulatedPool:
     order = None
     if options.asynchronous:
         seed = options.async_seed
-        order = "in the laziest order" if seed is None else f"in an order of seed {seed}"
+        order = "in the lazy order" if seed is None else f"in an order of seed {seed}"
     return SimulatedPool(count, memory, model, source, rng, order)
 
 

@@ -46,7 +46,7 @@ def lend_ranks(request: pytest.FixtureRequest) -> Iterator[Run]:
             ends.enter_context(simgpu.as_cuda(count, **pool.sort(count)))
             made = world.current_world()
             assert made is not None
-            made.maker = f"the fixture `ranks`, for @pytest.mark.ranks({count})"
+            made.created_by = f"the fixture `ranks`, for @pytest.mark.ranks({count})"
             made.hint = "pytest's fixture `ranks` made them: use these, or do without it"
         yield functools.partial(simgpu.ranks, count)
 

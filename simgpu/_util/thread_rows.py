@@ -40,11 +40,11 @@ class _AtEnd(functools.partial[None]):
     __del__ = functools.partial.__call__
 
 
-def _announce_to_nobody(address: int) -> None:
+def _no_announcement(address: int) -> None:
     """Receives the address of a thread's row until `announce_to` sets another function."""
 
 
-_announce: Callable[[int], None] = _announce_to_nobody
+_announce: Callable[[int], None] = _no_announcement
 
 
 class _PerThread(threading.local):

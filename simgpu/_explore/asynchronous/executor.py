@@ -47,7 +47,9 @@ class Asynchronous(Executor):
         self._lock = _thread.RLock()
         self._queues = Queues(seed)
         self._memory = Memory(self._queues)
-        self._unseen: list[Exception] = []  # that lost devices which have ended since, untold
+        self._unseen: list[
+            Exception
+        ] = []  # of devices that were lost and have ended since, not reported yet
         self._missing: list[int] = []  # devices that were lost before a copy, which others await
 
     @property
@@ -256,7 +258,7 @@ def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
     computes wrong numbers.
 
     Args:
-        seed: None runs nothing before somebody waits for it, and then no more than that needs. A
+        seed: None runs nothing before something waits for it, and then no more than that needs. A
             number draws another legal order; equal seeds give equal orders, in a program whose
             threads come in the same order.
 
@@ -266,7 +268,7 @@ def asynchronous(seed: int | None = None) -> Iterator[Asynchronous]:
     words, and the device is lost from then on. ValueError for what is no seed.
     """
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise ValueError(f"seed={seed!r}: a number is expected, or None for the laziest order")
+        raise ValueError(f"seed={seed!r}: a number is expected, or None for the lazy order")
     executor = begin(seed)
     try:
         yield executor
@@ -301,7 +303,7 @@ def begin(seed: int | None) -> Asynchronous:
 
 
 def end(executor: Asynchronous) -> None:
-    """Run what is left, and let launches run as before: at once, if no other one is open."""
+    """Run what is left; launches run as before from now on: at once, if no other one is open."""
     with _lock:
         try:
             executor.finish()

@@ -74,7 +74,7 @@ class Memory:
         self.find = self._blocks.at
         # Blocks are released at any moment: noted then by C code, looked at later.
         self._freed: deque[_Life] = deque()
-        self._tell = self._freed.append
+        self._note_freed = self._freed.append
         # By stream, what its next allocation may get, and what has to have run before. Work that
         # has not run keeps its blocks alive; others are not visible.
         self._freed_blocks: dict[Key, list[tuple[weakref.ref[Block], Clock]]] = {}
@@ -89,7 +89,7 @@ class Memory:
         if key in self._freed_blocks:
             self.allocates(key)
         block = Block(storage, key)
-        block.life = life = _Life(allocation, self._tell)
+        block.life = life = _Life(allocation, self._note_freed)
         life.block = block
         coming = self._coming.pop(block.begin, None)
         if coming is not None:

@@ -1,8 +1,8 @@
 """The queues of all streams: what has to run before what, and in which state of the thread.
 
 Work of one stream runs in the order in which it was queued, and after what its stream waited for.
-Any order that keeps to this is legal. The laziest one runs nothing until somebody waits for it, and
-then only what that needs. A seed draws orders instead: how often work runs before somebody waits
+Any order that keeps to this is legal. The lazy one runs nothing until something waits for it, and
+then only what that needs. A seed draws orders instead: how often work runs before something waits
 for it, and which streams go first.
 """
 
@@ -100,7 +100,7 @@ def _set(settings: _Settings) -> None:
 # CUDA's own queue is about as long: a launch waits while it is full.
 LONGEST = 1024
 # How likely it is that more work runs after a launch: a seed draws one. Where nothing runs before
-# somebody waits, or little, streams are far apart from each other.
+# something waits, or little, streams are far apart from each other.
 _EAGERNESS = (0.0, 0.1, 0.5)
 
 
@@ -131,7 +131,7 @@ class Queues:
         self.restart(seed)
 
     def restart(self, seed: int | None) -> None:
-        """Begin the orders of `seed`; None means the laziest one."""
+        """Begin the orders of `seed`; None means the lazy one."""
         self._random = None if seed is None else random.Random(seed)
         self._eagerness, self._is_hasty = 0.0, True  # with what is early
         if self._random is not None:
@@ -153,7 +153,7 @@ class Queues:
     def add(self, key: Key, run: Callable[[], None], early: bool = False) -> int:
         """Queue work on a stream, after all that the stream has waited for; its number.
 
-        What is `early` runs as soon as it can in the laziest order, and in some that are drawn.
+        What is `early` runs as soon as it can in the lazy order, and in some that are drawn.
         """
         queue = self._queues.get(key)
         if queue is None:

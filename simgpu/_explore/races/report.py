@@ -26,7 +26,7 @@ _CALLED = {
 }
 
 
-def _said(access: Access) -> str:
+def _description_of(access: Access) -> str:
     verb = "writes" if access.writes else "reads"
     op = _CALLED.get(access.op, access.op)
     return f"{op} on {name_of(access.queue)} {verb} at {access.place}"
@@ -52,21 +52,21 @@ class Race:
 
     def __post_init__(self) -> None:
         # With the name that the devices have where it is found, and not where it is printed.
-        object.__setattr__(self, "_text", visible_text(self._told()))
+        object.__setattr__(self, "_text", visible_text(self._report()))
 
     def __str__(self) -> str:
         return self._text
 
-    def _told(self) -> str:
+    def _report(self) -> str:
         if self.kind == "free":
             return (
                 f"race: memory that was given back on {name_of(self.second.queue)} may be used by "
                 f"its allocation at {self.second.place}\n  in no order with\n"
-                f"    {_said(self.first)}\n  {self.advice}"
+                f"    {_description_of(self.first)}\n  {self.advice}"
             )
         return (
-            f"race: {_said(self.second)}\n"
-            f"  in no order with\n    {_said(self.first)}\n  {self.advice}"
+            f"race: {_description_of(self.second)}\n"
+            f"  in no order with\n    {_description_of(self.first)}\n  {self.advice}"
         )
 
 
@@ -74,7 +74,7 @@ def race_of(first: Access, second: Access) -> Race:
     """The report of two accesses."""
     if second.queue == HOST:
         advice = (
-            f"Before that, let the host wait: by synchronize() of {name_of(first.queue)}, or of an "
+            f"Before that, make the host wait: by synchronize() of {name_of(first.queue)}, or of an "
             "event recorded there."
         )
     elif first.queue == HOST:
@@ -83,7 +83,7 @@ def race_of(first: Access, second: Access) -> Race:
         advice = "Before that, call wait() on the work that the collective returned."
     else:
         advice = (
-            f"Before that, let {name_of(second.queue)} wait for {name_of(first.queue)}: by "
+            f"Before that, make {name_of(second.queue)} wait for {name_of(first.queue)}: by "
             "wait_stream(), or by wait_event() for an event recorded there."
         )
     return Race("access", first, second, advice)
@@ -92,7 +92,7 @@ def race_of(first: Access, second: Access) -> Race:
 def race_with_allocation(access: Access, allocation: Access) -> Race:
     """The report of an access to memory that was given back, and may be that of an allocation."""
     advice = (
-        f"Call record_stream() with {name_of(access.queue)} on the tensor, keep it, or let "
+        f"Call record_stream() with {name_of(access.queue)} on the tensor, keep it, or make "
         f"{name_of(allocation.queue)} wait before its next allocation."
     )
     return Race("free", access, allocation, advice)

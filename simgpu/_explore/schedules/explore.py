@@ -174,8 +174,8 @@ def controlled(
 def note(error: BaseException, text: str) -> None:
     """Make the traceback of `error` end with this text (from Python 3.11 on), once."""
     add: Any = getattr(error, "add_note", None)
-    told = any("simgpu.schedule(" in former for former in getattr(error, "__notes__", ()))
-    if add is not None and not told:
+    noted = any("simgpu.schedule(" in former for former in getattr(error, "__notes__", ()))
+    if add is not None and not noted:
         add(text)
 
 
@@ -348,7 +348,7 @@ def tried(
 def shortened(run: Callable[[int, Strategy], ScheduleRun], failed: ScheduleRun) -> ScheduleRun:
     """The failed run with the fewest deviations that still fail in the same way.
 
-    What is left has a token of under 100 characters: as `failed` has, which may be told by a seed.
+    What is left has a token of under 100 characters: as `failed` has, which may be that of a seed.
     """
     fewest = failed
     kept = deviations_of(failed)

@@ -269,11 +269,11 @@ def interrupt_main(*args: Any) -> None:
         me.scheduler.interrupt()
 
 
-def telling(stock: Callable[[], Any], epoch: float = 0.0) -> Callable[[], Any]:
+def clock_of_schedule(stock: Callable[[], Any], epoch: float = 0.0) -> Callable[[], Any]:
     """A function of `time` that returns the schedule's time to its threads."""
     nanoseconds = stock.__name__.endswith("_ns")
 
-    def tell() -> Any:
+    def now() -> Any:
         me = calling_task()
         if me is None or _is_called_by(_REAL_TIME):
             return stock()
@@ -281,8 +281,8 @@ def telling(stock: Callable[[], Any], epoch: float = 0.0) -> Callable[[], Any]:
         now = epoch + me.scheduler.now
         return int(now * 1e9) if nanoseconds else now
 
-    tell.__name__ = stock.__name__
-    return tell
+    now.__name__ = stock.__name__
+    return now
 
 
 class ScheduleClock(Clock):
@@ -498,7 +498,7 @@ PATCHES: tuple[Row, ...] = (
     ),
     Patch("_thread", "interrupt_main", interrupt_main, why=_THREADS),
     *(
-        Patch("time", stock.__name__, telling(stock), why=_TIME)
+        Patch("time", stock.__name__, clock_of_schedule(stock), why=_TIME)
         for stock in (
             time.monotonic,
             time.monotonic_ns,
@@ -506,10 +506,10 @@ PATCHES: tuple[Row, ...] = (
             time.perf_counter_ns,
         )
     ),
-    Patch("time", "time", telling(time.time, EPOCH), why=_TIME),
-    Patch("time", "time_ns", telling(time.time_ns, EPOCH), why=_TIME),
-    Patch("threading", "_time", telling(time.monotonic), why=_TIME),
-    Patch("queue", "time", telling(time.monotonic), why=_TIME),
+    Patch("time", "time", clock_of_schedule(time.time, EPOCH), why=_TIME),
+    Patch("time", "time_ns", clock_of_schedule(time.time_ns, EPOCH), why=_TIME),
+    Patch("threading", "_time", clock_of_schedule(time.monotonic), why=_TIME),
+    Patch("queue", "time", clock_of_schedule(time.monotonic), why=_TIME),
     Patch(
         "concurrent.futures.thread.ThreadPoolExecutor",
         "__init__",

@@ -1,7 +1,7 @@
 """Tokens of schedules: the choices of one run as text, and strategies that repeat or draw them.
 
-After `S1` and a letter that says in which of three ways the choices are told there are, in base 64:
-how many choices there were; what tells them; and one byte for each of some choices, spread evenly,
+After `S1` and a letter that says in which of three ways the choices are given there are, in base 64:
+how many choices there were; what gives them; and one byte for each of some choices, spread evenly,
 which is a checksum of all choices before. The three ways:
 
 - a small letter of a rule (`RULES`): the ranks that are not 0, with the numbers of their choices;
@@ -187,7 +187,7 @@ def _read_ranks(numbers: Iterator[tuple[int, int]]) -> tuple[dict[int, int], int
     return ranks, end
 
 
-# A schedule that somebody draws choice by choice: hypothesis, which then shrinks it.
+# A schedule that hypothesis draws choice by choice, and then shrinks.
 
 
 class Drawn(Strategy):
@@ -305,22 +305,22 @@ class Replay(Strategy):
         try:
             if not isinstance(token, str):
                 raise ValueError(token)
-            self._told, self.count, self._checks = strategy_in(token)
+            self._strategy, self.count, self._checks = strategy_in(token)
         except (ValueError, LookupError, StopIteration):
             raise ValueError(
                 f"replay={token!r} is no token of a schedule: it begins with {PREFIX}, and the "
                 "failure that is to be repeated has printed it"
             ) from None
-        super().__init__(self._told.rule)
-        self.recipe = self._told.recipe
-        self._ranks = self._told.ranks if isinstance(self._told, Deviations) else {}
+        super().__init__(self._strategy.rule)
+        self.recipe = self._strategy.recipe
+        self._ranks = self._strategy.ranks if isinstance(self._strategy, Deviations) else {}
         self._crc = self._done = 0
 
     def began(self, task: Task) -> None:
-        self._told.began(task)
+        self._strategy.began(task)
 
     def rank(self, options: Sequence[Task], me: Task, number: int) -> int:
-        return self._told.rank(options, me, number)
+        return self._strategy.rank(options, me, number)
 
     def chose(self, trace: Sequence[Choice]) -> None:
         number = len(trace) - 1
