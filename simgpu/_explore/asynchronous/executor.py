@@ -47,9 +47,7 @@ class Asynchronous(Executor):
         self._lock = _thread.RLock()
         self._queues = Queues(seed)
         self._memory = Memory(self._queues)
-        self._unseen: list[
-            Exception
-        ] = []  # of devices that were lost and have ended since, not reported yet
+        self._unseen: list[Exception] = []  # not reported, of lost devices that have ended since
         self._missing: list[int] = []  # devices that were lost before a copy, which others await
 
     @property

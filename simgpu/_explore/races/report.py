@@ -74,8 +74,8 @@ def race_of(first: Access, second: Access) -> Race:
     """The report of two accesses."""
     if second.queue == HOST:
         advice = (
-            f"Before that, make the host wait: by synchronize() of {name_of(first.queue)}, or of an "
-            "event recorded there."
+            f"Before that, make the host wait: by synchronize() of {name_of(first.queue)}, or of "
+            "an event recorded there."
         )
     elif first.queue == HOST:
         advice = "Ask for the work after the host is done."

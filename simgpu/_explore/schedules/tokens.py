@@ -1,7 +1,7 @@
 """Tokens of schedules: the choices of one run as text, and strategies that repeat or draw them.
 
-After `S1` and a letter that says in which of three ways the choices are given there are, in base 64:
-how many choices there were; what gives them; and one byte for each of some choices, spread evenly,
+After `S1` and a letter for one of three ways to give the choices there are, in base 64: how many
+choices there were; what gives them; and one byte for each of some choices, spread evenly,
 which is a checksum of all choices before. The three ways:
 
 - a small letter of a rule (`RULES`): the ranks that are not 0, with the numbers of their choices;
