@@ -11,5 +11,5 @@ topology        links between devices and the host; named machines
 timelines       what ran when on which stream and link; the time of the host
 summary         busy and waiting time of each device; the critical path
 
-May import: `_explore/faults`, `_distributed`, `_core`, `_config`, `errors`, `_util`, `torch`.
+May import: `_explore/faults`, `_core`, `_config`, `errors`, `_util`, `torch`.
 """

@@ -17,7 +17,6 @@ from simgpu._clock.topology import check_amount, topology_of
 from simgpu._config.gpus import GENERIC, Model, Names, models, models_of
 from simgpu._core import clock as runtime_clock
 from simgpu._core import hooks, world
-from simgpu._distributed.groups import threads
 from simgpu.errors import NoDevicesError
 
 HOST_COST = 5e-6  # seconds of the host for one launch
@@ -74,9 +73,11 @@ class Estimate:
 
     def _stepped(self, *_: Any) -> None:
         """An optimizer has stepped: a step ends when its work does."""
-        ends = self._steps.setdefault(threads.rank, [])
+        ends = self._steps.setdefault(world.rank_number(), [])
         machine = self._machine
-        ends.append(machine.end if threads.rank is None else machine.end_on(world.current_device()))
+        ends.append(
+            machine.end if world.rank_number() is None else machine.end_on(world.current_device())
+        )
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from simgpu._core import streams, world
 from simgpu._core.clock import Clock
 from simgpu._core.hooks import Collective, Instrument, Launch, Node
 from simgpu._core.operators import waits_for_values
-from simgpu._distributed.groups import threads
 from simgpu._explore.faults.faults import slow_factor
 from simgpu._util.naming import DEVICE_TYPE, visible_text
 
@@ -60,7 +59,7 @@ class Groups:
         meeting = self._meetings.get(key)
         rank = about.rank
         if meeting is None:
-            in_threads = threads.rank is not None
+            in_threads = world.rank_number() is not None
             between_two = about.peer is not None
             members = (2 if between_two else len(about.ranks)) if in_threads else 1
             previous = None if between_two else self._last.get(about.group)
@@ -232,7 +231,7 @@ class Machine(Instrument, Clock):
                 queued = self._free_from([stream])
                 self.groups.arrive(about, launch.op, launch.device.index, max(line.time, queued))
                 if is_in_backward():
-                    self._unawaited.setdefault(threads.rank, []).append((about, stream))
+                    self._unawaited.setdefault(world.rank_number(), []).append((about, stream))
 
     def times_of(self, launch: Launch, result: Any, begin: float) -> tuple[float, float]:
         index, about = launch.device.index, launch.about

@@ -12,7 +12,6 @@ import torch
 
 from simgpu._clock.topology import Route
 from simgpu._core import world
-from simgpu._distributed.groups import threads
 
 # The time of the host: of the calling thread, of its helpers, and of each rank.
 #
@@ -122,7 +121,7 @@ class Hosts:
         if not in_backward and self._is_main():
             if process.has_helpers:
                 process.rejoin()
-                self._rejoined(threads.rank)
+                self._rejoined(world.rank_number())
             return process.main
         device = world.current_device() if device is None else device
         return process.helper(device)
@@ -148,14 +147,14 @@ class Hosts:
         return max(lines, key=lambda line: line.time, default=Line("host"))
 
     def _process(self) -> _Process:
-        process = self._processes.get(threads.rank)
+        process = self._processes.get(world.rank_number())
         if process is None:
-            name = "host" if threads.rank is None else f"host of rank {threads.rank}"
-            process = self._processes.setdefault(threads.rank, _Process(name, self.cost))
+            name = "host" if world.rank_number() is None else f"host of rank {world.rank_number()}"
+            process = self._processes.setdefault(world.rank_number(), _Process(name, self.cost))
         return process
 
     def _is_main(self) -> bool:
-        return threads.rank is not None or threading.get_ident() == self._thread
+        return world.rank_number() is not None or threading.get_ident() == self._thread
 
 
 def _rank(item: tuple[int | None, _Process]) -> int:

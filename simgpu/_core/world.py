@@ -16,7 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -284,6 +286,51 @@ def device(index: int, hint: str = "") -> Device:
 def current_world() -> World | None:
     """The world that exists now; a new object for every `enter`."""
     return _world
+
+
+@dataclass(eq=False)
+class Rank:
+    """A rank of torch.distributed that is a thread of this process, and what belongs to it.
+
+    Attributes:
+        number: from 0.
+        count: how many ranks its world has.
+        scheduler: decides which rank runs.
+        store: keys and values of the world.
+        transport: makes what carries the calls of one of its groups, from the group's name, this
+            rank's number in the group and the members.
+        groups: what torch.distributed knows of groups.
+    """
+
+    number: int
+    count: int
+    scheduler: Any
+    store: Any
+    transport: Callable[[str, int, list[int]], Any]
+    groups: Any
+
+
+class _PerThread(threading.local):
+    rank: Rank | None = None
+
+
+_per_thread = _PerThread()
+
+
+def this_rank() -> Rank | None:
+    """The rank that the calling thread belongs to; None in all threads but those of ranks."""
+    return _per_thread.rank
+
+
+def rank_number() -> int | None:
+    """The number of that rank."""
+    rank = _per_thread.rank
+    return None if rank is None else rank.number
+
+
+def set_rank(rank: Rank | None) -> None:
+    """Make the calling thread belong to a rank, or to none."""
+    _per_thread.rank = rank
 
 
 def current_device() -> int:

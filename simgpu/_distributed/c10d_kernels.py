@@ -25,7 +25,7 @@ from simgpu._core.launch import Kernel, launch
 from simgpu._distributed import nccl, rules
 from simgpu._distributed.collectives import Call, Reduction, described
 from simgpu._distributed.ddp import called_by_autograd, current_step
-from simgpu._distributed.groups import Communicator, backend_of, find, threads
+from simgpu._distributed.groups import Communicator, backend_of, find
 from simgpu._distributed.rules import host_aliases, layout
 from simgpu._distributed.works import (
     Pending,
@@ -617,7 +617,7 @@ def barrier(
 def monitored_barrier_(
     tensor: Tensor, pg: Any, device_ids: Sequence[int], timeout: int, wait_all_ranks: bool
 ) -> None:
-    if threads.carrier is not None:  # no time passes, and who does not come is an error at once
+    if world.this_rank() is not None:  # no time passes, and who does not come is an error at once
         group = find(pg)
         index = of_barrier(group, device_ids)
         call = Call("barrier", "monitored_barrier", [], [])

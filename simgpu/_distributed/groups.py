@@ -18,7 +18,7 @@ from torch import distributed
 from torch._C import _distributed_c10d as cpp_c10d
 from torch.distributed import distributed_c10d as c10d
 
-from simgpu._core import hooks
+from simgpu._core import hooks, world
 from simgpu._core.hooks import Instrument
 from simgpu._distributed import collectives, fake_transport, process_transport
 from simgpu._distributed.collectives import Call
@@ -149,16 +149,6 @@ class Transport(Protocol):
         ...
 
 
-class _Threads(threading.local):
-    """Of a thread that is a rank: which one, and what carries out the calls of its groups."""
-
-    rank: int | None = None
-    carrier: Callable[[str, int, list[int]], Transport] | None = None
-
-
-threads = _Threads()
-
-
 class Communicator:
     """One process group, on this rank."""
 
@@ -180,8 +170,8 @@ class Communicator:
         self.used_devices: dict[int, None] = {}
         """Those that its tensors were on, in this order."""
         self.transport = self._carried_by(group, backend)
-        self.owner = threads.carrier
-        """Whose it is, where ranks are threads of one process."""
+        self.owner = world.this_rank()
+        """Which rank it belongs to, where ranks are threads of one process."""
         self.ended = _ended.get(group, "")
         """What this rank has done to the group, if it can make no calls any more."""
         self._backend = backend
@@ -195,8 +185,10 @@ class Communicator:
         self._last: dict[str, Pending] = {}
 
     def _carried_by(self, group: Any, backend: Any) -> Transport:
-        if threads.carrier is not None:
-            return threads.carrier(agreed_name(group), self.rank, self.ranks)
+        rank = world.this_rank()
+        if rank is not None:
+            made: Transport = rank.transport(agreed_name(group), self.rank, self.ranks)
+            return made
         if isinstance(backend, distributed.ProcessGroupGloo):
             _, store = c10d._world.pg_map.get(group, (None, None))
             return process_transport.Transport(backend, self.name, self.ranks, store)
@@ -286,14 +278,14 @@ def _make(group: Any) -> Communicator:
 def release() -> None:
     """Keep no works of a rank that is a thread, and which is about to leave its groups."""
     for communicator in list(_communicators.values()):
-        if communicator.owner is threads.carrier:
+        if communicator.owner is world.this_rank():
             keep_alive_with_outputs(communicator.open)
 
 
 def forget() -> None:
     """Forget the groups of a rank that is a thread, and which ends."""
     for group, communicator in list(_communicators.items()):
-        if communicator.owner is threads.carrier:
+        if communicator.owner is world.this_rank():
             del _communicators[group]
     _stop_watching()
 
@@ -333,7 +325,7 @@ class _Synchronization(Instrument):
     def host_synchronizes(self, awaited: Any) -> None:
         if isinstance(awaited, torch.device):
             for communicator in list(_communicators.values()):
-                if communicator.owner is threads.carrier:
+                if communicator.owner is world.this_rank():
                     communicator.complete()
 
 

@@ -3,7 +3,7 @@
 run             `ranks` itself
 rank_scheduler  which rank runs: threads of a scheduler, and the errors where none can go on
 groups          the process groups of each rank
-stand_ins       in place of PyTorch's backends in C++, which connect processes
+fake_backends   in place of PyTorch's backends in C++, which connect processes
 stores          keys and values that ranks leave for each other; threads that a rank starts
 rank_state      what else each rank has of its own: random numbers, environment, settings
 

@@ -5,7 +5,6 @@ PyTorch keeps those of a process in its modules, and in C++.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,11 @@ import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from simgpu._distributed.groups import threads
+from simgpu._core.world import Rank, set_rank, this_rank
 from simgpu._util.patching import Action, Patch, Patches, Row
 
 
-class _Groups(distributed_c10d._World):
+class Groups(distributed_c10d._World):
     """The process groups that one rank knows: PyTorch's own class keeps them in its module."""
 
     def __init__(self) -> None:
@@ -58,14 +57,7 @@ def _map(name: str) -> property:
 
 
 for _name in _MAPS:
-    setattr(_Groups, _name, _map(_name))
-
-
-class _PerThread(threading.local):
-    groups: _Groups | None = None
-
-
-_per_thread = _PerThread()
+    setattr(Groups, _name, _map(_name))
 
 
 class _GroupsOfThread:
@@ -75,21 +67,18 @@ class _GroupsOfThread:
         vars(self)["_stock"] = stock
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_per_thread.groups or self._stock, name)
+        rank = this_rank()
+        return getattr(self._stock if rank is None else rank.groups, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(_per_thread.groups or self._stock, name, value)
-
-
-def begin() -> None:
-    """Give the calling thread groups of its own, none so far."""
-    _per_thread.groups = _Groups()
+        rank = this_rank()
+        setattr(self._stock if rank is None else rank.groups, name, value)
 
 
 def life() -> int:
     """Which default group of the calling thread, counted from 1, is in force."""
-    groups = _per_thread.groups
-    return 0 if groups is None else groups.lives
+    rank = this_rank()
+    return 0 if rank is None else int(rank.groups.lives)
 
 
 def end() -> None:
@@ -100,20 +89,14 @@ def end() -> None:
     finally:
         _unregister_all: Callable[[], None] = vars(c10d)["_unregister_all_process_groups"]
         _unregister_all()
-        _per_thread.groups = None
 
 
-def copy_rank() -> Callable[[], None]:
-    """Returns what makes another thread belong to the calling thread's rank and its groups."""
-    rank, carrier, groups = threads.rank, threads.carrier, _per_thread.groups
-
-    def adopt() -> None:
-        threads.rank, threads.carrier, _per_thread.groups = rank, carrier, groups
-        register: Callable[[str, Any], None] = vars(c10d)["_register_process_group"]
-        for group, name in ({} if groups is None else groups.pg_names).items():
-            register(name, group)
-
-    return adopt
+def join(rank: Rank) -> None:
+    """Make the calling thread belong to a rank, whose groups C++ then finds by name as well."""
+    set_rank(rank)
+    register: Callable[[str, Any], None] = vars(c10d)["_register_process_group"]
+    for group, name in rank.groups.pg_names.items():
+        register(name, group)
 
 
 def _isolate(patches: Patches) -> None:

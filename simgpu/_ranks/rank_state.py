@@ -21,8 +21,8 @@ import torch
 from torch.distributed import ProcessGroup
 
 from simgpu import comm
+from simgpu._core import world
 from simgpu._cuda import tensors
-from simgpu._distributed.groups import threads
 from simgpu._util.patching import Action, Patch, Patches, Row
 
 # NumPy's random numbers of a rank that is a thread: a generator for each, exchanged at switches.
@@ -549,7 +549,7 @@ def _with_code_of_rank(stock: Callable[[int], int]) -> Callable[[int], int]:
 
     @functools.wraps(stock)
     def set_region(region: int) -> int:
-        rank = threads.rank
+        rank = world.rank_number()
         if rank is None or region in known:  # one that is put back
             return stock(region)
         if (rank, region) not in regions:
@@ -604,8 +604,9 @@ def _with_meshes_of_rank(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
-        if threads.rank is not None:
-            self._thread_id, self._hash = threads.rank, None
+        rank = world.rank_number()
+        if rank is not None:
+            self._thread_id, self._hash = rank, None
 
     return __init__
 

@@ -19,11 +19,10 @@ from simgpu._devices import block
 from simgpu._devices.block import Memory
 from simgpu._distributed import groups as distributed_groups
 from simgpu._distributed.collectives import named_ranks
-from simgpu._distributed.groups import threads
 from simgpu._distributed.thread_transport import GroupCalls, Transport
 from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
 from simgpu._explore.schedules.scheduler import Scheduler, ThreadEnded
-from simgpu._ranks import groups, rank_state, stand_ins, stores
+from simgpu._ranks import groups, rank_state, fake_backends, stores
 from simgpu._ranks.rank_scheduler import RankScheduler, scheduler_of
 from simgpu._util import naming
 from simgpu._util.naming import MAX_DEVICES, plural
@@ -35,7 +34,7 @@ T = TypeVar("T")
 FILES = (
     groups,
     rank_state,
-    stand_ins,
+    fake_backends,
     stores,
 )
 _one_at_a_time = threading.Lock()
@@ -98,8 +97,8 @@ def ranks(
             f"expected a function that runs the rank, got {function!r}, which returns a coroutine "
             "or a generator: wrap it, as in lambda rank: asyncio.run(f(rank))"
         )
-    if threads.rank is not None:
-        raise RuntimeError(f"rank {threads.rank} of a world cannot start another world")
+    if world.this_rank() is not None:
+        raise RuntimeError(f"rank {world.rank_number()} of a world cannot start another world")
     with contextlib.ExitStack() as ends:
         ends.enter_context(_one_at_a_time)  # worlds of several threads, with their devices
         if not world.device_count():
@@ -146,7 +145,7 @@ class _World:
         self, count: int, function: Callable[[int], Any], backend: str | None, scheduler: Scheduler
     ) -> None:
         self._count, self._function, self._backend = count, function, backend
-        self._turns = RankScheduler(scheduler)
+        self._scheduler = RankScheduler(scheduler)
         self._group_calls = GroupCalls()
         self._store: Any = vars(distributed)["HashStore"]()
         self._results: list[Any] = [None] * count
@@ -154,7 +153,9 @@ class _World:
     def results(self) -> list[Any]:
         count = self._count
         try:
-            self._turns.run(self._rank, [rank_state.State(rank, count) for rank in range(count)])
+            self._scheduler.run(
+                self._rank, [rank_state.State(rank, count) for rank in range(count)]
+            )
             error = self._error()
             if error is not None:
                 raise error
@@ -163,18 +164,18 @@ class _World:
         finally:
             error = None  # or its frames, of which this is one, would keep each other
             # A Work of several outputs lives until these are gone, and leads to both.
-            self._turns.forget()
+            self._scheduler.forget()
             self._group_calls.forget()
 
     def _rank(self, rank: int) -> None:
-        threads.rank = rank
-        threads.carrier = functools.partial(
-            Transport, self._group_calls, self._turns, groups.life, rank
+        transport = functools.partial(
+            Transport, self._group_calls, self._scheduler, groups.life, rank
         )
-        stores.begin(stores.Place(self._turns, rank, self._count, self._store))
-        groups.begin()
+        world.set_rank(
+            world.Rank(rank, self._count, self._scheduler, self._store, transport, groups.Groups())
+        )
         try:
-            self._turns.check()  # Ctrl-C: who has not begun does not begin any more
+            self._scheduler.check()  # Ctrl-C: who has not begun does not begin any more
             world.set_current_device(rank)
             distributed.init_process_group(
                 self._backend, rank=rank, world_size=self._count, store=self._store
@@ -184,13 +185,12 @@ class _World:
             raise
         except SystemExit as end:
             if end.code is not None and (end.code != 0 or not isinstance(end.code, int)):
-                self._turns.failures[rank] = end
+                self._scheduler.failures[rank] = end
         except BaseException as error:
-            self._turns.failures[rank] = error
+            self._scheduler.failures[rank] = error
         finally:
             self._end_groups(rank)
-            threads.rank = threads.carrier = None
-            stores.begin(None)
+            world.set_rank(None)
 
     def _end_groups(self, rank: int) -> None:
         try:
@@ -199,16 +199,16 @@ class _World:
             distributed_groups.forget()
             rank_state.clear_sharding_cache()
         except BaseException as error:
-            self._turns.failures.setdefault(rank, error)
+            self._scheduler.failures.setdefault(rank, error)
 
     def _error(self) -> BaseException | None:
         """What the first rank raised by itself, with a note of what became of the others."""
-        failures = self._turns.failures
+        failures = self._scheduler.failures
         if not failures:
             return None
-        turns = self._turns
+        scheduler = self._scheduler
         first = next(
-            (rank for rank, error in failures.items() if not turns.is_stop(error)),
+            (rank for rank, error in failures.items() if not scheduler.is_stop(error)),
             next(iter(failures)),
         )
         error = failures[first]
@@ -223,7 +223,7 @@ class _World:
         others = {
             rank: other
             for rank, other in failures.items()
-            if other is not error and not turns.is_stop(other)
+            if other is not error and not scheduler.is_stop(other)
         }
         alike = [rank for rank, other in others.items() if str(other) == str(error)]
         if alike:
@@ -234,8 +234,8 @@ class _World:
             for rank, other in others.items()
             if rank not in alike
         ]
-        if turns.stopped is not None and not turns.is_stop(error):
-            notes.append(str(turns.stopped))
+        if scheduler.stopped is not None and not scheduler.is_stop(error):
+            notes.append(str(scheduler.stopped))
         if hasattr(error, "add_note"):  # from Python 3.11 on
             for note in notes:
                 error.add_note(note)

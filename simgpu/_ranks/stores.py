@@ -10,16 +10,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from simgpu._distributed.groups import threads
+from simgpu._core.world import Rank, this_rank
 from simgpu._explore.schedules.scheduler import PATIENT
 from simgpu._ranks import groups
-from simgpu._ranks.rank_scheduler import RankScheduler
 from simgpu._util.naming import plural
 from simgpu._util.patching import Patch, Row
 
@@ -27,33 +25,6 @@ _PrefixStore: Any = c10d.PrefixStore
 _stock_add: Callable[[Any, str, int], int] = c10d.Store.add
 _stock_check: Callable[[Any, list[str]], bool] = c10d.Store.check
 _stock_wait: Callable[..., None] = c10d.Store.wait
-
-
-@dataclass(frozen=True)
-class Place:
-    """The world of a rank, and its memory for keys."""
-
-    turns: RankScheduler
-    rank: int
-    count: int
-    store: Any
-
-
-class _PerThread(threading.local):
-    place: Place | None = None
-
-
-_per_thread = _PerThread()
-
-
-def begin(place: Place | None) -> None:
-    """Give the calling thread the stores of a rank; with None, of no rank."""
-    _per_thread.place = place
-
-
-def place() -> Place | None:
-    """The context of the calling thread's rank."""
-    return _per_thread.place
 
 
 class TCPStore(_PrefixStore):  # type: ignore[misc]
@@ -69,24 +40,24 @@ class TCPStore(_PrefixStore):  # type: ignore[misc]
         wait_for_workers: bool = True,
         **_: Any,
     ) -> None:
-        place = _per_thread.place
-        assert place is not None, "only a rank makes one"
+        rank = this_rank()
+        assert rank is not None, "only a rank makes one"
         self.host, self.port = host_name, port
         # A server ends with the groups that it was made for: the next ones find no old keys.
-        super().__init__(f"{groups.life()} tcp://{host_name}:{port}", place.store)
-        times = _stock_add(self, f"joined by {place.rank}", 1)
+        super().__init__(f"{groups.life()} tcp://{host_name}:{port}", rank.store)
+        times = _stock_add(self, f"joined by {rank.number}", 1)
         if is_master and wait_for_workers and world_size is not None and world_size > 0:
-            self._wait_for_others(place, world_size, times)
+            self._wait_for_others(rank, world_size, times)
 
-    def _wait_for_others(self, place: Place, wanted: int, times: int) -> None:
+    def _wait_for_others(self, me: Rank, wanted: int, times: int) -> None:
         """Until so many ranks have come as often as this one has."""
 
         def ready() -> bool:
-            came = [_stock_add(self, f"joined by {rank}", 0) for rank in range(place.count)]
+            came = [_stock_add(self, f"joined by {rank}", 0) for rank in range(me.count)]
             return sum(often >= times for often in came) >= wanted
 
-        place.turns.wait(
-            place.rank,
+        me.scheduler.wait(
+            me.number,
             ready,
             f"{plural(wanted, 'rank')} at the store tcp://{self.host}:{self.port}",
         )
@@ -101,7 +72,7 @@ def _tcp_store(stock: Any) -> Any:
 
     class _TCPStore(metaclass=_Class):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            return (stock if _per_thread.place is None else TCPStore)(*args, **kwargs)
+            return (stock if this_rank() is None else TCPStore)(*args, **kwargs)
 
     functools.update_wrapper(_TCPStore, stock, updated=())
     return _TCPStore
@@ -116,15 +87,15 @@ def _waiting(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def call(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        place = _per_thread.place
-        if place is None:
+        rank = this_rank()
+        if rank is None:
             return stock(self, keys, *args, **kwargs)
         names: list[Any] = [keys] if isinstance(keys, (str, bytes)) else list(keys)
         limit = next(iter((*args, *kwargs.values())), self.timeout)
         limit = limit.total_seconds() if isinstance(limit, timedelta) else PATIENT
         what = f"{', '.join(map(repr, names))} in a store"
         seconds = limit if limit < PATIENT else None
-        if place.turns.wait(place.rank, lambda: _stock_check(self, names), what, seconds):
+        if rank.scheduler.wait(rank.number, lambda: _stock_check(self, names), what, seconds):
             return stock(self, keys, *args, **kwargs)
         return _stock_wait(self, names, timedelta(milliseconds=1))  # which raises, in its words
 
@@ -136,9 +107,9 @@ def _asking(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = _per_thread.place
-        if place is not None:
-            place.turns.ask(place.rank, f"a store, by {stock.__name__}{args}")
+        rank = this_rank()
+        if rank is not None:
+            rank.scheduler.ask(rank.number, f"a store, by {stock.__name__}{args}")
         return stock(self, *args, **kwargs)
 
     return call
@@ -180,14 +151,13 @@ def _of_the_same_rank(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def __init__(self: threading.Thread, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
-        if threads.rank is None:
+        rank = this_rank()
+        if rank is None:
             return
-        of_groups, of_stores = groups.copy_rank(), place()
 
         def run() -> None:
             vars(self).pop("run", None)
-            of_groups()
-            begin(of_stores)
+            groups.join(rank)
             self.run()
 
         vars(self)["run"] = run

@@ -19,7 +19,7 @@ from simgpu._util.patching import Action, Patch, Patches, Row
 
 # Parts of a group, where ranks are threads: there is nothing to split, and no connection to make.
 #
-# C++ would have each backend of the group split, which the stand-ins of threads cannot. The members
+# C++ would have each backend of the group split, which the fakes of threads cannot. The members
 # of a part find each other by a name that they agree on, as those of processes do
 # (`simgpu._distributed.groups`).
 
@@ -95,7 +95,7 @@ class _Named(type):
         return isinstance(instance, _FakeProcessGroup)
 
 
-def _stand_in(stock: Any) -> type:
+def _fake(stock: Any) -> type:
     """A class in the place of ProcessGroupNCCL or ProcessGroupGloo: there is nothing to connect."""
 
     class ProcessGroup(metaclass=_Named):
@@ -138,14 +138,14 @@ def _take_tensors_of_the_host(patches: Patches) -> None:
     patches.then(library._destroy)
 
 
-_WHY_STAND_IN = "ranks of one process meet in memory, and connect to no process"
+_WHY_FAKE = "ranks of one process meet in memory, and connect to no process"
 _C10D = "torch.distributed.distributed_c10d"
 # What groups of gloo are in place of it: NCCL's are NCCL or CUSTOM, and each sort has its own.
 _GLOO, _OTHER = _TYPES.GLOO, _TYPES.UCC
 
-_STAND_INS_PATCHES: tuple[Row, ...] = (
+_BACKENDS_PATCHES: tuple[Row, ...] = (
     *(
-        Patch(module, name, wrap=_stand_in, needs=name, why=_WHY_STAND_IN)
+        Patch(module, name, wrap=_fake, needs=name, why=_WHY_FAKE)
         for name in ("ProcessGroupGloo", "ProcessGroupNCCL", *nccl.NEWER)
         for module in (_C10D, "torch.distributed")
     ),
@@ -191,4 +191,4 @@ _STAND_INS_PATCHES: tuple[Row, ...] = (
 )
 
 
-PATCHES: tuple[Row, ...] = (*_STAND_INS_PATCHES, *_SPLITS_PATCHES)
+PATCHES: tuple[Row, ...] = (*_BACKENDS_PATCHES, *_SPLITS_PATCHES)
