@@ -6,7 +6,6 @@ The memory itself is that of CPU tensors; `simgpu._memory` says which belong to 
 
 from __future__ import annotations
 
-import functools
 import gc
 import operator
 from collections import deque
@@ -23,23 +22,21 @@ from simgpu._core.device_generator import make_generator
 from simgpu._core.hooks import hooks
 from simgpu._random.layout import resident_threads
 from simgpu._util import thread_rows
+from simgpu._util.interrupts import CallAtEnd
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.thread_rows import STREAMS
 
 # What `Device.allocate` makes: what keeps bytes of a device, and what they are known by.
 
 
-class Allocation(functools.partial[None]):
+class Allocation(CallAtEnd):
     """Bytes of a device that are taken for as long as this object lives; made by `Device.allocate`.
 
     It hangs on the host tensor that owns a simulated tensor's memory, so it dies exactly when the
-    last tensor, view or autograd node over that memory does. It is a call to be made then, all of
-    it in C: in a Python function the handler of a signal (Ctrl-C) could run, and an error that it
-    raises while an object dies is lost, together with the bytes.
+    last tensor, view or autograd node over that memory does.
     """
 
     __slots__ = ()
-    __del__ = functools.partial.__call__
 
 
 class Block(int):

@@ -1,8 +1,13 @@
-"""Vector clocks: which work of which stream is over when something else begins.
+"""The order of streams, events and the host: which work is over when something else begins.
 
-Each stream of each device counts its work, and so does the host. A clock says, by stream, how much
-of the work of that stream comes before. All threads of the host share one clock: what one of them
-has waited for, the others are taken to know, as they do where one starts or joins the other.
+Each stream of each device counts its work, and so does the host. A (vector) clock says, by stream,
+how much of the work of that stream comes before. All threads of the host share one clock: what one
+of them has waited for, the others are taken to know, as where one starts or joins the other.
+
+An `Order` is kept by each that has to know: a capture, of the streams that have joined it;
+`simgpu.races`, of accesses to memory; `simgpu.asynchronous`, of what has to run first. The clock of
+`simgpu.clock` needs one number instead, the moment until which a stream is busy. That is kept where
+sleep is (`Device.busy_until`), by stream, and by each event for its record.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from simgpu._core import hooks as core_hooks
 from simgpu._core.device import Device
 from simgpu._core.hooks import Instrument, Launch, hooks
 from simgpu._util import naming, thread_rows
-from simgpu._util.frames import current_frames
+from simgpu._util.frames import current_frames, is_own, module_of
 from simgpu._util.naming import DEVICE_TYPE, MAX_DEVICES, plural
 from simgpu._util.thread_rows import ACCELERATOR, CURRENT_DEVICE
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
@@ -509,7 +509,7 @@ def _computes(ident: int, frame: FrameType | None) -> bool:
     if ident in _parked or ident == threading.main_thread().ident:
         return False
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("simgpu."):
+        if is_own(module_of(frame)):
             return True
         frame = frame.f_back
     return False

@@ -86,6 +86,11 @@ def module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
+def calling_module() -> str:
+    """The full name of the module that has called the function which asks."""
+    return module_of(sys._getframe(2))
+
+
 def is_own(module: str) -> bool:
     """Whether a module of this name is one of simgpu."""
     return module.partition(".")[0] == _NAME

@@ -1,13 +1,28 @@
-"""Ctrl-C: wait until the main thread may be interrupted, or end a campaign with a report."""
+"""Ctrl-C: calls that it cannot cut in half, waits until it may come, the end of a campaign.
+
+CPython runs the handler of a signal in the main thread where a Python function begins, where a call
+returns and where a loop starts over, and nowhere else. So it does not come between two statements
+that do nothing of that kind, nor within a function of C. The handler of Ctrl-C raises there. C++
+that calls a Python function must not come back with an error that it does not expect, and an error
+that is raised while an object dies is lost: what runs then is made of functions of C.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+class CallAtEnd(functools.partial[None]):
+    """A call that is made when the object dies, all of it in C: no handler of a signal runs."""
+
+    __slots__ = ()
+    __del__ = functools.partial.__call__
 
 
 @contextlib.contextmanager

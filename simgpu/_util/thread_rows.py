@@ -7,11 +7,11 @@ engine makes devices and streams current without running any Python code.
 
 from __future__ import annotations
 
-import functools
 import threading
 from array import array
 from collections.abc import Callable
 
+from simgpu._util.interrupts import CallAtEnd
 from simgpu._util.naming import MAX_DEVICES
 
 # Places in a row.
@@ -33,13 +33,6 @@ _rows: list[Row[int]] = []  # of all threads, and never freed: C++ may hold the 
 _unused: list[Row[int]] = []  # of threads that are gone
 
 
-class _AtEnd(functools.partial[None]):
-    """A call that is made when the thread is gone that holds it, without any Python code."""
-
-    __slots__ = ()
-    __del__ = functools.partial.__call__
-
-
 def _no_announcement(address: int) -> None:
     """Receives the address of a thread's row until `announce_to` sets another function."""
 
@@ -59,7 +52,7 @@ class _PerThread(threading.local):
         row[CURRENT_DEVICE] = row[LOG] = row[ACCELERATOR] = 0
         row[STREAMS:ACCELERATOR] = _ZEROS
         self.row = row
-        self._give_back = _AtEnd(_unused.append, row)
+        self._give_back = CallAtEnd(_unused.append, row)
         _announce(row.buffer_info()[0])
 
 

@@ -16,5 +16,5 @@ For other code that wants threads that run one at a time, such as the ranks of a
         tasks = [scheduler.spawn(rank, r) for r in range(n)]    # each in a thread of its own
         scheduler.wait_for(tasks)
 
-May import: `_explore`, `_core`, `_native`, `errors`, `_util`, `torch`.
+May import: `_explore`, `_core`, `_native`, `errors`, `_util`.
 """

@@ -23,6 +23,7 @@ from simgpu._explore.schedules.scheduler import (
     current,
     outside,
 )
+from simgpu._util.frames import calling_module, is_own
 from simgpu._util.patching import Action, Patch, Patches, Row
 
 # `threading.Lock` and `RLock` of a schedule: waiting for one is the schedule's decision.
@@ -74,7 +75,7 @@ class Lock:
     __slots__ = ("__weakref__", "_lock", "held_by")
 
     def __new__(cls) -> Any:
-        if sys._getframe(1).f_globals.get("__name__", "").startswith("simgpu."):
+        if is_own(calling_module()):
             return _new_lock() if cls is Lock else _new_rlock()
         return super().__new__(cls)
 
@@ -185,14 +186,8 @@ _sleep = time.sleep
 EPOCH = 1_700_000_000.0  # what time.time() says at the beginning of every schedule
 
 # Of the standard library: they wait for other processes, or for sockets, which takes real time.
-_PROCESSES = ("multiprocessing.",)
-_REAL_TIME = (*_PROCESSES, "asyncio.", "subprocess", "selectors", "socket")
-
-
-def _is_called_by(modules: tuple[str, ...]) -> bool:
-    """Whether the caller of the calling function is one of these modules."""
-    name: str = sys._getframe(2).f_globals.get("__name__", "")
-    return name.startswith(modules)
+PROCESSES = "multiprocessing."
+_REAL_TIME = (PROCESSES, "asyncio.", "subprocess", "selectors", "socket")
 
 
 def new_start(_: Any = None) -> Callable[[threading.Thread], None]:
@@ -205,7 +200,7 @@ def new_start(_: Any = None) -> Callable[[threading.Thread], None]:
         me = calling_task()
         if me is None:
             _stock_start(self)
-        elif _is_called_by(_PROCESSES):
+        elif calling_module().startswith(PROCESSES):
             with outside(me):
                 _stock_start(self)
         else:
@@ -275,7 +270,7 @@ def clock_of_schedule(stock: Callable[[], Any], epoch: float = 0.0) -> Callable[
 
     def now() -> Any:
         me = calling_task()
-        if me is None or _is_called_by(_REAL_TIME):
+        if me is None or calling_module().startswith(_REAL_TIME):
             return stock()
         me.scheduler.now += TICK / 10  # a loop that looks at nothing but the clock comes to an end
         now = epoch + me.scheduler.now

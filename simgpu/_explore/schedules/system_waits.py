@@ -11,13 +11,14 @@ import functools
 import select
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from simgpu._explore.schedules.primitives import PROCESSES
 from simgpu._explore.schedules.scheduler import calling_task, outside
+from simgpu._util.frames import calling_module
 from simgpu._util.patching import Patch, Row
 
 _stock_poll: Any = getattr(select, "poll", None)
@@ -109,9 +110,9 @@ def _selecting(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def select(self: Any, timeout: float | None = None) -> Any:
-        caller: str = sys._getframe(1).f_globals.get("__name__", "")
+        of_processes = calling_module().startswith(PROCESSES)
         waits = timeout is None or timeout > 0
-        if waits and not caller.startswith("multiprocessing.") and _waits_in_real_time():
+        if waits and not of_processes and _waits_in_real_time():
             _until(lambda: bool(stock(self, 0)), timeout, "socket", self)
             timeout = 0
         return stock(self, timeout)
