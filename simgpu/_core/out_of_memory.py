@@ -1,7 +1,6 @@
 """Errors of a device that is full, in the words of CUDA's allocator.
 
-Programs look for these words, and logs are compared by them. The text for the installed release is
-raised; those of older ones serve to replay what other people saw.
+Programs look for these words, and logs are compared by them.
 """
 
 from __future__ import annotations
@@ -23,22 +22,13 @@ from simgpu._core.operators import call_on_meta, found_no_room, written
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import OutOfMemoryError
 
-_RELEASE = (int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1]))
-
-_VARIABLES = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
-_OPTIMIZING = (
+_ADVICE = (
     "https://docs.pytorch.org/docs/stable/notes/cuda.html"
     "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
 )
-# The first release of each advice; that of 2.10 as printed by 2.10.0+cu128.
-_ADVICE = (
-    ((2, 11), "PYTORCH_CUDA_ALLOC_CONF", _OPTIMIZING),
-    ((2, 10), "PYTORCH_ALLOC_CONF", _VARIABLES),
-    ((2, 2), "PYTORCH_CUDA_ALLOC_CONF", _VARIABLES),
-)
 
 
-def _size(number: int) -> str:
+def format_size(number: int) -> str:
     """Bytes as these texts write them: 1024 MiB are not yet 1 GiB."""
     if number <= 2**10:
         return f"{number} bytes"
@@ -56,74 +46,33 @@ class Figures:
     asked: int
     total: int
     free: int
-    in_use: int | None
-    """By this process, as the driver counts it; None where the driver does not report it."""
+    in_use: int
+    """By this process, as the driver counts it."""
     allocated: int
     unallocated: int
     """Reserved by PyTorch and in no tensor."""
     allowed: int | None = None
     """What `set_per_process_memory_fraction` allows."""
-    processes: tuple[tuple[int, int], ...] = ()
-    """Other processes, or this one where the driver only knows numbers, and what they have."""
-    private: int = 0
-    """Of `allocated`, what is in private pools, as those of graphs."""
 
 
-def text(figures: Figures, version: tuple[int, int], name: str = "CUDA") -> str:
-    """The words of `torch.OutOfMemoryError` of one release."""
+def text(figures: Figures, name: str = DEVICE_TYPE) -> str:
+    """The words of `torch.OutOfMemoryError`, from PyTorch 2.11 on."""
     if figures.asked >= MOST:
         return f"{name} out of memory. Tried to allocate more than 1EB memory."
-    if version < (2, 1):
-        return _text_of_1(figures, version, name)
-    # 2.1 had this slip of the pen.
-    capacity = "capacity" if version >= (2, 2) else "capacty"
     words = (
-        f"{name} out of memory. Tried to allocate {_size(figures.asked)}. GPU "
-        f"{figures.device} has a total {capacity} of {_size(figures.total)} of which "
-        f"{_size(figures.free)} is free. "
+        f"{name} out of memory. Tried to allocate {format_size(figures.asked)}. GPU "
+        f"{figures.device} has a total capacity of {format_size(figures.total)} of which "
+        f"{format_size(figures.free)} is free. Including non-PyTorch memory, this process has "
+        f"{format_size(figures.in_use)} memory in use. "
     )
-    for process, in_use in figures.processes:
-        words += f"Process {process} has {_size(in_use)} memory in use. "
-    if figures.in_use is not None:
-        words += (
-            f"Including non-PyTorch memory, this process has {_size(figures.in_use)} "
-            "memory in use. "
-        )
     if figures.allowed is not None:
-        words += f"{_size(figures.allowed)} allowed; "
-    pools = ""
-    if figures.private:
-        pools = f"with {_size(figures.private)} allocated in private pools (e.g., {name} Graphs), "
-    words += (
-        f"Of the allocated memory {_size(figures.allocated)} is allocated by PyTorch, {pools}and "
-        f"{_size(figures.unallocated)} is reserved by PyTorch but unallocated. "
-    )
-    for first, variable, link in _ADVICE:
-        if version >= first:
-            return (
-                f"{words}If reserved but unallocated memory is large try setting "
-                f"{variable}=expandable_segments:True to avoid fragmentation.  See documentation "
-                f"for Memory Management  ({link})"
-            )
+        words += f"{format_size(figures.allowed)} allowed; "
     return (
-        f"{words}If reserved but unallocated memory is large try setting max_split_size_mb to "
-        "avoid fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
-    )
-
-
-def _text_of_1(figures: Figures, version: tuple[int, int], name: str) -> str:
-    """The words before 2.1, with an advice since there is a setting to be advised."""
-    words = (
-        f"{name} out of memory. Tried to allocate {_size(figures.asked)} (GPU {figures.device}; "
-        f"{_size(figures.total)} total capacity; {_size(figures.allocated)} already allocated; "
-        f"{_size(figures.free)} free; {_size(figures.allocated + figures.unallocated)} reserved in "
-        "total by PyTorch)"
-    )
-    if version < (1, 10):
-        return words
-    return (
-        f"{words} If reserved memory is >> allocated memory try setting max_split_size_mb to avoid "
-        "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+        f"{words}Of the allocated memory {format_size(figures.allocated)} is allocated by PyTorch, "
+        f"and {format_size(figures.unallocated)} is reserved by PyTorch but unallocated. If "
+        "reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF="
+        "expandable_segments:True to avoid fragmentation.  See documentation for Memory Management "
+        f" ({_ADVICE})"
     )
 
 
@@ -135,7 +84,7 @@ def raise_out_of_memory(device: Device, nbytes: int) -> NoReturn:
         for observe in hooks.out_of_memory:
             observe(device.torch_device, nbytes, figures.allocated, device.limit)
     # Not chained to an earlier error of the host's allocator.
-    raise OutOfMemoryError(text(figures, _RELEASE, DEVICE_TYPE)) from None
+    raise OutOfMemoryError(text(figures)) from None
 
 
 def _figures(device: Device, nbytes: int) -> Figures:

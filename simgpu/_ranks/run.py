@@ -22,7 +22,7 @@ from simgpu._distributed.collectives import named_ranks
 from simgpu._distributed.thread_transport import GroupCalls, Transport
 from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
 from simgpu._explore.schedules.scheduler import Scheduler, ThreadEnded
-from simgpu._ranks import groups, rank_state, fake_backends, stores
+from simgpu._ranks import fake_backends, groups, rank_state, stores
 from simgpu._ranks.rank_scheduler import RankScheduler, scheduler_of
 from simgpu._util import naming
 from simgpu._util.naming import MAX_DEVICES, plural

@@ -24,7 +24,7 @@ from torch import distributed, nn
 
 import dataparallel
 import simgpu
-from simgpu._core.out_of_memory import Figures, text
+from tests.support.oom_texts import oom_text
 from tests.support.recording import FOLDER, RecordingError
 from tests.support.worlds import unbound
 
@@ -53,24 +53,6 @@ LIBRARIES = (
     SimpleNamespace(DataParallel=torch.nn.DataParallel, comm=torch.nn.parallel.comm),
     SimpleNamespace(DataParallel=dataparallel.DataParallel, comm=dataparallel.comm),
 )
-
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
-def oom_text(release, *, device=0, name="CUDA", processes=(), reserved=None, **printed):
-    """The text of `torch.OutOfMemoryError` of a release, from amounts as they are printed."""
-    amounts = {what: _bytes(amount) for what, amount in printed.items()}
-    if reserved is not None:  # older releases print it in the place of what is unallocated
-        amounts["unallocated"] = _bytes(reserved) - amounts["allocated"]
-    processes = tuple((number, _bytes(amount)) for number, amount in processes)
-    return text(Figures(device=device, processes=processes, **amounts), release, name)
-
-
-def _bytes(amount):
-    if amount is None:
-        return None
-    number, unit = amount.split()
-    return round(float(number) * _UNITS[unit])
 
 
 def said(call, words=None):
