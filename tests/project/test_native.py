@@ -23,7 +23,6 @@ from simgpu._native import (
     layouts,
     memory,
     python_objects,
-    reducer_timers,
     relabel,
     status,
     vtables,
@@ -130,25 +129,6 @@ def test_every_trick_says_whether_it_is_active(simulated):
     )
 
 
-def test_a_trick_that_fell_back_says_so(simulated, monkeypatch):
-    monkeypatch.setattr(relabel, "relabel", relabel._relabel_by_capsule_api)
-    monkeypatch.setattr(dispatch_tables, "written", [])
-    monkeypatch.setattr(layouts, "_memory_offset", lambda: None)
-    monkeypatch.setattr(layouts, "_offset", lambda: None)
-    monkeypatch.setattr(layouts, "_device_offset", lambda: None)
-    monkeypatch.setattr(vtables, "tables", [])
-    monkeypatch.setattr(vtables.allocator, "offset", None)
-    monkeypatch.setattr("simgpu._native.guard_code.constant_replacements", [])
-    monkeypatch.setattr("simgpu._native.guard_code.guard_replacements", [])
-    monkeypatch.setattr(torch._C, "_has_cuda", True)
-    monkeypatch.setattr("simgpu._native.accelerator_choice._replaced", [])
-    monkeypatch.setattr(reducer_timers, "entered", set())
-    monkeypatch.setattr(python_objects, "_follows", lambda: False)
-    monkeypatch.setattr(python_objects, "_stock_slot", 1)
-    monkeypatch.setattr(default_type, "_types", dict)
-    assert list(status.active_tricks().values()) == [False] * len(status.TRICKS)
-
-
 def test_memory_that_cannot_be_read_is_not_read():
     number = ctypes.c_int64(7)
     assert memory.can_read(ctypes.addressof(number), 8)
@@ -249,11 +229,6 @@ def test_objects_of_another_class_get_no_table(simulated, monkeypatch):
     before = memory.words[guard >> 3]
     assert vtables.replace_vtables(None, None) is None
     assert memory.words[guard >> 3] == before
-
-
-def test_without_tables_the_guard_is_not_used_for_cuda(simulated, monkeypatch):
-    monkeypatch.setattr(vtables, "tables", [])
-    assert vtables.use_guard_for_cuda() is None
 
 
 def test_an_allocator_of_another_class_is_not_copied(monkeypatch):

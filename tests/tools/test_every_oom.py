@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import simgpu
 from dataparallel import DataParallel
 from simgpu._pytest.repeats import _with_every_failure
-from simgpu.errors import OutOfMemoryError
 
 SUITE = """
 import pytest
@@ -109,31 +108,6 @@ def test_each_allocation_of_a_marked_test_fails_once(pytester):
     chosen = ("-k", "without_the_marker", "--faults", "oom")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", *chosen)
     result.assert_outcomes(failed=1)
-
-
-def raises_its_own():
-    raise OutOfMemoryError("of its own")
-
-
-INSTEAD = {
-    "own": (raises_its_own, OutOfMemoryError, "^of its own$"),
-    "error": (lambda: {}["lost"], pytest.fail.Exception, "with allocation 0, .* raised KeyError"),
-    "fail": (lambda: pytest.fail("lost"), pytest.fail.Exception, "with allocation 0, .*lost"),
-}
-
-
-@pytest.mark.parametrize("name", INSTEAD)
-def test_what_a_test_raises_in_place_of_the_failure_is_told(simulated, name):
-    instead, kind, text = INSTEAD[name]
-
-    def test():
-        try:
-            torch.ones(8, device=simulated[0])
-        except torch.OutOfMemoryError:
-            instead()
-
-    with pytest.raises(kind, match=text):
-        _with_every_failure(test)()
 
 
 def raised_anew(how):

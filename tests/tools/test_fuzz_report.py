@@ -23,7 +23,7 @@ from simgpu._fuzz import report
 from simgpu._fuzz.campaign import Progress
 from simgpu._fuzz.failures import NotReproducible, Writer
 from simgpu._fuzz.report import heat_map
-from simgpu._fuzz.tally import Failure, SlowExample, Tally
+from simgpu._fuzz.tally import Failure, Tally
 from simgpu._strategies.examples import Drawn
 from tests.support.observe import Case
 from tests.support.strategies import Pair
@@ -132,13 +132,6 @@ def test_tallies_of_processes_add_up(many):
     for name in "ab":
         errors = [tally.worst[name] for tally in many if name in tally.worst]
         assert total.worst.get(name) == (max(errors) if errors else None)
-
-
-def test_only_the_slowest_example_of_a_property_is_kept():
-    tally = Tally()
-    for number in range(30):
-        tally.add_slow(SlowExample(float(number), f"p{number % 15}"))
-    assert [one.seconds for one in tally.slowest] == [29.0 - rank for rank in range(10)]
 
 
 RUN = {

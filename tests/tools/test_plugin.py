@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._pytest.header import hint_for
-from simgpu._pytest.markers import Wanted
 from simgpu._pytest.options import DEFAULT_COUNT, DeviceOptions
-from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool, session_pool, use_one_thread
+from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool, use_one_thread
 from simgpu.errors import InvalidDeviceError
 
 
@@ -258,17 +257,6 @@ def test_who_runs_with_the_name_of_cuda_is_not_told_to(pytester):
     assert "- simgpu -" not in result.stdout.str()
 
 
-def test_distinct_devices_are_not_to_be_had_on_one_gpu():
-    """The marker's other half: several slots on one GPU are no different devices."""
-    assert not CudaPool([0, 0]).distinct
-    assert CudaPool([0, 1]).distinct
-    assert Wanted(2, distinct=True) == Wanted(2, distinct=True, at_least=False)
-    with pytest.raises(TypeError):
-        Wanted(2, different=True)
-    with pytest.raises(TypeError):
-        Wanted(2, True)
-
-
 def test_a_session_without_devices_does_not_import_torch(pytester):
     pytester.makepyfile(
         """
@@ -289,11 +277,3 @@ def test_the_number_of_threads_is_the_users_where_he_gives_one(monkeypatch):
     use_one_thread()
     assert os.environ["OMP_NUM_THREADS"] == "2"
     assert torch.get_num_threads() == before
-
-
-def test_the_fixture_of_this_session(devices, request):
-    """Here and now: as many as asked for, all usable, the first one current."""
-    pool = session_pool(request.config)
-    assert len(devices) == pool.count
-    assert torch.get_device_module(devices[0]).current_device() == devices[0].index
-    assert [torch.ones(1, device=device).device for device in devices] == devices

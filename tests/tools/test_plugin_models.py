@@ -132,23 +132,6 @@ def test_whatever_option_a_suite_has_it_stays_theirs(theirs, late):
         parser.addoption(name, dest=f"late_{name[2:]}", default="theirs")
 
 
-def test_a_conftest_that_is_found_late_keeps_its_own_option(pytester):
-    """That of a folder which pytest comes to while it collects: it has the default."""
-    tests = pytester.mkpydir("package") / "tests"
-    tests.mkdir()
-    (tests / "conftest.py").write_text(
-        "def pytest_addoption(parser):\n"
-        "    for name in ('--model', '--rng'): parser.addoption(name, default='theirs')"
-    )
-    (tests / "test_it.py").write_text(
-        "def test_it(request):\n"
-        "    told = [request.config.getoption(name) for name in ('--model', '--rng')]\n"
-        "    assert told == ['theirs', 'theirs']"
-    )
-    for said in ((), ("--model", "A100")):
-        pytester.runpytest_inprocess(*NO_CACHE, *said).assert_outcomes(passed=1)
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -21,41 +21,10 @@ def script(tmp_path):
     return write
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("options", "device", "end", "status"),
-    [((), "cuda:1", "sys.exit()", 0), (("--as", "simgpu"), "simgpu:1", "raise SystemExit(7)", 7)],
-)
-def test_run_gives_a_script_what_it_would_have(python, script, options, device, end, status):
-    """Devices, arguments, the modules beside it; and it gives its exit status."""
-    path = script(f"{SCRIPT}\nimport neighbour\n{end}")
-    path.with_name("neighbour.py").write_text("print('found')")
-    done = python("-m", "simgpu", "run", "--devices", 3, *options, path, "--flag", "a b")
-    lines = ["['--flag', 'a b'] __main__ 3", device, "found"]
-    assert (done.returncode, done.stdout.splitlines()) == (status, lines), done.stderr
-
-
 def test_the_variable_does_the_same_for_a_process(python, script):
     done = python(script(SCRIPT), "x", SIMGPU_DEVICE_COUNT="5")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['x'] __main__ 5", "simgpu:1"]
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("run", "--devices", "0", "script.py"), "64"),
-        (("run", "--devices", "65", "script.py"), "64"),
-        (("run", "--devices", "two", "script.py"), "two"),
-        (("run", "--devices", "2", "no/such/script.py"), "no/such/script.py"),
-        (("walk",), "walk"),
-    ],
-)
-def test_mistakes_are_told_without_a_traceback(python, args, says):
-    done = python("-m", "simgpu", *args)
-    assert done.returncode != 0
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.full
@@ -92,14 +61,6 @@ def test_a_script_for_cuda_runs_and_so_do_its_children(python, script):
     assert lines[0] == "4 cuda:0 torch.nn.parallel.data_parallel"
     assert lines[1] == "cuda:2"
     assert done.stderr == ""
-
-
-@pytest.mark.full
-def test_data_parallel_can_be_replaced(python, script):
-    run = ("-m", "simgpu", "run", "--devices", 4, "--replace-data-parallel")
-    done = python(*run, script(CUDA_SCRIPT))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "4 cuda:0 dataparallel.data_parallel\n"
 
 
 WITH_CUDA = """
@@ -166,16 +127,6 @@ def check_timeline(events):
     memory = [e for e in events if e["ph"] == "C"]
     assert len(memory) == len(slices) - len(starts)
     assert max(e["args"]["bytes"] for e in memory) >= 512
-
-
-@pytest.mark.full
-def test_the_timeline_is_written_when_the_script_fails(python, script, tmp_path):
-    timeline = tmp_path / "out.json"
-    path = script("import torch; torch.ones(1, device='cuda'); raise KeyError('lost')")
-    done = python("-m", "simgpu", "run", "--trace", timeline, path)
-    assert done.returncode == 1
-    assert "KeyError: 'lost'" in done.stderr
-    assert any(e["ph"] == "X" for e in json.loads(timeline.read_text())["traceEvents"])
 
 
 OUTLIVING = """

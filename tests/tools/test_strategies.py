@@ -86,29 +86,6 @@ def test_dimensions_are_counted_from_both_ends(ndim):
     assert smallest(strategies.dims(ndim)) == 0
 
 
-@pytest.mark.parametrize(("n", "most"), [(1, 3), (3, 20), (8, 200), (2, 5000)])
-def test_the_edges_of_batches_are_those_of_the_chunk_rule(n, most):
-    """Around one, two and n chunks, a prime above, and the largest; twice as often as others."""
-    sizes = strategies._batch_sizes(n, 1, most)
-    edges = {k * n + d for k in (1, 2, n) for d in (-1, 0, 1)} | {1, 3 * n, most}
-    edges = {edge for edge in edges if 1 <= edge <= most}
-    dense = range(1, min(most, 1024) + 1)
-    assert sizes[: len(dense)] == tuple(dense)
-    assert edges <= set(sizes[len(dense) :])
-    assert max(sizes) == most
-    assert min(sizes) == 1
-
-
-def test_every_batch_can_be_drawn_but_edges_come_more_often():
-    sizes = strategies._batch_sizes(4, 0, 200)
-    assert set(sizes) == set(range(201))
-    often = [size for size in sizes if sizes.count(size) > 1]
-    assert {0, 1, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 199, 200} <= set(often)
-    assert sizes[:201] == tuple(range(201))
-    assert 0.4 < len(sizes[201:]) / len(sizes) < 0.6
-    assert set(strategies._batch_sizes(4, 0, 10**6)) >= {0, 1000, 10**6, 999983}
-
-
 @given(batch=st.integers(0, 50), n=st.integers(1, 8), least=st.integers(0, 3), data=st.data())
 def test_chunkings_cut_the_whole_batch(batch, n, least, data):
     batch += n * least

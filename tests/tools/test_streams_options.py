@@ -1,7 +1,6 @@
 """`--async` and `--races`, on the command line and in pytest: what an unmodified program shows."""
 
 import contextlib
-import importlib
 import io
 import runpy
 import sys
@@ -76,17 +75,6 @@ def test_a_script_that_ends_well_is_told_of_errors_in_its_queues(status):
         assert own.pending == (not ends_well)
     if ends_well:  # nothing of the program's is in the traceback
         assert _after_our_frames(raised.tb) is None
-
-
-@pytest.mark.without("--async", reason="begins it itself")
-def test_what_meta_kernels_import_is_there_before_a_launch(monkeypatch):
-    imported, stock = [], importlib.import_module
-    stock("torch._dynamo")  # which imports by the same function what it needs
-    monkeypatch.setattr(
-        importlib, "import_module", lambda name, *more: imported.append(name) or stock(name, *more)
-    )
-    asynchronous_executor.end(asynchronous_executor.begin(None))
-    assert "torch._dynamo" in imported
 
 
 @pytest.mark.without("--async", "--races", reason="looks for races itself")
@@ -227,9 +215,3 @@ def test_the_header_says_what_is_looked_for(asked):
     assert len(told) == bool(asked)
     looks = [look for text in told for look in text.removeprefix("each test with ").split(", ")]
     assert sorted(looks) == sorted(" ".join([name, *LOOKS[name]]) for name in asked)
-
-
-def test_the_header_line_ends_with_what_is_looked_for(pytester):
-    told = ("-p", "no:cacheprovider", "--devices", "simgpu", "--device-count", "2", "--races")
-    seen = pytester.runpytest_inprocess(*told)
-    seen.stdout.fnmatch_lines("devices: 2 simulated GPUs (simgpu); each test with --races")
