@@ -10,7 +10,7 @@ import dataparallel
 from dataparallel._devices import available_type
 from tests.support import strategies
 from tests.support.chunk_rule import chunk_sizes
-from tests.support.observe import Case, ExactNet, chosen, observe, place, plain, slot_of, values
+from tests.support.observe import Case, ExactNet, chosen, observe, plain, slot_of, values
 
 
 def trained(net: nn.Module, model: nn.Module, case: Case, steps: int) -> dict[str, list]:
@@ -95,18 +95,6 @@ def test_output_device_is_obeyed(devices, case, data):
     assert plain(out) == plain(net.cpu()(values(case.shape, case.dtype, span=3)))
 
 
-@given(case=strategies.step_cases(), data=st.data())
-def test_function_and_module_agree(devices, case, data):
-    targets = chosen(case.slots, devices)
-    net = ExactNet(case.shape[-1], case.dtype).to(targets[0])
-    x = values(case.shape, case.dtype, span=3).to(place(case.source, devices))
-    wanted = data.draw(st.sampled_from(targets))
-    one = dataparallel.data_parallel(net, x, targets, wanted)
-    other = dataparallel.DataParallel(net, targets, wanted)(x)
-    assert one.device == other.device == wanted
-    assert plain(one) == plain(other)
-
-
 class Keyword(nn.Module):
     """Adds a keyword argument to its input; refuses to run without an input."""
 
@@ -116,38 +104,6 @@ class Keyword(nn.Module):
 
     def forward(self, x: torch.Tensor, *, bias: torch.Tensor, times: int = 1) -> torch.Tensor:
         return x * self.weight * times + bias
-
-
-@given(data=st.data(), tensor=st.booleans())
-@example(data=None, tensor=False)
-def test_a_keyword_calls_no_replica_without_input(devices, data, tensor):
-    """A batch smaller than the device count, with a keyword argument for all or for each row."""
-    targets = data.draw(strategies.device_lists(devices)) if data else devices
-    batch = data.draw(strategies.batches(len(targets), 30)) if data else 1
-    x = values((batch, 2), "float32").to(targets[0])
-    bias = values((batch, 1), "float32", 4).to(targets[0]) if tensor else 3
-    model = dataparallel.DataParallel(Keyword().to(targets[0]), device_ids=targets)
-    assert plain(model(x, bias=bias, times=2)) == plain(x * 2 + bias)
-
-
-@pytest.mark.devices(4)
-@given(one=st.integers(1, 20), other=st.integers(1, 20))
-@example(one=8, other=2)
-def test_mismatched_inputs_compute_nothing(devices, one, other):
-    """Inputs cut into different numbers of chunks are refused before any replica runs."""
-    if len(chunk_sizes(one, 4)) == len(chunk_sizes(other, 4)):
-        other = one + 4 if one < 4 else 1
-    calls = []
-
-    class Pairs(Keyword):
-        def forward(self, x, y):
-            calls.append(len(x))
-            return x
-
-    model = dataparallel.DataParallel(Pairs().to(devices[0]), device_ids=devices)
-    with pytest.raises(ValueError, match=rf"(?s)\b{one}\b.*\b{other}\b"):
-        model(values((one, 2), "float32"), values((other, 2), "float32"))
-    assert calls == []
 
 
 class Nested(nn.Module):
@@ -174,23 +130,6 @@ def test_nested_inputs_and_outputs(devices, data):
     assert plain(out["both"][0]) == plain(x)
     assert plain(out["both"][1][0]) == plain(left)
     assert out["both"][1][1] is None
-
-
-@given(data=st.data())
-def test_integers_name_devices_of_the_modules_type(devices, data):
-    targets = data.draw(strategies.device_lists(devices))
-    net = ExactNet(3, "float32").to(targets[0])
-    model = dataparallel.DataParallel(net, device_ids=[target.index for target in targets])
-    assert [torch.device(device) for device in _devices_of(model, targets)] == targets
-    assert model(values((9, 3), "float32")).device == targets[0]
-
-
-def _devices_of(model, targets):
-    kind = targets[0].type
-    return [
-        device if isinstance(device, torch.device) else torch.device(kind, device)
-        for device in model.device_ids
-    ]
 
 
 @pytest.mark.devices(4)
@@ -267,50 +206,3 @@ def test_batch_norm_statistics_are_those_of_the_first_chunk(devices):
     dataparallel.DataParallel(norm, device_ids=devices)(x)
     assert plain(norm.running_mean) == plain(x[:2].mean(0))
     assert int(norm.num_batches_tracked) == 1
-
-
-@given(data=st.data(), training=st.booleans())
-def test_the_grad_mode_is_the_callers(devices, data, training):
-    targets = data.draw(strategies.device_lists(devices))
-    model = dataparallel.DataParallel(ExactNet(3, "float32").to(targets[0]), device_ids=targets)
-    with torch.set_grad_enabled(training):
-        out = model(values((9, 3), "float32"))
-    assert out.requires_grad == training
-
-
-@given(data=st.data())
-def test_dim_chooses_the_batch_dimension(devices, data):
-    targets = data.draw(strategies.device_lists(devices))
-    dim = data.draw(st.sampled_from((1, -1)))
-    batch = data.draw(strategies.batches(len(targets)))
-    x = values((3, batch), "float32")
-
-    class Columns(Keyword):
-        def forward(self, x):
-            widths.append(x.size(1))
-            return x * self.weight
-
-    widths = []
-    model = dataparallel.DataParallel(Columns().to(targets[0]), device_ids=targets, dim=dim)
-    assert plain(model(x)) == plain(x)
-    assert sorted(widths, reverse=True)[: len(chunk_sizes(batch, len(targets)))] == (
-        chunk_sizes(batch, len(targets)) if batch else [0] * len(widths)
-    )
-
-
-@given(data=st.data())
-def test_state_dicts_are_the_modules(devices, data):
-    """Wrapping changes names by a prefix and nothing else."""
-    targets = data.draw(strategies.device_lists(devices))
-    net = ExactNet(3, "float32").to(targets[0])
-    model = dataparallel.DataParallel(net, device_ids=targets)
-    model(values((9, 3), "float32")).sum().backward()
-    assert {name.removeprefix("module."): plain(t) for name, t in model.state_dict().items()} == {
-        name: plain(t) for name, t in net.state_dict().items()
-    }
-    other = dataparallel.DataParallel(
-        ExactNet(3, "float32", seed=9).to(targets[0]), device_ids=targets
-    )
-    other.load_state_dict(model.state_dict())
-    x = values((9, 3), "float32")
-    assert plain(other(x)) == plain(model(x))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
-from dataparallel._structure.scalar_warning import _warned_lines
 from tests.support.observe import plain, values
 
 
@@ -229,23 +228,6 @@ def test_a_large_join_takes_no_more_than_its_result(devices):
     whole = dataparallel.gather(parts, devices[1])
     assert whole.numel() == 600_000
     assert kind.max_memory_allocated(devices[1]) - before < 600_000 * 4 + 2**20
-
-
-@pytest.mark.devices(2)
-def test_the_warning_about_numbers_names_the_line_of_the_caller(devices):
-    numbers = [torch.ones((), device=device) for device in devices[:2]]
-    _warned_lines.clear()  # it is given once for each line
-    with pytest.warns(UserWarning, match="every replica returned a 0-dimensional") as told:
-        dataparallel.gather(numbers, devices[0])
-    assert [warning.filename for warning in told] == [__file__]
-
-
-@pytest.mark.devices(2)
-@pytest.mark.parametrize("dim", [-2, -1, 0, 1])
-def test_any_dimension_there_is_may_be_joined_along(devices, dim):
-    x = values((4, 6), "float32", 1).to(devices[0])
-    chunks = dataparallel.scatter(x, devices[:2], dim)
-    assert plain(dataparallel.gather(chunks, devices[0], dim)) == plain(x)
 
 
 @pytest.mark.devices(2, distinct=True)

@@ -13,7 +13,7 @@ import dataparallel
 from dataparallel import comm
 from dataparallel._structure import scalar_warning
 from tests.support import strategies
-from tests.support.observe import chosen, input_of, observe, place, plain, slot_of, values
+from tests.support.observe import input_of, observe, place, plain, slot_of, values
 from tests.support.strategies import Rows
 
 # Long enough for the slowest machine: reaching it means that a turn never came.
@@ -41,21 +41,6 @@ def at_home(case):
 @given(case=strategies.cases("gather") | ALONE.map(at_home))
 def test_the_whole_is_a_copy(devices, case):
     assert not any(observe(case, devices)["views"])
-
-
-@given(case=strategies.cases("gather"))
-def test_order_survives_what_devices_compute(devices, case):
-    """Each device changes its chunk in its own way; the changes come back where they belong."""
-    targets = chosen(case.slots, devices)
-    x = values(case.shape, "float32", case.seed)
-    pieces = x.tensor_split(len(targets), case.dim)
-    marked = [piece * (k + 2) + k for k, piece in enumerate(pieces)]
-    outputs = [
-        piece.to(target) * (k + 2) + k
-        for k, (piece, target) in enumerate(zip(pieces, targets, strict=True))
-    ]
-    whole = dataparallel.gather(outputs, place(case.target, devices), case.dim)
-    assert plain(whole) == plain(torch.cat(marked, case.dim))
 
 
 class Turns(nn.Module):
@@ -143,30 +128,6 @@ def check_same(back, whole, device):
             check_same(part, full, device)
     else:
         assert back is whole
-
-
-@given(data=st.data(), agree=st.booleans())
-def test_channels_last_only_if_all_agree(devices, data, agree):
-    targets = data.draw(strategies.device_lists(devices))
-    formats = [torch.channels_last] * len(targets)
-    if not agree:
-        formats[-1] = torch.contiguous_format
-    outputs = [
-        values((2, 3, 4, 5), "float32", k).to(target).contiguous(memory_format=layout)
-        for k, (target, layout) in enumerate(zip(targets, formats, strict=True))
-    ]
-    whole = dataparallel.gather(outputs, targets[0])
-    assert whole.is_contiguous(memory_format=torch.channels_last) == agree
-    assert plain(whole) == plain(torch.cat([output.cpu() for output in outputs]))
-
-
-@pytest.mark.filterwarnings("ignore:every replica returned a 0-dimensional tensor")
-@given(data=st.data())
-def test_scalars_become_a_vector(devices, data):
-    """A loss without dimensions cannot be joined along one: the user gets one for each replica."""
-    targets = data.draw(strategies.device_lists(devices))
-    losses = [torch.tensor(float(k), device=target) for k, target in enumerate(targets)]
-    assert plain(dataparallel.gather(losses, targets[0])) == [float(k) for k in range(len(targets))]
 
 
 def test_a_vector_of_scalars_is_told_once(devices, monkeypatch):

@@ -110,25 +110,6 @@ def test_keywords_reach_their_own_replica(devices, data):
     assert [plain(out) for out in outputs] == [[float(k)] for k in range(len(targets))]
 
 
-@given(data=st.data(), enabled=st.booleans())
-def test_grad_mode_reaches_every_replica(devices, data, enabled):
-    targets = data.draw(strategies.device_lists(devices))
-    modes = []
-    with torch.set_grad_enabled(enabled):
-        applied(lambda x: modes.append(torch.is_grad_enabled()), targets)
-    assert modes == [enabled] * len(targets)
-
-
-@given(data=st.data(), enabled=st.booleans())
-def test_autocast_reaches_every_replica(devices, data, enabled):
-    targets = data.draw(strategies.device_lists(devices))
-    kind = targets[0].type
-    modes = []
-    with torch.autocast(kind, dtype=torch.bfloat16, enabled=enabled):
-        applied(lambda x: modes.append(torch.is_autocast_enabled(kind)), targets)
-    assert modes == [enabled] * len(targets)
-
-
 @pytest.mark.devices(8)
 def test_replicas_run_at_the_same_time(devices):
     """All of them must be inside their forward before any may leave."""
@@ -295,19 +276,6 @@ def test_a_failure_that_takes_no_message_is_the_cause_of_another(devices, data, 
     with pytest.raises(RuntimeError, match=f"Caught {type(failure).__name__} in replica 0") as told:
         applied(broken, targets)
     assert told.value.__cause__ is failure
-
-
-@given(data=st.data())
-def test_no_failure_is_lost_among_results(devices, data):
-    """One failing replica is enough, whatever the others return."""
-    targets = data.draw(strategies.device_lists(devices))
-    bad = data.draw(st.sampled_from(range(len(targets))))
-
-    def broken(x):
-        return x if int(x) != bad else [][1]
-
-    with pytest.raises(IndexError, match="list index out of range"):
-        applied(broken, targets)
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])

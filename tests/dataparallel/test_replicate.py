@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dataparallel
-from dataparallel import comm
 from tests.support import strategies
 from tests.support.observe import chosen, observe, plain, same_memory, slot_of, values
 
@@ -52,23 +51,6 @@ def test_broadcast_puts_the_same_values_everywhere(devices, case):
     assert seen["slots"] == [slot_of(target, devices) for target in targets]
     assert seen["values"] == [plain(values(case.shape, case.dtype, case.seed))] * len(targets)
     assert not any(seen["views"][1:])
-
-
-@given(
-    data=st.data(),
-    names=st.lists(st.sampled_from(strategies.DTYPES), min_size=1, max_size=6),
-    buffer_size=st.sampled_from((1, 16, 64, 10 << 20)),
-)
-def test_buckets_change_nothing(devices, data, names, buffer_size):
-    targets = data.draw(strategies.device_lists(devices))
-    shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3)))
-    sent = [values(shape, name, k).to(targets[0]) for k, name in enumerate(names)]
-    received = comm.broadcast_coalesced(sent, targets, buffer_size)
-    assert len(received) == len(targets)
-    for copies, target in zip(received, targets, strict=True):
-        assert [copy.device for copy in copies] == [target] * len(names)
-        assert [copy.dtype for copy in copies] == [x.dtype for x in sent]
-        assert [plain(copy) for copy in copies] == [plain(x) for x in sent]
 
 
 @given(data=st.data(), seed=st.integers(0, 100), detach=st.booleans())
@@ -150,11 +132,3 @@ def test_replicas_follow_the_mode_and_leave_the_module_as_it_was(devices, data, 
     assert {child.training for replica in replicas for child in replica.modules()} == {training}
     assert {name: id(tensor) for name, tensor in tensors_of(module).items()} == before
     assert all(replica is not module for replica in replicas)
-
-
-@given(data=st.data())
-def test_a_detached_replica_asks_for_no_gradient(devices, data):
-    targets = data.draw(strategies.device_lists(devices))
-    replicas = dataparallel.replicate(nn.Linear(2, 2).to(targets[0]), targets, detach=True)
-    assert [replica.weight.grad_fn for replica in replicas] == [None] * len(targets)
-    assert not any(replica.weight.requires_grad for replica in replicas[1:])

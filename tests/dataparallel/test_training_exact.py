@@ -15,8 +15,6 @@ from tests.support import strategies
 from tests.support.observe import plain
 from tests.support.training import (
     OPTIMIZERS,
-    ROWS,
-    batch_of,
     check_training,
     exact,
     few,
@@ -260,10 +258,3 @@ def test_only_empty_containers_call_every_replica(devices, data):
     net = exact(Constant(), targets[0])
     out = DataParallel(net, targets)([], {}, k=())
     assert plain(out) == plain(net.linear.weight.repeat(len(targets), 1))
-
-
-@pytest.mark.devices(4)
-def test_the_rows_above_leave_a_short_chunk(devices):
-    """The batches of this file are of the uneven kind: the last chunk is shorter."""
-    sizes = [len(chunk) for chunk in batch_of(0).chunk(4)]
-    assert (sum(sizes), sizes[-1] < sizes[0]) == (ROWS, True)

@@ -208,7 +208,7 @@ DATAPARALLEL = [
         "replicas hold on to themselves",
         "Plan.build",
         instead(holding_itself),
-        "test_nothing_to_collect_after_a_step",
+        "test_memory_after_each_step_is_the_same",
     ),
     fault(
         "a plan outlives an edit of the module",
@@ -221,7 +221,7 @@ DATAPARALLEL = [
         "detach is ignored",
         "dataparallel:replicate",
         instead(lambda stock: lambda network, devices, detach=False: stock(network, devices)),
-        "test_a_detached_replica_asks_for_no_gradient",
+        "test_fault_01_names_order_and_values_are_the_originals",
     ),
     fault(
         "kept parameters of inference mode count as unchanged",
@@ -233,7 +233,7 @@ DATAPARALLEL = [
         "the module is registered twice",
         "DataParallel.__init__",
         instead(registered_twice),
-        "test_state_dicts_are_the_modules",
+        "test_fault_15_names_have_a_prefix",
     ),
     fault(
         "names keep their prefix",
@@ -272,13 +272,13 @@ DATAPARALLEL = [
         "a failure is lost",
         "_raise_failures",
         instead(lambda stock: lambda calls: None),
-        "test_no_failure_is_lost_among_results",
+        "test_the_first_failure_is_raised_again",
     ),
     fault(
         "grad mode does not reach the replicas",
         "ThreadState.run",
         argument("_set_grad_enabled", 0, True, at=1),
-        "test_grad_mode_reaches_every_replica",
+        "test_fault_12_all_of_it_reaches_the_threads_and_leaves_with_the_call",
     ),
     fault(
         "autocast does not reach the replicas",

@@ -118,7 +118,7 @@ COLLECTIVES = [
         "two ranks have one device",
         "simgpu/_distributed:_check_devices",
         never(1),
-        "test_two_ranks_on_one_device_are_refused",
+        "test_ranks_change_their_devices_together_or_are_told_so",
     ),
     fault(
         "tensors with gaps are sent",

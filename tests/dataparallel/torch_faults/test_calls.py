@@ -2,8 +2,8 @@
 
 import contextlib
 import contextvars
-import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -201,25 +201,6 @@ def test_fault_13_the_original_failure_is_lost(devices):
     assert f"in replica 0 on device {devices[0].index}." in str(ours)
 
 
-@given(data=st.data(), broken=st.sets(st.integers(0, 7), min_size=1))
-def test_fault_13_every_replicas_failure_is_kept(devices, data, broken):
-    targets = data.draw(strategies.device_lists(devices))
-    broken = {index for index in broken if index < len(targets)} or {0}
-
-    def forward(replica, x):
-        index = int(x[0, 0])
-        if index in broken:
-            raise ValueError(f"broken on purpose: {index}!")
-        return x
-
-    batch = torch.arange(float(len(targets))).view(-1, 1)
-    with pytest.raises(ValueError, match=f"broken on purpose: {min(broken)}!") as caught:
-        parallel(OURS, targets, forward)(batch)
-    whole = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    for index in range(len(targets)):
-        assert (f"broken on purpose: {index}!" in whole) == (index in broken)
-
-
 @pytest.mark.devices(4)
 def test_fault_14_threads_are_started_at_each_call(devices):
     seen = []
@@ -311,30 +292,34 @@ def test_fault_15_names_have_a_prefix(devices):
 def test_fault_19_cycles_keep_a_failed_step_alive(devices, no_collector):
     """A step that fails leaves garbage in theirs (one that succeeds no longer does in 2.13)."""
 
+    called = []
+
     def forward(replica, x):
+        called.append(weakref.ref(replica))
         if len(x) == 2:
             raise ValueError(f"broken on purpose after {x * replica.weight}")
         return x * replica.weight
 
-    found = []
+    alive = []
     for side in BOTH:
         model = parallel(side, devices, forward)
-        left = []
-        for batch in (rows(8), rows(8), rows(16), rows(16)):
-            gc.collect()
+        for batch in (rows(8), rows(16)):
+            called.clear()
             with contextlib.suppress(ValueError):
                 model(batch).sum().backward()
-            left.append(gc.collect())
-        found.append([left[1] > 0, left[3] > 0])
-    assert found == [[True, False], [False, False]]
+            alive.append(any(ref() is not None for ref in called))
+    assert alive == [True, False, False, False]
 
 
 @given(data=st.data(), fails=st.booleans(), grad=st.booleans())
 def test_fault_19_nothing_is_left_for_the_collector(devices, no_collector, data, fails, grad):
     targets = data.draw(strategies.device_lists(devices))
 
+    computed = []
+
     def forward(replica, x):
         out = x * replica.weight
+        computed.append(weakref.ref(out))
         if fails:
             raise ValueError("broken on purpose")
         return {"out": [out, (out.sum(1), "text")]}
@@ -342,12 +327,11 @@ def test_fault_19_nothing_is_left_for_the_collector(devices, no_collector, data,
     model = parallel(OURS, targets, forward)
     with torch.set_grad_enabled(grad):
         for _ in range(2):
-            gc.collect()
             with contextlib.suppress(ValueError):
                 out = model(rows(9))["out"][0].sum()
                 if grad:
                     out.backward()
                 assert float(out.detach()) == plain(rows(9).sum())
                 del out
-            left = gc.collect()
-    assert left == 0
+            assert computed
+            assert all(ref() is None for ref in computed)

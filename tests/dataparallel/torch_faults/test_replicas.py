@@ -162,30 +162,6 @@ def test_fault_11_complex_tensors(devices):
         assert plain(replica.complex) == [1, 1]
 
 
-@given(
-    data=st.data(),
-    kinds=st.lists(st.sampled_from(("float32", "complex64", "float64", "complex128")), min_size=3),
-    sizes=st.lists(st.integers(0, 5), min_size=3, max_size=10),
-)
-def test_fault_11_complex_and_real_parameters_in_any_order(devices, data, kinds, sizes):
-    targets = data.draw(strategies.device_lists(devices))
-    module = nn.Module()
-    for k, (kind, size) in enumerate(zip(kinds, sizes, strict=False)):
-        module.register_parameter(f"p{k}", nn.Parameter(values((size,), kind, k, span=9)))
-    module.to(targets[0])
-    replicas = dataparallel.replicate(module, targets)
-    total = 0
-    for r, replica in enumerate(replicas):
-        for mine, original in zip(replica.parameters(), module.parameters(), strict=True):
-            assert mine.dtype == original.dtype
-            assert plain(mine) == plain(original)
-            total = total + (mine * (r + 1)).real.sum().to(targets[0], torch.float64)
-    total.backward()
-    n = len(targets)
-    for parameter in module.parameters():
-        assert plain(parameter.grad) == [n * (n + 1) / 2] * len(parameter)
-
-
 class Bound(nn.Module):
     """Keeps a method of its own and a plain list of submodules: both lead to the original."""
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, unpack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 from torch.utils import _pytree as pytree
 
 from dataparallel._structure import scalar_warning
@@ -196,23 +195,6 @@ def test_fault_17_each_replica_has_whole_sequences(devices, data, lengths):
     ]
     back.data.sum().backward()
     assert plain(model.module.weight.grad) == plain(torch.cat(whole).sum(0))
-
-
-@pytest.mark.devices(4)
-def test_fault_17_an_lstm_over_packed_sequences(devices):
-    torch.manual_seed(0)
-    lstm = nn.LSTM(2, 3).to(devices[0])
-    packed = pack_sequence(sequences([3, 1, 2, 4, 2]), enforce_sorted=False)
-
-    def forward(replica, p):
-        return replica.lstm(p)[0]
-
-    model = parallel(OURS, devices, forward)
-    model.module.lstm = lstm
-    got, lengths = pad_packed_sequence(model(packed))
-    expected, expected_lengths = pad_packed_sequence(lstm(packed.to(devices[0]))[0])
-    assert plain(lengths) == plain(expected_lengths)
-    torch.testing.assert_close(got, expected)
 
 
 Empty = namedtuple("Empty", [])

@@ -4,7 +4,6 @@ Nested regions, the casts of parameters, threads, and what runs a forward pass i
 custom functions, checkpoints, data parallelism, recurrent and attention modules.
 """
 
-import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -133,7 +132,6 @@ def test_regions_keep_nothing_alive(devices, no_collector):
     assert torch.get_device_module(devices[0]).memory_allocated(devices[0]) == held
     del weight
     assert gone() is None
-    assert gc.collect() == 0
 
 
 @pytest.mark.devices(4)

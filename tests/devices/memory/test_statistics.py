@@ -122,7 +122,6 @@ def test_training_leaves_nothing_behind(devices, no_collector, data, steps):
     start = torch.get_device_module(device).memory_allocated(device)
     assert len(set(train(device, steps))) == 1
     assert torch.get_device_module(device).memory_allocated(device) == start
-    assert gc.collect() == 0
 
 
 # Results of this many elements; none of these calls asks the device for room before it computes.
