@@ -62,6 +62,15 @@ def cuda():
         yield devices
 
 
+@pytest.fixture(scope="module")
+def eight_devices():
+    """Eight simulated devices as CUDA for all worlds of ranks of a file."""
+    import simgpu
+
+    with simgpu.as_cuda(8) as devices:
+        yield devices
+
+
 @pytest.fixture
 def gpus(monkeypatch):
     """Say how many real GPUs there are."""

@@ -10,7 +10,6 @@ from torch.cuda import comm
 from torch.nn.parameter import UninitializedParameter
 
 import simgpu
-from simgpu._core.clock import Clock
 from simgpu._cuda import torch_cuda
 
 
@@ -85,70 +84,6 @@ def test_handles_tell_streams_and_events_apart(cuda):
     second.record(streams[1])
     assert len({first.cuda_event, second.cuda_event, 0}) == 3
     assert (first.device, second.device) == (cuda[0], cuda[1])
-
-
-class Waiting(Clock):
-    """A clock on which time goes by only where somebody waits."""
-
-    def __init__(self):
-        self.time = 1.0
-
-    def now(self):
-        return self.time
-
-    def wait_until(self, moment):
-        self.time = max(self.time, moment)
-
-
-@pytest.fixture
-def clock(cuda):
-    from simgpu._core import clock as core_clock
-
-    with core_clock.use(waiting := Waiting()):
-        yield waiting
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        lambda stream, event: stream.synchronize(),
-        lambda stream, event: event.synchronize(),
-        lambda stream, event: torch.cuda.synchronize(1),
-    ],
-)
-def test_a_stream_that_sleeps_is_waited_for(clock, wait):
-    with torch.cuda.device(1):
-        torch.cuda._sleep(2 * 10**9)
-        stream = torch.cuda.current_stream()
-    event = stream.record_event()
-    assert not stream.query()
-    assert not event.query()
-    assert torch.cuda.current_stream().query()
-    assert clock.time == 1.0
-    wait(stream, event)
-    assert stream.query()
-    assert event.query()
-    assert clock.time == 3.0
-
-
-@pytest.mark.parametrize("through", ["wait_event", "wait", "wait_stream"])
-def test_a_stream_waits_for_another_that_sleeps(clock, through):
-    begin = torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(10**9)
-    first, second = torch.cuda.current_stream(), torch.cuda.Stream(1)
-    begin.record(second)
-    event = first.record_event()
-    if through == "wait_stream":
-        second.wait_stream(first)
-    elif through == "wait":
-        event.wait(second)
-    else:
-        second.wait_event(event)
-    assert not second.query()
-    end = second.record_event(torch.cuda.Event(enable_timing=True))
-    second.synchronize()
-    assert begin.elapsed_time(end) == 1000
-    assert first.query()
 
 
 def test_versions_agree_with_there_being_devices():

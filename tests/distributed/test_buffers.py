@@ -12,15 +12,10 @@ from simgpu import strategies
 from tests.support.worlds import few
 
 pytestmark = [
+    pytest.mark.usefixtures("eight_devices"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
 
 
 class Normalized(nn.Module):

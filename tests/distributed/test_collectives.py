@@ -15,13 +15,10 @@ from tests.support import rank_cases, rounding
 from tests.support.worlds import few, schedules
 
 # PyTorch has new names for two of them; those that programs have are tried here.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
+pytestmark = [
+    pytest.mark.usefixtures("eight_devices"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+]
 
 
 @pytest.mark.parametrize("case", rank_cases.CASES, ids=lambda case: case.__name__)

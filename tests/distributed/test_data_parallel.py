@@ -25,15 +25,10 @@ from tests.support.whole_batch import (
 from tests.support.worlds import few, schedules
 
 pytestmark = [
+    pytest.mark.usefixtures("eight_devices"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
 
 
 OPTIONS = st.fixed_dictionaries(

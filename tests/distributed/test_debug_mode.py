@@ -14,15 +14,12 @@ from simgpu._distributed import nccl
 from tests.support import rank_cases, rank_processes
 from tests.support.worlds import few, schedules
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("eight_devices"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+]
 
 LEVELS = sorted(dist.DebugLevel.__members__)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(4) as devices:
-        yield devices
 
 
 @contextlib.contextmanager
@@ -46,13 +43,6 @@ def debugging(name):
 def test_collectives_are_the_same_at_every_level(case, level, count, number, seed):
     with debugging(level):
         simgpu.ranks(count, lambda rank: case((2,), torch.float32, number, False), schedule=seed)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("level", LEVELS)
-def test_so_they_are_where_ranks_are_processes(level):
-    found = rank_processes.run(2, rank_cases.every_collective, (2,), torch.float32, 1, debug=level)
-    assert found == [None, None], found
 
 
 @pytest.mark.full

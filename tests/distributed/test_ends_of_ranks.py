@@ -17,11 +17,7 @@ from simgpu._explore.schedules import scheduler
 from simgpu.errors import CollectiveMismatchError, DeadlockError, RankLostError
 from tests.support.worlds import few, schedules
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(4) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 def compute_for_ever(rank):

@@ -17,11 +17,7 @@ from simgpu._distributed.collectives import Call
 from simgpu.errors import CollectiveMismatchError, DeadlockError
 from tests.support.worlds import few, schedules
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 BACKENDS = ("nccl", "gloo", "cpu:gloo,cuda:nccl")

@@ -16,11 +16,7 @@ from tests.support.worlds import few, schedules
 # Newer releases have another name for it.
 GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(4) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 ROOM = 8

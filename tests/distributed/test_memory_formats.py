@@ -11,15 +11,12 @@ from simgpu import strategies
 from simgpu.errors import CollectiveMismatchError
 from tests.support.worlds import few, schedules, unbound
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("eight_devices"),
+    pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated:FutureWarning"),
+]
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
 
 
 def shapes(dims):

@@ -12,16 +12,13 @@ from simgpu.errors import NaNSentError
 from tests.support.worlds import few, schedules
 
 # PyTorch has new names for some; those that programs have are tried here.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("eight_devices"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+]
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(4) as devices:
-        yield devices
 
 
 @pytest.fixture(autouse=True)

@@ -11,16 +11,12 @@ from torch import distributed as dist
 import simgpu
 from simgpu import strategies
 from simgpu._distributed import process_transport
-from simgpu._distributed.collectives import Call, as_bytes, overlap
+from simgpu._distributed.collectives import Call
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, UnsupportedError
 from tests.support.worlds import few, schedules
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 def scatter(out, whole):
@@ -72,39 +68,6 @@ def test_a_call_reads_what_it_overwrites_before(name, count, width, data, seed):
         return torch.equal(out, apart)
 
     assert simgpu.ranks(count, in_common, schedule=seed) == [True] * count
-
-
-@given(
-    shape=st.lists(st.integers(0, 2), max_size=3),
-    step=st.integers(1, 3),
-    at=st.integers(0, 2),
-    dtype=st.sampled_from([torch.int8, torch.float64, torch.complex64]),
-)
-def test_a_single_element_has_any_stride(shape, step, at, dtype):
-    whole = torch.ones(shape, dtype=dtype)
-    strides = [
-        step if size == 1 else each for size, each in zip(shape, whole.stride(), strict=True)
-    ]
-    memory = torch.arange(16).to(dtype)
-    tensor = memory.as_strided(shape, strides, at)
-    assert tensor.is_contiguous()
-    seen = as_bytes(tensor)
-    assert (seen.dim(), seen.dtype, seen.numel()) == (1, torch.uint8, tensor.nbytes)
-    assert seen.tolist() == list(tensor.numpy().tobytes())
-    assert not seen.numel() or seen.data_ptr() == tensor.data_ptr()
-
-
-@given(
-    places=st.tuples(*[st.integers(0, 4)] * 4), dtype=st.sampled_from([torch.int8, torch.float64])
-)
-def test_what_has_a_byte_in_common_overlaps(places, dtype):
-    at, size, other_at, other_size = places
-    memory = torch.zeros(8, dtype=dtype)
-    one, other = memory.narrow(0, at, size), memory.narrow(0, other_at, other_size)
-    common = {*range(at, at + size)} & {*range(other_at, other_at + other_size)}
-    within = 0 in (size, other_size)  # of nothing, it does not matter
-    assert overlap(one, other) == bool(common) or within
-    assert not overlap(one, one)
 
 
 @few

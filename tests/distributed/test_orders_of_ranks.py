@@ -20,11 +20,7 @@ from simgpu import strategies
 from simgpu.errors import DeadlockError, SimGPUError
 from tests.support.worlds import few, schedules
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 @few
@@ -251,24 +247,3 @@ def test_ranks_that_meet_again_and_again_are_no_livelock(seed, monkeypatch):
         return total.item()
 
     assert simgpu.ranks(2, meet, backend="gloo", schedule=seed) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_threads_that_a_rank_starts_are_of_its_rank(seed):
-    """In a schedule, where they take turns with those of other ranks."""
-
-    def start(rank):
-        found = []
-
-        def work():
-            for _ in range(3):
-                torch.ones(1, device=f"cuda:{rank}")
-                found.append(os.environ["RANK"])
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        dist.barrier(device_ids=[rank])
-        thread.join()
-        return found
-
-    assert simgpu.ranks(2, start, schedule=seed) == [["0"] * 3, ["1"] * 3]

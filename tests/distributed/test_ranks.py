@@ -16,13 +16,9 @@ import simgpu
 from simgpu import strategies
 from simgpu.errors import CollectiveMismatchError, DeadlockError, SimGPUError
 from tests.support import rank_cases
-from tests.support.worlds import few, schedules, unbound
+from tests.support.worlds import few, schedules
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 @few
@@ -36,17 +32,6 @@ def test_each_rank_knows_itself(count, seed):
         return rank
 
     assert simgpu.ranks(count, rank_of_torchrun, schedule=seed) == list(range(count))
-
-
-@few
-@given(count=strategies.world_sizes(), seed=schedules)
-def test_the_future_of_a_call_has_its_sums(count, seed):
-    def sums(rank):
-        call = dist.all_reduce(torch.full((3,), rank + 1.0, device="cuda"), async_op=True)
-        return call.get_future().then(lambda done: done.value()[0].tolist()).wait()
-
-    total = count * (count + 1) / 2
-    assert simgpu.ranks(count, sums, schedule=seed) == [[total] * 3] * count
 
 
 @few
@@ -148,15 +133,6 @@ def test_what_a_world_raises_is_not_logged_by_each_of_its_ranks():
     assert (seen, logger.disabled) == ([], False)
 
 
-def test_two_ranks_on_one_device_are_refused():
-    def forget(rank):
-        torch.cuda.set_device(0)
-        dist.all_reduce(torch.ones(1, device="cuda"))
-
-    with pytest.raises(CollectiveMismatchError, match=r"Duplicate GPU .* rank 1 and rank 0 both"):
-        simgpu.ranks(2, unbound(forget))
-
-
 @pytest.mark.without("--races", reason="races on purpose")
 @few
 @given(seed=schedules)
@@ -171,16 +147,6 @@ def test_a_read_before_the_wait_sees_no_number(seed):
     for early, late in simgpu.ranks(3, read, schedule=seed):
         assert all(number != number for number in early)
         assert late == [6.0, 6.0]
-
-
-def test_outputs_are_there_after_a_synchronization():
-    def synchronize(rank):
-        x = torch.ones(2, device="cuda")
-        dist.all_reduce(x, async_op=True)
-        torch.cuda.synchronize()
-        return x.tolist()
-
-    assert simgpu.ranks(2, synchronize) == [[2.0, 2.0]] * 2
 
 
 def begun_all_reduce():
@@ -336,8 +302,3 @@ def test_too_few_devices_and_worlds_within_worlds_are_refused():
             simgpu.ranks(count, lambda rank: None)
     with pytest.raises(RuntimeError, match="rank 0 of a world cannot start another"):
         simgpu.ranks(1, lambda rank: simgpu.ranks(1, lambda rank: None))
-
-
-@pytest.mark.ranks(3)
-def test_the_fixture_has_as_many_ranks_as_its_marker_says(ranks):
-    assert ranks(lambda rank: dist.get_world_size(), backend="cpu:gloo,cuda:nccl") == [3, 3, 3]

@@ -11,7 +11,10 @@ from simgpu import strategies
 from tests.support.worlds import few
 
 # PyTorch has new names for both; those that programs have are tried here.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.usefixtures("eight_devices"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+]
 
 # How each is called, with the words for another dtype and for another size.
 OF_ONE_TENSOR = {
@@ -26,12 +29,6 @@ OF_ONE_TENSOR = {
         "input tensor must be the same size as output size times world size",
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(4) as devices:
-        yield devices
 
 
 @pytest.mark.parametrize("name", sorted(OF_ONE_TENSOR))
@@ -55,27 +52,6 @@ def test_another_dtype_is_refused_before_another_size(name, count, width, more, 
         with pytest.raises(ValueError, match=of_size):
             call(torch.zeros(count * width + more, dtype=dtype, device="cuda"), part)
         call(torch.zeros(count * width, dtype=dtype, device="cuda"), part)
-
-    simgpu.ranks(count, ask)
-
-
-# How each is called with a tensor for each rank.
-REDUCTIONS = {
-    "all_reduce": lambda parts, op: dist.all_reduce(parts[0], op),
-    "reduce": lambda parts, op: dist.reduce(parts[0], 0, op),
-    "reduce_scatter": lambda parts, op: dist.reduce_scatter(parts[0].clone(), parts, op),
-    "one tensor": lambda parts, op: dist.reduce_scatter_tensor(parts[0], torch.cat(parts), op),
-}
-
-
-@pytest.mark.parametrize("name", sorted(REDUCTIONS))
-@few
-@given(count=strategies.world_sizes(1, 4), op=st.sampled_from(("BAND", "BOR", "BXOR")))
-def test_no_reduction_of_nccl_is_of_bits(name, count, op):
-    def ask(rank):
-        parts = [torch.ones(2, dtype=torch.int64, device="cuda") for _ in range(count)]
-        with pytest.raises(ValueError, match=f"Cannot use ReduceOp.{op} with NCCL"):
-            REDUCTIONS[name](parts, getattr(dist.ReduceOp, op))
 
     simgpu.ranks(count, ask)
 

@@ -13,11 +13,7 @@ from tests.support.worlds import few, schedules
 
 SIZE = 3
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(8) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 def gather(x, root):

@@ -13,11 +13,7 @@ import simgpu
 from simgpu import strategies
 from tests.support.worlds import few, schedules
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(4) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 @contextlib.contextmanager

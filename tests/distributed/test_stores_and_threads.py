@@ -15,11 +15,7 @@ import simgpu
 from simgpu.errors import DeadlockError
 from tests.support.worlds import few, schedules
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(3) as devices:
-        yield devices
+pytestmark = pytest.mark.usefixtures("eight_devices")
 
 
 def default_store():
@@ -75,19 +71,6 @@ def test_who_asks_in_a_loop_lets_those_go_on_who_answer(name, asking, seed):
         return rank
 
     assert simgpu.ranks(3, run, schedule=seed) == [0, 1, 2]
-
-
-@few
-@given(seed=schedules)
-def test_who_asks_whether_a_call_has_run_lets_others_come_to_it(seed):
-    def run(rank):
-        x = torch.ones(2, device="cuda")
-        work = dist.all_reduce(x, async_op=True)
-        until(work.is_completed)
-        work.wait()
-        return x.tolist()
-
-    assert simgpu.ranks(3, run, schedule=seed) == [[3.0, 3.0]] * 3
 
 
 @pytest.mark.parametrize("ended", [True, False])

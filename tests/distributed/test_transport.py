@@ -366,27 +366,6 @@ def test_a_group_is_there_when_all_its_ranks_have_connected(monkeypatch):
 
 
 @few
-@given(count=st.sampled_from([2, 3]), modes=st.lists(st.booleans(), min_size=2, max_size=4))
-def test_memory_that_ranks_share_outlives_the_mode(count, modes):
-    """What one call makes for those after it is written by calls in other modes, too."""
-    backends = mesh(count)
-
-    def run(rank):
-        transport = process_transport.Transport(backends[rank], "0", range(count))
-        for number, mode in enumerate(modes, start=1):
-            call, wanted = call_of("all_reduce", 3, number, rank, count)
-            call.number, call.place = number, "train.py:1"
-            pending = Pending(call)
-            with torch.inference_mode(mode):
-                transport.submit(pending, awaited=True)
-            assert pending.error is None, pending.error
-            assert torch.equal(call.outs[0], wanted)
-        return rank + 1
-
-    assert together(count, run) == list(range(1, count + 1))
-
-
-@few
 @given(
     kind=st.sampled_from([MemoryError, KeyError]),
     backend=st.sampled_from(["gloo", "cpu:gloo,cuda:nccl"]),

@@ -17,13 +17,10 @@ from simgpu._distributed.works import Pending, Work, drop_unused
 from tests.support.worlds import few, schedules
 
 # Newer releases have other names for two of them.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cuda_devices():
-    with simgpu.as_cuda(4) as devices:
-        yield devices
+pytestmark = [
+    pytest.mark.usefixtures("eight_devices"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+]
 
 
 @few
@@ -195,15 +192,3 @@ def test_a_work_of_several_calls_is_kept_until_it_is_waited_for(data, count):
     assert kept == {*alone, together}.difference(first)
     together.wait()
     assert not kept
-
-
-@given(held=st.lists(st.integers(0, 3), max_size=4))
-def test_references_of_a_program_are_told_from_those_of_a_set(held):
-    keep, elsewhere = set(), {}
-    for count in held:
-        each = object()
-        keep.add(each)
-        elsewhere[id(each)] = [each] * count
-        del each
-    found = {id(each): count - works._OF_NOBODY for each, count in works._references(keep)}
-    assert found == {address: len(references) for address, references in elsewhere.items()}

@@ -6,23 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-import simgpu
-
 # A world is long for an example: many threads, and many calls that each of them waits for.
 few = settings(max_examples=-(-settings().max_examples // 10))
 
 # One rank after the other, or in the order of a seed.
 schedules = st.none() | st.integers(0, 99)
-
-
-def with_devices(test):
-    """A test of a file whose tests find devices, with devices around it."""
-
-    def run():
-        with simgpu.as_cuda(4, force=True):
-            test()
-
-    return run
 
 
 def unbound(function):
