@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+import torch.cuda.comm
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
