@@ -457,6 +457,37 @@ class CUDAGraph:
             recording.stop()
 
 
+class AcceleratorGraph(CUDAGraph):
+    """A CUDAGraph that is a context manager and takes its settings first (torch.accelerator.Graph).
+
+    Args:
+        capture_error_mode: as `CUDAGraph.capture_begin` has it; "default" means "global".
+    """
+
+    def __init__(
+        self,
+        keep_graph: bool = False,
+        *,
+        pool: _Pool | None = None,
+        capture_error_mode: str = "default",
+    ) -> None:
+        super().__init__(keep_graph)
+        self.graph_pool = pool
+        self.capture_error_mode = capture_error_mode
+
+    def capture_begin(self) -> None:  # type: ignore[override]
+        """Record the work of the current stream from now on: see `CUDAGraph.capture_begin`."""
+        mode = self.capture_error_mode
+        super().capture_begin(self.graph_pool, "global" if mode == "default" else mode)
+
+    def __enter__(self) -> None:
+        torch.accelerator.synchronize()
+        self.capture_begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.capture_end()
+
+
 def _forget_capture_stream(patches: Patches) -> None:
     def forget() -> None:
         torch.cuda.graphs.graph.default_capture_stream = None
@@ -466,6 +497,7 @@ def _forget_capture_stream(patches: Patches) -> None:
 
 
 CUDAGraph.__module__ = "torch.cuda.graphs"
+AcceleratorGraph.__module__, AcceleratorGraph.__qualname__ = "torch.accelerator.graphs", "Graph"
 
 PATCHES: tuple[Row, ...] = (
     Patch(
@@ -479,6 +511,16 @@ PATCHES: tuple[Row, ...] = (
         "graph_pool_handle",
         value=graph_pool_handle,
         why="C++ has it for real CUDA alone",
+    ),
+    *(
+        Patch(
+            owner,
+            "Graph",
+            value=AcceleratorGraph,
+            needs="Graph",
+            why="C++ makes the graph of the accelerator, and knows none for simulated devices",
+        )
+        for owner in ("torch.accelerator", "torch.accelerator.graphs")
     ),
     Action(
         "the stream that `torch.cuda.graph` captures on unless it is given one, which it keeps",

@@ -326,3 +326,20 @@ def test_a_graph_draws_from_the_streams_that_it_was_captured_with(cuda, seed, tu
         assert same(values(made), values(expected))
         offsets = [[state.get_offset() for state in states] for _, states in (plain, captured)]
         assert offsets[0] == offsets[1]
+
+
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="this release has none")
+@given(numbers=st.lists(st.integers(-9, 9), min_size=1, max_size=4))
+def test_accelerator_graph_replays_what_its_block_captured(cuda, numbers):
+    x = torch.zeros(2, device=cuda[0])
+    graph = torch.accelerator.Graph()
+    with torch.cuda.stream(torch.cuda.Stream()), graph:
+        y = x * 2 + 1
+    for number in numbers:
+        x.fill_(number)
+        graph.replay()
+        assert y.tolist() == [2 * number + 1] * 2
+    again = torch.accelerator.Graph(pool=graph.pool(), capture_error_mode="relaxed")
+    assert again.graph_pool == graph.pool()
+    with pytest.raises(RuntimeError, match="non-default stream"):
+        again.capture_begin()

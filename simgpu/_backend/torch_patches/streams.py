@@ -102,14 +102,24 @@ def _capability(index: int) -> dict[str, Any]:
     return {"supported_dtypes": set(DTYPES.values())}
 
 
+def _empty_host_cache() -> None:
+    """Nothing is cached: pinned memory goes back to the host when its tensor does."""
+
+
 _OURS: dict[str, Callable[..., Any]] = {
     "_accelerator_emptyCache": memory.empty_cache,
+    "_accelerator_emptyHostCache": _empty_host_cache,
     "_accelerator_exchangeDevice": world.exchange_device,
     "_accelerator_getDeviceCapability": _capability,
     "_accelerator_getDeviceIndex": devices.current_device,
     "_accelerator_getDeviceStats": memory.memory_stats,
     "_accelerator_getMemoryInfo": memory.mem_get_info,
     "_accelerator_getStream": device_streams.current_stream,
+    "_accelerator_hooks_device_count": devices.device_count,
+    "_accelerator_hooks_exchange_device": world.exchange_device,
+    "_accelerator_hooks_get_current_device": devices.current_device,
+    "_accelerator_hooks_maybe_exchange_device": world.exchange_device,
+    "_accelerator_hooks_set_current_device": _set_device,
     "_accelerator_isAllocatorInitialized": devices.is_initialized,
     "_accelerator_maybeExchangeDevice": world.exchange_device,
     "_accelerator_resetAccumulatedStats": memory.reset_accumulated_memory_stats,

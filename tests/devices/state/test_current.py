@@ -1,5 +1,6 @@
 """Functions that are about the current device, or about the one that they are told, whichever."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,3 +83,25 @@ def test_the_device_of_a_tensor_is_current_within(devices, current, other):
             assert module.current_device() == current.index
         with module.device(-1):
             assert module.current_device() == current.index
+
+
+@given(current=slots, other=slots)
+def test_hooks_of_the_accelerator_name_its_devices(devices, current, other):
+    current, other = (place(slot, devices).index for slot in (current, other))
+    module = torch.get_device_module(devices[0])
+    assert torch._C._accelerator_hooks_device_count() == module.device_count()
+    with module.device(current):
+        assert torch._C._accelerator_hooks_get_current_device() == current
+        assert torch._C._accelerator_hooks_exchange_device(other) == current
+        assert torch._C._accelerator_hooks_maybe_exchange_device(current) == other
+        torch._C._accelerator_hooks_set_current_device(other)
+        assert module.current_device() == other
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.accelerator, "empty_host_cache"), reason="this release has none"
+)
+def test_accelerator_empties_the_host_cache(devices):
+    pinned = torch.arange(3.0).pin_memory()
+    torch.accelerator.empty_host_cache()
+    assert plain(pinned.to(devices[0])) == [0, 1, 2]
