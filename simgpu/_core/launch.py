@@ -9,7 +9,6 @@ kernel. Memory of a device is written past it by these alone:
 - `_cuda/graphs.py` takes back what a capture has computed, and CUDA would not have.
 - `_memory/sharing.py` moves what is sent to another process, where CUDA sends an address.
 - `_distributed/works.py` completes the results of a launched collective later.
-- `_explore/asynchronous/memory.py` overwrites what was given back.
 """
 
 from __future__ import annotations

@@ -236,12 +236,12 @@ class Kind(Exception):
     failures apart by type, line and context; so each kind has a type of its own.
     """
 
-    words = ""
+    message = ""
 
 
 @functools.cache
 def _kind(words: str) -> Kind:
-    kind: Kind = type("Kind", (Kind,), {"words": words})()
+    kind: Kind = type("Kind", (Kind,), {"message": words})()
     return kind
 
 
@@ -263,7 +263,7 @@ def tell_kinds_apart(error: BaseException, kinds: set[str]) -> None:
 
 def kind_of(error: BaseException) -> str:
     """The words that tell a failure from others of its assertion; "" where nothing does."""
-    return error.__context__.words if isinstance(error.__context__, Kind) else ""
+    return error.__context__.message if isinstance(error.__context__, Kind) else ""
 
 
 def inner_errors(error: BaseException) -> Iterator[BaseException]:

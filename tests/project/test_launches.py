@@ -35,8 +35,8 @@ OF_KERNELS = {
 # They write to memory that no device has (yet), or let PyTorch call kernels for each part.
 OF_THE_HOST = {
     "_ops/sparse_and_nested.py",
+    "_core/unwritten.py",
     "_memory/pinned.py",
-    "_memory/storages.py",
     "_explore/asynchronous/plans.py",
 }
 # They do so by methods of tensors, which this test does not look for.
