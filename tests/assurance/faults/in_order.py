@@ -88,7 +88,7 @@ ASYNCHRONOUS = [
         "memory is used again before its recorded streams are done",
         "simgpu/_explore/asynchronous/memory:Memory.allocates",
         always(3),
-        "test_memory_is_used_again_by_the_next_allocation_of_its_stream",
+        "test_memory_is_overwritten_for_those_who_have_not_read_it",
     ),
     fault(
         "kernels run with the settings of the thread that waits",
@@ -107,7 +107,7 @@ ASYNCHRONOUS = [
         "errors that nobody waits for are lost",
         "Asynchronous.check_all",
         drop_raise(1),
-        "test_an_error_that_nobody_waits_for_is_told_at_the_end",
+        "test_an_error_is_told_by_the_block_in_which_its_devices_end",
         raises=Exception,
     ),
 ]

@@ -2,35 +2,12 @@
 
 import contextlib
 
-import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import simgpu
 from simgpu.errors import DeviceLostError
-
-
-def test_an_error_that_nobody_waits_for_is_told_at_the_end(simulated):
-    x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
-    with pytest.raises(DeviceLostError), simgpu.asynchronous():
-        x.index_select(0, index)
-
-
-def test_the_next_devices_know_nothing_of_an_error_before():
-    """The first ones end with work that nobody has waited for; the end of the block tells of it."""
-    seen = []
-
-    def lose_and_go_on():
-        with simgpu.devices(1):
-            x, index = torch.ones(3).to("simgpu:0"), torch.tensor([7]).to("simgpu:0")
-            x.index_select(0, index)
-        with simgpu.devices(1):
-            seen.append((torch.ones(2).to("simgpu:0") + 1).tolist())
-
-    with pytest.raises(DeviceLostError, match="index_select"), simgpu.asynchronous():
-        lose_and_go_on()
-    assert seen == [[2.0, 2.0]]
 
 
 @given(loses=st.tuples(*[st.booleans()] * 3))

@@ -29,19 +29,6 @@ def count_of(step, kind):
     )
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-@pytest.mark.parametrize("model", sorted(MODELS))
-def test_every_model_survives_failures_under_every_wrapper(simulated, model, count):
-    """A few of each; `benchmarks/failures.py` tries all."""
-    for turn, wrapper in enumerate(OURS):
-        step = Step(model, wrapper, simulated[:count])
-        step()
-        kind = KINDS[(turn + count + len(model)) % len(KINDS)]
-        if number := count_of(step, kind):
-            report = simgpu.sweep(step, kind, at=[number * (turn + 1) // 4])
-            assert not report.problems, str(report)
-
-
 @given(kind=st.sampled_from(KINDS), size=st.integers(1, 5))
 def test_failures_of_devices_by_the_name_of_cuda_are_told_by_it(kind, size):
     with simgpu.as_cuda(2):

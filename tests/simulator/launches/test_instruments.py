@@ -228,14 +228,6 @@ def test_one_clock_tells_all_times(simulated):
     assert trace[0].begin not in (4.0, 5.0)  # the clock of the host again
 
 
-def test_clocks_nest():
-    outer, inner = Ticks(), Ticks()
-    with clock.use(outer):
-        with clock.use(inner):
-            assert (clock.now(), inner.seconds, outer.seconds) == (1.0, 1.0, 0.0)
-        assert (clock.now(), inner.seconds, outer.seconds) == (1.0, 1.0, 1.0)
-
-
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_forked_child_can_add_an_instrument_whose_parent_held_the_lock(python):

@@ -317,42 +317,6 @@ def test_a_question_that_was_interrupted_is_answered_the_next_time(number):
         del held
 
 
-def test_a_cache_is_given_back_before_the_device_is_full():
-    """A segment that does not fit beside unused ones: they go, and the retry is counted."""
-    with simgpu.devices(1, memory="40MiB"):
-        for mib in (12, 14, 16, 18, 20):
-            torch.empty(mib * MIB, dtype=torch.uint8, device="simgpu:0")
-        stats = torch.simgpu.memory_stats(0)
-        assert stats["num_alloc_retries"] == 2  # for 16 and for 20
-        assert stats["reserved_bytes.all.current"] <= 40 * MIB
-        assert stats["num_ooms"] == 0
-        torch.simgpu.reset_accumulated_memory_stats(0)
-        assert torch.simgpu.memory_stats(0)["num_alloc_retries"] == 0
-
-
-def test_what_counts_is_the_segment_and_not_the_block():
-    """A few bytes need a segment of 2 MiB, for which a cache of 20 MiB goes."""
-    with simgpu.devices(1, memory="21MiB"):
-        torch.empty(3 * MIB, dtype=torch.uint8, device="simgpu:0")
-        kept = torch.empty(5, device="simgpu:0")
-        stats = torch.simgpu.memory_stats(0)
-        assert stats["num_alloc_retries"] == 1
-        assert stats["reserved_bytes.all.current"] == 2 * MIB
-        del kept
-
-
-@given(first=st.integers(5, 20), more=st.integers(1, 10), missing=st.integers(0, 3))
-def test_a_segment_that_just_fits_leaves_the_cache(first, more, missing):
-    allocator = CachingAllocator(0)
-    cached, wanted = 2 * first * MIB, 2 * (first + more) * MIB
-    limit = cached + wanted - missing * 512
-    allocator.allocate(cached, cached, 0, limit)
-    allocator.free(cached)
-    allocator.allocate(wanted, wanted, 0, limit)
-    assert allocator.retries == (missing > 0)
-    assert allocator.reserved == (wanted if missing else cached + wanted)
-
-
 @given(size=st.sampled_from([MIB // 2, MIB, 2 * MIB, 3 * MIB]), data=st.data())
 def test_a_tiny_device_is_full_when_its_tensors_fill_it(size, data):
     """One that is smaller than one segment of a GPU: it shrinks its segments to what is left."""

@@ -11,7 +11,6 @@ from simgpu._core import world
 
 CAPACITY = 8 * 512
 
-STEPS = ("take", "take 3", "free", "free", "too much", "copy too much", "reset flow", "reset peak")
 steps = st.lists(
     st.sampled_from(
         ("take", "take 3", "free", "free", "too much", "copy too much", "reset flow", "reset peak")
