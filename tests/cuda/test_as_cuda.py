@@ -114,7 +114,7 @@ class Subclass(torch.Tensor):
     default=st.sampled_from([None, "cpu", "cuda"]),
     subclass=st.booleans(),
 )
-def test_is_cuda_is_the_same_for_whoever_sees_functions(named, modes, default, subclass):
+def test_is_cuda_is_the_same_for_each_observer_of_functions(named, modes, default, subclass):
     """Such as a default device, which is a mode."""
     with simgpu.as_cuda(2), contextlib.ExitStack() as stack:
         x = torch.ones(2).to(named)
@@ -386,7 +386,7 @@ def test_blocks_do_not_nest(cuda):
     assert torch.ones(1, device="cuda:3").device == cuda[3]
 
 
-def test_real_cuda_is_not_hidden_unless_told_to(monkeypatch):
+def test_real_cuda_stays_visible_unless_hidden(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(RealCudaError, match="2 real CUDA devices"), simgpu.as_cuda(4):

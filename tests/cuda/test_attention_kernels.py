@@ -178,7 +178,7 @@ def test_where_memory_begins(kernel, place):
         assert says(kernel, query, key, value) == does(kernel, query, key, value) == taken
 
 
-def test_what_is_deterministic():
+def test_deterministic_operators():
     with simgpu.as_cuda(1, model="A100"):
         call = tensors(HALF, 1, 2, 8, 16)
         try:
@@ -282,9 +282,7 @@ def test_gradients_of_large_heads(model, taken):
     extra=st.sampled_from(["nothing", "mask", "causal", "dropout"]),
     model=st.sampled_from(["V100", "T4", "A100", "L4", "H100"]),
 )
-def test_who_forces_a_kernel_has_it_where_who_asks_is_told_so(
-    kernel, dtype, size, lengths, extra, model
-):
+def test_forced_kernel_is_reported_to_queries(kernel, dtype, size, lengths, extra, model):
     with simgpu.as_cuda(1, model=model):
         query, key, value = tensors(dtype, 1, 2, 3, size)
         query, key, value = (
@@ -333,7 +331,7 @@ def test_code_that_goes_by_names_finds_the_kernel_that_is_forced(kernel, dtype):
     assert f"_scaled_dot_product_{NAMES[kernel]}_attention" in seen.names
 
 
-def test_who_asks_may_be_told_why():
+def test_refusal_has_a_reason_when_asked():
     with simgpu.as_cuda(1, model="A100"):
         with pytest.warns(UserWarning, match=r"torch.bfloat16, got torch.float32"):
             assert not says(FLASH, *tensors(FLOAT, 1, 2, 8, 16), debug=True)

@@ -33,7 +33,7 @@ def test_the_current_device(cuda):
 
 
 @given(numbers=st.lists(st.integers(-1, 3), max_size=6))
-def test_the_device_that_was_current_is_told(cuda, numbers):
+def test_current_device_is_reported(cuda, numbers):
     """A negative number leaves it current."""
     current = torch.cuda.current_device()
     for number in numbers:
@@ -74,7 +74,7 @@ def test_a_stream_is_known_by_its_three_numbers(cuda):
     assert (again, again.device) == (made, cuda[3])
 
 
-def test_handles_tell_streams_and_events_apart(cuda):
+def test_handles_distinguish_streams_and_events(cuda):
     streams = [torch.cuda.Stream(index) for index in (0, 1, 2, 2)]
     assert len({stream.cuda_stream for stream in streams} | {0}) == 5
     assert torch.cuda.default_stream(1).cuda_stream == 0
@@ -162,7 +162,7 @@ def test_memory_without_a_tensor(cuda):
         torch.cuda.caching_allocator_delete(address)
 
 
-def test_what_a_program_leaves_ends_with_its_devices():
+def test_leftovers_of_a_program_end_with_its_devices():
     x, seen = torch.ones(20), []
     with simgpu.as_cuda(1):
         torch.cuda.cudart().cudaHostRegister(x.data_ptr(), x.nbytes, 0)

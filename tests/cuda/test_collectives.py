@@ -35,7 +35,7 @@ def test_the_buckets_of_a_broadcast_are_full(cuda, fitting):
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-def test_what_is_joined_of_channels_last_is_channels_last(cuda, repeated):
+def test_joined_channels_last_stays_channels_last(cuda, repeated):
     """Channels that are one, repeated, are in no order."""
     parts = [torch.ones(2, 3, 4, 5, device=cuda[k]) for k in (0, 1)]
     parts = [x.to(memory_format=torch.channels_last) for x in parts]

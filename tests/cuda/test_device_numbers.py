@@ -31,7 +31,7 @@ MISTAKES = [(), (None,), ("nope",), ("cuda", 99, 1), (-5,), (1.5,)]
 
 
 @pytest.mark.parametrize("arguments", MISTAKES, ids=str)
-def test_mistakes_are_told_as_ever(arguments):
+def test_mistakes_raise_alike_for_both_names_of_devices(arguments):
     told = []
     for within in (simgpu.devices, simgpu.as_cuda):
         with within(2), pytest.raises((RuntimeError, TypeError)) as caught:

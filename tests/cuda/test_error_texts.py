@@ -130,7 +130,7 @@ def test_all_other_texts_stay(text):
         assert str(error) == str((text, 1))
 
 
-def test_what_is_no_device_keeps_its_name(cuda):
+def test_name_of_no_device_is_unchanged(cuda):
     for text in (
         "enter `with simgpu.devices(n)`, or `python -m simgpu run`",
         "File /home/me/simgpu/launch.py",

@@ -109,7 +109,7 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("name", sorted(ILLEGAL))
-def test_what_waits_for_the_device_spoils_a_capture(cuda, name):
+def test_synchronizing_call_ends_a_capture_with_an_error(cuda, name):
     x = torch.ones(SIZE, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(CaptureError, match="failed due to a previous error") as caught:
@@ -125,7 +125,7 @@ def test_what_waits_for_the_device_spoils_a_capture(cuda, name):
     asks=st.sampled_from(["query", "synchronize"]),
     where=st.sampled_from(["captured", "beside", "captured, and again after it"]),
 )
-def test_nobody_waits_for_a_mark_in_a_graph(cuda, asks, where):
+def test_no_wait_for_a_mark_in_a_graph(cuda, asks, where):
     """Nor asks for it, until it is recorded anew; other streams' marks are as ever."""
     x, event = torch.ones(SIZE, device="cuda"), torch.cuda.Event()
     other = torch.cuda.Stream()

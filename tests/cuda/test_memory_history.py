@@ -73,7 +73,7 @@ def test_the_snapshot_and_the_statistics_say_the_same(cuda):
 
 
 @pytest.mark.parametrize("stacks", ["python", "all"])
-def test_every_block_knows_who_asked_for_it(recorded, stacks):
+def test_every_block_has_the_line_of_its_allocation(recorded, stacks):
     recorded("state", stacks=stacks)
     other = torch.ones(5, device="cuda:1")
     x = makes_a_tensor(311, 411)
@@ -82,7 +82,10 @@ def test_every_block_knows_who_asked_for_it(recorded, stacks):
     assert block["address"] == x.untyped_storage().data_ptr()
     assert block["size"] == torch.cuda.memory_allocated()
     python = [frame for frame in block["frames"] if frame["filename"].endswith(".py")]
-    assert names(python)[:2] == ["makes_a_tensor", "test_every_block_knows_who_asked_for_it"]
+    assert names(python)[:2] == [
+        "makes_a_tensor",
+        "test_every_block_has_the_line_of_its_allocation",
+    ]
     assert ("at::" in str(block["frames"])) == (stacks == "all")
     traceback = torch._C._cuda_allocationTraceback
     assert traceback(x.untyped_storage().data_ptr()) == block["frames"]
@@ -92,7 +95,7 @@ def test_every_block_knows_who_asked_for_it(recorded, stacks):
 
 
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
-def test_what_happened_is_told_in_order(recorded, context):
+def test_events_are_reported_in_order(recorded, context):
     recorded("all", context=context, stacks="python")
     tensors = [makes_a_tensor(3), makes_a_tensor(4)]
     frees(tensors)
@@ -109,7 +112,7 @@ def test_what_happened_is_told_in_order(recorded, context):
     assert times == sorted(times)
 
 
-def test_a_full_device_is_told(recorded):
+def test_full_device_is_reported(recorded):
     recorded(stacks="python")
     seen = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: seen.append(numbers))

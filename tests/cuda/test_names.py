@@ -150,7 +150,7 @@ def test_the_row_is_true_of_torch_simgpu(name):
             check(expression.replace("cuda", "simgpu"), "simgpu", words)
 
 
-def test_what_is_refused_can_still_be_named():
+def test_refused_call_can_still_be_named():
     """Libraries annotate with such classes, derive from them, and ask for them."""
     with simgpu.as_cuda(1):
         for kind in (torch.cuda.MemPool, torch.cuda.GreenContext):

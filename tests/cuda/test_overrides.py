@@ -120,7 +120,7 @@ def test_deprecated_names_know_that_there_is_cuda(cuda):
         assert torch.has_cudnn
 
 
-def test_memory_of_the_cpu_is_told_by_pytorch_to_be_none_of_cuda(cuda):
+def test_memory_of_the_cpu_is_not_cuda_memory_for_pytorch(cuda):
     with pytest.raises(AttributeError, match=r"on non-CUDA tensor type: torch\.FloatTensor"):
         torch.ones(2).__cuda_array_interface__  # noqa: B018
     with pytest.raises(RuntimeError, match="on Variable that requires grad"):

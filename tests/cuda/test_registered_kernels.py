@@ -182,7 +182,7 @@ def test_a_kernel_of_aten_is_covered_until_the_library_ends(name, early):
 
 
 @given(name=st.sampled_from(["relu", "ceil"]))
-def test_who_covers_a_kernel_may_call_it(name):
+def test_replaced_kernel_can_call_the_original(name):
     """The first is one operator of others in every build, the second a kernel in one for CUDA."""
     operator = getattr(torch, name)
     with simgpu.as_cuda(2):
@@ -215,7 +215,7 @@ def test_kernels_of_pytorch_itself_stay_those_of_gpus():
 
 
 @given(uses=st.booleans())
-def test_a_library_whose_operator_has_ended_is_nobodys(uses):
+def test_library_of_an_ended_operator_is_released(uses):
     own, kernels = library.Library(SPACE, "FRAGMENT"), library.Library(SPACE, "IMPL", "CUDA")
     try:
         own.define("op(Tensor x) -> Tensor")

@@ -94,7 +94,7 @@ def test_bad_calls_say_what_cuda_says(devices, name):
 
 
 @pytest.mark.devices(2)
-def test_a_broadcast_to_nobody_is_empty(devices):
+def test_broadcast_to_no_devices_is_empty(devices):
     assert comm.broadcast(torch.ones(2, device=devices[0]), ()) == ()
     assert comm.broadcast(torch.ones(2, device=devices[0]), out=()) == ()
 

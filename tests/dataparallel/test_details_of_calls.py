@@ -255,7 +255,7 @@ def test_a_tensor_is_scattered_to_a_tuple_and_all_else_to_a_list(devices):
         assert type(dataparallel.scatter(structure, devices[:2])) is list
 
 
-def test_what_is_false_is_an_argument_all_the_same(devices):
+def test_falsy_argument_counts_as_given(devices):
     """Only no tuple, or an empty one, says that there is none."""
     args, kwargs = dataparallel.scatter_kwargs(torch.zeros(1), None, devices[:1])
     assert (plain(args[0]), kwargs) == ([0.0], ({},))

@@ -130,7 +130,7 @@ def check_same(back, whole, device):
         assert back is whole
 
 
-def test_a_vector_of_scalars_is_told_once(devices, monkeypatch):
+def test_vector_of_scalars_warns_once(devices, monkeypatch):
     monkeypatch.setattr(scalar_warning, "_warned_lines", set())  # this may not be the first run
     losses = [torch.tensor(1.0, device=device) for device in devices]
     with pytest.warns(UserWarning, match="0-dimensional") as told:

@@ -228,7 +228,7 @@ class Writing(nn.Module):
 @pytest.mark.devices(4, distinct=True)
 @pytest.mark.parametrize("name", ["weight", "count"])
 @given(data=st.data(), rows=st.lists(st.integers(1, 9), min_size=2, max_size=4))
-def test_what_a_replica_writes_into_its_copy_is_undone(devices, name, data, rows):
+def test_writes_into_a_replica_are_undone(devices, name, data, rows):
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     net = Writing(targets[0]).to(targets[0])
     parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)

@@ -43,7 +43,7 @@ NAMING = {
 @pytest.mark.parametrize("wrong", [True, False, 1.0, -1.0, b"cpu"])
 @pytest.mark.parametrize("name", NAMING)
 @pytest.mark.devices(2)
-def test_what_names_no_device_is_refused(devices, name, wrong):
+def test_invalid_device_is_refused(devices, name, wrong):
     """True is 1 for Python, and a slip in the order of arguments for a reader."""
     text = f"expected a device as torch.device, str or int, but got {wrong!r}"
     with pytest.raises(TypeError, match=text):

@@ -113,7 +113,7 @@ def spoil(data, devices, patch, spoiled):
 @pytest.mark.parametrize("into", [False, True])
 @few
 @given(data=st.data(), seed=st.integers(0, 99))
-def test_what_a_broadcast_asks_for(devices, kind, spoiled, into, data, seed):
+def test_broadcast_requests_memory(devices, kind, spoiled, into, data, seed):
     """From the first of the devices to others, each its own; else there are copies."""
     change, carried = KINDS[kind]
     into = into and kind != "sparse" and spoiled != "elsewhere"
@@ -133,7 +133,7 @@ def test_what_a_broadcast_asks_for(devices, kind, spoiled, into, data, seed):
 @pytest.mark.parametrize(("kind", "spoiled"), CASES[:-1])
 @few
 @given(data=st.data(), seed=st.integers(0, 99))
-def test_what_a_sum_asks_for(devices, kind, spoiled, data, seed):
+def test_sum_requests_memory(devices, kind, spoiled, data, seed):
     """One tensor that is not dense is enough."""
     change, carried = KINDS[kind]
     with pytest.MonkeyPatch.context() as patch:

@@ -77,7 +77,7 @@ def test_joined_sequences_come_in_replica_order(devices, data, parts):
 
 
 @pytest.mark.devices(2)
-def test_what_was_shuffled_stays_so(devices):
+def test_shuffled_order_is_kept(devices):
     """Also where it happens to be in order: the next step may unpack it by its indices."""
     chunks = [packed([3, 2], device, ordered=False) for device in devices]
     whole = dataparallel.gather(chunks, devices[0])

@@ -221,7 +221,7 @@ def test_the_first_failure_is_raised_again(devices, data):
 
 @pytest.mark.devices(2, at_least=True)  # a single module's error is its own
 @given(data=st.data(), part=st.sampled_from([None, "context", "cause", "exceptions"]))
-def test_each_failure_is_told_and_each_place_once(devices, data, part):
+def test_each_failure_is_reported_once_for_each_line(devices, data, part):
     """All of it is told where other failures had a part in one: as context, cause or in a group."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     place = st.sampled_from("ab")
@@ -280,7 +280,7 @@ def test_a_failure_that_takes_no_message_is_the_cause_of_another(devices, data, 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 @given(data=st.data(), first=st.booleans())
-def test_what_ends_a_program_passes_unchanged(devices, kind, data, first):
+def test_exits_pass_unchanged(devices, kind, data, first):
     """With its code, and before any other failure; a message would be another code."""
     targets = data.draw(strategies.device_lists(devices))
     ending = data.draw(st.sampled_from(range(len(targets))))

@@ -82,7 +82,7 @@ def test_a_system_without_more_threads_has_that_of_the_caller(started, failing):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("failing", [False, True])
-def test_a_failure_around_a_call_is_told_unless_the_call_has_its_own(when, failing):
+def test_failure_around_a_call_is_raised_unless_the_call_fails(when, failing):
     """The state of the caller could not be entered, or not be left."""
     stock = ThreadState.run
 
@@ -107,7 +107,7 @@ def test_a_failure_around_a_call_is_told_unless_the_call_has_its_own(when, faili
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_a_thread_that_has_told_that_it_is_done_holds_nothing_of_its_call(failing, no_collector):
+def test_finished_thread_keeps_nothing_of_its_call(failing, no_collector):
     """Whoever looks at the memory after a call may do so before that thread goes on."""
     stock, go_on, seen = worker_pool._Batch.one_done, threading.Event(), []
 

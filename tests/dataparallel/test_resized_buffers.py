@@ -35,7 +35,7 @@ class Ranges(nn.Module):
     grad=st.booleans(),
     cached=st.booleans(),
 )
-def test_what_the_first_replica_resizes_lasts(simulated, name, count, columns, held, grad, cached):
+def test_resize_in_the_first_replica_is_kept(simulated, name, count, columns, held, grad, cached):
     """The published case is PyTorch's own, test_qat_data_parallel of its quantization tests."""
     module = Ranges(held and columns).to(simulated[0])
     options = {"cache_parameters": cached} if name == "ours" else {}

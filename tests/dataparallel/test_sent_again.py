@@ -117,7 +117,7 @@ def test_only_what_has_changed_is_sent(simulated, name, data, mode):
 
 @few
 @given(data=st.data(), name=st.sampled_from(("layer.weight", "norm.bias")))
-def test_what_a_replica_has_written_is_sent_again(simulated, data, name):
+def test_written_replica_is_sent_again(simulated, data, name):
     targets = data.draw(strategies.device_lists(simulated, min_size=3, max_size=4))
     net = Two().to(targets[0])
     parallel = dataparallel.DataParallel(net, targets, cache_parameters=True)

@@ -189,7 +189,7 @@ def test_transforms_of_a_parallel_module(devices, name, data, frozen):
 
 
 @given(data=st.data(), inside=st.booleans(), cached=st.booleans())
-def test_parameters_that_no_transform_was_told_of(devices, data, inside, cached):
+def test_parameters_unknown_to_the_transform(devices, data, inside, cached):
     """With and without grad mode, and copies that are kept between calls."""
     targets = data.draw(strategies.device_lists(devices))
     net = exact(Polynomial().double(), targets[0])

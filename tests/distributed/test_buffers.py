@@ -52,7 +52,7 @@ def test_parameters_and_buffers_are_equal_on_all_ranks(count, steps, seed):
 
 @few
 @given(count=strategies.world_sizes(2, 5), seed=st.integers(0, 99), broadcast=st.booleans())
-def test_buffers_are_those_of_rank_0_unless_told_otherwise(count, seed, broadcast):
+def test_buffers_are_those_of_rank_0_by_default(count, seed, broadcast):
     x = torch.randn(count * 4, 3, generator=torch.Generator().manual_seed(seed))
 
     def forward(rank):

@@ -112,7 +112,7 @@ def test_what_is_sent_is_received_in_another_shape(shape, dims):
         ("gloo", torch.float32, "BXOR", RuntimeError, "BXOR with non-integral dtype"),
     ],
 )
-def test_what_cannot_be_reduced_is_refused(backend, dtype, op, error, text):
+def test_unreducible_dtype_is_refused(backend, dtype, op, error, text):
     def reduce(rank):
         dist.all_reduce(torch.ones(2, dtype=dtype, device="cuda"), getattr(dist.ReduceOp, op))
 

@@ -59,7 +59,7 @@ def test_groups_of_one_device_are_split_at_every_level(level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_calls_that_differ_are_told_of_at_every_level(level):
+def test_differing_calls_raise_at_every_debug_level(level):
     def differ(rank):
         dist.all_reduce(torch.ones(2 + rank, device="cuda"))
 

@@ -43,7 +43,7 @@ STEP = STEP | st.tuples(*[st.integers(0, 1)] * SIZE)
 
 @few
 @given(steps=st.lists(st.sampled_from([(0, 1, 2)]) | STEP, min_size=1, max_size=5), seed=schedules)
-def test_ranks_change_their_devices_together_or_are_told_so(steps, seed):
+def test_ranks_change_devices_together_or_raise(steps, seed):
     def use(rank):
         for number, devices in enumerate(steps):
             x = torch.full((2,), rank + 1.0, device=f"cuda:{devices[rank]}")

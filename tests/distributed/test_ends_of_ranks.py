@@ -46,7 +46,7 @@ def test_ctrl_c_ends_ranks_where_they_may_switch(interruptible, go_on, seed):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_ctrl_c_ends_a_rank_that_asks_nobody_and_no_other_begins(monkeypatch, interruptible, count):
+def test_ctrl_c_ends_a_busy_rank_and_starts_no_other(monkeypatch, interruptible, count):
     monkeypatch.setattr(scheduler, "PATIENCE", 0.0)
     begun = []
 
@@ -83,7 +83,7 @@ def test_ranks_that_wait_hear_of_ctrl_c(monkeypatch, interruptible):
     assert heard == ["the ranks were interrupted by KeyboardInterrupt"]
 
 
-def test_a_rank_that_takes_its_time_is_let_finish(monkeypatch):
+def test_slow_rank_can_finish(monkeypatch):
     monkeypatch.setattr(scheduler, "PATIENCE", 0.0)
     monkeypatch.setattr(scheduler, "_LOOK_EVERY", 1e-6)
     assert simgpu.ranks(2, lambda rank: sum(range(3 * 10**6))) == [sum(range(3 * 10**6))] * 2
@@ -91,7 +91,7 @@ def test_a_rank_that_takes_its_time_is_let_finish(monkeypatch):
 
 @few
 @given(count=strategies.world_sizes(2, 4), data=st.data(), seed=schedules)
-def test_a_call_that_others_leave_out_is_told_if_nobody_waits(count, data, seed):
+def test_call_that_other_ranks_leave_out_raises_without_a_wait(count, data, seed):
     members = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=2), "members"))
     callers = data.draw(st.sets(st.sampled_from(members), min_size=1), "callers")
 
@@ -117,7 +117,7 @@ def test_a_call_that_others_leave_out_is_told_if_nobody_waits(count, data, seed)
 
 @few
 @given(count=strategies.world_sizes(2, 4), data=st.data(), seed=schedules)
-def test_a_message_without_its_other_side_is_told_if_nobody_waits(count, data, seed):
+def test_unmatched_message_is_reported_without_a_wait(count, data, seed):
     """Of some sends and receives between pairs of ranks, all in one order, the first left over."""
     sides = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1), st.booleans())
     calls = data.draw(st.lists(sides, max_size=6), "source, target, whether it sends")
@@ -168,7 +168,7 @@ CALLS = {
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_of_a_group_that_was_aborted_waits_for_nobody(backend, name):
+def test_call_of_an_aborted_group_does_not_wait(backend, name):
     def go(rank):
         group = dist.new_group([0, 1])
         if rank == 1:

@@ -209,7 +209,7 @@ def test_a_monitored_barrier_is_on_the_current_device(current, members):
     assert {about.rank: about.index for about in found} == {rank: current[rank] for rank in members}
 
 
-def test_who_does_not_come_to_a_monitored_barrier_is_named():
+def test_monitored_barrier_names_missing_ranks():
     def call(rank):
         group = dist.new_group(backend="gloo")
         if rank != 1:

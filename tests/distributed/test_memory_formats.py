@@ -167,7 +167,7 @@ def lying(tensor, order):
 @example(drawn=((2, 2, 2, 2), [(0, 1, 2, 3), (1, 0, 2, 3)]), seed=None)
 @example(drawn=((2, 2, 2, 2), [(0, 2, 3, 1), (1, 0, 2, 3)]), seed=None)
 @example(drawn=((2, 2, 2, 2), [(0, 1, 3, 2), (1, 0, 2, 3)]), seed=None)
-def test_ranks_whose_tensors_lie_otherwise_are_told_so(drawn, seed):
+def test_differing_memory_formats_raise(drawn, seed):
     """NCCL would put the values of one into other places of the other, without a word."""
     shape, orders = drawn
 
@@ -190,7 +190,7 @@ ELSE = {
 @pytest.mark.parametrize("told", ELSE)
 @few
 @given(shape=LARGER, seed=schedules)
-def test_ranks_whose_tensors_lie_alike_are_told_of_what_differs_alone(told, shape, seed):
+def test_mismatch_error_omits_equal_memory_formats(told, shape, seed):
     def call(rank):
         x = last(brought(rank, shape))
         dist.all_reduce(x)
@@ -209,7 +209,7 @@ WITHOUT_SHAPES = {"all_to_all", "all_to_all_single", "reduce_scatter_tensor"}
 @pytest.mark.parametrize("name", COLLECTIVES)
 @few
 @given(count=strategies.world_sizes(2, 3), shape=LARGER, data=st.data(), seed=schedules)
-def test_a_collective_tells_ranks_whose_tensors_lie_otherwise(name, count, shape, data, seed):
+def test_collective_names_ranks_with_other_memory_formats(name, count, shape, data, seed):
     """All of one rank's are channels_last, and contiguous those of the others."""
     other = data.draw(st.integers(0, count - 1))
 
@@ -300,7 +300,7 @@ def test_no_rows_lie_like_any_others(rows, shape, count, seed):
 
 
 @pytest.mark.parametrize("gaps", [lambda x: x[:, ::2], lambda x: x[:, :1].expand(2, 4)])
-def test_what_has_gaps_or_overlaps_is_sent_to_nobody(gaps):
+def test_tensor_with_gaps_or_overlaps_is_not_sent(gaps):
     with pytest.raises(ValueError, match="P2P must be non-overlapping and dense"):
         simgpu.ranks(2, lambda rank: dist.send(gaps(torch.ones(2, 4, device="cuda")), 1 - rank))
 

@@ -64,7 +64,7 @@ ADDING = {
 @pytest.mark.parametrize("name", sorted(MOVING | ADDING))
 @few
 @given(count=strategies.world_sizes(2, 4), at=st.integers(0, 3), data=st.data(), seed=schedules)
-def test_who_gives_a_nan_is_named(name, count, at, data, seed):
+def test_nan_error_names_the_rank(name, count, at, data, seed):
     call, one_gives = (MOVING | ADDING)[name]
     # PyTorch broadcasts float8 as bytes, in which nobody looks for NaN.
     narrow = FLOAT8 if name in MOVING and name != "broadcast" else []
@@ -98,7 +98,7 @@ def test_what_is_on_its_way_to_a_tensor_is_no_nan(count, seed):
 
 
 @pytest.mark.parametrize("value", ["", "0", "no"])
-def test_nobody_looks_who_was_not_asked(value, monkeypatch):
+def test_check_runs_only_when_asked_for(value, monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", value)
 
     def add(rank):
@@ -117,7 +117,7 @@ def test_gloo_looks_for_no_nan():
 
 
 @pytest.mark.parametrize("value", ["1", "0"])
-def test_a_backend_may_be_told_to_look_or_not(value, monkeypatch):
+def test_nan_check_of_a_backend_can_be_switched(value, monkeypatch):
     monkeypatch.setenv("TORCH_NCCL_NAN_CHECK", value)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:

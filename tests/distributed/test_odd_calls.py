@@ -145,7 +145,7 @@ def test_a_rank_of_a_process_sends_to_itself(data, sizes):
     assert received == [[float(i)] * size for i, size in enumerate(sizes, start=1)]
 
 
-def test_what_a_rank_sends_to_itself_is_what_it_receives():
+def test_rank_receives_its_own_send():
     backend = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(milliseconds=20))
     _, [error] = to_itself(backend, ["send", "recv"], [1, 2])
     assert "rank 0: send and recv of float32 (1,) at train.py:1" in str(error)
@@ -195,7 +195,7 @@ def test_each_rank_captures_on_its_own_device(count, seed):
 
 @few
 @given(count=strategies.world_sizes(1, 3), seconds=st.integers(1, 99), parts=st.integers(0, 2))
-def test_a_time_out_may_be_set_though_nobody_waits_for_so_long(count, seconds, parts):
+def test_timeout_longer_than_any_wait_is_accepted(count, seconds, parts):
     limit = timedelta(seconds=seconds)
     # By the name that it has in newer releases, or the one that it had before.
     c10d = dist.distributed_c10d

@@ -53,7 +53,7 @@ def test_a_seed_gives_the_same_order_and_numbers(count, seed):
     draws=st.lists(st.sampled_from([numpy.random.rand, numpy.random.randn]), max_size=5),
     kind=st.sampled_from([numpy.random.MT19937, numpy.random.PCG64]),
 )
-def test_what_numpy_draws_goes_on_where_it_was(count, draws, kind):
+def test_numpy_generator_of_a_rank_continues(count, draws, kind):
     """Also the second of two normal numbers, which NumPy makes at once and keeps."""
 
     def draw(rank):
@@ -214,7 +214,7 @@ def test_a_schedule_switches_ranks_at_kernels_and_a_token_repeats_it():
         count_up(schedule=-1)
 
 
-def test_a_lock_cycle_of_ranks_is_told_with_their_lines():
+def test_lock_cycle_of_ranks_is_reported_with_lines():
     def program():
         one, other = threading.Lock(), threading.Lock()
 

@@ -86,7 +86,7 @@ def test_a_circle_of_sends_or_receives_is_a_deadlock(count, first, sends, batche
 
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize("seed", [None, 1])
-def test_ranks_that_differ_are_all_told_so(seed):
+def test_differing_ranks_all_raise(seed):
     for told in simgpu.ranks(2, rank_cases.every_mistake, schedule=seed):
         for name, text in told.items():
             assert text.startswith("CollectiveMismatchError"), (name, text)
@@ -252,7 +252,7 @@ def main_of_a_script(rank):
 
 @few
 @given(count=strategies.world_sizes(), first=st.booleans(), seed=schedules)
-def test_a_function_that_makes_its_own_group_ends_the_first_or_is_told_of_it(count, first, seed):
+def test_second_default_group_needs_the_end_of_the_first(count, first, seed):
     def main(rank):
         if first:
             dist.destroy_process_group()
@@ -286,7 +286,7 @@ def that_fails_inside(rank):
     function=st.sampled_from([of_no_rank, of_rank_and_size, that_fails_inside]),
     seed=schedules,
 )
-def test_a_function_that_does_not_take_a_rank_is_told_what_it_is_called_with(count, function, seed):
+def test_function_without_a_rank_argument_is_refused(count, function, seed):
     """One that takes it, and fails, is not."""
     with pytest.raises(TypeError) as raised:
         simgpu.ranks(count, function, schedule=seed)

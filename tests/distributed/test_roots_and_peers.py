@@ -32,7 +32,7 @@ ROOTED = {"broadcast": dist.broadcast, "gather": gather, "reduce": dist.reduce, 
 @pytest.mark.parametrize("name", ROOTED)
 @few
 @given(roots=st.lists(st.integers(0, SIZE - 1), min_size=SIZE, max_size=SIZE), seed=schedules)
-def test_ranks_that_name_other_roots_are_told_so(name, roots, seed):
+def test_differing_roots_raise(name, roots, seed):
     def call(rank):
         ROOTED[name](torch.ones(2, device="cuda"), roots[rank])
 
@@ -68,7 +68,7 @@ def test_all_that_a_batch_receives_is_there(count, data, seed):
 
 @few
 @given(count=strategies.world_sizes(3, 5), data=st.data(), seed=schedules)
-def test_the_peer_of_a_send_is_told_by_its_global_rank(count, data, seed):
+def test_peer_of_a_send_is_reported_by_global_rank(count, data, seed):
     """In a part of a group, too, where it has another number: as it has in the least example."""
     members = sorted(data.draw(st.permutations(range(count)))[-data.draw(st.integers(2, count)) :])
     source, target = data.draw(st.permutations(members))[:2]

@@ -55,7 +55,7 @@ QUESTIONS = {
     asking=st.lists(st.integers(0, 2), min_size=1, max_size=2, unique=True),
     seed=schedules,
 )
-def test_who_asks_in_a_loop_lets_those_go_on_who_answer(name, asking, seed):
+def test_polling_rank_lets_the_answering_one_run(name, asking, seed):
     asks, answers = QUESTIONS[name]
 
     def run(rank):
@@ -74,7 +74,7 @@ def test_who_asks_in_a_loop_lets_those_go_on_who_answer(name, asking, seed):
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_question_that_nobody_answers_is_a_deadlock(ended):
+def test_unanswered_question_is_a_deadlock(ended):
     def run(rank):
         if rank == 0 or not ended:
             until(default_store().check, ["never"])
@@ -129,7 +129,7 @@ def test_questions_between_which_something_happens_go_on():
     milliseconds=st.integers(1, 9999),
     comes=st.booleans(),
 )
-def test_a_short_time_out_comes_where_nobody_can_go_on(how, milliseconds, comes):
+def test_short_timeout_ends_a_world_without_progress(how, milliseconds, comes):
     """At once, since no other rank will set the key: no time passes."""
     limit = timedelta(milliseconds=milliseconds)
 
@@ -223,7 +223,7 @@ def test_without_a_schedule_what_they_ask_of_others_is_an_error(what):
         assert re.search("helper is a thread that a rank has .* simgpu.ranks.*schedule=seed", text)
 
 
-def test_two_threads_of_a_rank_that_wait_are_both_told_of():
+def test_deadlock_names_both_waiting_threads_of_a_rank():
     def start(rank):
         def work():
             with pytest.raises(DeadlockError):

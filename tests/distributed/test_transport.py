@@ -142,7 +142,7 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
 
 @few
 @given(sizes=st.lists(st.sampled_from([1, 5, 100, 600]), min_size=1, max_size=3))
-def test_a_sum_is_carried_out_as_instruments_are_told(sizes):
+def test_sum_runs_as_instruments_are_notified(sizes):
     """They are told before it begins, of the first one too; where memory is shared."""
     backends = mesh(2)
 
@@ -173,7 +173,7 @@ def test_a_sum_is_carried_out_as_instruments_are_told(sizes):
     devices=st.lists(st.integers(0, 3), min_size=2, max_size=3),
     kind=st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
 )
-def test_two_ranks_on_one_device_are_told_so_in_their_first_call(devices, kind):
+def test_two_ranks_on_one_device_raise_in_their_first_call(devices, kind):
     backends = mesh(len(devices))
 
     def run(rank):
@@ -304,7 +304,7 @@ def test_a_call_that_waits_for_other_ranks_keeps_no_other_thread_from_calling(fi
     assert begun == [1, 2]
 
 
-def test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended():
+def test_late_rank_differs_from_an_ended_one_in_errors():
     store = dist.HashStore()
     backends = together(2, lambda rank: dist.ProcessGroupGloo(store, rank, 2, timedelta(minutes=1)))
     backends[0]._set_default_timeout(timedelta(milliseconds=20))
@@ -321,7 +321,7 @@ def test_a_rank_that_does_not_come_in_time_is_told_from_one_that_has_ended():
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("not implemented")])
-def test_what_fails_on_this_rank_is_told_as_it_is(error):
+def test_error_of_this_rank_is_raised_unchanged(error):
     """And not as a rank that has ended. Later calls could meet others that wait in this one."""
 
     class Broken(Reduction):

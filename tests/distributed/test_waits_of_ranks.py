@@ -197,7 +197,7 @@ def test_a_rank_that_asks_a_store_waits_for_one_that_sleeps(times):
 
 
 @pytest.mark.parametrize("way", ["an event", "a condition", "a queue", "a future", "a lock"])
-def test_what_no_rank_does_is_a_deadlock(tmp_path, way):
+def test_wait_for_an_action_of_no_rank_is_a_deadlock(tmp_path, way):
     wait, _ = WAYS[way](tmp_path)
 
     def go(rank):
@@ -260,7 +260,7 @@ def test_a_thread_of_no_rank_is_waited_for():
     assert simgpu.ranks(2, go) == [0, 1]
 
 
-def test_a_time_out_comes_when_nobody_ends_the_wait():
+def test_wait_times_out_when_no_thread_ends_it():
     def go(_):
         with pytest.raises(queue.Empty):
             queue.Queue().get(timeout=MOMENT)

@@ -116,7 +116,7 @@ def test_a_communication_hook_changes_no_exact_gradient(hook, count):
 @pytest.mark.parametrize(
     "answer", [None, 3, torch.ones(2)], ids=lambda answer: type(answer).__name__
 )
-def test_a_hook_that_answers_something_else_is_told_so(answer):
+def test_hook_with_another_answer_is_reported(answer):
     def no_future(state, bucket):
         return answer
 

@@ -127,7 +127,7 @@ CALLS = {
 @few
 @given(name=st.sampled_from(sorted(CALLS)), asks=st.booleans())
 @example(name="irecv", asks=False)
-def test_who_waits_for_a_call_after_its_world_is_told_that_it_has_ended(name, asks):
+def test_wait_after_world_end_raises(name, asks):
     kept = []
 
     def step(rank):

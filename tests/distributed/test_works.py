@@ -126,7 +126,7 @@ def test_a_work_that_is_dropped_keeps_no_memory(count, kinds, waits, seed):
     waits=st.booleans(),
     seed=schedules,
 )
-def test_who_has_waited_keeps_nothing_of_what_was_dropped(count, calls, waits, seed):
+def test_finished_wait_keeps_no_dropped_memory(count, calls, waits, seed):
     """At once: a program may call no other collective for long."""
 
     def call(rank):
@@ -165,7 +165,7 @@ def test_what_cpp_alone_holds_is_kept_with_its_outputs(count, later, told):
 
 @few
 @given(count=st.integers(3, 40))
-def test_sends_that_nobody_waits_for_are_forgotten(count):
+def test_sends_without_a_wait_are_forgotten(count):
     """They are over one after the other, and none of them keeps those before."""
     previous, gone = None, []
     for number in range(count):

@@ -71,7 +71,7 @@ def test_ranks_of_gloo_have_devices_by_their_own_name():
         (simgpu.as_cuda, {"rng": "host"}, ValueError, "rng='host' only applies to new devices"),
     ],
 )
-def test_devices_that_a_world_cannot_have_are_told(block, named, error, text):
+def test_impossible_devices_of_a_world_are_refused(block, named, error, text):
     with block(2), pytest.raises(error, match=re.escape(text)):
         simgpu.ranks(2, sort_of, **named)
 
@@ -85,12 +85,12 @@ def test_devices_that_a_world_cannot_have_are_told(block, named, error, text):
         (lambda x: dist.send(x, dst=2), "invalid rank: 2"),
     ],
 )
-def test_a_rank_that_is_in_no_group_is_told(call, text):
+def test_rank_outside_all_groups_is_reported(call, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         simgpu.ranks(2, lambda rank: call(torch.ones(1, device="cuda")))
 
 
 @pytest.mark.parametrize("named", [{"model": "Z9"}, {"memory": "much"}, {"rng": "dice"}])
-def test_a_sort_that_does_not_exist_is_told(named):
+def test_unknown_sort_is_refused(named):
     with pytest.raises(ValueError, match=str(*named.values())):
         simgpu.ranks(2, sort_of, **named)

@@ -199,7 +199,7 @@ def test_words_of_full_devices(case):
         lambda r: r["cases"][1].update(digits="4"),
     ],
 )
-def test_a_malformed_recording_is_told(tmp_path, change):
+def test_malformed_recording_is_refused(tmp_path, change):
     recording = copy.deepcopy(published.load(FILES[0]))
     change(recording)
     path = tmp_path / "odd.json"
@@ -220,7 +220,7 @@ def test_a_malformed_recording_is_told(tmp_path, change):
 
 
 @pytest.mark.parametrize("change", [{"devices": 0}, {"model": "A101"}, {"model": 5}])
-def test_a_recording_of_devices_that_there_are_not_is_told(change):
+def test_recording_of_missing_devices_is_refused(change):
     recording = copy.deepcopy(published.load(FILES[0]))
     recording["cases"][0].update(change)
     with pytest.raises(RecordingError, match=r"has no such devices: .*(A101|0|5)"):

@@ -190,7 +190,7 @@ ENTRY = {"case": {"op": "scatter", "slots": [0], "shape": [1]}, "seen": {"sizes"
         ({"cases": [{**ENTRY, "known": {"views": "why"}}]}, "known is not about seen"),
     ],
 )
-def test_a_malformed_recording_says_what_is_wrong(tmp_path, recording, says):
+def test_malformed_recording_error_names_the_mistake(tmp_path, recording, says):
     path = tmp_path / "odd.json"
     if isinstance(recording, dict) and set(recording) == {"cases"}:
         recording = {"origin": {}, "unordered": [], **recording}

@@ -40,7 +40,7 @@ def test_readme_works(reader):
     run_page(ROOT / "README.md", *reader)
 
 
-def test_what_is_not_run_is_counted():
+def test_tests_not_run_are_counted():
     """One more block that is not run is one more to write down, in the row of its reason."""
     assert dict(Counter(excuse for path in PAGES for excuse in excuses(blocks(path)))) == NOT_RUN
 
@@ -106,7 +106,7 @@ def test_the_planted_fault_shown_is_in_the_table():
     assert ast.dump(sound) != ast.dump(edited)
 
 
-def test_who_checks_a_block_is_there():
+def test_each_named_check_exists():
     tests = "".join(file.read_text("utf-8") for file in Path(__file__).parent.glob("test_*.py"))
     found = [block for path in PAGES for block in blocks(path) if "checked by" in block.told]
     assert len(found) == 4

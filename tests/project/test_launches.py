@@ -56,7 +56,7 @@ def reached(text):
             yield from (SHARED[name] for name in names if name in SHARED)
 
 
-def test_what_is_shared_is_imported_by_its_names():
+def test_shared_names_are_imported_by_name():
     shared = {
         name
         for name, value in vars(operators).items()
@@ -68,7 +68,7 @@ def test_what_is_shared_is_imported_by_its_names():
         assert not SHARED.keys() & set(used), path
 
 
-def test_who_writes_past_launch_is_listed():
+def test_writers_past_launch_are_listed():
     found = set()
     for path in set(PACKAGE.rglob("*.py")) - {Path(operators.__file__)}:
         for name, overload in reached(path.read_text(encoding="utf-8")):

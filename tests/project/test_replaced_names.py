@@ -62,7 +62,7 @@ def test_the_page_shows_the_tables():
 
 
 @pytest.mark.parametrize("files", replaced_names.FILES.values(), ids=replaced_names.FILES)
-def test_no_attribute_stands_in_two_tables(files):
+def test_each_attribute_is_in_one_table(files):
     """So the order of the files does not decide what an attribute becomes."""
     homes = collections.defaultdict(set)
     for file in files:

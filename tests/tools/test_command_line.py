@@ -88,7 +88,7 @@ def test_mistakes_are_seen_before_anything_runs(capsys, tmp_path, words, says):
 
 
 @pytest.mark.full
-def test_an_option_behind_the_program_is_told_where_the_program_refuses_it(python):
+def test_misplaced_option_is_explained_when_the_program_refuses_it(python):
     ends = ("-m", "simgpu", "run", "-c", "import sys; sys.exit(int(sys.argv[1]))")
     refused = python(*ends, "2", "--devices=4", "--lr", "1")
     assert refused.returncode == 2

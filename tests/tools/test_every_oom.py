@@ -24,7 +24,7 @@ quick = settings(
 
 
 @pytest.mark.every_oom
-def test_lets_it_out(devices):
+def test_raises_its_error(devices):
     runs.append(len(runs))
     x = torch.ones(8, device=devices[1])
     assert (x + x).sum() == 16
@@ -121,7 +121,7 @@ def raised_anew(how):
 
 
 @given(hows=st.lists(st.sampled_from(["from the failure", "from None", "in the handler"])))
-def test_a_failure_is_let_out_as_the_cause_of_another_error(hows):
+def test_failure_becomes_the_cause_of_another_error(hows):
     """`raise ... from error` says that it is passed on; an error in a handler is one of its own."""
 
     def fails(hows):

@@ -164,7 +164,7 @@ def test_an_interrupt_that_goes_no_further_ends_the_next_example(
 
 
 @given(skip=st.sampled_from((unittest.SkipTest, pytest.skip.Exception)), reason=st.text())
-def test_what_is_skipped_is_no_failure(tmp_path, skip, reason):
+def test_skip_does_not_count_as_a_failure(tmp_path, skip, reason):
     """However it says so: unittest has an error of its own."""
 
     def test_it():
@@ -194,7 +194,7 @@ def report(recorder, error, is_marked):
     marked=st.lists(st.booleans(), min_size=1, max_size=4),
     combination=st.tuples(st.integers(0, 3), st.integers(1, 2)),
 )
-def test_what_is_marked_as_failing_is_no_failure(tmp_path, marked, combination):
+def test_xfail_does_not_count_as_a_failure(tmp_path, marked, combination):
     """And takes no other property's failure away."""
 
     def fails(turn):
@@ -249,7 +249,7 @@ def test_each_kind_of_failure_of_an_assertion_is_reported(limits):
     }
 
 
-def test_a_few_kinds_of_failures_are_told_apart_and_no_more():
+def test_few_kinds_of_failures_are_distinguished():
     def test(number):
         assert not number, "x" * number
 

@@ -163,7 +163,7 @@ def test_a_suite_that_loads_no_plugins_is_fuzzed_with_ours(suite, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_suite_without_properties_is_told_so(suite):
+def test_suite_without_properties_is_reported(suite):
     suite("def test_it(): pass")
     words = ("fuzz", "--examples", "1", "--jobs", "1")
     done = suite.simgpu(*words, "test_it.py")

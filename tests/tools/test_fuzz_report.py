@@ -94,7 +94,7 @@ def test_a_network_is_written_by_its_arguments(net):
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 0, torch.ones(2), Local, Pair])
-def test_what_has_no_source_is_said_to_have_none(value):
+def test_missing_source_is_reported(value):
     with pytest.raises(NotReproducible, match="no source is known"):
         Writer().write([value])
 
@@ -209,7 +209,7 @@ def test_a_page_without_failures_says_so():
     assert "no failures" in page.words
 
 
-def test_a_suite_that_says_no_batches_is_told_how_and_nothing_false():
+def test_suite_without_batches_gets_true_advice():
     """Without strategies.batches nothing is known of combinations, and none is "never tried"."""
     tally = Tally()
     tally.examples["a"] = 3

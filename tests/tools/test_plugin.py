@@ -238,14 +238,14 @@ def text_of_error(index, count):
 
 
 @given(index=st.integers(8, 9), count=st.integers(0, 8), has=st.booleans(), as_cuda=st.booleans())
-def test_nobody_is_told_to_take_what_he_has(index, count, has, as_cuda):
+def test_no_advice_names_an_option_in_use(index, count, has, as_cuda):
     told = hint_for(text_of_error(index, count), has, as_cuda) or ""
     assert ("--device-count" in told) == (count > 0 and (has or as_cuda))
     assert ("let it take the fixture" in told) == (count == 0 and not has and not as_cuda)
 
 
 @pytest.mark.full
-def test_who_runs_with_the_name_of_cuda_is_not_told_to(pytester):
+def test_no_advice_for_cuda_names_when_already_used(pytester):
     pytester.makepyfile(
         """
         def test_it(devices):

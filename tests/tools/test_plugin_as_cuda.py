@@ -122,7 +122,7 @@ def test_child_processes_have_the_devices_too(pytester):
 
 
 @pytest.mark.full
-def test_a_conftest_that_fails_is_the_only_thing_that_is_told(pytester):
+def test_only_the_failing_conftest_is_reported(pytester):
     pytester.makeconftest("import torch\nx = torch.ones(1, device='cuda')\nraise KeyError('mine')")
     result = pytester.runpytest_subprocess("--as-cuda")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -152,7 +152,7 @@ class Options(SimpleNamespace):
         ({}, "2 real CUDA devices"),
     ],
 )
-def test_what_contradicts_it_is_refused(monkeypatch, options, says):
+def test_contradicting_options_are_refused(monkeypatch, options, says):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     namespace = Options(**{"simgpu_as_cuda": True, "simgpu_devices": "simgpu"} | options)

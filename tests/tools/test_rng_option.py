@@ -27,7 +27,7 @@ MAKERS = {"devices": simgpu.devices, "as_cuda": simgpu.as_cuda, "enable": enable
 
 @pytest.mark.parametrize("how", sorted(MAKERS))
 @given(rng=st.sampled_from([None, "cuda", "host"]), count=st.integers(1, 3), seed=st.integers(0, 9))
-def test_what_draws_is_what_was_asked_for(how, rng, count, seed):
+def test_devices_draw_by_the_chosen_generator(how, rng, count, seed):
     """CUDA's generator gives all devices the same numbers, and the host's gives each its own."""
     with MAKERS[how](count, **({} if rng is None else {"rng": rng})):
         torch.manual_seed(seed)
@@ -38,7 +38,7 @@ def test_what_draws_is_what_was_asked_for(how, rng, count, seed):
 
 @pytest.mark.parametrize("rng", ["cuda", "host"])
 @given(index=st.integers(0, 1), seed=st.integers(-(2**63), 2**64 - 1) | st.integers(-3, 3))
-def test_a_seed_is_told_as_pytorch_has_it_and_repeats_the_numbers(rng, index, seed):
+def test_seed_is_reported_as_by_pytorch_and_repeats_numbers(rng, index, seed):
     """Also one from the operating system."""
     with simgpu.devices(2, rng=rng):
         torch.simgpu.set_device(index)

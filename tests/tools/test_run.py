@@ -29,7 +29,7 @@ def test_the_variable_does_the_same_for_a_process(python, script):
 
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["run", "variable"])
-def test_a_block_of_devices_in_a_process_that_has_some_is_told_who_made_them(python, way):
+def test_nested_devices_error_names_where_the_first_were_made(python, way):
     """And that is the last that is said, also while the interpreter ends."""
     program = "-c", "import simgpu\nwith simgpu.devices(4):\n    pass"
     if way == "run":

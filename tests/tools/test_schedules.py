@@ -160,7 +160,7 @@ def test_the_examples_of_a_property_run_under_as_many_schedules_in_all(n, most):
 
 
 @pytest.mark.parametrize("arguments", [["--schedules", "0"], ["--schedules", "many"]])
-def test_what_is_no_number_of_schedules_is_refused(pytester, arguments):
+def test_invalid_number_of_schedules_is_refused(pytester, arguments):
     result = pytester.runpytest(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
 

@@ -238,7 +238,7 @@ def test_modules_shrink_to_one_layer():
     assert "widths=(3, 3, 3), bias=False, activation='none', tied=True, shared=False" in repr(tied)
 
 
-def test_combinations_are_told_to_a_listener_and_to_nobody_else():
+def test_combinations_reach_their_listener_only():
     examples.tried(batch=1, devices=1)
     heard = []
     examples.set_listener(lambda *what: heard.append(what))
@@ -295,7 +295,7 @@ def test_a_fuzzing_run_may_narrow_the_numbers_of_ranks():
         lambda: find(strategies.tensors([2, -1]), lambda _: True),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(call):
+def test_impossible_settings_are_refused_at_once(call):
     with pytest.raises(ValueError, match=r"\d|diagonal|float31|devices"):
         call()
 
@@ -336,7 +336,7 @@ def test_a_module_is_loaded_once_from_a_folder_around_the_caller(tmp_path):
         (lambda: strategies.device_lists("cuda:0"), r"such as \['cuda:0'\], and not a text"),
     ],
 )
-def test_what_is_of_another_type_is_refused_in_words(call, says):
+def test_wrong_type_is_refused_with_words(call, says):
     with pytest.raises(TypeError, match=says):
         call()
 

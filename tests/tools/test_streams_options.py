@@ -53,7 +53,7 @@ def test_a_script_is_wrong_without_a_wait_and_right_with_it(python, tmp_path, ca
 
 @pytest.mark.without("--async", reason="begins it itself")
 @pytest.mark.parametrize("status", ["none", None, 0, 3, "failed"])
-def test_a_script_that_ends_well_is_told_of_errors_in_its_queues(status):
+def test_errors_in_queues_are_raised_at_the_end_of_a_script(status):
     """However it ends; one that ends otherwise has said already what is wrong."""
     ends_well = status in ("none", None, 0)
     with simgpu.devices(1), contextlib.ExitStack() as process:
@@ -177,7 +177,7 @@ def test_in_a_rank():
 
 @pytest.mark.without("--async", "--races", reason="runs tests that forget to wait")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
-def test_a_test_that_fails_by_itself_is_told_of_its_races(pytester):
+def test_failing_test_reports_its_races_too(pytester):
     """And not of those of pytest, which prints the values that it has compared."""
     pytester.makepyfile(FAILING)
     done = pytester.inline_run("-p", "no:cacheprovider", "--devices", "simgpu", "--races")

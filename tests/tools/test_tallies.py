@@ -85,7 +85,7 @@ def test_the_shortest_example_of_all_workers_is_kept(workers):
         st.dictionaries(st.integers(0, 3), st.integers(1, 9), max_size=3), min_size=1, max_size=3
     )
 )
-def test_switches_of_all_workers_are_counted_and_told(workers):
+def test_switches_of_all_workers_are_counted_and_reported(workers):
     """In the page as in its twin: of how many examples another thread went on in between."""
     total = Tally()
     for seen in workers:

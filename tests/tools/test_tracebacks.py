@@ -82,7 +82,7 @@ def make_suite(pytester, forms=tuple(FORMS)):
     )
 
 
-def test_what_is_refused_is_shown_at_a_line_of_the_test(pytester):
+def test_refusal_is_shown_at_a_line_of_the_test(pytester):
     """Whatever is refused, and whoever runs the test; the frames of torch's modules are shown."""
     make_suite(pytester)
     texts = failures(pytester)

@@ -33,7 +33,7 @@ def test_the_variables_hold_under_run_where_no_option_says_otherwise(python):
 
 @pytest.mark.full
 @pytest.mark.parametrize("value", ["many", "65"])
-def test_a_wrong_number_of_devices_is_told_in_one_line(python, value):
+def test_wrong_number_of_devices_is_refused_in_one_line(python, value):
     done = python("-c", "import torch; print('ran')", SIMGPU_DEVICE_COUNT=value)
     says = f"simgpu: SIMGPU_DEVICE_COUNT={value!r} must be a number from 1 to 64\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
@@ -44,7 +44,7 @@ WRONG = {"SIMGPU_DEVICE_MEMORY": "memory", "SIMGPU_MODEL": "model", "SIMGPU_RNG"
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_variable_is_told_in_one_line(python, name):
+def test_wrong_variable_is_refused_in_one_line(python, name):
     told = {"SIMGPU_DEVICE_COUNT": "2", name: "1GiB,2GiB,3GiB"}
     done = python("-c", "import torch; print('ran')", **told)
     assert done.returncode == 1
@@ -57,7 +57,7 @@ def test_a_wrong_variable_is_told_in_one_line(python, name):
     text=st.text("abc019,\\ "),
     is_option=st.booleans(),
 )
-def test_a_wrong_sort_of_device_is_told_by_who_said_it(name, text, is_option):
+def test_error_of_a_wrong_device_sort_names_its_origin(name, text, is_option):
     option = {config_options.MEMORY: "memory", config_options.MODEL: "model"}[name]
     value = f"x{text}"
     program = run_script.Program("code", "1", ())
@@ -78,7 +78,7 @@ def told_of_an_index_past(count, excess):
 
 
 @given(count=strategies.device_counts(), excess=st.integers(0, 9), data=st.data())
-def test_an_index_past_the_last_device_is_told_what_says_how_many(count, excess, data):
+def test_index_past_the_last_device_names_the_setting(count, excess, data):
     with mock.patch.dict(os.environ, {config_options.COUNT: str(count)}):
         start_process_devices()
         try:

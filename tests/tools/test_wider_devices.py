@@ -175,7 +175,7 @@ def test_devices_that_the_process_has(pytester, monkeypatch, kind, workers):
         ("", ("--device-memory", "1GiB", "--devices", "cuda"), "of simulated devices, not of real"),
     ],
 )
-def test_what_contradicts_itself_ends_the_session_in_one_line(
+def test_contradicting_options_end_the_session_in_one_line(
     pytester, monkeypatch, variable, options, says
 ):
     monkeypatch.setenv("SIMGPU_DEVICE_COUNT", variable)

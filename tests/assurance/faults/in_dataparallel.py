@@ -127,7 +127,7 @@ DATAPARALLEL = [
         "the warning of scalars comes with each call",
         "warn_of_scalars",
         drop_call("add"),
-        "test_a_vector_of_scalars_is_told_once",
+        "test_vector_of_scalars_warns_once",
     ),
     fault(
         "outputs on the CPU are accepted",
@@ -171,7 +171,7 @@ DATAPARALLEL = [
         "NCCL sums two tensors of one device",
         "dataparallel:usable",
         never("device"),
-        "test_what_a_sum_asks_for",
+        "test_sum_requests_memory",
         kind="dense",
         spoiled="repeated",
     ),

@@ -19,7 +19,7 @@ def give_up(*_):
     raise TimeoutError
 
 
-MISSING = "test_what_is_missing_is_reported_and_nothing_else"
+MISSING = "test_only_missing_parts_are_reported"
 PATHS = "test_a_step_is_reported_if_no_path_leads_to_it"
 REUSE = "test_memory_is_used_again_once_all_its_readers_are_known_to_be"
 BY_HAND = "test_any_program_takes_what_it_takes_by_hand"
@@ -88,7 +88,7 @@ ASYNCHRONOUS = [
         "memory is used again before its recorded streams are done",
         "simgpu/_explore/asynchronous/memory:Memory.allocates",
         always(3),
-        "test_memory_is_overwritten_for_those_who_have_not_read_it",
+        "test_freed_memory_is_overwritten_for_late_readers",
     ),
     fault(
         "kernels run with the settings of the thread that waits",
@@ -107,12 +107,12 @@ ASYNCHRONOUS = [
         "errors that nobody waits for are lost",
         "Asynchronous.check_all",
         drop_raise(1),
-        "test_an_error_is_told_by_the_block_in_which_its_devices_end",
+        "test_error_is_raised_by_the_block_that_ends_its_devices",
         raises=Exception,
     ),
 ]
 
-SLEEP = "test_whoever_waits_for_a_stream_waits_for_its_sleep"
+SLEEP = "test_wait_for_a_stream_includes_its_sleep"
 
 STREAMS = [
     fault(
@@ -138,7 +138,7 @@ STREAMS = [
         "an event in a graph counts as done",
         "Event._refuse_captured",
         never("_captured"),
-        "test_nobody_waits_for_a_mark_in_a_graph",
+        "test_no_wait_for_a_mark_in_a_graph",
     ),
 ]
 
@@ -239,7 +239,7 @@ SCHEDULES = [
         "the results of schedules are not compared",
         "_explored",
         never("same"),
-        "test_what_is_wrong_in_some_orders_is_found_and_repeated",
+        "test_order_dependent_failure_is_found_and_repeated",
         program="lost_update",
     ),
     fault(
@@ -252,7 +252,7 @@ SCHEDULES = [
         "a state that a schedule changes is not put back",
         "simgpu/_explore/training_state:State.restore",
         drop_call("copy_"),
-        "test_what_is_right_in_every_order_has_no_problems",
+        "test_program_right_in_every_order_has_no_problems",
     ),
     fault(
         "a thread that polls an event keeps others from running",

@@ -18,7 +18,7 @@ from tests.support.plant import (
 )
 
 RULE = "test_it_is_what_it_is_defined_to_be"
-DIFFER = "test_ranks::test_ranks_that_differ_are_all_told_so"
+DIFFER = "test_ranks::test_differing_ranks_all_raise"
 
 
 def from_the_first_rank(stock):
@@ -118,7 +118,7 @@ COLLECTIVES = [
         "two ranks have one device",
         "simgpu/_distributed:_check_devices",
         never(1),
-        "test_ranks_change_their_devices_together_or_are_told_so",
+        "test_ranks_change_devices_together_or_raise",
     ),
     fault(
         "tensors with gaps are sent",
@@ -130,7 +130,7 @@ COLLECTIVES = [
         "NCCL reduces bits",
         "check_reduction",
         never("nccl"),
-        "test_what_cannot_be_reduced_is_refused",
+        "test_unreducible_dtype_is_refused",
         backend="nccl",
         dtype=torch.int32,
         op="BOR",
@@ -165,7 +165,7 @@ COLLECTIVES = [
     ),
 ]
 
-NUMPY = "test_what_numpy_draws_goes_on_where_it_was"
+NUMPY = "test_numpy_generator_of_a_rank_continues"
 SEEDED = "test_a_seed_gives_the_same_order_and_numbers"
 RESTORE = "simgpu/_ranks/rank_state:State.restore"
 

@@ -85,7 +85,7 @@ MEMORY = [
         "a storage that is sent to a process is copied",
         "_move_to_shared_memory",
         drop_call("swap_memory"),
-        "test_what_is_received_is_what_was_sent_and_the_same_memory",
+        "test_receiver_gets_the_same_memory",
     ),
     fault(
         "pinned memory has other values",
@@ -146,7 +146,7 @@ LAUNCHES = [
         "a sweep does not put parameters back",
         "simgpu/_explore/training_state:State.restore",
         drop_call("copy_"),
-        "test_an_optimizer_that_fails_midway_is_told_apart",
+        "test_optimizer_that_fails_midway_is_distinguished",
         raises=Exception,
     ),
     fault(

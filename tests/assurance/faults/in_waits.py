@@ -6,7 +6,7 @@
 from tests.support.plant import argument, drop_call, fault, operator_instead
 
 LAZY = "test_chunks_of_the_host_arrive_in_the_laziest_order"
-HOST = "test_results_on_the_host::test_what_comes_to_the_host_is_there"
+HOST = "test_results_on_the_host::test_tensors_on_the_host_are_complete"
 
 WAITS = [
     fault(

@@ -140,7 +140,7 @@ def test_a_survivor_is_tried_by_other_tests_only(source, tmp_path, monkeypatch):
         covering.digest.cache_clear()
 
 
-def test_threads_that_wait_for_each_other_are_told_from_those_that_work(tmp_path, monkeypatch):
+def test_waiting_threads_differ_from_working_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(child, "STILL", 0.2)
 
     def stuck(channel):

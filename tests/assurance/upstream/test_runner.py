@@ -106,7 +106,7 @@ def run(python, folder):
     return run
 
 
-def test_what_is_expected_is_no_failure(run):
+def test_expected_failure_does_not_count(run):
     """A test in which the process ends, or does not end, has failed, and the others run."""
     done = run("--devices", 3, "--test-limit", 5, "test_cuda.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -116,7 +116,7 @@ def test_what_is_expected_is_no_failure(run):
     ]
 
 
-def test_what_is_not_expected_is_one(run):
+def test_unexpected_failure_counts(run):
     """With ours, on other devices, and with a file that cannot be imported."""
     pytest.importorskip("expecttest", reason="PyTorch's own harness imports it")
     chosen = ("-k", "TestDevices.test_[cw]*", "-k", "TestAny*")

@@ -180,7 +180,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @given(numbers=NUMBERS)
-def test_what_cuda_has_no_kernel_for_is_refused(devices, name, numbers):
+def test_operators_without_a_cuda_kernel_are_refused(devices, name, numbers):
     x = pair(numbers)[0].to(devices[0])
     kernel, call = REFUSED[name]
     with pytest.raises(

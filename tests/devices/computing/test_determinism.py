@@ -172,7 +172,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 @given(slot=st.integers(0, 7))
-def test_what_is_not_deterministic_is_refused_if_asked(devices, name, slot):
+def test_nondeterministic_call_is_refused_if_asked(devices, name, slot):
     prepare, kernel = CALLS[name]
     with deterministic(warn_only=True):
         pass  # is over
@@ -191,7 +191,7 @@ def test_what_is_not_deterministic_is_refused_if_asked(devices, name, slot):
 
 
 @pytest.mark.parametrize("name", ["grid", "histogram", "weights"])
-def test_it_is_told_and_computed_if_a_warning_is_enough(devices, name):
+def test_nondeterministic_call_warns_and_computes_if_only_warnings_are_asked(devices, name):
     prepare, kernel = CALLS[name]
     call = prepare(devices[-1])
     words = f"{kernel} does not have .* 'torch.use_deterministic_algorithms\\(True, warn_only=True"

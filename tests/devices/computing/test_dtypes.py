@@ -261,7 +261,7 @@ def test_there_is_no_arithmetic_of_float8(devices, name, dtype, size):
 
 
 @given(dtype=st.sampled_from(FLOAT8), size=st.integers(2, 4))
-def test_what_is_wrong_with_two_tensors_of_float8_is_told_first(devices, dtype, size):
+def test_float8_pair_error_is_raised_first(devices, dtype, size):
     x = torch.ones(size, device=devices[0])
     with pytest.raises(RuntimeError, match="Promotion for Float8 Types is not supported"):
         x.to(dtype) * x

@@ -54,7 +54,7 @@ def test_a_norm_of_halves_has_parameters_of_its_dtype(devices, kind, dtype, give
     assert norm(kind, x.float(), *parameters).dtype == torch.float32
 
 
-def test_a_wrong_shape_of_a_norm_is_told_before_its_dtypes(devices):
+def test_shape_of_a_norm_is_checked_before_dtypes(devices):
     x = torch.ones(2, 4, device=devices[0], dtype=torch.float16)
     with pytest.raises(RuntimeError, match="Expected weight to be of same shape"):
         F.layer_norm(x, (4,), torch.ones(3, device=devices[0]))
@@ -319,7 +319,7 @@ def test_factors_without_pivots_are_those_that_were_multiplied(
 
 
 @given(size=st.integers(1, 4), zero=st.integers(0, 3))
-def test_a_pivot_that_is_zero_is_told(devices, size, zero):
+def test_zero_pivot_is_reported(devices, size, zero):
     zero %= size
     diagonal = torch.ones(size)
     diagonal[zero] = 0

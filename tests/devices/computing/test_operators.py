@@ -219,7 +219,7 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", sorted(IN_PLACE))
-def test_what_is_done_in_place_takes_no_memory(devices, name):
+def test_in_place_operators_take_no_memory(devices, name):
     device = devices[-1]
     module = torch.get_device_module(device)
     x, y = (torch.ones(3, device=device) for _ in range(2))

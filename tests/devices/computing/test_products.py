@@ -63,7 +63,7 @@ def test_other_numbers_have(devices, name, dtype):
 
 
 @given(dtype=st.sampled_from([torch.int64, torch.uint8]), inner=SIZES, outer=SIZES)
-def test_wrong_shapes_of_integers_are_told_first(devices, dtype, inner, outer):
+def test_wrong_shapes_of_integers_raise_first(devices, dtype, inner, outer):
     make = maker(devices[0], dtype)
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         make(2, inner) @ make(inner + outer, 2)
@@ -72,7 +72,7 @@ def test_wrong_shapes_of_integers_are_told_first(devices, dtype, inner, outer):
 @pytest.mark.devices(2, distinct=True)
 @pytest.mark.parametrize("name", ["mm", "addmm", "bmm", "mv"])
 @given(data=st.data(), dtype=st.sampled_from([torch.int64, torch.bool]))
-def test_wrong_devices_of_integers_are_told_first(devices, name, data, dtype):
+def test_wrong_devices_of_integers_raise_first(devices, name, data, dtype):
     call, _ = PRODUCTS[name]
     places = data.draw(st.permutations([*devices, torch.device("cpu")]))
     with pytest.raises(RuntimeError, match="same device"):
@@ -80,7 +80,7 @@ def test_wrong_devices_of_integers_are_told_first(devices, name, data, dtype):
 
 
 @given(dtype=st.sampled_from([torch.int64, torch.uint8]), swap=st.booleans())
-def test_two_dtypes_are_told_before_one_that_is_missing(devices, dtype, swap):
+def test_differing_dtypes_are_reported_before_a_missing_kernel(devices, dtype, swap):
     pair = (maker(devices[0], dtype)(2, 2), maker(devices[0], torch.float32)(2, 2))
     with pytest.raises(RuntimeError, match="to have the same dtype"):
         torch.mm(*pair[:: -1 if swap else 1])

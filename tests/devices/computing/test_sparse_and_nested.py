@@ -158,7 +158,7 @@ def test_compressed_zeros_are_made_of_anything(devices, data, layout, shape, und
         assert x.to_dense().tolist() == zeros
 
 
-def test_what_cuda_has_no_kernel_for_is_refused(devices):
+def test_operators_without_a_cuda_kernel_are_refused(devices):
     """The CPU has kernels for these."""
     x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], device=devices[-1])
     with pytest.raises(NotImplementedError, match=r"Could not run 'aten::sum.dim_IntList'"):

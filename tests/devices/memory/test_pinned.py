@@ -31,7 +31,7 @@ def test_pinning_copies_once_and_views_are_pinned(devices, case, slot):
 
 
 @given(case=strategies.host_cases("pinning"), slot=slots)
-def test_what_comes_to_the_host_without_blocking_is_pinned(devices, case, slot):
+def test_non_blocking_copy_to_the_host_is_pinned(devices, case, slot):
     x = input_of(case, devices).to(place(slot, devices))
     back = x.to("cpu", non_blocking=True)
     torch.get_device_module(devices[0]).synchronize(x.device)

@@ -60,7 +60,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
 @given(case=cases, other=slots, weights_only=st.booleans(), zipped=st.booleans())
-def test_what_is_loaded_is_what_was_saved(devices, target, case, other, weights_only, zipped):
+def test_loading_restores_the_saved_tensors(devices, target, case, other, weights_only, zipped):
     """Values, dtype, strides, who shares memory with whom; on the device that was asked for."""
     x, other = input_of(case, devices), place(other, devices)
     home = x.device

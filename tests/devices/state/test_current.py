@@ -11,7 +11,7 @@ slots = st.integers(0, 7)
 
 
 @given(current=slots, other=slots, seed=st.integers(0, 1000))
-def test_random_states_are_those_of_the_device_that_is_told(devices, current, other, seed):
+def test_random_states_are_those_of_the_given_device(devices, current, other, seed):
     current, other = (place(slot, devices) for slot in (current, other))
     module = torch.get_device_module(current)
     module.manual_seed_all(seed)

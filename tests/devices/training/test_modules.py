@@ -222,7 +222,7 @@ def test_only_the_memory_changes_where_data_is_assigned(
 
 
 @given(pair=st.tuples(st.integers(-1, 7), st.integers(-1, 7)), shapes=st.booleans())
-def test_a_module_moves_whoever_looks_at_its_parameters(devices, pair, shapes):
+def test_module_moves_while_its_parameters_are_observed(devices, pair, shapes):
     """A profiler and autocast's cache refer to them in C++."""
     here, there = (place(slot, devices) for slot in pair)
     net = nn.Linear(2, 2).to(here)

@@ -40,7 +40,7 @@ def test_sparse_tensors_are_summed_by_gloo(backed):
     results(2, rank_cases.sparse_sum, 4, 2, 1, backed, backend="gloo")
 
 
-def test_ranks_that_differ_are_all_told_so():
+def test_differing_ranks_all_raise():
     for told in results(2, rank_cases.every_mistake):
         for name, text in told.items():
             assert text.startswith("CollectiveMismatchError"), (name, text)
@@ -81,7 +81,7 @@ class Backend:
     calls=st.booleans(),
     has_store=st.booleans(),
 )
-def test_who_has_gone_first_is_told_from_those_that_have_followed(ranks, data, calls, has_store):
+def test_ranks_lost_first_differ_from_those_that_followed(ranks, data, calls, has_store):
     gone = data.draw(st.sets(st.integers(1, len(ranks) - 1)), "gone")
     followed = data.draw(st.sets(st.integers(1, len(ranks) - 1)), "left a note") & gone
     followed = followed if has_store else set()
@@ -115,7 +115,7 @@ def test_who_has_gone_first_is_told_from_those_that_have_followed(ranks, data, c
         assert other._note_of(0) == "", "a group that is made again knows nothing of the last one"
 
 
-def test_a_rank_that_does_not_come_is_told_of_after_the_timeout():
+def test_missing_rank_is_reported_after_the_timeout():
     text, _ = results(2, rank_cases.late, timeout=0.5)
     assert text.startswith("CollectiveTimeoutError: call 1 of group '0'"), text
     assert "all_reduce float32 (3,) SUM at " in text
@@ -246,7 +246,7 @@ def test_a_mesh_chooses_the_device_of_a_process_that_has_not():
     assert initialized(lambda: torch.ones(1, device="cuda:1")) == (False, True)
 
 
-def test_a_group_that_dies_waits_for_nobody(monkeypatch):
+def test_dropped_group_does_not_wait(monkeypatch):
     """The garbage collector finds it, in a thread that may be adding an instrument just then."""
     # Groups that earlier tests left alive are none of these.
     monkeypatch.setattr(distributed_groups, "_communicators", weakref.WeakKeyDictionary())

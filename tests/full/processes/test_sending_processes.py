@@ -212,7 +212,7 @@ def test_workers_of_a_loader_return_tensors_on_a_device(check, method, name):
     assert check(LOADER, method, name, "") == [str(rows), "True"]
 
 
-def test_what_a_worker_cannot_send_ends_the_loop_over_the_loader(check):
+def test_unsendable_batch_ends_the_loop_over_the_loader(check):
     assert check(LOADER, "fork", "simgpu", "grad") == ["True"]
 
 

@@ -70,7 +70,7 @@ def calls(case, device):
 
 
 @pytest.mark.parametrize("case", sorted(fewer()))
-def test_what_cuda_has_no_kernel_for_is_refused(device, case):
+def test_operators_without_a_cuda_kernel_are_refused(device, case):
     """One sample at least: others have nothing to compute, or are computed by other kernels."""
     answers = calls(case, device)
     refusal = next((answer.error for answer in answers if isinstance(answer, Raised)), None)
@@ -78,7 +78,7 @@ def test_what_cuda_has_no_kernel_for_is_refused(device, case):
 
 
 @pytest.mark.parametrize("case", sorted(more()))
-def test_what_cuda_has_a_kernel_for_is_computed(device, case):
+def test_operators_with_a_cuda_kernel_compute(device, case):
     for answer in calls(case, device):
         assert not isinstance(answer, Raised), answer.error
         assert all(x.device == device for x in tree_leaves(answer) if isinstance(x, torch.Tensor))

@@ -209,7 +209,7 @@ CALLS = {
 
 @pytest.mark.without("--async", reason="wrong values are told at once")
 @pytest.mark.parametrize("name", CALLS)
-def test_a_value_that_names_no_place_raises(simulated, name):
+def test_invalid_index_raises(simulated, name):
     call, error, words = CALLS[name]
     with pytest.raises(error, match=words):
         call(simulated[1])
@@ -237,7 +237,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_values_that_name_places_are_let_through(simulated, name):
+def test_valid_indices_are_accepted(simulated, name):
     results = []
     for device in (simulated[1], torch.device("cpu")):
         torch.default_generator.manual_seed(0)

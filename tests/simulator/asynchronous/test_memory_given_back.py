@@ -121,7 +121,7 @@ class Oracle:
     steps=[("wait", 1, "timed event"), ("allocate",), ("finish", 1)],
 )
 @example(index=1, older=True, reads=[(0, 1)], recorded=set(), early=set(), steps=[("allocate",)])
-def test_memory_is_overwritten_for_those_who_have_not_read_it(
+def test_freed_memory_is_overwritten_for_late_readers(
     simulated, index, older, reads, recorded, early, steps
 ):
     """Streams read it, some of them are finished, and then it is given back.

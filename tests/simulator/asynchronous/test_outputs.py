@@ -16,7 +16,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 @given(size=st.integers(1, 9), seed=st.integers(0, 9))
-def test_what_was_queued_is_there_before_it_is_read(simulated, name, size, seed):
+def test_queued_work_runs_before_a_read(simulated, name, size, seed):
     def run():
         out = torch.ones(size, device=simulated[0])
         x = out.view(size)

@@ -84,7 +84,7 @@ CALLS = {
 @pytest.mark.parametrize("name", list(CALLS))
 @settings(max_examples=4)
 @given(length=st.integers(2, 5), count=st.integers(2, 3))
-def test_what_comes_to_the_host_is_there(simulated, name, length, count):
+def test_tensors_on_the_host_are_complete(simulated, name, length, count):
     """Each call takes its numbers to the devices, and brings them back as they were."""
     x = torch.arange(1.0, length + 1)
     with simgpu.asynchronous():

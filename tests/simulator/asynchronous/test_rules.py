@@ -167,7 +167,7 @@ def test_numbers_of_the_host_are_read_when_a_kernel_is_launched(simulated):
         assert y.tolist() == [2.0] * 3
 
 
-def test_plans_tell_calls_apart_that_compare_equal(simulated):
+def test_plans_distinguish_equal_calls_of_other_types(simulated):
     with simgpu.asynchronous():
         x = torch.ones(3, dtype=torch.int64, device="simgpu:0")
         assert (x * 1).dtype is torch.int64
@@ -222,7 +222,7 @@ def test_blocks_may_end_in_any_order(simulated, seeds, ends):
     assert x.tolist() == [5.0, 5.0]
 
 
-def test_what_is_no_seed_is_refused(simulated):
+def test_invalid_seed_is_refused(simulated):
     with pytest.raises(ValueError, match="seed"), simgpu.asynchronous("lazy"):
         pass
 
@@ -300,7 +300,7 @@ def test_results_are_laid_out_as_at_once(simulated, call):
         assert forms() == at_once
 
 
-def test_what_a_kernel_refuses_is_told_at_once(simulated):
+def test_arguments_that_a_kernel_refuses_raise_at_once(simulated):
     with simgpu.asynchronous():
         x = torch.ones(3, dtype=torch.int64, device="simgpu:0")
         with pytest.raises(NotImplementedError):

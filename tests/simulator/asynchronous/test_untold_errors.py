@@ -13,7 +13,7 @@ from simgpu.errors import DeviceLostError
 @given(loses=st.tuples(*[st.booleans()] * 3))
 @example(loses=(True, False, False))
 @example(loses=(False, True, False))
-def test_an_error_is_told_by_the_block_in_which_its_devices_end(loses):
+def test_error_is_raised_by_the_block_that_ends_its_devices(loses):
     """Devices end before a block within another, in it and after it; each loses one or none."""
     told = []
 

@@ -39,7 +39,7 @@ lengths = itertools.count(1)
 
 
 @given(batch=st.integers(1, 3), held=st.integers(1, 1000))
-def test_what_no_meta_kernel_foretells_is_kept_by_nobody(simulated, batch, held):
+def test_unpredictable_results_are_not_cached(simulated, batch, held):
     """That a call has to run at once is remembered; its tensors and its caller's are not."""
 
     def call():

@@ -39,7 +39,7 @@ def attempt(name, dtypes):
 @pytest.mark.without("--async", reason="compares with what is raised at once")
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")  # told once, an error
 @given(name=st.sampled_from(sorted(CALLS)), dtypes=st.tuples(*[st.sampled_from(DTYPES)] * 2))
-def test_dtypes_that_a_kernel_refuses_are_told_at_once(name, dtypes):
+def test_dtypes_without_a_kernel_are_refused_at_once(name, dtypes):
     with simgpu.devices(1):
         expected = attempt(name, dtypes)
         with simgpu.asynchronous():
@@ -74,7 +74,7 @@ def test_the_host_waits_for_whether_a_matrix_was_singular(name, batch, size):
 
 
 @given(count=st.integers(2**46, 2**52))
-def test_more_elements_than_anybody_can_count_are_told_at_once(count):
+def test_uncountably_many_elements_are_refused_at_once(count):
     """Of an expanded tensor, which takes no memory: counting them would not end."""
     with simgpu.devices(1), simgpu.asynchronous():
         x = torch.ones(2, device="simgpu:0")

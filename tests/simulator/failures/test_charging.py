@@ -134,7 +134,7 @@ def test_instruments_are_asked_once_for_each_allocation(simulated, name, shape):
 
 
 @given(name=st.sampled_from(sorted(CALLS)), shape=st.tuples(st.integers(2, 5), st.integers(1, 9)))
-def test_what_was_charged_before_there_were_instruments_is_not_told_of_others(name, shape):
+def test_charges_before_instruments_are_not_attributed_to_others(name, shape):
     with simgpu.devices(1, memory="1MiB") as (device,):  # too small for a guess: all is charged
         _, call = CALLS[name](torch.rand(shape, device=device))
         kept = call()

@@ -119,7 +119,7 @@ def test_with_streams_that_overlap_a_loss_surfaces_where_something_waits(index, 
             assert torch.ones(2, device=other).sum().item() == 2
 
 
-def test_a_loss_that_nobody_waits_for_is_told_at_the_end():
+def test_lost_device_is_reported_at_the_end_without_a_wait():
     with simgpu.devices(1) as devices:
         x = torch.zeros(2, device=devices[0])
         with (
@@ -237,12 +237,12 @@ def test_a_slow_device_takes_its_factor_of_time(factors):
         ({"slow": {2: 4.0}}, "out of 2 simulated devices: name one"),
     ],
 )
-def test_what_names_nothing_is_refused(wrong, text):
+def test_invalid_faults_are_refused(wrong, text):
     with simgpu.devices(2), pytest.raises(ValueError, match=text), simgpu.faults(**wrong):
         pass
 
 
-def test_who_has_no_devices_is_told_to_enter_some():
+def test_process_without_devices_gets_advice():
     text = "out of 0 simulated devices: enter simgpu.devices before"
     with pytest.raises(ValueError, match=text), simgpu.faults(lose=(0, 1)):
         pass

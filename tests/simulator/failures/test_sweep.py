@@ -30,7 +30,7 @@ def count_of(step, kind):
 
 
 @given(kind=st.sampled_from(KINDS), size=st.integers(1, 5))
-def test_failures_of_devices_by_the_name_of_cuda_are_told_by_it(kind, size):
+def test_failures_of_devices_named_cuda_say_cuda(kind, size):
     with simgpu.as_cuda(2):
         x = torch.ones(size, device="cuda:0")
         report = simgpu.sweep(lambda: ((x + 1).to("cuda:1") * 2).tolist(), kind)
@@ -236,7 +236,7 @@ def starting_threads(device):
 @pytest.mark.parametrize(
     "make", [keeping, swallowing, rewording, half_done, remembering, starting_threads]
 )
-def test_what_a_step_does_wrong_is_seen(simulated, make):
+def test_mistakes_of_a_step_are_seen(simulated, make):
     step, state, expected = make(simulated[0])
     report = simgpu.sweep(step, "oom", state=state)
     if hasattr(step, "stop"):
@@ -247,7 +247,7 @@ def test_what_a_step_does_wrong_is_seen(simulated, make):
 
 @settings(max_examples=5)
 @given(data=st.data())
-def test_what_is_kept_after_one_failure_is_told_of_no_other(simulated, data):
+def test_memory_kept_after_one_failure_is_reported_once(simulated, data):
     net, run = small(simulated[0])
     last = count_of(run, "oom") - 1
     at, kept = data.draw(st.integers(0, last - 1)), []
@@ -425,7 +425,7 @@ def test_a_first_step_has_to_be_returned(simulated):
         simgpu.sweep(lambda: None, fresh=True, state=[])
 
 
-def test_an_optimizer_that_fails_midway_is_told_apart(simulated):
+def test_optimizer_that_fails_midway_is_distinguished(simulated):
     step = Step("MLP", "ours", simulated[:2])
     points = simgpu.sweep(step, "launch").points
     assert [point.in_optimizer for point in points] == sorted(p.in_optimizer for p in points)

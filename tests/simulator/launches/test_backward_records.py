@@ -83,7 +83,7 @@ def test_each_kernel_comes_after_the_one_that_made_its_gradient(simulated, numbe
 
 @pytest.mark.without("--races", reason="only the backward pass puts its streams in order")
 @given(numbers=st.lists(st.integers(0, 2), min_size=2, max_size=4))
-def test_memory_of_a_gradient_is_told_to_be_used_by_its_reader(simulated, numbers):
+def test_memory_of_a_gradient_records_the_stream_of_its_reader(simulated, numbers):
     device = simulated[0]
     streams = [torch.simgpu.default_stream(device), *(torch.simgpu.Stream(device) for _ in "12")]
     x = torch.ones(3, device=device, requires_grad=True)
@@ -108,7 +108,7 @@ def test_memory_of_a_gradient_is_told_to_be_used_by_its_reader(simulated, number
 
 
 @pytest.mark.without("--async", "--races", reason="these listen")
-def test_nobody_listens_and_nothing_is_noted(simulated):
+def test_nothing_is_noted_without_listeners(simulated):
     from simgpu._util.thread_rows import LOG, per_thread
 
     rows = []

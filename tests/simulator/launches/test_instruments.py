@@ -28,7 +28,7 @@ def listening(*names):
 
 @pytest.mark.without("--async", "--races", reason="there is an instrument more")
 @given(lists=st.lists(st.lists(st.sampled_from(NAMES), unique=True), max_size=4), data=st.data())
-def test_a_hook_holds_those_who_override_it_in_their_order(lists, data):
+def test_hook_holds_overrides_in_their_order(lists, data):
     before = {name: getattr(hooks, name) for name in NAMES}
     listeners = [listening(*names)[0] for names in lists]
     gone = data.draw(st.sets(st.integers(0, max(0, len(lists) - 1))))
@@ -48,7 +48,7 @@ def test_a_hook_holds_those_who_override_it_in_their_order(lists, data):
 
 
 @given(data=st.data())
-def test_launches_and_copies_are_told_before_and_after(simulated, data):
+def test_launches_and_copies_are_reported_before_and_after(simulated, data):
     here, there = data.draw(st.lists(st.sampled_from(simulated), min_size=2, max_size=2))
     instrument, seen = listening("before_launch", "after_launch")
     x = torch.ones(3, device=here)
@@ -71,7 +71,7 @@ def test_launches_and_copies_are_told_before_and_after(simulated, data):
 
 
 @given(data=st.data())
-def test_what_is_refused_before_a_launch_does_not_happen(simulated, data):
+def test_refused_launch_changes_nothing(simulated, data):
     device = data.draw(st.sampled_from(simulated))
 
     class Refuses(Instrument):
@@ -90,7 +90,7 @@ def test_what_is_refused_before_a_launch_does_not_happen(simulated, data):
 
 
 @given(data=st.data(), count=st.integers(0, 2000))
-def test_memory_is_told_by_device_in_whole_blocks(simulated, data, count):
+def test_memory_is_reported_by_device_in_whole_blocks(simulated, data, count):
     device = data.draw(st.sampled_from(simulated))
     seen = []
 
@@ -128,7 +128,7 @@ def test_an_allocation_may_be_refused_and_leaves_the_ledger_as_it_was(simulated)
     assert torch.simgpu.memory_stats(2)["allocation.all.allocated"] == 0
 
 
-def test_running_out_of_memory_is_told_before_it_is_raised():
+def test_running_out_of_memory_notifies_before_it_raises():
     instrument, seen = listening("out_of_memory")
     with simgpu.devices(2, memory="1MiB") as devices, added(instrument):
         kept = torch.empty(2**19, dtype=torch.uint8, device=devices[1])
@@ -138,7 +138,7 @@ def test_running_out_of_memory_is_told_before_it_is_raised():
     assert seen == [("out_of_memory", devices[1], 2**20, 2**19, 2**20)]
 
 
-def test_streams_events_and_synchronizing_are_told(simulated):
+def test_streams_events_and_synchronizing_are_reported(simulated):
     device = simulated[1]
     names = ("stream_waits", "event_recorded", "used_on_stream", "host_synchronizes")
     instrument, seen = listening(*names)
@@ -213,7 +213,7 @@ class Ticks(clock.Clock):
 
 
 @pytest.mark.without("--async", reason="begin and end are those of kernels that run at once")
-def test_one_clock_tells_all_times(simulated):
+def test_one_clock_gives_all_times(simulated):
     start, end = (torch.simgpu.Event(enable_timing=True) for _ in range(2))
     x = torch.ones(2, device=simulated[0])
     with clock.use(Ticks()), simgpu.trace() as trace:

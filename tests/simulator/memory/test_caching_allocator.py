@@ -269,7 +269,7 @@ def test_asking_in_between_changes_nothing(events, asks):
 
 
 @given(steps=st.integers(1, 60), length=st.integers(4, 20))
-def test_a_long_past_is_followed_though_nobody_asks(steps, length):
+def test_long_history_is_followed_without_queries(steps, length):
     """And what is written down stays short."""
     with simgpu.devices(1, memory="1GiB"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "_EVENTS_AT_ONCE", length)

@@ -63,7 +63,7 @@ def place(tensor):
 
 
 @given(names=views, index=st.integers(0, 3))
-def test_what_is_received_is_what_was_sent_and_the_same_memory(simulated, names, index):
+def test_receiver_gets_the_same_memory(simulated, names, index):
     x = made(simulated[index])
     sent = [VIEWS[name](x) for name in names]
     expected = [view.tolist() for view in sent]
@@ -205,7 +205,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 @pytest.mark.filterwarnings("ignore:.*(prototype|beta) sta")
-def test_what_cannot_be_sent_raises_in_the_sender(simulated, name):
+def test_unsendable_object_raises_in_the_sender(simulated, name):
     make, error, text = REFUSED[name]
     value = make(made(simulated[1]))
     for send_it in (mp.SimpleQueue().put, mp.Pipe()[0].send):

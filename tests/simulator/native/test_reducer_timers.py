@@ -34,7 +34,7 @@ def test_a_table_is_read_if_it_has_as_many_nodes_as_it_says(keys, more, last):
         assert reducer_timers.function_of(address) == [key] * 4
 
 
-def test_what_cannot_be_read_is_no_table():
+def test_unreadable_table_is_refused():
     assert reducer_timers.nodes_of(8) == {}
 
 

@@ -172,7 +172,7 @@ def test_a_graph_can_be_kept_and_is_gone_otherwise(simulated):
 @pytest.mark.without("--async", reason="looks at memory as soon as it is given back")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @given(case=layers(), slot=st.integers(0, 7))
-def test_what_is_kept_for_backward_takes_memory_until_then(no_collector, simulated, case, slot):
+def test_saved_tensors_take_memory_until_backward(no_collector, simulated, case, slot):
     device = simulated[slot]
     empty = torch.simgpu.memory_allocated(device)
     module, x = copy.deepcopy(case[0]).to(device), torch.ones(2, 3, 3, device=device)

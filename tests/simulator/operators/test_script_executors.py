@@ -53,7 +53,7 @@ def test_a_script_computes_the_same_with_each_executor(
 
 
 @given(asked=st.lists(st.booleans(), min_size=1, max_size=5))
-def test_the_executor_before_is_told(simulated, asked):
+def test_setting_the_executor_returns_the_previous_one(simulated, asked):
     had_default = torch._C._jit_set_profiling_executor(asked[0])
     try:
         for before, wanted in itertools.pairwise(asked):

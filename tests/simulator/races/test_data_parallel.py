@@ -81,7 +81,7 @@ def test_no_network_has_races(simulated, wrapper, net, indices, batch, output_in
 
 
 @given(count=st.integers(1, 3), batch=st.integers(3, 9))
-def test_what_comes_to_the_host_is_there(simulated, count, batch):
+def test_tensors_on_the_host_are_complete(simulated, count, batch):
     """Outputs on the CPU, and gradients of tensors there, may be read at once."""
     devices = simulated[:count]
     with simgpu.races() as found:
@@ -104,7 +104,7 @@ def test_what_comes_to_the_host_is_there(simulated, count, batch):
 
 
 @given(count=st.integers(1, 3))
-def test_gradients_that_go_back_to_the_host_are_there(simulated, count):
+def test_gradients_on_the_host_are_complete(simulated, count):
     """Chunks of the backward pass of a gather whose inputs are on the CPU, too."""
     with simgpu.races() as found:
         parts = [torch.ones(2, requires_grad=True) for _ in range(count)]

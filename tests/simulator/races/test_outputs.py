@@ -38,7 +38,7 @@ def streams(count, device):
 @pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("name", sorted(CALLS))
 @given(before=st.sampled_from(sorted(BEFORE)), waits=st.booleans(), writes=st.booleans())
-def test_an_output_is_there_for_those_who_wait(simulated, name, before, waits, writes):
+def test_output_is_complete_after_a_wait(simulated, name, before, waits, writes):
     with simgpu.races() as races:
         x = torch.ones(SIZE, device=simulated[0])
         out = BEFORE[before](torch.ones(SIZE, device=simulated[0]))

@@ -9,7 +9,7 @@ from tests.support.stream_programs import PROGRAMS
 
 @pytest.mark.without("--races", reason="races on purpose")
 @pytest.mark.parametrize("name", list(PROGRAMS))
-def test_what_is_missing_is_reported_and_nothing_else(simulated, name):
+def test_only_missing_parts_are_reported(simulated, name):
     program = PROGRAMS[name]
     with simgpu.races() as found:
         assert program.run(True) == program.expected

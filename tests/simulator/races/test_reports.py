@@ -29,7 +29,7 @@ def named(call):
 @given(reads=calls("neg", "abs"), writes=calls("neg_", "zero_"))
 @example(reads=[(LINES[0], "neg"), (LINES[1], "neg")], writes=[(LINES[0], "neg_")])
 @example(reads=[(LINES[0], "neg")], writes=[(LINES[0], "neg_"), (LINES[1], "neg_")])
-def test_each_pair_of_lines_is_told_of_once(simulated, reads, writes):
+def test_each_pair_of_lines_is_reported_once(simulated, reads, writes):
     """Each read is on a stream of its own, and all writes are on another."""
     x = torch.ones(3, device=simulated[0])
     with simgpu.races() as found:

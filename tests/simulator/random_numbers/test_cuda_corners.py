@@ -249,7 +249,7 @@ def test_slopes_are_noted_where_they_were_used(simulated):
 
 
 @given(data=st.data())
-def test_what_has_no_chance_is_never_drawn(data):
+def test_zero_chance_is_never_drawn(data):
     weights = data.draw(st.lists(st.sampled_from([0.0, 0.1, 0.7]), min_size=1, max_size=9))
     weights[data.draw(st.integers(0, len(weights) - 1))] = 0.3
     chances = np.array(weights, np.float32)
@@ -277,7 +277,7 @@ def test_others_move_the_generator_on_as_on_cuda(simulated, name):
 
 
 @given(p=st.sampled_from([0.0, 0.3, 1.0]), numel=st.integers(1, 700), seed=st.integers(0, 99))
-def test_dropout_draws_unless_it_is_told_not_to_train(simulated, p, numel, seed):
+def test_dropout_draws_unless_training_is_off(simulated, p, numel, seed):
     """Also where nobody says whether it trains; what is dropped for certain is not drawn."""
     found = {}
     for train in (True, None, False):

@@ -120,7 +120,7 @@ CALLS = [(name, args) for name, listed in REFUSED.items() for args in listed]
 
 @given(call=st.sampled_from(CALLS), dtype=st.sampled_from([torch.float32, torch.float16]),
        numel=st.integers(1, 3000))  # fmt: skip
-def test_what_the_cpu_refuses_draws_nothing(simulated, call, dtype, numel):
+def test_draw_refused_by_the_cpu_consumes_no_numbers(simulated, call, dtype, numel):
     name, args = call
     torch.simgpu.default_generators[0].manual_seed(1)
     world.device(0).resident_threads = layout.resident_threads(1, 256)
@@ -156,7 +156,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_what_no_kernel_takes_draws_nothing(simulated, name):
+def test_refused_draw_consumes_no_numbers(simulated, name):
     torch.simgpu.default_generators[0].manual_seed(1)
     with pytest.raises((RuntimeError, NotImplementedError)) as there:
         NEVER[name]("cpu")

@@ -237,7 +237,7 @@ def share_older():
         thread.join()
 
 
-def test_a_lock_from_before_the_schedule_is_told_or_taken_along(monkeypatch):
+def test_lock_older_than_the_schedule_joins_or_is_reported(monkeypatch):
     monkeypatch.setattr("simgpu._explore.schedules.scheduler.EVERY", 0.02)
     before = threading.active_count()
     with pytest.raises(

@@ -24,7 +24,7 @@ STRATEGIES = ("deviate", "random", "pct")
 
 
 @pytest.mark.parametrize("program", PROGRAMS + ALWAYS_WRONG, ids=lambda program: program.__name__)
-def test_what_is_wrong_in_some_orders_is_found_and_repeated(simulated, program):
+def test_order_dependent_failure_is_found_and_repeated(simulated, program):
     step = partial(program, simulated)
     report = simgpu.schedules(step, 150)
     assert len(report.problems) == 1
@@ -37,7 +37,7 @@ def test_what_is_wrong_in_some_orders_is_found_and_repeated(simulated, program):
 
 
 @given(strategy=st.sampled_from(STRATEGIES), seed=st.integers(0, 3), n=st.integers(1, 30))
-def test_what_is_right_in_every_order_has_no_problems(simulated, strategy, seed, n):
+def test_program_right_in_every_order_has_no_problems(simulated, strategy, seed, n):
     total, lock = torch.zeros(1, device=simulated[0]), threading.Lock()
 
     def add():
@@ -75,6 +75,6 @@ def test_a_failed_schedule_is_made_as_short_as_can_be(simulated, strategy, progr
 
 
 @pytest.mark.parametrize("how", [{"n": 0}, {"n": True}, {"strategy": "dfs"}, {"seed": -3}])
-def test_what_names_no_schedules_is_refused(how):
+def test_invalid_schedules_are_refused(how):
     with pytest.raises(ValueError, match=next(iter(how))):
         simgpu.schedules(lambda: None, **how)

@@ -156,7 +156,7 @@ def test_time_outs_come_in_the_order_of_time(seconds):
         assert together(*map(waits, seconds)) == [(each, each) for each in sorted(seconds)]
 
 
-def test_what_was_timed_out_takes_no_word_from_others():
+def test_timed_out_wait_takes_no_message_of_others():
     condition = threading.Condition()
 
     def impatient(note):

@@ -110,7 +110,7 @@ def test_every_error_says_how_to_repeat_its_schedule(error, seed):
 @pytest.mark.parametrize(
     "replay", ["", "S1", "S1f", "S1x", "S1fAQ", "schedule", "S1fé", "S1F//", 5, b"S1fAAA"]
 )
-def test_what_is_no_token_is_refused(replay):
+def test_invalid_token_is_refused(replay):
     with pytest.raises(ValueError, match="is no token"), simgpu.schedule(replay=replay):
         pass
 
@@ -122,7 +122,7 @@ def test_what_is_no_token_is_refused(replay):
         {"max_steps": 0}, {"max_steps": "9"}, {"max_steps": True},
     ],
 )  # fmt: skip
-def test_what_names_no_schedule_is_refused(how):
+def test_invalid_schedule_is_refused(how):
     with pytest.raises(ValueError, match=next(iter(how))), simgpu.schedule(**how):
         pass
 
@@ -224,7 +224,7 @@ def test_a_thread_that_will_not_end_stands_still_for_good():
     assert 0 < len(caught) < 200
 
 
-def test_what_is_older_than_the_schedule_takes_part_in_it():
+def test_existing_locks_join_schedule():
     condition, event, semaphore = threading.Condition(), threading.Event(), threading.Semaphore(0)
 
     def serve():

@@ -82,7 +82,7 @@ def test_devices_wait_for_moments_of_the_schedule(moments):
 
 
 @given(seed=st.integers(0, 2**32), strategy=STRATEGIES)
-def test_who_asks_again_and_again_with_a_time_out_lets_others_work(seed, strategy):
+def test_polling_with_a_timeout_lets_others_work(seed, strategy):
     """Whatever its priority: time-outs that come early each time leave no turn to others."""
     asked = []
 

@@ -159,7 +159,7 @@ def test_a_model_is_full_where_the_gpu_would_be(name, slot):
     )
 
 
-def test_memory_that_is_told_is_what_a_model_has():
+def test_reported_memory_is_that_of_the_model():
     with simgpu.devices(2, model="A100", memory=["1GiB", 4096]):
         assert torch.simgpu.mem_get_info(0) == (2**30, 2**30)
         assert torch.simgpu.get_device_properties(1).total_memory == 4096
@@ -267,7 +267,7 @@ def test_the_variable_and_the_command_name_models(python):
     assert done.stdout.splitlines() == [f"{names} True"] * 2, done.stderr
 
 
-def test_a_wrong_model_on_the_command_line_is_told():
+def test_wrong_model_on_the_command_line_is_refused():
     from simgpu._cli.run_script import ScriptOptions, make_devices
 
     told = dict(os.environ)

@@ -53,7 +53,7 @@ def test_devices_last_until_they_are_disabled(name):
         (2, "there are 2 simulated devices, simgpu:0 to simgpu:1"),
     ],
 )
-def test_a_device_that_is_not_there_is_told_alone(count, there):
+def test_only_the_missing_device_is_reported(count, there):
     says = f"simgpu:9 was asked for, but {there}"
     with simgpu.devices(count):
         for call in (torch.ones, torch.empty, torch.randn):

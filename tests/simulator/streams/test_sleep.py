@@ -129,7 +129,7 @@ class Real:
     asleep=st.permutations([0, 3, 5, 8]),
     pair=st.permutations(range(STREAMS)),
 )
-def test_whoever_waits_for_a_stream_waits_for_its_sleep(simulated, steps, asleep, pair):
+def test_wait_for_a_stream_includes_its_sleep(simulated, steps, asleep, pair):
     model, manual = Model(), Manual()
     for device in simulated[:2]:
         world.device(device.index).busy_until.clear()  # of an example that failed

@@ -62,7 +62,7 @@ def test_each_beginning_of_a_block_is_put_back_in_its_thread(simulated, steps):
                     assert pool.submit(current).result() == states[-1]
 
 
-def test_what_cannot_be_made_current_changes_nothing(simulated):
+def test_stream_of_the_cpu_is_refused_and_changes_nothing(simulated):
     before = current()
     with pytest.raises(ValueError, match="simgpu"), torch.simgpu.stream(torch.Stream("cpu")):
         pass

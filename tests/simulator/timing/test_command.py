@@ -172,7 +172,7 @@ def test_a_process_that_is_alone_writes_its_own_timeline(environment):
         assert os.listdir(folder) == ["trace.json"]
 
 
-def test_what_a_clock_cannot_be_is_said(simulated):
+def test_impossible_clock_is_explained(simulated):
     told = ClockUntilExit(Clock("A1000", "nvlink", True, None, []), {}).start()
     assert told.startswith("--clock A1000 --topology nvlink: ")
     assert "V100" in told

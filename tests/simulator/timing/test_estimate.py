@@ -51,7 +51,7 @@ def test_each_device_has_the_rates_of_its_model(simulated):
     assert duration(estimate, 7) == GAP + 2 * x[0].nbytes / 320e9
 
 
-def test_a_trace_tells_the_same_times(simulated):
+def test_trace_has_the_same_times(simulated):
     with simgpu.trace() as seen, simgpu.clock("A100") as estimate:
         x = torch.ones(100).to(simulated[1])
         (x + 1).to(simulated[2]).sum().item()
@@ -114,7 +114,7 @@ def test_an_estimate_is_called_one_and_counts_steps(simulated):
         ({"model": "A100", "launch_gap": float("nan")}, "from 0 on"),
     ],
 )
-def test_what_a_clock_cannot_be_is_refused(simulated, arguments, words):
+def test_impossible_clock_is_refused(simulated, arguments, words):
     with pytest.raises(ValueError, match=words), simgpu.clock(**arguments):
         pass
     with simgpu.clock("A100"):  # nothing is left of it
@@ -122,7 +122,7 @@ def test_what_a_clock_cannot_be_is_refused(simulated, arguments, words):
 
 
 @given(models=st.lists(st.sampled_from(["A100", "T4"]), min_size=1, max_size=4))
-def test_an_estimate_tells_how_many_devices_there_are_of_each_model(models):
+def test_estimate_counts_devices_of_each_model(models):
     with simgpu.devices(len(models)), simgpu.clock(models) as estimate:
         told = str(estimate).partition(": ")[0].removeprefix("estimate for ").split(", ")
     assert set(told) == {f"{models.count(name)} x {name}" for name in models} | {"pcie"}

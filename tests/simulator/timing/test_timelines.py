@@ -156,7 +156,7 @@ def test_a_straggler_is_as_late_as_it_is_slow(simulated):
 
 
 @given(kernels=st.integers(1, 4), waits=st.booleans(), swapped=st.booleans())
-def test_events_tell_their_times_once_they_are_passed(simulated, kernels, waits, swapped):
+def test_events_have_times_once_passed(simulated, kernels, waits, swapped):
     with simgpu.clock("A100"):
         x = torch.ones(512, 512, device=simulated[0])
         events = [torch.simgpu.Event(enable_timing=True) for _ in range(2)]

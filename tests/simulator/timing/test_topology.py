@@ -120,7 +120,7 @@ def test_a_topology_that_does_not_fit_is_refused(asked, count, words):
 @pytest.mark.parametrize(
     "asked", [None, 3, ["nvlink"], [(0, 1)], [(0, None, 1e9)], [(0, 1.0, 1e9)]]
 )
-def test_what_is_no_topology_is_refused(asked):
+def test_invalid_topology_is_refused(asked):
     with pytest.raises(TypeError, match=r"a topology is one of pcie|a link ends at a device"):
         topology_of(asked, [find("A100")])
 
@@ -147,11 +147,11 @@ AMOUNTS = {
 
 @pytest.mark.parametrize("name", AMOUNTS)
 @given(value=WRONG)
-def test_what_is_no_amount_is_refused(simulated, name, value):
+def test_invalid_amount_is_refused(simulated, name, value):
     with pytest.raises((TypeError, ValueError), match=f"^{name}=.*: a number of .* is expected$"):
         AMOUNTS[name](value)
 
 
-def test_a_gpu_without_nvlink_is_told_so():
+def test_nvlink_on_a_gpu_without_it_is_refused():
     with pytest.raises(ValueError, match="'T4' has no NVLink"):
         topology_of("nvlink", [find("T4")])
