@@ -33,6 +33,8 @@ def test_versions_are_the_wrappers(depth):
     prefix = "module." * depth
     assert state(dataparallel.add_prefix(net.state_dict(), prefix)) == state(wrapped)
     assert state(dataparallel.strip_prefix(wrapped.state_dict(), prefix)) == state(net)
+    bare = dict(net.state_dict())  # some checkpoints keep no versions
+    assert dataparallel.strip_prefix(dataparallel.add_prefix(bare, prefix), prefix) == bare
 
 
 def test_without_a_prefix_there_is_nothing_to_strip():
