@@ -111,14 +111,13 @@ def test_memory():
 
 @pytest.mark.full
 def test_child_processes_have_the_devices_too(pytester):
-    """And so has a worker, which is a child process itself."""
+    """A worker, and the child of a worker."""
     pytester.makepyfile(CHILDREN)
-    options = ("--as-cuda", "--device-count", "3", "--device-memory", "1MiB,2MiB,3MiB")
-    for more in ((), ("-n", "1")):
-        result = pytester.runpytest_inprocess(*options, "-p", "no:cacheprovider", *more)
-        result.assert_outcomes(passed=3)
-        line = "*devices: 3 simulated GPUs of 1MiB, 2MiB, 3MiB (simgpu, as cuda)*"
-        result.stdout.fnmatch_lines(line)
+    options = ("--as-cuda", "--device-count", "3", "--device-memory", "1MiB,2MiB,3MiB", "-n", "1")
+    result = pytester.runpytest_inprocess(*options, "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=3)
+    line = "*devices: 3 simulated GPUs of 1MiB, 2MiB, 3MiB (simgpu, as cuda)*"
+    result.stdout.fnmatch_lines(line)
 
 
 @pytest.mark.full
