@@ -103,14 +103,6 @@ def test_halves_are_multiplied_where_a_sparse_tensor_has_numbers(simulated, dtyp
     assert torch.equal(got.cpu().to_dense(), expected)
 
 
-def test_a_transform_of_bfloat16_is_one_of_floats(simulated):
-    x = torch.linspace(-1, 1, 32).bfloat16()
-    window = torch.ones(8).bfloat16()
-    got = torch.stft(x.to(simulated[1]), 8, window=window.to(simulated[1]), return_complex=True)
-    expected = torch.stft(x.float(), 8, window=window.float(), return_complex=True)
-    assert torch.equal(got.cpu(), expected)
-
-
 @given(dtype=st.sampled_from([torch.bool, torch.complex64]), size=st.integers(1, 4))
 def test_errors_that_are_watched_speak_of_cuda_too(simulated, dtype, size):
     x = torch.ones(size, dtype=dtype, device=simulated[1])
