@@ -282,9 +282,9 @@ def _kernel(name: str, policy: Policy) -> _Kernel:
     return _casting_kernel(op, choose[policy])
 
 
-def lowered(arguments: Iterable[Any]) -> list[Any]:
-    """Arguments in autocast's dtype, as those of an operator of its lower-precision list."""
-    return _cast_all(arguments, _lower_precision(()))
+def as_half(arguments: Iterable[Any]) -> list[Any]:
+    """Arguments in float16 where autocast casts them at all, whatever its dtype."""
+    return _cast_all(arguments, torch.float16)
 
 
 def switched_off() -> AbstractContextManager[None]:

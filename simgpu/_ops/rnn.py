@@ -9,8 +9,9 @@ autograd graph of its own on the host; the backward kernel runs through that gra
 - inputs and outputs may not be modified before the backward pass;
 - what the forward pass keeps for the backward pass takes memory of the device.
 
-Under autocast the layer runs in autocast's dtype, as CUDA's `_cudnn_rnn` does. Step by step, by
-PyTorch's own code, are computed: transforms (torch.func), forward-mode AD, tensors that do not fit
+Under autocast the layer runs in float16, also where autocast's dtype is bfloat16, as CUDA's
+`_cudnn_rnn` does (aten/src/ATen/cudnn/AutocastRNN.cpp; an H200 too). Step by step, by PyTorch's own
+code, are computed: transforms (torch.func), forward-mode AD, tensors that do not fit
 together (whose errors are PyTorch's), and layers where cuDNN is off.
 """
 
@@ -202,7 +203,7 @@ def _layer_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
         arguments = [*args, *(kwargs[name] for name in names[len(args) :])]
         if torch.backends.cudnn.enabled and torch.is_autocast_enabled(DEVICE_TYPE):
             with autocast.switched_off():
-                return compute(autocast.lowered(arguments))
+                return compute(autocast.as_half(arguments))
         return compute(arguments)
 
     def compute(arguments: list[Any]) -> Any:
