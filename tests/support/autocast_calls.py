@@ -126,7 +126,7 @@ CALLS: dict[str, Arguments] = {
     "vdot": lambda t, i: (t(4), t(4)),
     "tensordot": lambda t, i: (t(3, 4), t(4, 2), [1], [0]),
     "grid_sampler": lambda t, i: (t(1, 2, 3, 3), t(1, 2, 2, 2), 0, 0, False),
-    "index_put": lambda t, i: (t(3, 4), [i(3, 2)], t(2, 4)),
+    "index_put": lambda t, i: (t(3, 4), [i(3, 1)], t(1, 4)),  # two rows could be one
     "scatter_add": lambda t, i: (t(3, 4), 1, i(4, 3, 4), t(3, 4)),
 }
 

@@ -84,6 +84,8 @@ def assert_rounded_once(got, wide):
 @given(numbers=NUMBERS, slot=st.integers(0, 7))
 def test_complex_halves_are_computed_in_floats_and_rounded_once(devices, name, numbers, slot):
     x, y = (part.to(place(slot, devices)) for part in pair(numbers))
+    if x.device.type == "cuda" and name in ("/", "number **"):
+        pytest.skip("CUDA has other formulas for complex64")
     got = CALLS[name](x, y)
     wide = CALLS[name](x.to(torch.complex64), y.to(torch.complex64))
     assert got.device == x.device

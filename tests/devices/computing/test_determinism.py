@@ -170,6 +170,7 @@ CALLS = {
 }
 
 
+@pytest.mark.usefixtures("words_of_newer_cuda")
 @pytest.mark.parametrize("name", CALLS)
 @given(slot=st.integers(0, 7))
 def test_nondeterministic_call_is_refused_if_asked(devices, name, slot):

@@ -113,6 +113,7 @@ WRONG_PRODUCTS = {
 }
 
 
+@pytest.mark.usefixtures("words_of_newer_cuda")
 @given(wrong=st.sampled_from(sorted(WRONG_PRODUCTS)))
 @example(wrong="bytes")
 def test_products_of_eight_bits_are_of_two_matrices_of_int8(devices, wrong):
@@ -238,6 +239,7 @@ MANY = {
 }
 
 
+@pytest.mark.usefixtures("words_of_newer_cuda")
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", sorted(MANY))
 @pytest.mark.parametrize("dims", [24, 25, 26])

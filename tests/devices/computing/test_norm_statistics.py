@@ -64,6 +64,8 @@ def test_running_statistics_may_have_another_dtype(devices, dtype, running, with
     if running == torch.float64 and dtype != torch.float64:
         pytest.skip("more digits than the kernel computes with")
     device = devices[-1]
+    if device.type == "cuda" and running != dtype == torch.float64:
+        pytest.skip("CUDA takes the memory of these statistics for float64")
     x = numbers(3, 4, 2).to(dtype).to(device)
     weight = torch.full((4,), 2.0, dtype=dtype, device=device) if with_weight else None
     mean, var = (torch.zeros(4, dtype=running, device=device) for _ in range(2))

@@ -97,6 +97,7 @@ def test_an_empty_product_of_integers_is_none(devices, dtype, n, m):
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
+@pytest.mark.usefixtures("words_of_newer_cuda")
 @given(pair=st.tuples(st.sampled_from(FLOAT8), st.sampled_from(FLOAT8)), out=st.booleans())
 def test_of_eight_bits_those_of_amd_and_two_coarse_ones_are_not_multiplied(devices, pair, out):
     device = devices[0]
@@ -134,6 +135,7 @@ WITH_OUT_DTYPE = {
 }
 
 
+@pytest.mark.usefixtures("words_of_newer_cuda")
 @given(
     name=st.sampled_from(sorted(WITH_OUT_DTYPE)),
     dtype=st.sampled_from([torch.float16, torch.bfloat16]),

@@ -15,6 +15,7 @@ from tests.support.misuse import INDEXING, TOGETHER, elsewhere
 from tests.support.observe import plain
 
 
+@pytest.mark.usefixtures("words_of_newer_cuda")
 @given(data=st.data())
 def test_convolutions_name_the_types_of_both(devices, data):
     misuse.check_convolutions(devices, data)

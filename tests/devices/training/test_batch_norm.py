@@ -50,8 +50,9 @@ def test_halves_are_normed_by_floats(devices, place, data, dtype, training, affi
     factors = torch.arange(y.numel(), device=device).view(y.shape)
     for each in (y, expected):
         (each * factors).sum().backward()
+    bound = {"rtol": 2**-8, "atol": 2**-10} if device.type == "cuda" else {}  # it sums in any order
     for one, other in zip(leaves, known, strict=True):
-        torch.testing.assert_close(one.grad, other.grad.to(dtype))
+        torch.testing.assert_close(one.grad, other.grad.to(dtype), **bound)
 
 
 @given(data=st.data(), dtype=HALVES)

@@ -221,6 +221,7 @@ def test_only_the_memory_changes_where_data_is_assigned(
     assert (x.grad.device, x.grad.dtype, x.grad.shape) == (there, dtype, new.shape)
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events at the end of each cycle")
 @given(pair=st.tuples(st.integers(-1, 7), st.integers(-1, 7)), shapes=st.booleans())
 def test_module_moves_while_its_parameters_are_observed(devices, pair, shapes):
     """A profiler and autocast's cache refer to them in C++."""

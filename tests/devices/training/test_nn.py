@@ -225,7 +225,10 @@ def compare(here, there, device):
         assert got.device == device, name
         assert got.layout == expected.layout, name
         torch.testing.assert_close(
-            dense(got).cpu(), dense(expected), msg=lambda words, name=name: f"{name}: {words}"
+            dense(got).cpu(),
+            dense(expected),
+            **({"rtol": 1e-5, "atol": 1e-5} if device.type == "cuda" else {}),
+            msg=lambda words, name=name: f"{name}: {words}",
         )
 
 
@@ -299,7 +302,8 @@ def test_what_ranks_sum_up_is_the_batch_norm_of_all_their_rows(devices, data, af
         torch.batch_norm_backward_reduce(*pair, *known, weight, True, affine, affine)
         for pair in zip(grads, rows, strict=True)
     ]
-    dy, dy_xmu, *wanted = (torch.stack(parts).sum(0) for parts in zip(*sums, strict=True))
+    columns = [parts for parts in zip(*sums, strict=True) if parts[0] is not None]
+    dy, dy_xmu, *wanted = (torch.stack(parts).sum(0) for parts in columns)
     parts = [torch.batch_norm_elemt(part, weight, bias, *known, eps) for part in rows]
     slopes = [
         torch.batch_norm_backward_elemt(*pair, *known, weight, dy, dy_xmu, counts.int())

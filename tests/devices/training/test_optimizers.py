@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
+from torch.torch_version import TorchVersion
 
 from tests.support import strategies
 
@@ -46,6 +47,9 @@ WAYS = [way for way in WAYS if way[0] not in WITHOUT_FOREACH]
 WAYS += [(name, {}) for name in sorted(WITHOUT_FOREACH - {"SparseAdam"})]
 
 
+OLDER = TorchVersion(torch.__version__) < "2.13"
+
+
 def train(net, optimizer, steps):
     """Take some steps on a loss that no step brings to its minimum."""
     device = next(net.parameters()).device
@@ -78,6 +82,8 @@ def compare(here, there, device):
 @given(data=st.data(), seed=st.integers(0, 1000), steps=st.integers(1, 3))
 def test_training_gives_the_weights_of_the_cpu(devices, name, way, data, seed, steps):
     device = data.draw(st.sampled_from(devices))
+    if (name, way, device.type) == ("Adagrad", {"fused": True}, "cuda") and OLDER:
+        pytest.skip("PyTorch has it for CUDA since 2.13")
     here = network(seed).double()
     there = copy.deepcopy(here).to(device)
     start = [p.detach().clone() for p in here.parameters()]
