@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -154,6 +155,9 @@ def compiler():
     """torch.compile with nothing compiled, before and after."""
     import torch
 
-    torch.compiler.reset()
+    with warnings.catch_warnings():
+        # Triton, where it is installed, is imported here, and has functions compiled by it.
+        warnings.filterwarnings("ignore", "`torch.jit.script", DeprecationWarning)
+        torch.compiler.reset()
     yield
     torch.compiler.reset()

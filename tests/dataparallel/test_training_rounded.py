@@ -61,6 +61,7 @@ def chunk_gradients(net, chunks):
     return [{name: p.grad for name, p in one.named_parameters()} for one in copies], copies
 
 
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
 @pytest.mark.devices(2, at_least=True)
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("name", NETS)

@@ -233,6 +233,7 @@ def compare(here, there, device):
 
 
 # Padded encoders make nested tensors, of which PyTorch says on the CPU too that they may change.
+@pytest.mark.filterwarnings("ignore:nested_from_padded CUDA kernels only support:UserWarning")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize("name", sorted(MODULES))
 @strategies.fewer_examples
