@@ -45,6 +45,10 @@ class Model:
     source: Mapping[str, str]
     also: tuple[str, ...]
     """Other names that it goes by."""
+    clock_rate: int | None = None
+    """Of the multiprocessors, and then of the memory, in kHz, and the width of its bus in bits."""
+    memory_clock_rate: int | None = None
+    memory_bus_width: int | None = None
 
 
 # The model of a device by default. Programs see an own name and 16 GiB, and otherwise the
@@ -95,7 +99,11 @@ def _model(key: str, row: Mapping[str, Any], capability: Mapping[str, int]) -> M
         pcie_bandwidth=row.get("pcie_bandwidth"),
         source=row["source"],
         also=tuple(row["also"]),
+        **{name: row[name] for name in _CLOCKS if name in row},
     )
+
+
+_CLOCKS = "clock_rate", "memory_clock_rate", "memory_bus_width"
 
 
 def _plain(name: str) -> str:

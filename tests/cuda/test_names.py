@@ -158,3 +158,6 @@ def test_refused_call_can_still_be_named():
             assert kind | None
             with pytest.raises(NotImplementedError, match=kind.__name__):
                 type("Derived", (kind,), {})()
+        if hasattr(torch.cuda.GreenContext, "create"):
+            with pytest.raises(NotImplementedError, match="GreenContext"):
+                torch.cuda.GreenContext.create(8, 0)

@@ -114,6 +114,11 @@ class DeviceProperties(NamedTuple):
     pci_domain_id: int
     is_integrated: int
     is_multi_gpu_board: int
+    gcnArchName: str  # the name, where PyTorch is not built for AMD
+    max_threads_per_block: int
+    clock_rate: int  # these three are 0 where they are not known; in kHz, kHz and bits
+    memory_clock_rate: int
+    memory_bus_width: int
 
     def __repr__(self) -> str:
         """In the form of PyTorch's own (torch/csrc/cuda/Module.cpp, _CudaDeviceProperties)."""
@@ -150,6 +155,11 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
         pci_domain_id=0,
         is_integrated=0,
         is_multi_gpu_board=0,
+        gcnArchName=model.name,
+        max_threads_per_block=1024,  # on all of them
+        clock_rate=model.clock_rate or 0,
+        memory_clock_rate=model.memory_clock_rate or 0,
+        memory_bus_width=model.memory_bus_width or 0,
     )
 
 

@@ -55,7 +55,12 @@ def refusal(name: str, stock: Any) -> Callable[..., Any]:
         if hasattr(stock, "__wrapped__"):  # by which torch.compile knows context managers
             refuse.__wrapped__ = stock.__wrapped__  # type: ignore[attr-defined]
         return refuse
-    members = {"__new__": refuse, "__module__": stock.__module__, "__doc__": stock.__doc__}
+    members: dict[str, Any] = {
+        attribute: staticmethod(refuse)
+        for attribute, value in vars(stock).items()
+        if isinstance(value, (staticmethod, classmethod))  # other ways to make an object
+    }
+    members |= {"__new__": refuse, "__module__": stock.__module__, "__doc__": stock.__doc__}
     return type(stock.__name__, (), members)
 
 

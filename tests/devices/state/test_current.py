@@ -85,17 +85,13 @@ def test_the_device_of_a_tensor_is_current_within(devices, current, other):
             assert module.current_device() == current.index
 
 
-@given(current=slots, other=slots)
-def test_hooks_of_the_accelerator_name_its_devices(devices, current, other):
-    current, other = (place(slot, devices).index for slot in (current, other))
+@given(current=slots)
+def test_hooks_of_the_accelerator_name_its_devices(devices, current):
+    current = place(current, devices).index
     module = torch.get_device_module(devices[0])
     assert torch._C._accelerator_hooks_device_count() == module.device_count()
     with module.device(current):
         assert torch._C._accelerator_hooks_get_current_device() == current
-        assert torch._C._accelerator_hooks_exchange_device(other) == current
-        assert torch._C._accelerator_hooks_maybe_exchange_device(current) == other
-        torch._C._accelerator_hooks_set_current_device(other)
-        assert module.current_device() == other
 
 
 @pytest.mark.skipif(

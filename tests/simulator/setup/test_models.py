@@ -133,7 +133,9 @@ def test_each_device_is_its_own_model(names, as_cuda):
                 "total_memory",
             ):
                 assert getattr(properties, field) == getattr(model, field)
-            assert properties.L2_cache_size == (model.L2_cache_size or 0)
+            for field in ("L2_cache_size", "clock_rate", "memory_clock_rate", "memory_bus_width"):
+                assert getattr(properties, field) == (getattr(model, field) or 0)
+            assert (properties.gcnArchName, properties.max_threads_per_block) == (model.name, 1024)
             with module.device(device):
                 ampere = model.compute_capability >= (8, 0)
                 assert module.is_bf16_supported()
