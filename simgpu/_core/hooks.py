@@ -320,6 +320,9 @@ class Executor(Instrument):
 ValueCheck = Callable[[Sequence[Any], Mapping[str, Any]], None]
 # By operator, what an executor has to check before it computes.
 value_checks: dict[torch._ops.OpOverload, ValueCheck] = {}
+# Names of operators of aten whose meta kernels answer for another device's kernel: other shapes,
+# other strides, or results that are not conjugated lazily.
+wrong_on_meta: set[str] = set()
 
 
 def finish_queued_work() -> None:

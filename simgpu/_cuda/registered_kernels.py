@@ -20,7 +20,7 @@ import torch
 from torch._library.utils import RegistrationHandle
 
 from simgpu._ops.program_kernels import is_of_a_program
-from simgpu._ops.registry import HANDWRITTEN_ABOVE_AUTOGRAD
+from simgpu._ops.table import named
 from simgpu._util.patching import Action, Patch, Patches, Row
 
 Library = torch.library.Library
@@ -85,7 +85,7 @@ def _answer_for_devices(library: Library, name: str, key: str) -> None:
         twin.impl(name, ours, torch.library.fallthrough_kernel, False)
         return
     twin.impl(name, ours, _forwarding(operator, key), True)
-    above = (library.ns, key) == ("aten", "CUDA") and name in HANDWRITTEN_ABOVE_AUTOGRAD
+    above = (library.ns, key) == ("aten", "CUDA") and name in named("above_autograd")
     if above and not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "AutogradCUDA"):
         # CUDA has no kernel of these, and so PyTorch goes past autograd to that of the program.
         twin.impl(name, _KEYS["AutogradCUDA"], torch.library.fallthrough_kernel, False)

@@ -1,14 +1,16 @@
 """Kernels of aten operators on simulated devices, by family.
 
-registry            which operator gets which kernel: begin here
-from_schema         kernels that are made from an operator's schema
-table, checks       checks before kernels that would crash or read past memory
-dtypes              dtypes that CUDA lacks, and dtypes that the CPU lacks
-calls               one call: schema, arguments on the host, errors for wrong devices
-copies, indexing, dropout, attention, rnn, batch_norm, normalization, products,
-fake_quantization, linalg, random, sparse_and_nested
-                    kernels written by hand; those that change storages are in `simgpu._memory`
-autocast            what torch.autocast casts
+table           what a row says about an operator; `registry.facts("median")` shows one
+registry        registers a kernel for every operator: begin here
+from_schema     kernels that are made from an operator's schema
+rules, checks, dtypes
+                what a row puts before a kernel
+calls           one call: schema, arguments on the host, errors for wrong devices
+attention, copies, dropout, elementwise, fake_quantization, fourier, images, indexing, linalg,
+losses, norms, products, random, reductions, rnn, sparse_and_nested
+                the families: rows, checks, and kernels written by hand; kernels that change
+                storages are in `simgpu._memory`
+autocast        what torch.autocast casts
 
 docs/architecture.md, "A kernel for a new operator", says where a new one goes.
 

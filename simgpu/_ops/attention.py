@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from simgpu._core import world
 from simgpu._core.launch import HOST_KEYS
-from simgpu._ops import checks
 from simgpu._ops.calls import overload
-from simgpu._ops.from_schema import computed_kernel
+from simgpu._ops.checks import refuse
+from simgpu._ops.from_schema import computed
+from simgpu._ops.table import row
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import UnsupportedError
 
@@ -425,6 +426,38 @@ _flash_dtypes = (torch.float16, torch.bfloat16)
 _efficient_dtypes = (*_flash_dtypes, torch.float32)
 
 
+def _flash_attention(arguments: dict[str, Any]) -> None:
+    """Four dimensions that agree, and something to attend to; the kernel walks by query's sizes."""
+    query, key, value = (arguments[name] for name in ("query", "key", "value"))
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        return  # the kernel says so
+    batch, heads, length, size = query.shape
+    fits = key.shape[2] == value.shape[2] > 0 and heads > 0 and length > 0
+    for tensor in (key, value):
+        groups = tensor.shape[1]
+        fits = fits and tensor.shape[0] == batch and tensor.shape[3] == size
+        fits = fits and groups > 0 and heads % groups == 0
+    shapes = {"query": query, "key": key, "value": value}
+    if "grad_out" in arguments:
+        for name, expected in (("grad_out", 4), ("out", 4), ("logsumexp", 3)):
+            shapes[name] = arguments[name]
+            fits = fits and arguments[name].shape == query.shape[:expected]
+    if not fits:
+        given = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in shapes.items())
+        raise RuntimeError(
+            "flash attention expects (batch, heads, length, size), the lengths of key and value "
+            "equal and nothing empty, their heads to divide those of query, and in the backward "
+            f"pass what the forward pass made of them, got {given}"
+        )
+
+
+def rescaled_qkv(arguments: dict[str, Any]) -> None:
+    """Queries, keys and values of some batch, and a bias for each of their numbers."""
+    qkv, bias = arguments["qkv"], arguments["qkv_bias"]
+    if qkv.dim() != 3 or qkv.numel() == 0 or bias.shape != qkv.shape[2:]:
+        refuse("_transform_bias_rescale_qkv", arguments, "qkv", "qkv_bias")
+
+
 def _check(name: str, dtypes: Sequence[torch.dtype], dropout_p: float, **tensors: Tensor) -> None:
     """Raise for what CUDA's kernel does not take, or the host's cannot compute."""
     query = tensors["query"]
@@ -436,7 +469,7 @@ def _check(name: str, dtypes: Sequence[torch.dtype], dropout_p: float, **tensors
             f"{name} with dropout_p={dropout_p} is not simulated: only "
             "torch.nn.functional.scaled_dot_product_attention drops out"
         )
-    checks.flash_attention(tensors)
+    _flash_attention(tensors)
 
 
 def _nothing_drawn() -> tuple[Tensor, Tensor]:
@@ -535,14 +568,15 @@ def _efficient_backward(
     return *grads, None
 
 
-def _kernels() -> dict[str, Callable[..., Any]]:
-    functions: dict[str, Callable[..., Any]] = {
-        "_scaled_dot_product_flash_attention": _flash_forward,
-        "_scaled_dot_product_flash_attention_backward": _flash_backward,
-        "_scaled_dot_product_efficient_attention": _efficient_forward,
-        "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    }
-    return {name: computed_kernel(overload(name), each) for name, each in functions.items()}
-
-
-KERNELS = _kernels()
+row("_scaled_dot_product_flash_attention", make=computed(_flash_forward))
+row("_scaled_dot_product_flash_attention_backward", make=computed(_flash_backward))
+row("_scaled_dot_product_efficient_attention", make=computed(_efficient_forward))
+row("_scaled_dot_product_efficient_attention_backward", make=computed(_efficient_backward))
+row("scaled_dot_product_attention", above_autograd=scaled_dot_product_attention)
+row(
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    checks=(_flash_attention,),
+)
+row("_fused_sdp_choice", kind="metadata")
+row("_transform_bias_rescale_qkv", checks=(rescaled_qkv,))

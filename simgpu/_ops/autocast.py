@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from simgpu._ops.calls import overload, register_kernels
+from simgpu._ops.table import named, row
 from simgpu._util.naming import DEVICE_TYPE
 
 # The lists of CUDA's autocast policies: which operators are cast to which dtype.
@@ -100,14 +101,16 @@ BANNED_MESSAGES = {
     ),
 }
 
-POLICIES: dict[str, Policy] = {
-    **dict.fromkeys(_LOWER_PRECISION.split(), Policy.LOWER_PRECISION),
-    **dict.fromkeys(_FLOAT32.split(), Policy.FLOAT32),
-    **dict.fromkeys(_FLOAT32_DTYPE.split(), Policy.FLOAT32_DTYPE),
-    **dict.fromkeys(OVERLOAD_WITH_DTYPE, Policy.FLOAT32_OVERLOAD),
-    **dict.fromkeys(_WIDEST.split(), Policy.WIDEST),
-    **dict.fromkeys(BANNED_MESSAGES, Policy.BANNED),
-}
+for _names, _policy in (
+    (_LOWER_PRECISION.split(), Policy.LOWER_PRECISION),
+    (_FLOAT32.split(), Policy.FLOAT32),
+    (_FLOAT32_DTYPE.split(), Policy.FLOAT32_DTYPE),
+    (OVERLOAD_WITH_DTYPE, Policy.FLOAT32_OVERLOAD),
+    (_WIDEST.split(), Policy.WIDEST),
+    (BANNED_MESSAGES, Policy.BANNED),
+):
+    row(*_names, autocast=_policy)
+POLICIES: dict[str, Policy] = named("autocast")
 
 Tensor = torch.Tensor
 _KEY = "AutocastPrivateUse1"
@@ -340,3 +343,7 @@ def to_full_precision(
 ) -> Tensor:
     """`aten::_autocast_to_full_precision`: halves become float32."""
     return tensor.float() if cuda_enabled and tensor.dtype in _LOWER else tensor
+
+
+row("_autocast_to_full_precision", above_autograd=to_full_precision)
+row("_autocast_to_reduced_precision", above_autograd=to_reduced_precision)

@@ -24,97 +24,11 @@ from simgpu._memory.ownership import (
     shares_storage_with_another,
 )
 from simgpu._native.relabel import host_alias, relabel
+from simgpu._ops.table import Layout, PythonKernel, facts_of
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu.errors import DeviceMismatchError
 
-# What sums and products of sparse tensors ask for where their tensors lie on several devices.
-#
-# The kernels of all other operators compare devices in front (`mixed_devices`). These look at their
-# arguments themselves, one after the other, each in words of its own
-# (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu and SparseCsrTensorMath.cu,
-# aten/src/ATen/native/sparse/SparseTensorMath.cpp). Two GPUs are named as everywhere: the kernels
-# only say that a check has failed.
-
 Tensor = torch.Tensor
-_Named = dict[str, Tensor]
-
-# Words for a tensor on the CPU, by the layout of the first argument.
-_OF_COO = "add: expected '{}' to be CUDA, but got CPU"
-_TO_DENSE = "add: expected '{}' to be a CUDA tensor, but got a CPU tensor"
-_OF_CSR = "add: expected '{}' to be CUDA tensor, but got tensor on device: cpu"
-_CSR_TO_DENSE = "add: expected '{}' to be a CUDA tensor, but got tensor on device: cpu"
-_PRODUCT = "mul: expected '{}' to be CUDA, but got CPU"
-_INDEXED = "indices should be either on cpu or on the same device as the indexed tensor ({})"
-_MASKED = (
-    "Expected all tensors to be on the same device, but got mask is on {}, different from other "
-    "tensors on {} (when checking argument in method wrapper_{}__sparse_mask)"
-)
-
-
-def check(kind: str, base: str, named: _Named) -> None:
-    """Raise DeviceMismatchError as the kernel of `base` ("add", "mul") does for tensors of `kind`.
-
-    `named` has the tensors by the names of their arguments; other operators pass.
-    """
-    found = _CHECKS.get((kind, base))
-    if found is not None:
-        found(named)
-
-
-def _ask(words: str, **tensors: Tensor) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_cpu:
-            raise DeviceMismatchError(words.format(name))
-
-
-def _sum_of_coo(named: _Named) -> None:
-    one, other = named["self"], named["other"]
-    out = named.get("out", one)
-    if one.layout is torch.strided:
-        _ask(_TO_DENSE, self=one, other=other, out=out)
-    elif other.layout is torch.strided:
-        raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
-    _ask(_OF_COO, self=one, other=other, out=out)
-
-
-def _sum_of_csr(named: _Named) -> None:
-    one, other = named["self"], named["other"]
-    out = named.get("out", one)
-    if torch.strided in (one.layout, other.layout):
-        _ask(_CSR_TO_DENSE, self=one, out=out, other=other)
-    _ask(_OF_CSR, self=one, other=other, out=out)
-
-
-def _product_of_coo(named: _Named) -> None:
-    one, other = named["self"], named["other"]
-    if torch.strided not in (one.layout, other.layout):
-        _ask(_PRODUCT, out=named.get("out", one), self=one, other=other)
-        return
-    sparse, dense = (one, other) if other.layout is torch.strided else (other, one)
-    _ask(_PRODUCT, out=named.get("out", sparse), self=sparse)
-    if dense.dim() and dense.device != sparse.device:
-        raise DeviceMismatchError(_INDEXED.format(dense.device))
-
-
-def _product_of_csr(named: _Named) -> None:
-    one, other = named["self"], named["other"]
-    if torch.strided not in (one.layout, other.layout):
-        _ask(_PRODUCT, out=named.get("out", one), self=one, other=other)
-        return
-    sparse, dense = (one, other) if other.layout is torch.strided else (other, one)
-    if dense.dim() and dense.device != sparse.device:
-        method = f"SparseCsr{DEVICE_TYPE}"
-        raise DeviceMismatchError(_MASKED.format(sparse.device, dense.device, method))
-
-
-_CHECKS: dict[tuple[str, str], Callable[[_Named], None]] = {
-    ("Sparse", "add"): _sum_of_coo,
-    ("Sparse", "mul"): _product_of_coo,
-    ("Sparse", "sub"): _sum_of_coo,
-    ("SparseCsr", "add"): _sum_of_csr,
-    ("SparseCsr", "mul"): _product_of_csr,
-}
-
 
 # Read an operator's CUDA kernel from PyTorch's native_functions.yaml, for the words of errors.
 #
@@ -160,9 +74,6 @@ def native_function(name: str) -> NativeFunction:
 
 # Find an operator of aten by its name, and register kernels with PyTorch.
 
-# What is registered with PyTorch: called with an operator's arguments, on tensors of a device.
-PythonKernel = Callable[..., Any]
-
 
 def overload(name: str) -> torch._ops.OpOverload:
     """The operator of aten that is named like "relu" or, with its overload, "add.Tensor"."""
@@ -197,74 +108,8 @@ def register_kernels(
 # those others refuse, or take tensors of several devices (`torch.linspace` of two numbers). The
 # same rules hold for sparse and nested tensors, whose kernels have other names.
 
-# One kernel here, another operator's kernel on CUDA: that one is named.
-_COMPOSED_ON_CUDA = {
-    "_stack": "cat",
-    "_unsafe_index.Tensor": "index.Tensor",
-    "_unsafe_index_put": "_index_put_impl_",
-    "convolution": "cudnn_convolution",
-    "index_put": "_index_put_impl_",
-    "index_put_": "_index_put_impl_",
-}
 # Arguments that lie on the host whatever the device (the sizes of a nested tensor).
 _HOST_PREFIX = "cpu_"
-
-# Elementwise operators whose CUDA kernels take no CPU number for these arguments, though their
-# CPU kernels would: with the words of the kernel, or with none where the iterator refuses.
-_ADDCMUL = (
-    "CPU Scalar support for {} argument is not supported when calling addcmul on CUDA tensors."
-)
-_POINTER = "argument {}: expected a CUDA device but found cpu"  # of native/cuda/Loops.cuh
-_NO_NUMBERS: dict[str, dict[str, str]] = {
-    "addcdiv": {
-        "self": _POINTER.format(1),
-        "tensor1": _POINTER.format(2),
-        "tensor2": _POINTER.format(3),
-    },
-    "addcmul": {
-        "self": _ADDCMUL.format("self"),
-        "tensor1": _ADDCMUL.format("tensor1")
-        + " However, CPU Scalar support for tensor2 is supported, please swap your tensor1 and "
-        "tensor2 terms.",
-    },
-    "binary_cross_entropy": {"self": "", "target": ""},
-    "binomial": {"count": "", "prob": ""},
-    "index_fill": {"index": ""},
-    "lerp": {"self": _POINTER.format(1), "end": _POINTER.format(2)},
-    "masked_fill": {"mask": ""},
-    "mse_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
-    "smooth_l1_loss": {"self": _POINTER.format(1), "target": _POINTER.format(2)},
-}
-
-
-# Operators that compare two arguments before all others, and name both devices; by the kind of
-# their tensors.
-_MASK_WORDS = "expected self and mask to be on the same device, but got mask on {} and self on {}"
-_PAIRS: dict[tuple[str, str], tuple[str, str, str]] = {
-    ("", "masked_fill"): ("mask", "self", _MASK_WORDS),
-    ("NestedTensor", "masked_fill"): ("mask", "self", _MASK_WORDS),
-    ("SparseCsr", "triangular_solve"): (
-        "self",
-        "A",
-        "Expected b and A to be on the same device, but found b on {} and A on {} instead.",
-    ),
-}
-
-
-# Numbers of any device that an operator brings along: `where` by a copy, the others by reading them
-# (ATen/native/TensorCompare.cpp, Fill.cpp, cuda/Indexing.cu).
-_MOVED_NUMBERS = {
-    "fill": ("value",),
-    "masked_fill": ("value",),
-    "where": ("condition", "self", "other"),
-}
-
-
-# What only copies, or looks at no memory: its tensors may lie anywhere.
-_ACROSS = {
-    "NestedTensor": ("is_same_size",),
-    "Sparse": ("copy_sparse_to_sparse_",),
-}
 
 
 class Composed(Exception):
@@ -295,14 +140,14 @@ def composed_where_refused(op: torch._ops.OpOverload, kernel: PythonKernel) -> P
 class DeviceRules:
     """Where one operator computes when its tensors lie on several devices, or why it does not.
 
-    `kind` is that of the kernel: "" for dense tensors, "Sparse", "SparseCsr" or "NestedTensor".
+    What a row says about numbers applies to tensors of every layout.
     """
 
-    __slots__ = ("_base", "_has_outputs", "_kind", "_names", "_operator", "_written")
+    __slots__ = ("_base", "_has_outputs", "_kind", "_names", "_op", "_operator", "_written")
 
-    def __init__(self, op: torch._ops.OpOverload, kind: str = "") -> None:
+    def __init__(self, op: torch._ops.OpOverload, layout: Layout = "") -> None:
         arguments = op._schema.arguments
-        self._kind = kind
+        self._op, self._kind = op, layout
         self._operator = op._name.removeprefix("aten::")
         self._base = self._operator.partition(".")[0].removesuffix("_")
         self._names = [argument.name for argument in arguments]
@@ -313,8 +158,8 @@ class DeviceRules:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments with numbers of other devices brought along, if the operator does that."""
-        names = _MOVED_NUMBERS.get(self._base)
-        if names is None:
+        names = facts_of(self._op).moved_numbers
+        if not names:
             return None
         named = {**dict(zip(self._names, args, strict=False)), **kwargs}
         if self._base == "masked_fill" and named["self"].is_cpu:
@@ -351,16 +196,18 @@ class DeviceRules:
         if operator == "convolution":
             self._check_convolution(pairs)
             # cuDNN multiplies, and then an elementwise kernel adds the bias.
-            self._common_device(pairs[:2], _COMPOSED_ON_CUDA[operator], False)
+            self._common_device(pairs[:2], facts_of(self._op).named_as, False)
             return self._iterator_device(pairs)
         self._check_pair(dict(pairs))
-        operator = _COMPOSED_ON_CUDA.get(operator, operator)
-        facts = native_function(operator)
-        if facts.composed and not self._kind:
+        operator = facts_of(self._op).named_as or operator
+        cudas = native_function(operator)
+        if cudas.composed and not self._kind:
             raise Composed
-        if facts.checks_devices:
-            return self._common_device(pairs, operator, facts.structured and not self._kind)
-        check(self._kind, self._base, dict(pairs))
+        if cudas.checks_devices:
+            return self._common_device(pairs, operator, cudas.structured and not self._kind)
+        mixed = facts_of(self._op, self._kind).mixed
+        if mixed is not None:
+            mixed(dict(pairs))
         return self._iterator_device(pairs)
 
     def _check_convolution(self, pairs: list[tuple[str, Tensor]]) -> None:
@@ -374,8 +221,8 @@ class DeviceRules:
                 )
 
     def _check_pair(self, named: dict[str, Tensor]) -> None:
-        """The question that `_PAIRS` has for this operator."""
-        one, other, words = _PAIRS.get((self._kind, self._base), ("", "", ""))
+        """The question about two arguments that the operator's row has."""
+        one, other, words = facts_of(self._op, self._kind).same_device or ("", "", "")
         if words and named[one].device != named[other].device:
             raise DeviceMismatchError(words.format(named[one].device, named[other].device))
         if self._base == "masked_fill" and named["self"].is_cpu:
@@ -403,10 +250,10 @@ class DeviceRules:
         on_device = [tensor for _, tensor in pairs if not tensor.is_cpu]
         if not on_device:
             return -1
-        if self._operator in _ACROSS.get(self._kind, ()):
+        if facts_of(self._op, self._kind).across:
             return on_device[0].get_device()
         common = on_device[0].device
-        no_numbers = _NO_NUMBERS.get(self._operator.partition(".")[0].removesuffix("_"), {})
+        no_numbers = facts_of(self._op).no_cpu_numbers
         for name, tensor in pairs:
             number = tensor.is_cpu and _is_number(tensor) and name not in self._written
             if number and no_numbers.get(name):

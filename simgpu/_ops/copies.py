@@ -14,9 +14,12 @@ from simgpu._core import world
 from simgpu._core.launch import HOST_KEYS, Kernel, launch, launch_copy
 from simgpu._core.world import CUDA, kind_of, may_be_cuda
 from simgpu._memory import pinned as memory_pinned
+from simgpu._memory import storages
 from simgpu._memory.ownership import MANY, SharedStorageAliases, adopt, check_memory, on_one_storage
 from simgpu._native.relabel import host_alias
 from simgpu._ops.calls import overload
+from simgpu._ops.from_schema import as_it_is, device_kernel
+from simgpu._ops.table import row
 from simgpu._util import naming
 
 _aten = torch.ops.aten
@@ -164,3 +167,47 @@ def is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
         and self.shape == tensor.shape
         and self.stride() == tensor.stride()
     )
+
+
+row("_assert_tensor_metadata", kernel=assert_tensor_metadata)
+row("_copy_from", kernel=copy_from)
+row("_copy_from_and_resize", kernel=copy_from_and_resize)
+row("_has_same_storage_numel", kernel=has_same_storage_numel)
+row("_local_scalar_dense", kernel=item)
+row("_new_zeros_with_same_feature_meta", kernel=new_zeros_with_same_feature_meta)
+row("_to_copy", kernel=to_copy)
+row("copy_", kernel=copy_)
+row("is_set_to", kernel=is_set_to)
+# PyTorch gives these zeros no memory, which no device label can be put on: here they have some.
+row("_efficientzerotensor", make=lambda _: device_kernel(_aten.zeros.default))
+
+# Storages
+
+row("_lazy_clone", kernel=storages.lazy_clone)
+row("as_strided_", kernel=storages.as_strided_)
+row("record_stream", kernel=storages.record_stream)
+row("resize_", kernel=storages.resize_)
+row("set_", kernel=storages.set_to_nothing)
+row("set_.source_Storage_storage_offset", kernel=storages.set_to_storage)
+
+# These change or judge how tensors look at their storage and never read memory. So storage sharing,
+# version counters and autograd's bookkeeping of views are PyTorch's own.
+row(
+    *("_nested_view_from_buffer", "as_strided", "is_same_size"),
+    *("set_.source_Storage", "set_.source_Tensor", "unfold"),
+    *("view", "view_as_complex", "view_as_real"),
+    kind="metadata",
+)
+
+# PyTorch composes these of operators that see the device's tensors one by one; the host's whole
+# kernel would return views of one fresh storage, or not know the device's random stream.
+row(
+    *("_nested_tensor_from_tensor_list", "_pin_memory", "_unsafe_view", "is_pinned"),
+    *("unsafe_split.Tensor", "unsafe_split_with_sizes"),
+    "narrow_copy",  # whose CPU kernel has other errors
+    kind="pytorch",
+)
+# Code of PyTorch's that is the same for CUDA, and calls an operator of its own.
+row("channel_shuffle", make=as_it_is)
+row("_reshape_alias", make=lambda _: as_it_is(_aten.as_strided.default))  # checks the storage
+row("_stack.default", named_as="cat")

@@ -17,8 +17,10 @@ from simgpu._core import world
 from simgpu._core.launch import Kernel, launch
 from simgpu._memory.ownership import adopt
 from simgpu._native.relabel import HOST, relabel
+from simgpu._ops.checks import few_dims
 from simgpu._ops.dtypes import no_kernel
-from simgpu._ops.from_schema import computed_kernel
+from simgpu._ops.from_schema import computed
+from simgpu._ops.table import row
 from simgpu._random.fill import Source
 from simgpu._random.generator_state import Stream
 from simgpu._random.samplers import REAL, dropout_parameters, fill_mask
@@ -104,4 +106,5 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> Any:
     return tuple(adopt(tensor, index) for tensor in result)
 
 
-native_dropout_backward = computed_kernel(_aten.native_dropout_backward.default, _host_backward)
+row("native_dropout", kernel=native_dropout, checks=(few_dims,))
+row("native_dropout_backward", make=computed(_host_backward))

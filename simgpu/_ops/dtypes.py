@@ -1,10 +1,9 @@
-"""Dtypes that only the CPU's kernels have are refused; those that only CUDA's have are computed.
+"""Dtypes: which of them CUDA's kernels have, and how those are computed that the CPU's lack.
 
 `torch.mm` of two integer tensors is the best known: it works on the CPU, and ends a program on a
 GPU with '"addmm_cuda" not implemented for 'Long''. So does a tensor of float8 that is multiplied
-without `_scaled_mm`. Each rule names the dtypes that CUDA's kernel is compiled for, and the error.
-As on CUDA, wrong devices and shapes are told first, and where there is nothing to compute nothing
-is refused. The second part has the opposite: dtypes that CUDA has and the CPU has not.
+without `_scaled_mm`. The rows of operators name the dtypes that CUDA's kernel is compiled for, and
+the error. The second part has the opposite: dtypes that CUDA has and the CPU has not.
 
 Source: the AT_DISPATCH macros in PyTorch's aten/src/ATen/native/cuda, and the dtypes of CUDA in its
 operator database (torch.testing._internal.common_methods_invocations).
@@ -12,31 +11,30 @@ operator database (torch.testing._internal.common_methods_invocations).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.torch_version import TorchVersion
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
-from simgpu._core.operators import call_on_meta, refused_dtype
-from simgpu._ops import batch_norm, linalg
-from simgpu._ops.calls import PythonKernel
-from simgpu._util.naming import DEVICE_TYPE, visible_text
+from simgpu._ops.table import HostCode, facts_of
+from simgpu._util.naming import DEVICE_TYPE
 
 Tensor = torch.Tensor
 
 FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-_AND_COMPLEX = FLOATING | {torch.complex64, torch.complex128}
-_NO_HALF = frozenset({torch.float16, torch.bfloat16})
+INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+AND_COMPLEX = FLOATING | {torch.complex64, torch.complex128}
+HALF_DTYPES = frozenset({torch.float16, torch.bfloat16})
+UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 _ALL_FLOAT8 = frozenset(found for name, found in vars(torch).items() if name.startswith("float8_"))
 _ALL = frozenset(found for found in vars(torch).values() if isinstance(found, torch.dtype))
-_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
-_NO_COMPLEX_HALF = _ALL - {torch.complex32}
-_NO_FLOAT8 = _ALL - _ALL_FLOAT8
-_SINCE_2_14 = TorchVersion(torch.__version__) >= "2.14"
+NO_UNSIGNED = _ALL - UNSIGNED
+NO_COMPLEX_HALF = _ALL - {torch.complex32}
+NO_FLOAT8 = _ALL - _ALL_FLOAT8
+SINCE_2_14 = TorchVersion(torch.__version__) >= "2.14"
 _NO_KERNEL = "\"{}\" not implemented for '{}'"
 # The dtypes that tensor types have a name for in Python: torch.FloatTensor.
 _WITH_TENSOR_TYPE = (
@@ -63,7 +61,7 @@ _NAMES = {
 }
 
 
-class _Rule(NamedTuple):
+class Only(NamedTuple):
     """The dtypes that CUDA has for the tensors of a call, and the kernel that its error names.
 
     `copies_one`: of a tensor of one element, it only makes a copy, and has all dtypes. `of_first`:
@@ -76,67 +74,6 @@ class _Rule(NamedTuple):
     copies_one: bool = False
     of_first: bool = False
     promotes: bool = False
-
-
-_NO_UNSIGNED = _ALL - _UNSIGNED
-# By operator, or by operator and overload.
-_RULES: dict[str, _Rule] = {
-    "_addmm_activation": _Rule(_AND_COMPLEX, "addmm_cuda"),
-    "_upsample_bicubic2d_aa": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
-    "_upsample_bilinear2d_aa": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
-    "abs": _Rule(_NO_FLOAT8, "abs_cuda"),
-    "addbmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
-    "addcmul": _Rule(_NO_COMPLEX_HALF, "addcmul_cuda"),
-    "addmm": _Rule(_AND_COMPLEX, "addmm_cuda"),
-    "addmv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
-    "all": _Rule(_NO_COMPLEX_HALF - _ALL_FLOAT8 - _UNSIGNED, "and_cuda", copies_one=True),
-    "any": _Rule(_NO_COMPLEX_HALF - _ALL_FLOAT8 - _UNSIGNED, "or_cuda", copies_one=True),
-    "avg_pool2d": _Rule(FLOATING, "avg_pool2d_out_cuda_frame"),
-    "avg_pool3d": _Rule(FLOATING, "avg_pool3d_out_cuda"),
-    "baddbmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
-    "bmm": _Rule(_AND_COMPLEX, "baddbmm_cuda"),
-    **{
-        f"bitwise_{name}": _Rule(_NO_UNSIGNED, f"bitwise_{name}_cuda")
-        for name in ("and", "or", "xor")
-    },
-    "dot": _Rule(_AND_COMPLEX, "dot"),
-    **dict.fromkeys(
-        ("_embedding_bag", "_embedding_bag_forward_only"),
-        _Rule(FLOATING, "embedding_bag_cuda", of_first=True),
-    ),
-    **{
-        f"_foreach_{name}": _Rule(_NO_COMPLEX_HALF, f"foreach_{kernel}_cuda")
-        for kernel, names in {
-            "unary_op": (
-                *("acos", "asin", "atan", "cos", "cosh", "exp", "log", "neg", "reciprocal"),
-                *("rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
-            ),
-            "pointwise_op": ("addcdiv", "addcmul"),
-            "tensor_lerp_scalar": ("lerp.Scalar",),
-            "binary_op_list": ("add.List", "div.List", "mul.List", "sub.List"),
-            "binary_op_scalar": ("add.Scalar", "div.Scalar", "mul.Scalar", "pow.Scalar"),
-        }.items()
-        for name in names
-    },
-    **dict.fromkeys(("index", "masked_select"), _Rule(_NO_UNSIGNED, "index_cuda", of_first=True)),
-    **dict.fromkeys(
-        ("index_add", "scatter_add"),
-        _Rule(_NO_UNSIGNED, "cuda_scatter_gather_base_kernel_func", of_first=True),
-    ),
-    "isinf": _Rule(_NO_FLOAT8, "abs_cuda"),
-    "linalg_vector_norm": _Rule(_AND_COMPLEX | {torch.complex32}, "norm_cuda"),
-    "max_pool2d_with_indices": _Rule(FLOATING, "max_pool2d_with_indices_out_cuda_frame"),
-    "max_pool3d_with_indices": _Rule(FLOATING, "max_pool3d_with_indices_out_frame"),
-    "mm": _Rule(_AND_COMPLEX, "addmm_cuda"),
-    "mul": _Rule(_NO_FLOAT8 - _UNSIGNED, "mul_cuda", promotes=True),
-    "mv": _Rule(_AND_COMPLEX, "addmv_impl_cuda"),
-    "roll": _Rule(_NO_FLOAT8 - _UNSIGNED, "roll_cuda"),
-    "scatter.value": _Rule(_NO_UNSIGNED, "cuda_scatter_fill_base_kernel_func", of_first=True),
-    "sort": _Rule(_NO_UNSIGNED, "sortKeyValueInplace", copies_one=True),
-    "topk": _Rule(_NO_FLOAT8 - _UNSIGNED, "topk_out_cuda"),
-    "upsample_bicubic2d": _Rule(FLOATING, "upsample_bicubic2d_out_frame"),
-    "upsample_bilinear2d": _Rule(FLOATING, "upsample_bilinear2d_out_frame"),
-}
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -159,236 +96,20 @@ def no_kernel(kernel: str, dtype: torch.dtype) -> NotImplementedError:
     return NotImplementedError(_NO_KERNEL.format(kernel, name_of(dtype)))
 
 
-def _angle(self: Tensor, **_: Any) -> None:
-    if self.dtype in _NO_HALF and not _SINCE_2_14:
-        raise no_kernel("angle_cuda", self.dtype)
-
-
-def _convolution(input: Tensor, weight: Tensor, **_: Any) -> None:
-    if input.dtype != weight.dtype:
-        found = (visible_text(type_of(tensor)) for tensor in (input, weight))
-        raise RuntimeError("Input type ({}) and weight type ({}) should be the same".format(*found))
-    if input.dtype in (torch.int8, torch.uint8, torch.int32):
-        raise RuntimeError("GET was unable to find an engine to execute this computation")
-    if not input.is_floating_point():
-        raise RuntimeError(
-            f"getCudnnDataTypeFromScalarType() not supported for {name_of(input.dtype)}"
-        )
-
-
-def _histc(self: Tensor, **_: Any) -> None:
-    if _SINCE_2_14:
-        return
-    if self.dtype is torch.float16:
-        raise RuntimeError("HalfTensor is not supported")
-    if self.dtype is torch.bfloat16:
-        raise no_kernel("histc", self.dtype)
-
-
-def _chances(self: Tensor, p: Tensor, **_: Any) -> None:
-    if not p.is_floating_point() and self.numel():
-        raise RuntimeError(
-            f"expected probabilities tensor to have floating type, got {name_of(p.dtype)}"
-        )
-
-
-def _randperm(
-    n: int, dtype: torch.dtype | None = None, out: Tensor | None = None, **_: Any
-) -> None:
-    dtype = dtype if out is None else out.dtype
-    if dtype is torch.bfloat16 and n:
-        raise no_kernel("randperm_out_cuda", dtype)
-
-
-def _unscale(self: Sequence[Tensor], **_: Any) -> None:
-    """What GradScaler.unscale_ calls: CUDA has no kernel for gradients of bfloat16."""
-    for gradient in self:
-        if gradient.dtype is torch.bfloat16 and gradient.numel():
-            raise no_kernel("_amp_foreach_non_finite_check_and_unscale_cuda", gradient.dtype)
-
-
-def _igamma(kernel: str, self: Tensor, other: Tensor, **_: Any) -> None:
-    if (dtype := torch.result_type(self, other)) in _NO_HALF:
-        raise no_kernel(kernel, dtype)
-
-
-def _normalized(input: Tensor, weight: Tensor | None, bias: Tensor | None, **_: Any) -> None:
-    """Parameters have the input's dtype, also beside halves, where the CPU takes others."""
-    for parameter in (weight, bias):
-        if parameter is not None and parameter.dtype != input.dtype:
-            raise RuntimeError(
-                f"expected scalar type {name_of(input.dtype)} but found {name_of(parameter.dtype)}"
-            )
-
-
-def _scaled_mm(
-    self: Tensor,
-    mat2: Tensor,
-    *,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    **_: Any,
-) -> None:
-    for matrix in (self, mat2):
-        if matrix.dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):  # those of AMD
-            raise RuntimeError(f"Cannot convert ScalarType {name_of(matrix.dtype)} to cudaDataType")
-    if self.dtype is mat2.dtype is torch.float8_e5m2:
-        raise RuntimeError("Multiplication of two Float8_e5m2 matrices is not supported")
-    if bias is not None:
-        _bias_of_scaled_mm(bias.dtype, out_dtype or self.dtype)
-
-
-def _bias_of_scaled_mm(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
-    """What cuBLAS adds while it multiplies (ATen/native/cuda/ScaledBlas.cpp)."""
-    if out_dtype is torch.float32:
-        raise ValueError("Bias is not supported when out_dtype is set to Float32")
-    if dtype not in _NO_HALF:
-        raise ValueError(f"Bias must be BFloat16 or Half, but got {name_of(dtype)}")
-    for wanted, name in ((torch.bfloat16, "BFloat16"), (torch.float16, "Float16")):
-        if out_dtype is wanted is not dtype:
-            raise ValueError(
-                f"Bias must be {name} to compute {name_of(out_dtype)} output, but got "
-                f"{name_of(dtype)}"
-            )
-
-
-def _vdot(self: Tensor, **_: Any) -> None:
-    if self.dtype not in _AND_COMPLEX:
-        raise no_kernel("vdot" if self.is_complex() else "dot", self.dtype)
-
-
-def _index_reduce(self: Tensor, reduce: str, **_: Any) -> None:
-    """Numbers with an order are reduced to all; `amax` and `amin` of others the host refuses."""
-    if reduce in ("prod", "mean") and self.dtype not in FLOATING | _INTEGERS:
-        raise no_kernel("index_reduce", self.dtype)
-
-
-def _scatter_reduce(
-    self: Tensor,
-    reduce: str,
-    *,
-    kernel: str = "cuda_scatter_gather_base_kernel_func",
-    **_: Any,
-) -> None:
-    no_order = self.is_complex() or self.dtype is torch.bool
-    if (no_order and reduce not in ("sum", "add")) or self.dtype in _UNSIGNED:
-        raise no_kernel(kernel, self.dtype)
-
-
-# What more than one dtype decides, or other words tell; called with the arguments by their names.
-_SPECIAL: dict[str, Callable[..., None]] = {
-    "_amp_foreach_non_finite_check_and_unscale": _unscale,
-    "_scaled_mm": _scaled_mm,
-    "_scaled_mm_v2": _scaled_mm,
-    "angle": _angle,
-    "bernoulli.Tensor": _chances,
-    "convolution": _convolution,
-    "histc": _histc,
-    "igamma": partial(_igamma, "igamma_cuda"),
-    "igammac": partial(_igamma, "igammac_cuda"),
-    "index_reduce": _index_reduce,
-    "native_group_norm": _normalized,
-    "native_layer_norm": _normalized,
-    "randperm": _randperm,
-    "scatter.reduce": _scatter_reduce,
-    "scatter.value_reduce": partial(
-        _scatter_reduce, kernel="cuda_scatter_fill_base_kernel_reduce_multiply"
-    ),
-    "scatter_reduce": _scatter_reduce,
-    "vdot": _vdot,
-}
-
-
-def with_dtype_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
-    """`kernel`, behind the rule about its operator's dtypes; most have none."""
-    name = op._schema.name.removeprefix("aten::").removesuffix("_")
-    names = [argument.name for argument in op._schema.arguments]
-    overload = op._schema.overload_name.removesuffix("_out")
-    special = _SPECIAL.get(name) or _SPECIAL.get(f"{name}.{overload}")
-    if special is not None:
-
-        def run_specially(*args: Any, **kwargs: Any) -> Any:
-            try:
-                special(**dict(zip(names, args, strict=False)), **kwargs)
-            except (RuntimeError, ValueError):
-                if _computes(op, args, kwargs):
-                    raise
-            return kernel(*args, **kwargs)
-
-        return run_specially
-    rule = _RULES.get(name) or _RULES.get(f"{name}.{overload}")
-    if rule is None:
-        return kernel
-    dtypes, its_kernel, copies_one, of_first, promotes = rule
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        first = args[0]
-        dtype = kwargs.get("dtype")
-        if dtype is None:
-            dtype = first.dtype if isinstance(first, Tensor) else _dtype_of_others(args)
-        if dtype in dtypes or dtype is None:
-            return kernel(*args, **kwargs)
-        if _computes(op, args, kwargs, not of_first, copies_one):
-            dtype = torch.result_type(*args[:2]) if promotes else dtype
-            if dtype not in dtypes:
-                raise no_kernel(its_kernel, dtype)
-        return kernel(*args, **kwargs)
-
-    return run
-
-
-def _dtype_of_others(args: Sequence[Any]) -> torch.dtype | None:
-    """The dtype of a list's first tensor; of the second argument, where a number comes first."""
-    first, *others = args
-    if isinstance(first, (list, tuple)):
-        return first[0].dtype if first else None
-    return getattr(others[0], "dtype", None)  # `torch.mul(2, x)` as an operator
-
-
-def _computes(
-    op: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    one_dtype: bool = False,
-    copies_one: bool = False,
-) -> bool:
-    """Whether devices and shapes (and dtypes) go together, and leave something to compute."""
-    outputs = {a.name for a in op._schema.arguments if a.is_out}
-    inputs = [value for name, value in kwargs.items() if name not in outputs]
-    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    if any(leaf.numel() == 0 for leaf in tree_leaves((args, inputs)) if isinstance(leaf, Tensor)):
-        return False
-    if copies_one and args[0].numel() == 1:
-        return False
-    if len({tensor.device for tensor in tensors}) > 1:
-        return False
-    if one_dtype and len({tensor.dtype for tensor in tensors}) > 1:
-        return False
-    try:
-        call_on_meta(op, args, kwargs)
-    except NotImplementedError:
-        return True  # no meta kernel: nothing to ask
-    except (RuntimeError, IndexError, ValueError) as error:
-        return refused_dtype(error)  # otherwise the host's kernel tells
-    return True
-
-
 # Dtypes for which CUDA has a kernel and the CPU has none: computed in a wider one, and rounded.
 #
 # `avg_pool3d` and Fourier transforms of float16, `histc` of integers: what a GPU computes must not
 # end a program here. A kernel of CUDA computes a narrow dtype in a wider one and rounds once, and
-# so does the host code here. The other part has the opposite.
+# so does the host code here. The part before has the opposite.
 
-HostCode = Callable[..., Any]
 Dtypes = Mapping[torch.dtype, torch.dtype]
-_sum = torch.ops.aten.sum.dim_IntList._handle.redispatch_boxed
 
 _HALF = {torch.float16: torch.float32}
-_HALVES = {**_HALF, torch.bfloat16: torch.float32}
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+HALVES = {**_HALF, torch.bfloat16: torch.float32}
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 # Integers of as many bits, for what is only moved.
 _BITS = {
-    **dict.fromkeys(_FLOAT8, torch.uint8),
+    **dict.fromkeys(FLOAT8, torch.uint8),
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,
     torch.uint64: torch.int64,
@@ -396,47 +117,10 @@ _BITS = {
 }
 if hasattr(torch, "float8_e8m0fnu"):  # since 2.7
     _BITS[torch.float8_e8m0fnu] = torch.uint8
-_COMPLEX = {torch.complex32: torch.complex64}
-# Signed integers that hold them, but for the largest of 64 bits, which stay what is not zero.
-_UNSIGNED_WIDER_DTYPES = dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), torch.int64)
-_INTEGERS_WIDER_DTYPES = dict.fromkeys(
+COMPLEX_HALF = {torch.complex32: torch.complex64}
+INTEGERS_AS_DOUBLES = dict.fromkeys(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.float64
 )
-
-
-def _without_trace(wider: dict[torch.dtype, torch.dtype]) -> dict[torch.dtype, torch.dtype]:
-    """Those of which the host has no trace: older releases have none of halves."""
-    found = {}
-    for dtype, wide in wider.items():
-        try:
-            torch.trace(torch.zeros(1, 1, dtype=dtype, device="cpu"))
-        except NotImplementedError:
-            found[dtype] = wide
-    return found
-
-
-# Which dtype is computed in which, by the name of the operator.
-_WIDER: dict[str, dict[torch.dtype, torch.dtype]] = {
-    "_fft_c2c": _COMPLEX,
-    "_fft_c2r": _COMPLEX,
-    "_fft_r2c": _HALVES,
-    "_sample_dirichlet": _HALVES,
-    "_standard_gamma": _HALVES,
-    "_standard_gamma_grad": _HALVES,
-    "_upsample_bicubic2d_aa": _HALVES,
-    "_upsample_bicubic2d_aa_backward": _HALVES,
-    "_upsample_bilinear2d_aa": _HALVES,
-    "_upsample_bilinear2d_aa_backward": _HALVES,
-    "avg_pool3d": _HALVES,
-    "avg_pool3d_backward": _HALVES,
-    "histc": {**_INTEGERS_WIDER_DTYPES, **_HALVES},
-    "multi_margin_loss": _HALVES,
-    "multi_margin_loss_backward": _HALVES,
-    "multilabel_margin_loss_backward": _HALVES,
-    "multilabel_margin_loss_forward": _HALVES,
-    "sparse_sampled_addmm": _HALVES,
-    "trace": {**_COMPLEX, **_without_trace(_HALVES), torch.bool: torch.uint8},
-}
 # What becomes of the dtype of a result, where the arguments were of this one.
 _BACK = {
     torch.float16: {torch.float32: torch.float16, torch.complex64: torch.complex32},
@@ -447,55 +131,56 @@ _BACK = {
         torch.complex64: torch.complex32,
         torch.complex128: torch.complex32,
     },
-    **{dtype: {wide: dtype} for dtype, wide in _INTEGERS_WIDER_DTYPES.items()},
+    **{dtype: {wide: dtype} for dtype, wide in INTEGERS_AS_DOUBLES.items()},
     torch.bool: {},
 }
 
 
-class _Refused(NamedTuple):
-    """What arguments become once the host's kernel has refused them, and results after it."""
+class Wider(NamedTuple):
+    """The dtype in which each is computed where the first argument has it."""
+
+    wider: Dtypes
+
+    def applied(self, op: torch._ops.OpOverload, stock: HostCode) -> HostCode:
+        """What calls `stock` with wider tensors."""
+        return partial(_compute, stock, self.wider, _written(op))
+
+
+class AfterRefusal(NamedTuple):
+    """The same where PyTorch's kernel is asked first, which costs operators hardly anything.
+
+    `wider` has what arguments become once the host's kernel has refused them, `back` what results
+    become after it.
+    """
 
     wider: Dtypes
     back: Dtypes
 
+    def applied(self, op: torch._ops.OpOverload, stock: HostCode) -> HostCode:
+        """`stock`, and wider tensors once it has refused."""
+        return _asking_first(stock, partial(_in_wider, stock, self, _written(op)))
+
+
+class Moved(NamedTuple):
+    """Numbers are only moved, so that integers of as many bits do; one number, for float8 only."""
+
+    one_number: bool = False
+
+    def applied(self, op: torch._ops.OpOverload, stock: HostCode) -> HostCode:
+        """`stock`, and bits once it has refused."""
+        return _asking_first(
+            stock, partial(_number_in_bits if self.one_number else _in_bits, stock)
+        )
+
 
 # Halves are among the arguments where a number or a tensor of no dimension makes them complex.
-_COMPLEX_HALVES = _Refused({**_COMPLEX, **_HALF}, _BACK[torch.complex32])
-_REFUSED: dict[str, _Refused] = {
-    "abs": _Refused({torch.bool: torch.uint8}, {torch.uint8: torch.bool}),
-    "count_nonzero": _Refused(
-        {**_UNSIGNED_WIDER_DTYPES, **dict.fromkeys(_FLOAT8, torch.float32)}, {}
-    ),
-    **dict.fromkeys(
-        (
-            *("acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "cos", "cosh", "dist"),
-            *(
-                "div",
-                "equal",
-                "exp",
-                "lerp",
-                "linalg_vector_norm",
-                "log",
-                "logaddexp",
-                "nansum",
-                "norm",
-            ),
-            *("pow", "prod", "rsqrt", "sigmoid"),
-            *("sigmoid_backward", "sin", "sinh", "sqrt", "sum", "tan", "tanh", "tanh_backward"),
-        ),
-        _COMPLEX_HALVES,
-    ),
-}
-# What only moves numbers.
-_MOVED = ("flip", "gather", "gather.out", "scatter.src", "scatter.src_out")
-# The same with one number, which CUDA takes for float8 only, and since a release.
-_FILLED = ("scatter.value", "scatter.value_out") if torch.__version__ >= "2.15" else ()
+COMPLEX_HALVES = AfterRefusal({**COMPLEX_HALF, **_HALF}, _BACK[torch.complex32])
 
 
 def host_code(op: torch._ops.OpOverload) -> HostCode | None:
     """What computes `op` on the host, or None where PyTorch's own kernel has all dtypes."""
+    own = facts_of(op).host
     stock: HostCode = op._handle.redispatch_boxed
-    own = _HOST_CODE.get(op._schema.name)
     if own is not None:
         stock = partial(own, stock)
     return widened(op, stock) or (None if own is None else stock)
@@ -503,22 +188,16 @@ def host_code(op: torch._ops.OpOverload) -> HostCode | None:
 
 def widened(op: torch._ops.OpOverload, stock: HostCode) -> HostCode | None:
     """What calls `stock` with wider tensors where it has to, or None where it has all dtypes."""
-    name = op._schema.name.removeprefix("aten::").removesuffix("_")
-    written = [
+    wider = facts_of(op).wider
+    return None if wider is None else wider.applied(op, stock)
+
+
+def _written(op: torch._ops.OpOverload) -> list[tuple[int, str]]:
+    return [
         (position, a.name)
         for position, a in enumerate(op._schema.arguments)
         if a.alias_info and a.alias_info.is_write
     ]
-    if name in _WIDER:
-        return partial(_compute, stock, _WIDER[name], written)
-    if name in _REFUSED:
-        return _asking_first(stock, partial(_in_wider, stock, _REFUSED[name], written))
-    overload = f"{name}.{op._schema.overload_name}".removesuffix(".")
-    if overload in _MOVED:
-        return _asking_first(stock, partial(_in_bits, stock))
-    if overload in _FILLED:
-        return _asking_first(stock, partial(_number_in_bits, stock))
-    return None
 
 
 def _compute(
@@ -533,7 +212,7 @@ def _compute(
     narrow = args[0].dtype
     if narrow not in wider:
         return stock(keys, *args, **kwargs)
-    return _in_wider(stock, _Refused(wider, _BACK[narrow]), written, keys, args, kwargs)
+    return _in_wider(stock, AfterRefusal(wider, _BACK[narrow]), written, keys, args, kwargs)
 
 
 def _asking_first(stock: HostCode, otherwise: HostCode) -> HostCode:
@@ -559,7 +238,7 @@ def _once_refused(refusal: NotImplementedError, otherwise: HostCode, *call: Any)
 
 def _in_wider(
     stock: HostCode,
-    dtypes: _Refused,
+    dtypes: AfterRefusal,
     written: Sequence[tuple[int, str]],
     keys: torch._C.DispatchKeySet,
     args: tuple[Any, ...],
@@ -619,66 +298,8 @@ def _number_in_bits(
 ) -> Any:
     """`scatter` of one number: `stock` with its bits, if the tensor is of float8."""
     *others, number = args
-    if others[0].dtype not in _FLOAT8:
+    if others[0].dtype not in FLOAT8:
         return stock(keys, *args, **kwargs)  # which refuses
     with torch._C.DisableTorchFunction():
         bits = torch.tensor(number, device="cpu").to(others[0].dtype).view(torch.uint8).item()
     return _in_bits(stock, keys, (*others, bits), kwargs)
-
-
-def _sum_of_numbers(
-    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
-) -> Any:
-    """`nansum`, of complex numbers too."""
-    if not self.is_complex():
-        return stock(keys, self, *args, **kwargs)
-    out = kwargs.pop("out", None)
-    total = _sum(keys, self.masked_fill(self.isnan(), 0), *(args or (None,)), **kwargs)
-    return total if out is None else out.resize_(total.shape).copy_(total)
-
-
-def _identity(stock: HostCode, keys: torch._C.DispatchKeySet, *args: Any, **options: Any) -> Any:
-    """`eye` of any dtype, which the numbers become when they are there."""
-    try:
-        return stock(keys, *args, **options)
-    except NotImplementedError:
-        if options.get("out") is not None:
-            raise
-    dtype = options.pop("dtype")
-    return stock(keys, *args, **options, dtype=torch.int64).to(dtype)
-
-
-def _unpooled(
-    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
-) -> Any:
-    """`max_unpool2d`, `max_unpool3d`: numbers are moved, integers of 64 bits as they are."""
-    if self.dtype not in _INTEGERS_WIDER_DTYPES or kwargs:
-        return stock(keys, self, *args, **kwargs)
-    with torch._C.DisableTorchFunction():
-        if self.dtype is torch.int64:
-            return stock(keys, self.view(torch.float64), *args).view(self.dtype)
-        return stock(keys, self.to(torch.float64), *args).to(self.dtype)
-
-
-def _median(
-    stock: HostCode, keys: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any
-) -> Any:
-    """`median`, `nanmedian` of all elements, which CUDA sorts: of bools too."""
-    if self.is_complex() and not (args or kwargs):
-        raise RuntimeError(" Sort does not support complex dtypes on CPU")  # it says so of any
-    if self.dtype is not torch.bool or args or kwargs:
-        return stock(keys, self, *args, **kwargs)
-    with torch._C.DisableTorchFunction():
-        return stock(keys, self.to(torch.uint8)).to(torch.bool)
-
-
-_HOST_CODE: dict[str, HostCode] = {
-    "aten::eye": _identity,
-    "aten::max_unpool2d": _unpooled,
-    "aten::max_unpool3d": _unpooled,
-    "aten::median": _median,
-    "aten::nanmedian": _median,
-    "aten::nansum": _sum_of_numbers,
-    **batch_norm.HOST_CODE,
-    **linalg.HOST_CODE,
-}

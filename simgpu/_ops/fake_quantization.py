@@ -15,58 +15,45 @@ from typing import Any
 
 import torch
 
-from simgpu._ops.calls import overload
-from simgpu._ops.checks import moving_average
 from simgpu._ops.from_schema import device_kernel
+from simgpu._ops.table import PythonKernel, row
 
 Tensor = torch.Tensor
 
 
-_OBSERVER = overload("_fused_moving_avg_obs_fq_helper")
-_observe = device_kernel(_OBSERVER)
+def _moving_average(input: Tensor, dim: int, per_row: bool, buffers: dict[str, Tensor]) -> None:
+    """Ranges to average: one, or one for each channel. Called once there is room for them."""
+    if dim >= input.dim():
+        return  # the kernel says so
+    channels = input.shape[dim] if per_row else 1
+    for name, given in buffers.items():
+        if given.numel() < channels:
+            raise RuntimeError(
+                f"_fused_moving_avg_obs_fq_helper: expected {name} of {channels} numbers, one for "
+                f"each range, got shape {tuple(given.shape)}"
+            )
 
 
-def fused_observer(
-    self: Tensor,
-    observer_on: Tensor,
-    fake_quant_on: Tensor,
-    running_min: Tensor,
-    running_max: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    averaging_const: float,
-    quant_min: int,
-    quant_max: int,
-    ch_axis: int,
-    per_row_fake_quant: bool = False,
-    symmetric_quant: bool = False,
-) -> Any:
+_NAMES = ("running_min", "running_max", "scale", "zero_point")
+
+
+def _fused_observer(observer: torch._ops.OpOverload) -> PythonKernel:
     """`torch.fused_moving_avg_obs_fake_quant` without autograd: the quantized, and its mask."""
-    if per_row_fake_quant and running_min.numel() == 0 and ch_axis < self.dim():
-        channels = self.shape[ch_axis]
-        running_min.resize_(channels).fill_(math.inf)
-        running_max.resize_(channels).fill_(-math.inf)
-        scale.resize_(channels)
-        zero_point.resize_(channels)
-    buffers = {
-        "running_min": running_min,
-        "running_max": running_max,
-        "scale": scale,
-        "zero_point": zero_point,
-    }
-    moving_average(self, ch_axis, per_row_fake_quant, buffers)
-    return _observe(
-        self,
-        observer_on,
-        fake_quant_on,
-        running_min,
-        running_max,
-        scale,
-        zero_point,
-        averaging_const,
-        quant_min,
-        quant_max,
-        ch_axis,
-        per_row_fake_quant,
-        symmetric_quant,
-    )
+    observe = device_kernel(observer)
+
+    def run(self: Tensor, observer_on: Tensor, fake_quant_on: Tensor, *given: Any) -> Any:
+        buffers, dim = dict(zip(_NAMES, given[:4], strict=True)), given[7]
+        per_row = len(given) > 8 and given[8]
+        if per_row and given[0].numel() == 0 and dim < self.dim():
+            channels = self.shape[dim]
+            buffers["running_min"].resize_(channels).fill_(math.inf)
+            buffers["running_max"].resize_(channels).fill_(-math.inf)
+            buffers["scale"].resize_(channels)
+            buffers["zero_point"].resize_(channels)
+        _moving_average(self, dim, per_row, buffers)
+        return observe(self, observer_on, fake_quant_on, *given)
+
+    return run
+
+
+row("_fused_moving_avg_obs_fq_helper", make=_fused_observer)

@@ -16,7 +16,8 @@ import torch
 from torch.torch_version import TorchVersion
 
 from simgpu._core.launch import HOST_KEYS
-from simgpu._ops.calls import PythonKernel, overload
+from simgpu._ops.dtypes import COMPLEX_HALF, HALVES, Wider
+from simgpu._ops.table import PythonKernel, row
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -33,9 +34,8 @@ _NAMES = (
 
 def _kernel(name: str) -> PythonKernel:
     """The kernel of torch.fft's function `name`."""
-    op = overload(f"fft_{name}")
-    compose = partial(op._handle.redispatch_boxed, HOST_KEYS)
     call = getattr(_aten, f"fft_{name}").default
+    compose = partial(call._handle.redispatch_boxed, HOST_KEYS)
 
     def run(_: torch._C.DispatchKeySet, self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.dtype is torch.bfloat16 and _TAKES_BFLOAT16:
@@ -45,7 +45,7 @@ def _kernel(name: str) -> PythonKernel:
         if name not in _OF_REAL:
             return call(self.to(torch.complex32), *args, **kwargs)
         call(self.to("meta"), *args, **kwargs)  # says what is wrong with the arguments
-        given = dict(zip((a.name for a in op._schema.arguments[1:]), args, strict=False))
+        given = dict(zip((a.name for a in call._schema.arguments[1:]), args, strict=False))
         return _of_halves(name, self, **{**given, **kwargs})
 
     return run
@@ -78,4 +78,29 @@ def _of_halves(
     return _aten._fft_c2c(found, dims[:-1], mode, False)  # type: ignore[no-any-return]
 
 
-KERNELS: dict[str, PythonKernel] = {f"fft_{name}": _kernel(name) for name in _NAMES}
+def transformed_dims(arguments: dict[str, Any]) -> None:
+    """Dimensions of the tensor, counted from its first; powers of two for numbers of 16 bits."""
+    given: Tensor = arguments["self"]
+    for dim in arguments["dim"]:
+        if not 0 <= dim < given.dim():
+            raise IndexError(
+                f"a Fourier transform of a tensor of {given.dim()} dimensions has no dim {dim}"
+            )
+    if given.dtype not in (torch.float16, torch.complex32) or not given.numel():
+        return
+    sizes = [given.shape[dim] for dim in arguments["dim"]]
+    if "last_dim_size" in arguments and sizes:
+        sizes[-1] = arguments["last_dim_size"]
+    if any(size & (size - 1) for size in sizes):
+        raise RuntimeError(
+            "cuFFT only supports dimensions whose sizes are powers of two when computing in half "
+            f"precision, but got a signal size of{sizes}"
+        )
+
+
+for _name in _NAMES:
+    row(f"fft_{_name}", above_autograd=_kernel(_name))
+row("_fft_c2c", "_fft_c2r", checks=(transformed_dims,), wider=Wider(COMPLEX_HALF))
+row("_fft_r2c", checks=(transformed_dims,), wider=Wider(HALVES))
+# Its meta kernel does not conjugate lazily.
+row("_fft_c2r", "_fft_r2c", wrong_on_meta=True)

@@ -14,6 +14,7 @@ general       all the rest: `convolution`, `native_layer_norm`, `scatter_`
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,9 +32,10 @@ from simgpu._memory import pinned
 from simgpu._memory.ownership import MANY, adopt, adopt_all, check_memory, on_one_storage
 from simgpu._memory.storages import grow
 from simgpu._native.relabel import host_alias
-from simgpu._ops.calls import NUMBERS, Arguments, PythonKernel, Schema, kept_number, result_picker
+from simgpu._ops.calls import NUMBERS, Arguments, Schema, kept_number, result_picker
 from simgpu._ops.dtypes import host_code
 from simgpu._ops.random import Draw, draw_something, random_kernel
+from simgpu._ops.table import PythonKernel, facts_of
 from simgpu.errors import DeviceMismatchError, UnsupportedError
 
 # Kernels for operators with `out=` arguments, as in `torch.add(x, y, out=z)`.
@@ -423,28 +425,25 @@ def computed_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]
     return functional_kernel(Kernel(op, run), Arguments(op))
 
 
-# Kernels for operators on lists of tensors: `_foreach_add_` and its kin, used by optimizers.
+def computed(host_function: Callable[..., Any]) -> Callable[[torch._ops.OpOverload], PythonKernel]:
+    """What makes such a kernel, for the field `make` of a row."""
+    return functools.partial(computed_kernel, host_function=host_function)
 
-# These combine one tensor without dimensions with each of a list: whether it may lie on the host.
-_ONE_FOR_ALL = {
-    f"aten::_foreach_{name}{in_place}.Tensor": name != "add"
-    for name in ("add", "div", "mul")
-    for in_place in ("", "_")
-}
-# CUDA's kernels of these count no change of their tensors, if they are computed in one launch.
-_UNCOUNTED = (
-    "aten::_foreach_lerp_.Scalar",
-    "aten::_foreach_lerp_.ScalarList",
-    "aten::_foreach_zero_",
-)
+
+def as_it_is(op: torch._ops.OpOverload) -> PythonKernel:
+    """PyTorch's own code for `op`, which is the same under every key, on the device's tensors."""
+    return functools.partial(op._handle.redispatch_boxed, HOST_KEYS)
+
+
+# Kernels for operators on lists of tensors: `_foreach_add_` and others, used by optimizers.
 
 
 def foreach_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
     """One launch if all tensors of the lists are on one device, else one for each tensor."""
     written = Schema(kernel.op).written
     in_one = (mutating_kernel if written else functional_kernel)(kernel, reader)
-    takes_host = _ONE_FOR_ALL.get(kernel.op._name)
-    uncounted = kernel.op._name in _UNCOUNTED
+    facts = facts_of(kernel.op)
+    takes_host = facts.one_on_host
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if takes_host is not None:
@@ -453,7 +452,7 @@ def foreach_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
             result = in_one(*args, **kwargs)
         except DeviceMismatchError:
             return kernel.run(HOST_KEYS, *args, **kwargs)  # a loop over the device's tensors
-        if uncounted and _fit_one_launch(args[0]):
+        if facts.uncounted and _fit_one_launch(args[0]):
             return result
         for position in written:
             move_versions(args[position])

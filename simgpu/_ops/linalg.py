@@ -1,18 +1,29 @@
 """Linear algebra where cuSOLVER and LAPACK take other arguments.
 
 `torch.linalg.lstsq` knows one driver on CUDA, `svd` knows three, and `lu` needs no pivots; the host
-has other drivers, none, and always pivots. The functions named `*_driver` and `ldl_solve` are
-checks for `table.CHECKS`, and `HOST_CODE` says what computes an operator on the host.
+has other drivers, none, and always pivots.
 
 Source: aten/src/ATen/native/BatchLinearAlgebra.cpp and native/cuda/linalg.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from simgpu._native.relabel import host_alias
+from simgpu._ops.checks import few_dims, reads_values, refuse
+from simgpu._ops.dtypes import (
+    AND_COMPLEX,
+    COMPLEX_HALF,
+    COMPLEX_HALVES,
+    HALVES,
+    Only,
+    Wider,
+)
+from simgpu._ops.table import HostCode, row
 
 Tensor = torch.Tensor
 _SVD_DRIVERS = ("gesvd", "gesvdj", "gesvda")
@@ -47,17 +58,17 @@ def ldl_solve(arguments: dict[str, Any]) -> None:
         )
 
 
-def _lstsq(stock: Callable[..., Any], *args: Any, driver: str | None = None, **kwargs: Any) -> Any:
+def _lstsq(stock: HostCode, *args: Any, driver: str | None = None, **kwargs: Any) -> Any:
     """The answers that CUDA's only driver gives, which tells no rank."""
     return stock(*args, driver="gels", **kwargs)
 
 
-def _svd(stock: Callable[..., Any], *args: Any, driver: str | None = None, **kwargs: Any) -> Any:
+def _svd(stock: HostCode, *args: Any, driver: str | None = None, **kwargs: Any) -> Any:
     return stock(*args, driver=None, **kwargs)
 
 
 def _lu_factor_ex(
-    stock: Callable[..., Any],
+    stock: HostCode,
     keys: torch._C.DispatchKeySet,
     A: Tensor,
     *,
@@ -74,7 +85,7 @@ def _lu_factor_ex(
 
 
 def _lu(
-    stock: Callable[..., Any],
+    stock: HostCode,
     keys: torch._C.DispatchKeySet,
     A: Tensor,
     *,
@@ -91,7 +102,7 @@ def _lu(
 
 
 def _factors(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L and U in one matrix, the pivots of nobody, and the first zero on the diagonal, from 1."""
+    """L and U in one matrix, pivots that swap no rows, and the first zero on the diagonal."""
     *batch, rows, columns = A.shape
     rank = min(rows, columns)
     both = A.mT.clone(memory_format=torch.contiguous_format).mT  # by columns, as LAPACK's
@@ -116,9 +127,72 @@ def _into(found: Sequence[Tensor], out: dict[str, Tensor], names: Sequence[str])
     )
 
 
-HOST_CODE: dict[str, Callable[..., Any]] = {
-    "aten::_linalg_svd": _svd,
-    "aten::linalg_lstsq": _lstsq,
-    "aten::linalg_lu": _lu,
-    "aten::linalg_lu_factor_ex": _lu_factor_ex,
-}
+@reads_values
+def pivots(arguments: dict[str, Any]) -> None:
+    """Pivots name rows of their matrix; LAPACK swaps whatever rows it is told."""
+    matrix, pivots = (
+        next(arguments[name] for name in names if name in arguments)
+        for names in (("LU", "LU_data", "LD"), ("pivots", "LU_pivots"))
+    )
+    if matrix.dim() < 2 or pivots.is_floating_point() or pivots.is_complex():
+        return  # the kernel says so
+    rows = matrix.shape[-2]
+    expected = (*matrix.shape[:-2], min(matrix.shape[-2:]))
+    host = host_alias(pivots)
+    inside = (host.abs() >= 1) & (host.abs() <= rows)
+    if "LD" in arguments:  # a block of two rows has two equal negative pivots
+        halves = (host < 0).sum(-1) % 2 == 0
+        inside = inside & halves.unsqueeze(-1) if host.dim() else inside
+    else:
+        inside = inside & (host > 0)
+    if pivots.shape != expected or not bool(inside.all()):
+        raise RuntimeError(
+            f"pivots must be of shape {expected} and name rows from 1 to {rows}, got "
+            f"{tuple(pivots.shape)}"
+        )
+
+
+def linear_combination(arguments: dict[str, Any]) -> None:
+    """A coefficient for each of the tensors that are combined."""
+    input, coefficients = arguments["input"], arguments["coefficients"]
+    if coefficients.dim() != 2 or not input.dim() or input.shape[0] != coefficients.shape[1]:
+        refuse("_compute_linear_combination", arguments, "input", "coefficients")
+
+
+def _without_trace(wider: dict[torch.dtype, torch.dtype]) -> dict[torch.dtype, torch.dtype]:
+    """Those of which the host has no trace: older releases have none of halves."""
+    found = {}
+    for dtype, wide in wider.items():
+        try:
+            torch.trace(torch.zeros(1, 1, dtype=dtype, device="cpu"))
+        except NotImplementedError:
+            found[dtype] = wide
+    return found
+
+
+row("_linalg_svd", host=_svd, checks=(svd_driver,), wrong_on_meta=True)
+row("linalg_eig", wrong_on_meta=True)
+row("linalg_ldl_solve", checks=(ldl_solve, pivots))
+row("linalg_lstsq", host=_lstsq, checks=(lstsq_driver,))
+row("linalg_lu", host=_lu)
+row("linalg_lu_factor_ex", host=_lu_factor_ex)
+row("linalg_lu_solve", checks=(pivots,), wrong_on_meta=True)
+row("lu_unpack", checks=(pivots,))
+row(
+    "linalg_vector_norm",
+    dtypes=Only(AND_COMPLEX | {torch.complex32}, "norm_cuda"),
+    wider=COMPLEX_HALVES,
+)
+row("_compute_linear_combination", checks=(linear_combination,))
+row("trace", wider=Wider({**COMPLEX_HALF, **_without_trace(HALVES), torch.bool: torch.uint8}))
+row("tril", "triu", checks=(few_dims,))
+row("tril_indices", "triu_indices", none_if_empty=True)
+row(
+    "triangular_solve",
+    layout="SparseCsr",
+    same_device=(
+        "self",
+        "A",
+        "Expected b and A to be on the same device, but found b on {} and A on {} instead.",
+    ),
+)

@@ -8,6 +8,7 @@ with `rng="host"`, the CPU's kernel does, from a CPU generator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from simgpu._core.launch import Kernel, launch
 from simgpu._memory.ownership import adopt, check_memory
 from simgpu._memory.pinned import check_not_wanted
 from simgpu._native.relabel import relabel
-from simgpu._ops.calls import Arguments, PythonKernel, Schema, overload, result_picker
-from simgpu._ops.dtypes import widened
+from simgpu._ops.calls import Arguments, Schema, overload, result_picker
+from simgpu._ops.checks import few_dims
+from simgpu._ops.dtypes import HALVES, Wider, name_of, no_kernel, widened
+from simgpu._ops.table import PythonKernel, row
 from simgpu._random.composed import NEW, SAMPLERS, by_host
 from simgpu._random.fill import Source
 from simgpu._random.generator_state import Stream
@@ -64,11 +67,13 @@ class Draw:
         return self._host, generator
 
 
-def drawing_new(name: str, arguments: int, usual: torch.dtype | None = None) -> PythonKernel:
-    """A new tensor that is filled by `name`: `rand`, `randn`, `randint`.
+def _drawing_new(
+    _: torch._ops.OpOverload, name: str, arguments: int = 0, usual: torch.dtype | None = None
+) -> PythonKernel:
+    """The kernel of a new tensor that is filled by `name`: `rand`, `randn`, `randint`.
 
-    The first `arguments` of the call go to `name`; the size follows them. The dtype is `usual`
-    unless told, where None is PyTorch's default. PyTorch does the same in two calls, of which each
+    The first `arguments` of the call go to `name`; the size follows them. Without a dtype it is
+    `usual`, where None is PyTorch's default. PyTorch does the same in two calls, of which each
     would have to find its way here.
     """
     draw = Draw(Kernel(overload(name)))
@@ -188,3 +193,63 @@ def random_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         return pick(launch(chosen, index, host_args, host_kwargs), args, kwargs, index)
 
     return run
+
+
+# Rows and checks
+
+
+def _few_dims_of_chances(arguments: dict[str, Any]) -> None:
+    """`few_dims` of what draws by a tensor of chances, not by one number."""
+    if isinstance(arguments.get("p"), torch.Tensor):
+        few_dims(arguments)
+
+
+def _chances(self: torch.Tensor, p: torch.Tensor, **_: Any) -> None:
+    if not p.is_floating_point() and self.numel():
+        raise RuntimeError(
+            f"expected probabilities tensor to have floating type, got {name_of(p.dtype)}"
+        )
+
+
+def _randperm(
+    n: int, dtype: torch.dtype | None = None, out: torch.Tensor | None = None, **_: Any
+) -> None:
+    dtype = dtype if out is None else out.dtype
+    if dtype is torch.bfloat16 and n:
+        raise no_kernel("randperm_out_cuda", dtype)
+
+
+def sobol(arguments: dict[str, Any]) -> None:
+    """One row for each dimension of the sequence in everything that it is drawn from."""
+    dimension = arguments["dimension"]
+    for name in ("self", "quasi", "sobolstate", "ltm"):
+        given = arguments.get(name)
+        if isinstance(given, torch.Tensor) and given.shape[:1] != (dimension,):
+            raise RuntimeError(
+                f"a Sobol sequence of {dimension} dimensions: expected {name} of as many rows, got "
+                f"shape {tuple(given.shape)}"
+            )
+
+
+row("rand[.generator]", make=partial(_drawing_new, name="uniform_"))
+row(
+    "randint.low[_generator]",
+    make=partial(_drawing_new, name="random_.from", arguments=2, usual=torch.int64),
+)
+row("randn[.generator]", make=partial(_drawing_new, name="normal_"))
+row("randperm", dtypes=_randperm)
+row("bernoulli[_].Tensor[_out]", dtypes=_chances)
+row("bernoulli_", checks=(_few_dims_of_chances,))
+row("binomial", no_cpu_numbers={"count": "", "prob": ""})
+row("poisson", "_standard_gamma", checks=(few_dims,))
+row("_sample_dirichlet", "_standard_gamma", "_standard_gamma_grad", wider=Wider(HALVES))
+row(
+    *("bernoulli_", "exponential_", "geometric_", "log_normal_", "normal_", "randn", "random_"),
+    "rrelu_with_noise[_]",
+    none_if_empty=True,
+)
+row(
+    *("_sobol_engine_draw", "_sobol_engine_ff_"),
+    *("_sobol_engine_initialize_state_", "_sobol_engine_scramble_"),
+    checks=(sobol,),
+)

@@ -31,13 +31,15 @@ from simgpu._memory.ownership import adopt
 from simgpu._native.relabel import host_alias
 from simgpu._ops import autocast
 from simgpu._ops.calls import overload
-from simgpu._ops.from_schema import computed_kernel
+from simgpu._ops.checks import reads_values
+from simgpu._ops.from_schema import computed
+from simgpu._ops.rules import checked_composite
+from simgpu._ops.table import row
 from simgpu._util.naming import DEVICE_TYPE
 
 Tensor = torch.Tensor
 _Keys = torch._C.DispatchKeySet
 _aten = torch.ops.aten
-_LAYERS = (_aten.lstm, _aten.gru, _aten.rnn_tanh, _aten.rnn_relu)
 _GRADIENTS = Kernel(_aten._cudnn_rnn_backward.default, lambda _, *args: _host_backward(*args))
 # Whether the backward pass that runs now was asked to keep its graph.
 _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
@@ -247,10 +249,35 @@ def _with_dropout(op: torch._ops.OpOverload, call: dict[str, Any]) -> tuple[Tens
     return output, *(torch.cat(parts) for parts in zip(*ends, strict=True))
 
 
-def kernels() -> dict[str, Callable[..., Any]]:
-    """The layers, by the name of their operators."""
-    ops = [getattr(layer, overload) for layer in _LAYERS for overload in ("input", "data")]
-    return {str(op).removeprefix("aten."): _layer_kernel(op) for op in ops}
+for _layer in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    for _given in ("input", "data"):
+        row(
+            f"{_layer}.{_given}",
+            above_autograd=_layer_kernel(getattr(getattr(_aten, _layer), _given)),
+        )
+
+
+@reads_values
+def packed_sequence(arguments: dict[str, Any]) -> None:
+    """Batch sizes never rise, and add up to the rows of data; the operator counts by them."""
+    rows = arguments["data"].shape[0]
+    sizes = host_alias(arguments["batch_sizes"])
+    inside = (sizes >= 0) & (sizes <= rows)
+    falls = sizes.dim() == 1 and bool(inside.all() & (sizes.diff() <= 0).all())
+    if not falls or int(sizes.sum()) != rows:
+        raise RuntimeError(
+            f"batch_sizes of a packed sequence of {rows} rows must fall, and add up to that, got "
+            f"{sizes.tolist()}"
+        )
+
+
+row(
+    "_pad_packed_sequence",
+    above_autograd=checked_composite(overload("_pad_packed_sequence")),
+    checks=(packed_sequence,),
+)
+# Its lengths and batch sizes stay on the host.
+row("_pack_padded_sequence", kind="pytorch")
 
 
 # Kernels of LSTM and GRU cells, which PyTorch fuses on devices and the CPU does not have.
@@ -338,9 +365,7 @@ def _gru_backward(
     return grad_input, grad_hidden, grad_hy * update, *biases
 
 
-gru_cell = computed_kernel(overload("_thnn_fused_gru_cell"), _gru)
-gru_cell_backward = computed_kernel(overload("_thnn_fused_gru_cell_backward"), _gru_backward)
-lstm_cell = computed_kernel(overload("_thnn_fused_lstm_cell"), _lstm)
-lstm_cell_backward = computed_kernel(
-    overload("_thnn_fused_lstm_cell_backward_impl"), _lstm_backward
-)
+row("_thnn_fused_gru_cell", make=computed(_gru))
+row("_thnn_fused_gru_cell_backward", make=computed(_gru_backward))
+row("_thnn_fused_lstm_cell", make=computed(_lstm))
+row("_thnn_fused_lstm_cell_backward_impl", make=computed(_lstm_backward))

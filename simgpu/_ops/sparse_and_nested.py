@@ -18,8 +18,12 @@ from simgpu._core.operators import tensors_in, wants_to_resize
 from simgpu._memory.ownership import is_composite, make_on, to_device, to_host
 from simgpu._native.relabel import host_alias
 from simgpu._ops.calls import DeviceRules, overload
-from simgpu._ops.dtypes import widened
+from simgpu._ops.checks import reads_values
+from simgpu._ops.dtypes import HALVES, Wider, widened
+from simgpu._ops.from_schema import device_kernel
+from simgpu._ops.table import HostCode, Layout, facts_of, row
 from simgpu._util.naming import DEVICE_TYPE
+from simgpu.errors import DeviceMismatchError
 
 # Check the indices of sparse tensors before a CPU kernel uses them as positions.
 #
@@ -50,7 +54,8 @@ def _check_coo(tensor: Tensor) -> None:
     for dim, size in enumerate(tensor.shape[: len(low)]):
         if low[dim] < 0 or high[dim] >= size:
             raise _wrong(
-                tensor, f"indices from {low[dim]} to {high[dim]} in dimension {dim} of size {size}"
+                tensor,
+                f"indices from {low[dim]} to {high[dim]} in dimension {dim} of size {size}",
             )
 
 
@@ -92,30 +97,17 @@ def _wrong(tensor: Tensor, what: str) -> RuntimeError:
 # GPU. The behaviour is that of aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu,
 # `add_out_sparse_cuda`.
 
-HostCode = Callable[..., Any]
-
-# What becomes of `alpha`, by the name of the operator.
-_SIGNS = {"add": 1, "add_": 1, "sub": -1, "sub_": -1}
 _REFUSED_SUMS = (torch.bool, torch.complex32)  # by CUDA's kernel as by the CPU's
-
-
-def host_code(op: torch._ops.OpOverload, stock: HostCode) -> HostCode:
-    """What computes `op` on the host: `stock`, and CUDA's way for sums of COO tensors."""
-    sign = _SIGNS.get(op._schema.name.removeprefix("aten::"))
-    if sign is None or op._schema.overload_name not in ("Tensor", "out"):
-        return stock
-    in_place = op._schema.name.endswith("_")
-    return partial(_sum, stock, sign, in_place)
 
 
 def _sum(
     stock: HostCode,
-    sign: int,
-    in_place: bool,
     keys: torch._C.DispatchKeySet,
     self: Tensor,
     other: Tensor,
     *,
+    sign: int,
+    in_place: bool = False,
     alpha: complex = 1,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -172,72 +164,196 @@ def _put_together(one: Tensor, other: Tensor, alpha: complex, target: Tensor | N
 _Key = torch._C.DispatchKey
 _aten = torch.ops.aten
 
-# For each kind of composite: the key of simulated devices, and the one whose kernels work on
-# the description of a tensor (indices, sizes) whatever device its parts are on.
-KEYS = {
-    "SparsePrivateUse1": torch._C.DispatchKeySet(_Key.SparseCPU),
-    "SparseCsrPrivateUse1": torch._C.DispatchKeySet(_Key.SparseCsrCPU),
-    "NestedTensorPrivateUse1": torch._C.DispatchKeySet(_Key.NestedTensorCPU),
+# For each kind of composite: the key whose kernels work on the description of a tensor (indices,
+# sizes) whatever device its parts are on.
+KEYS: dict[Layout, torch._C.DispatchKeySet] = {
+    "Sparse": torch._C.DispatchKeySet(_Key.SparseCPU),
+    "SparseCsr": torch._C.DispatchKeySet(_Key.SparseCsrCPU),
+    "NestedTensor": torch._C.DispatchKeySet(_Key.NestedTensorCPU),
 }
+
+# What sums and products of sparse tensors ask for where their tensors lie on several devices.
+#
+# The kernels of all other operators compare devices in front (`mixed_devices`). These look at their
+# arguments themselves, one after the other, each in words of its own
+# (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu and SparseCsrTensorMath.cu,
+# aten/src/ATen/native/sparse/SparseTensorMath.cpp). Two GPUs are named as everywhere: the kernels
+# only say that a check has failed.
+
+# Words for a tensor on the CPU, by the layout of the first argument.
+_OF_COO = "add: expected '{}' to be CUDA, but got CPU"
+_TO_DENSE = "add: expected '{}' to be a CUDA tensor, but got a CPU tensor"
+_OF_CSR = "add: expected '{}' to be CUDA tensor, but got tensor on device: cpu"
+_CSR_TO_DENSE = "add: expected '{}' to be a CUDA tensor, but got tensor on device: cpu"
+_PRODUCT = "mul: expected '{}' to be CUDA, but got CPU"
+_INDEXED = "indices should be either on cpu or on the same device as the indexed tensor ({})"
+_MASKED = (
+    "Expected all tensors to be on the same device, but got mask is on {}, different from other "
+    "tensors on {} (when checking argument in method wrapper_{}__sparse_mask)"
+)
+
+
+def _ask(words: str, **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_cpu:
+            raise DeviceMismatchError(words.format(name))
+
+
+def _sum_of_coo(named: dict[str, Tensor]) -> None:
+    one, other = named["self"], named["other"]
+    out = named.get("out", one)
+    if one.layout is torch.strided:
+        _ask(_TO_DENSE, self=one, other=other, out=out)
+    elif other.layout is torch.strided:
+        raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
+    _ask(_OF_COO, self=one, other=other, out=out)
+
+
+def _sum_of_csr(named: dict[str, Tensor]) -> None:
+    one, other = named["self"], named["other"]
+    out = named.get("out", one)
+    if torch.strided in (one.layout, other.layout):
+        _ask(_CSR_TO_DENSE, self=one, out=out, other=other)
+    _ask(_OF_CSR, self=one, other=other, out=out)
+
+
+def _product_of_coo(named: dict[str, Tensor]) -> None:
+    one, other = named["self"], named["other"]
+    if torch.strided not in (one.layout, other.layout):
+        _ask(_PRODUCT, out=named.get("out", one), self=one, other=other)
+        return
+    sparse, dense = (one, other) if other.layout is torch.strided else (other, one)
+    _ask(_PRODUCT, out=named.get("out", sparse), self=sparse)
+    if dense.dim() and dense.device != sparse.device:
+        raise DeviceMismatchError(_INDEXED.format(dense.device))
+
+
+def _product_of_csr(named: dict[str, Tensor]) -> None:
+    one, other = named["self"], named["other"]
+    if torch.strided not in (one.layout, other.layout):
+        _ask(_PRODUCT, out=named.get("out", one), self=one, other=other)
+        return
+    sparse, dense = (one, other) if other.layout is torch.strided else (other, one)
+    if dense.dim() and dense.device != sparse.device:
+        method = f"SparseCsr{DEVICE_TYPE}"
+        raise DeviceMismatchError(_MASKED.format(sparse.device, dense.device, method))
+
+
+def sparse_broadcast(arguments: dict[str, Any]) -> None:
+    """No new dimension without elements; the kernel divides by the product of those."""
+    size, old = list(arguments["size"]), list(arguments["self"].shape)
+    added = len(size) - len(old)
+    if 0 in size[: max(added, 0)] or any(
+        new == 0 != was for new, was in zip(size[max(added, 0) :], old, strict=False)
+    ):
+        raise RuntimeError(
+            f"a sparse tensor cannot be broadcast to size={list(arguments['size'])}, which has no "
+            "elements"
+        )
+
+
+@reads_values
+def converted_indices(arguments: dict[str, Any]) -> None:
+    """Row indices within their matrix, or row ends that rise to the number of columns given."""
+    compressed = arguments.get("crow_indices")
+    given = host_alias(arguments["self"] if compressed is None else compressed)
+    if compressed is None:
+        low, high = 0, arguments["size"] - 1
+        fits = True
+    else:
+        low, high = 0, arguments["col_indices"].shape[-1]
+        fits = bool((given[..., 0] == low).all() & (given[..., -1] == high).all())
+        fits = fits and bool((given.diff() >= 0).all())
+    if not fits or (given.numel() and not bool(((given >= low) & (given <= high)).all())):
+        name = "indices" if compressed is None else "crow_indices that rise"
+        raise RuntimeError(f"expected {name} from {low} to {high}, got {given.tolist()}")
+
 
 # Operators that read or write the description alone, and never the parts' memory.
-DESCRIPTIVE = {
-    "SparsePrivateUse1": (
-        "_coalesced_",
-        "_dimI",
-        "_dimV",
-        "_indices",
-        "_nnz",
-        "_sparse_coo_tensor_with_dims",
-        "_sparse_coo_tensor_with_dims_and_tensors",
-        "_values",
-        "dense_dim",
-        "indices",
-        "is_coalesced",
-        "sparse_dim",
-        "values",
-    ),
-    "SparseCsrPrivateUse1": (
-        "_nnz",
-        "ccol_indices",
-        "col_indices",
-        "crow_indices",
-        "dense_dim",
-        "row_indices",
-        "sparse_dim",
-        "values",
-    ),
-    "NestedTensorPrivateUse1": (
-        "_nested_tensor_size",
-        "_nested_tensor_storage_offsets",
-        "_nested_tensor_strides",
-        "alias",
-        "detach",
-        "select.int",
-        "squeeze",
-        "squeeze.dim",
-        "squeeze.dims",
-        "transpose.int",
-        "unbind.int",
-        "unsqueeze",
-        "values",
-        "view",
-    ),
-}
-
+row(
+    "_coalesced_",
+    "_dimI",
+    "_dimV",
+    "_indices",
+    "_nnz",
+    "_sparse_coo_tensor_with_dims",
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_values",
+    "dense_dim",
+    "indices",
+    "is_coalesced",
+    "sparse_dim",
+    "values",
+    layout="Sparse",
+    kind="metadata",
+)
+row(
+    "_nnz",
+    "ccol_indices",
+    "col_indices",
+    "crow_indices",
+    "dense_dim",
+    "row_indices",
+    "sparse_dim",
+    "values",
+    layout="SparseCsr",
+    kind="metadata",
+)
+row(
+    "_nested_tensor_size",
+    "_nested_tensor_storage_offsets",
+    "_nested_tensor_strides",
+    "alias",
+    "detach",
+    "select.int",
+    "squeeze",
+    "squeeze.dim",
+    "squeeze.dims",
+    "transpose.int",
+    "unbind.int",
+    "unsqueeze",
+    "values",
+    "view",
+    layout="NestedTensor",
+    kind="metadata",
+)
 # The host has these, CUDA has not, and neither have simulated devices.
-HOST_ONLY = {
-    "NestedTensorPrivateUse1": ("_nested_sum_backward", "sum.dim_IntList"),
-    "SparseCsrPrivateUse1": ("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"),
-    "SparsePrivateUse1": (),
-}
-
-
-# CUDA has these only to refuse them.
-_REFUSED = {"aten::sspaddmm": "NYI: CUDA sspaddmm is not implemented"}
-
-# These write values whatever the indices say, also to what `torch.empty` has left undefined.
-_LOOK_AT_NO_INDEX = ("fill_", "zero_")
+row("_nested_sum_backward", "sum.dim_IntList", layout="NestedTensor", kind="host only")
+row(
+    "_sparse_mm_reduce_impl",
+    "_sparse_mm_reduce_impl_backward",
+    layout="SparseCsr",
+    kind="host only",
+)
+for _layout in KEYS:
+    # CUDA has this only to refuse it.
+    row("sspaddmm", layout=_layout, refused_as="NYI: CUDA sspaddmm is not implemented")
+    # These write values whatever the indices say, also to what `torch.empty` has left undefined.
+    row("fill_", "zero_", layout=_layout, reads_no_index=True)
+row("add[_]", "sub[_]", layout="Sparse", mixed=_sum_of_coo)
+for _sign, _name in ((1, "add"), (-1, "sub")):
+    row(
+        f"{_name}.Tensor",
+        f"{_name}.out",
+        layout="Sparse",
+        host=partial(_sum, sign=_sign),
+    )
+    row(f"{_name}_.Tensor", layout="Sparse", host=partial(_sum, sign=_sign, in_place=True))
+row("mul[_]", layout="Sparse", mixed=_product_of_coo)
+row("add[_]", layout="SparseCsr", mixed=_sum_of_csr)
+row("mul[_]", layout="SparseCsr", mixed=_product_of_csr)
+# What only copies, or looks at no memory: its tensors may be anywhere.
+row("is_same_size", layout="NestedTensor", across=True)
+row("copy_sparse_to_sparse_", layout="Sparse", across=True)
+row("sparse_sampled_addmm", wider=Wider(HALVES))
+# PyTorch's own asks below the dispatcher for a kernel that numbers indices.
+row("_validate_sparse_coo_tensor_args", make=device_kernel)
+row("_sparse_broadcast_to", checks=(sparse_broadcast,))
+row(
+    "_convert_indices_from_coo_to_csr",
+    "_convert_indices_from_csr_to_coo",
+    checks=(converted_indices,),
+)
 
 
 def _index_of(values: Any) -> int | None:
@@ -266,22 +382,22 @@ def _device_of(rules: DeviceRules, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _index_of(values)
 
 
-def composite_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
+def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[..., Any]:
     """A kernel that lets the host compute `op` on composites and brings the results back."""
-
-    refusal = _REFUSED.get(op._schema.name)
+    facts = facts_of(op, layout)
 
     def on_host(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if refusal is not None:
-            raise RuntimeError(refusal)
+        if facts.refused_as:
+            raise RuntimeError(facts.refused_as)
         with torch._C.DisableTorchFunction():
             return op(*args, **kwargs)
 
-    kernel = Kernel(op, widened(op, on_host) or host_code(op, on_host))
+    own = on_host if facts.host is None else partial(facts.host, on_host)
+    kernel = Kernel(op, widened(op, on_host) or own)
     names = [argument.name for argument in op._schema.arguments]
     written = {a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write}
-    looks = op._schema.name.removeprefix("aten::") not in _LOOK_AT_NO_INDEX
-    rules = DeviceRules(op, key.removesuffix("PrivateUse1"))
+    looks = not facts.reads_no_index
+    rules = DeviceRules(op, layout)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = rules.with_numbers_moved(args, kwargs) or (args, kwargs)
@@ -339,7 +455,7 @@ def _write_back(target: Tensor, host: Tensor, index: int) -> None:
     """Make `target` be what an in-place operator made of its host counterpart."""
     if target.layout == torch.sparse_coo:
         fresh = to_device(host.clone(), index)
-        keys = KEYS["SparsePrivateUse1"]
+        keys = KEYS["Sparse"]
         if target.shape != fresh.shape:
             form = (fresh.shape, fresh.sparse_dim(), fresh.dense_dim())
             clear = _aten.sparse_resize_and_clear_.default._handle.redispatch_boxed
@@ -349,7 +465,7 @@ def _write_back(target: Tensor, host: Tensor, index: int) -> None:
     elif not target.is_nested and _is_another(host, target):
         fresh = to_device(host.clone(), index)
         resize = _aten.resize_as_sparse_.default._handle.redispatch_boxed
-        make_on(index, lambda: resize(KEYS["SparseCsrPrivateUse1"], target, fresh))
+        make_on(index, lambda: resize(KEYS["SparseCsr"], target, fresh))
         for mine, its in zip(_members(target), _members(fresh), strict=True):
             mine.copy_(its)
 
@@ -370,14 +486,14 @@ def _members(compressed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return ends, plain, compressed.values()
 
 
-def metadata_kernel(key: str, op: torch._ops.OpOverload) -> Callable[..., Any]:
+def metadata_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[..., Any]:
     """A kernel that runs PyTorch's own code on the description of a simulated composite."""
     run_stock = op._handle.redispatch_boxed
-    rules = DeviceRules(op, key.removesuffix("PrivateUse1"))
+    rules = DeviceRules(op, layout)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         index = _device_of(rules, args, kwargs)
-        return make_on(index, lambda: run_stock(KEYS[key], *args, **kwargs))
+        return make_on(index, lambda: run_stock(KEYS[layout], *args, **kwargs))
 
     return run
 
@@ -459,11 +575,8 @@ def _said_coalesced(found: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     return made
 
 
-COO_KERNELS = {
-    name: coo_kernel(overload(name))
-    for name in (
-        "_sparse_coo_tensor_unsafe",
-        "sparse_coo_tensor.indices",
-        "sparse_coo_tensor.indices_size",
-    )
-}
+for _name in (
+    "_sparse_coo_tensor_unsafe",
+    *(f"sparse_coo_tensor.indices{s}" for s in ("", "_size")),
+):
+    row(_name, above_autograd=coo_kernel(overload(_name)))

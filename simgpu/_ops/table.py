@@ -1,304 +1,173 @@
-"""Which check runs before which operator, and which operators have no deterministic kernel.
+"""One row for each operator: what happens to it on a simulated device, where that is special.
 
-Most of PyTorch's CPU kernels check what they are given. A few leave it to their callers, and with
-other arguments they take the interpreter down; on a GPU the same calls raise or compute nonsense.
-A few take sizes or options for which CUDA has no kernel. Each check here raises instead. To add
-one, write a function in `checks` or, for linear algebra, in `linalg`, and name it in `CHECKS`.
+An operator without a row gets a kernel made from its schema (`from_schema`), which is PyTorch's CPU
+kernel on host aliases. Everything else is declared beside the code that it needs, in the file of
+its family:
+
+    row("median", checks=(...,), nondeterministic=(...))
+
+and `registry.facts("median")` has all that was declared. A name without an overload is for every
+overload, "median.dim" for that one. A part in brackets may be missing: "mm[_]" is `mm` and `mm_`,
+"gather[.out]" is for every overload. "*mkldnn*" matches as file names do. What is declared for one
+overload comes before what is declared for all, and that before a pattern. Two rows that give one
+name the same field are an error. Releases lack some operators, whose rows then have no effect.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+import fnmatch
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, Literal
 
 import torch
 
-from simgpu._core import hooks as core_hooks
-from simgpu._core.hooks import hooks
-from simgpu._core.launch import HOST_KEYS
-from simgpu._ops import checks, linalg
-from simgpu._ops.calls import PythonKernel, overload
-
-# Called with the arguments of a call, by their names, and raises or returns.
-_Check = Callable[[dict[str, Any]], None]
-
-
-def _both(first: _Check, second: _Check) -> _Check:
-    def check(arguments: dict[str, Any]) -> None:
-        first(arguments)
-        second(arguments)
-
-    check.readers = (first, second)  # type: ignore[attr-defined]
-    return check
+# What is registered with PyTorch: called with an operator's arguments, on tensors of a device.
+PythonKernel = Callable[..., Any]
+# Computes an operator on the host: called as PyTorch's kernel is, dispatch keys first.
+HostCode = Callable[..., Any]
+# Called with the arguments of a call, by their names; raises or returns.
+Check = Callable[[dict[str, Any]], None]
+# Asked about the arguments of a call, by their names.
+Question = Callable[[dict[str, Any]], bool]
+# The kind of tensors that a row is about: dense ones, or those whose dispatch keys begin like this.
+Layout = Literal["", "Sparse", "SparseCsr", "NestedTensor"]
 
 
-CHECKS: dict[str, _Check] = {
-    "_adaptive_avg_pool2d_backward": partial(checks.adaptive_avg_pool_backward, dims=2),
-    "_adaptive_avg_pool3d_backward": partial(checks.adaptive_avg_pool_backward, dims=3),
-    "_batch_norm_no_update": checks.batch_norm,
-    "_batch_norm_with_update": checks.batch_norm,
-    "_cdist_backward": checks.cdist_backward,
-    "_compute_linear_combination": checks.linear_combination,
-    "_convert_indices_from_coo_to_csr": checks.converted_indices,
-    "_convert_indices_from_csr_to_coo": checks.converted_indices,
-    "_ctc_loss": checks.ctc_loss,
-    "_ctc_loss_backward": checks.ctc_loss,
-    "_cummax_helper": checks.running_extreme,
-    "_cummin_helper": checks.running_extreme,
-    "_embedding_bag": checks.embedding_bag,
-    "_embedding_bag_backward": checks.embedding_bag,
-    "_embedding_bag_dense_backward": checks.embedding_bag,
-    "_embedding_bag_forward_only": checks.embedding_bag,
-    "_embedding_bag_per_sample_weights_backward": checks.embedding_bag,
-    "_fft_c2c": checks.transformed_dims,
-    "_fft_c2r": checks.transformed_dims,
-    "_fft_r2c": checks.transformed_dims,
-    "_grid_sampler_2d_cpu_fallback_backward": checks.grid_sampler_backward,
-    "_int_mm": checks.int8_product,
-    "_linalg_svd": linalg.svd_driver,
-    "_log_softmax_backward_data": checks.softmax_backward,
-    "_masked_softmax_backward": checks.softmax_backward,
-    "_native_batch_norm_legit": checks.batch_norm,
-    "_native_batch_norm_legit_no_training": checks.batch_norm,
-    "_pad_packed_sequence": checks.packed_sequence,
-    "_pdist_backward": checks.pdist_backward,
-    "_scaled_dot_product_flash_attention_for_cpu": checks.flash_attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": checks.flash_attention,
-    "_scaled_mm": checks.scaled_product,
-    "_scaled_mm_v2": checks.scaled_product,
-    "_segment_reduce_backward": _both(checks.segment_reduce, checks.segment_reduce_backward),
-    "_slow_conv2d_backward": checks.slow_conv_backward,
-    "_sobol_engine_draw": checks.sobol,
-    "_sobol_engine_ff_": checks.sobol,
-    "_sobol_engine_initialize_state_": checks.sobol,
-    "_sobol_engine_scramble_": checks.sobol,
-    "_sparse_broadcast_to": checks.sparse_broadcast,
-    "_transform_bias_rescale_qkv": checks.rescaled_qkv,
-    "_upsample_bicubic2d_aa": partial(checks.antialiased, taps=4),
-    "_upsample_bilinear2d_aa": partial(checks.antialiased, taps=2),
-    "_weight_int8pack_mm": checks.int8_weights,
-    "adaptive_max_pool2d_backward": partial(checks.pooled_indices, dims=2),
-    "adaptive_max_pool3d_backward": partial(checks.pooled_indices, dims=3),
-    "avg_pool2d_backward": checks.avg_pool_backward,
-    "avg_pool3d_backward": checks.avg_pool_backward,
-    "batch_norm_backward": checks.batch_norm,
-    "batch_norm_update_stats": checks.batch_norm,
-    "embedding": checks.embedding,
-    "embedding_dense_backward": checks.embedding_backward,
-    "linalg_ldl_solve": _both(linalg.ldl_solve, checks.pivots),
-    "linalg_lstsq": linalg.lstsq_driver,
-    "linalg_lu_solve": checks.pivots,
-    "lu_unpack": checks.pivots,
-    "max_pool2d_with_indices_backward": partial(checks.pooled_indices, dims=2),
-    "max_pool3d_with_indices_backward": partial(checks.pooled_indices, dims=3),
-    "multi_margin_loss_backward": checks.multi_margin_backward,
-    "native_batch_norm": checks.batch_norm,
-    "native_batch_norm_backward": checks.batch_norm,
-    "native_layer_norm_backward": checks.layer_norm_backward,
-    "nll_loss2d_backward": checks.nll_loss_backward,
-    "nll_loss_backward": checks.nll_loss_backward,
-    "segment_reduce": checks.segment_reduce,
-    **{
-        f"{kind}_pad{dims}d_backward": checks.padding_backward
-        for kind in ("reflection", "replication")
-        for dims in (1, 2, 3)
-    },
-    **{
-        f"_fused_{name}{in_place}": checks.fused_optimizer
-        for name in ("adagrad", "adam", "adamw", "sgd")
-        for in_place in ("_", "")
-    },
-    **{
-        name: partial(checks.few_dims, past=words)
-        for name, words in {
-            "_standard_gamma": "",
-            "histc": "",
-            "index_reduce": "tensor has too many (>25) dims",
-            "index_select": "Tensor too large or too many (> 25) dimensions",
-            "kthvalue": "cannot operate on more than 25 dimensions",
-            "native_dropout": "",
-            "poisson": "",
-            "topk": "input tensor has too many dimensions",
-            "tril": "",
-            "triu": "",
-        }.items()
-    },
-    **{
-        name: partial(
-            checks.few_dims_along_one,
-            past="median() cannot operate on more than 25 dimensions",
-        )
-        for name in ("median", "nanmedian")
-    },
-    "bernoulli_": checks.few_dims_of_chances,
-    "index_add": partial(checks.few_dims_of_sums, past="tensor has too many (>25) dims"),
-    "mode": partial(checks.few_dims, sorts=True),
-    "sort": partial(checks.few_dims, past="value tensor has too many dimensions", sorts=True),
-    **{
-        name: partial(checks.at_most_25_dims, words=words)
-        for name, words in {
-            "nonzero": "nonzero is not supported for tensor with more than 25 dimensions",
-            "nonzero_static": "nonzero_static is not supported for tensor with more than 25 "
-            "dimensions",
-            "put": "tensor has too many (>25) dims",
-            "put_": "tensor has too many (>25) dims",
-            "take": "tensor has too many (>25) dims",
-        }.items()
-    },
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """The facts about one overload. A field left out: as PyTorch's CPU kernel has it.
 
-
-def with_check(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
-    """`kernel`, behind the check that its operator needs; most need none.
-
-    An executor, which may run the kernel later, checks values itself when it does.
+    The first six are for the overload that is named, the default one where none is.
     """
-    check = CHECKS.get(op._schema.name.removeprefix("aten::"))
-    if check is None:
-        return kernel
-    names = [argument.name for argument in op._schema.arguments]
 
-    def checked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        check({**dict(zip(names, args, strict=False)), **kwargs})
+    kernel: PythonKernel | None = None
+    """Written by hand, for tensors of a device."""
+    make: Callable[[torch._ops.OpOverload], PythonKernel] | None = None
+    """What makes such a kernel of the operator, when it is registered."""
+    above_autograd: PythonKernel | None = None
+    """A kernel that chooses what autograd records; the dispatch keys are its first argument."""
+    kind: Literal["device", "metadata", "pytorch", "host only"] = "device"
+    """"metadata": PyTorch's CPU kernel runs on the device's tensor itself, and reads no memory.
+    "pytorch": none is registered, PyTorch composes it. "host only": none, CUDA has none either."""
+    autocast: Enum | None = None
+    """How it runs under `torch.autocast`: an `autocast.Policy`."""
+    returns_early: Callable[[dict[str, Any]], Any] | None = None
+    """What CUDA returns where it refuses a dtype and copies all the same, or None."""
 
-    if not _reads_values(check):
+    reason: str = ""
+    """Why it is refused."""
+    refused_as: str = ""
+    """The text of CUDA's error, where CUDA has a kernel only to refuse."""
+    host: Callable[..., Any] | None = None
+    """Computes on the host; called with PyTorch's own code and its arguments."""
+    checks: tuple[Check, ...] = ()
+    """Called before the kernel. Those that read values: see `checks.reads_values`."""
+    dtypes: Any = None
+    """What CUDA has fewer of: a `dtypes.Only`, or a function that is called with the arguments."""
+    wider: Any = None
+    """How dtypes are computed that CUDA has and the CPU lacks: see `dtypes.Wider`."""
+    none_if_empty: bool = False
+    """Whether CUDA refuses no dtype where the results have no elements."""
+    nondeterministic: tuple[str, Question | None] | None = None
+    """The name of CUDA's kernel, and which calls are not deterministic (None: all)."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            checked(args, kwargs)
-            return kernel(*args, **kwargs)
+    no_cpu_numbers: Mapping[str, str] = field(default_factory=dict)
+    """Arguments that may not be a number on the CPU; with CUDA's words, or none."""
+    moved_numbers: tuple[str, ...] = ()
+    """Arguments that may be numbers of any device, which the operator brings along."""
+    same_device: tuple[str, str, str] | None = None
+    """Two arguments whose devices are compared first, and CUDA's words for both devices."""
+    across: bool = False
+    """Whether its tensors may be on any devices."""
+    mixed: Callable[[dict[str, Any]], None] | None = None
+    """Raises where devices differ, in the words of a kernel that compares them itself."""
+    named_as: str = ""
+    """The operator whose CUDA kernel an error names."""
+    one_on_host: bool | None = None
+    """Of lists and one tensor: whether that tensor may be on the host."""
+    uncounted: bool = False
+    """Of lists: whether CUDA counts no change of their tensors."""
+    recorded_in_parts: bool = False
+    """Whether `torch.jit.trace` records the parts that PyTorch composes it of."""
+    wrong_on_meta: bool = False
+    """Whether its meta kernel answers for another device's: other shapes, strides or lazy bits."""
+    reads_no_index: bool = False
+    """Of sparse tensors: whether it is safe whatever their indices are."""
 
-        return run
-    core_hooks.value_checks[op] = checked
-
-    def run_or_queue(*args: Any, **kwargs: Any) -> Any:
-        if hooks.executor is None:
-            checked(args, kwargs)
-        return kernel(*args, **kwargs)
-
-    return run_or_queue
+    def __repr__(self) -> str:
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        words = [f"{name}={_shown(value)}" for name, value in given if value != _EMPTY[name]]
+        return f"Op({', '.join(words)})"
 
 
-def _reads_values(check: _Check) -> bool:
-    """Whether a check looks at values of tensors, and not at their shapes and dtypes alone."""
-    functions = getattr(check, "readers", None) or (getattr(check, "func", check),)
-    return not checks.VALUE_CHECKS.isdisjoint(functions)
+def _shown(value: Any) -> str:
+    if isinstance(value, functools.partial):
+        return f"{_shown(value.func)}(..., {value.keywords or value.args})"
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return f"({', '.join(map(_shown, value))})"
+    return getattr(value, "__qualname__", None) or repr(value)
 
 
-def checked_composite(name: str) -> PythonKernel:
-    """The kernel of an operator that PyTorch composes of others, and that needs a check before.
+_EMPTY = {f.name: getattr(Op(), f.name) for f in fields(Op)}
+_OF_ONE = ("kernel", "make", "above_autograd", "kind", "autocast", "returns_early")
+_rows: dict[tuple[Layout, str], dict[str, Any]] = {}
+_patterns: list[tuple[Layout, str]] = []  # keys of rows with a star, which every operator asks
 
-    For registration under autograd's key, where PyTorch's own code would stand.
+
+def row(*names: str, layout: Layout = "", **facts: Any) -> None:
+    """Declare facts about operators of aten; the fields are those of `Op`.
+
+    Raises LookupError where a row gives one of the names the same field already.
     """
-    op = overload(name)
-    compose = partial(op._handle.redispatch_boxed, HOST_KEYS)  # the same code under every key
-    check = CHECKS[op._schema.name.removeprefix("aten::")]
-    names = [argument.name for argument in op._schema.arguments]
-
-    def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        core_hooks.finish_queued_work()  # nothing is launched that could be checked later
-        check({**dict(zip(names, args, strict=False)), **kwargs})
-        return compose(*args, **kwargs)
-
-    return run
-
-
-# Kernels that CUDA has in no deterministic form: refused under `use_deterministic_algorithms`.
-#
-# They add up by atomic operations, in an order that no two runs share; the CPU's kernels do not,
-# and say nothing. `torch.use_deterministic_algorithms(True)` makes them raise on CUDA, and with
-# `warn_only=True` warn, in the words of the kernel.
-#
-# Source: the calls of `alertNotDeterministic` in PyTorch's aten/src/ATen/native/cuda; the list that
-# `torch.use_deterministic_algorithms` is documented with.
-
-_MAXIMUM = 2  # as embedding bags number their modes
-_asked: Callable[[], bool] = torch._C._get_deterministic_algorithms
-_warns: Callable[[], bool] = torch._C._get_deterministic_algorithms_warn_only
-
-_Holds = Callable[[dict[str, Any]], bool]
+    facts_of.cache_clear()
+    for name, (fact, value) in itertools.product(_expanded(names), facts.items()):
+        if fact not in _EMPTY:
+            raise LookupError(f"a row of {name!r} has the field {fact!r}, which `Op` has not")
+        key = f"{name}.default" if fact in _OF_ONE and "." not in name else name
+        if "*" in key and (layout, key) not in _rows:
+            _patterns.append((layout, key))
+        row = _rows.setdefault((layout, key), {})
+        if fact in row:
+            raise LookupError(f"two rows give {key!r} the field {fact!r}")
+        row[fact] = value
 
 
-def _of_maxima(call: dict[str, Any]) -> bool:
-    return bool(call["mode"] == _MAXIMUM)
+def _expanded(names: tuple[str, ...]) -> Iterator[str]:
+    """Names with and without their parts in brackets."""
+    for name in names:
+        found = re.search(r"\[(.*?)\]", name)
+        if found is None:
+            yield name
+        else:
+            before, after = name[: found.start()], name[found.end() :]
+            yield from _expanded((before + after, before + found[1] + after))
 
 
-def _of_a_product(call: dict[str, Any]) -> bool:
-    return bool(call["reduce"] == "prod")
+@functools.cache
+def facts_of(op: torch._ops.OpOverload, layout: Layout = "") -> Op:
+    """All facts about an overload that have been declared so far."""
+    name = op._schema.name.removeprefix("aten::")
+    if op.namespace != "aten":
+        return Op()
+    overload = op._schema.overload_name or "default"
+    found: dict[str, Any] = {}
+    for kind, pattern in _patterns:
+        if kind == layout and fnmatch.fnmatchcase(name, pattern):
+            found |= _rows[kind, pattern]
+    for key in (name, f"{name}.{overload}"):
+        found |= _rows.get((layout, key), {})
+    return Op(**found)
 
 
-# By operator: what CUDA's kernel is called, and of which calls it is true (None: of all), which
-# are handed over as the arguments by their names.
-_RULES: dict[str, tuple[str, _Holds | None]] = {
-    "_adaptive_avg_pool2d_backward": ("adaptive_avg_pool2d_backward_cuda", None),
-    "_adaptive_avg_pool3d_backward": ("adaptive_avg_pool3d_backward_cuda", None),
-    "_ctc_loss_backward": ("ctc_loss_backward_gpu", None),
-    "_embedding_bag_backward": ("embedding_bag_backward_cuda_max", _of_maxima),
-    "_embedding_bag_dense_backward": ("embedding_bag_backward_cuda_max", _of_maxima),
-    "adaptive_max_pool2d_backward": ("adaptive_max_pool2d_backward_cuda", None),
-    "avg_pool3d_backward": ("avg_pool3d_backward_cuda", None),
-    "bincount": ("_bincount_cuda", lambda call: call.get("weights") is not None),
-    "fractional_max_pool2d_backward": ("fractional_max_pool2d_backward_cuda", None),
-    "fractional_max_pool3d_backward": ("fractional_max_pool3d_backward_cuda", None),
-    "grid_sampler_2d_backward": ("grid_sampler_2d_backward_cuda", None),
-    "grid_sampler_3d_backward": ("grid_sampler_3d_backward_cuda", None),
-    "histc": (
-        "_histc_cuda with floating point input",
-        lambda call: bool(call["self"].is_floating_point()),
-    ),
-    "max_pool3d_with_indices_backward": ("max_pool3d_with_indices_backward_cuda", None),
-    "median": ("median CUDA with indices output", lambda call: "dim" in call),
-    "nanmedian": ("median CUDA with indices output", lambda call: "dim" in call),
-    "nll_loss2d_forward": (
-        "nll_loss2d_forward_out_cuda_template",
-        lambda call: bool(call["reduction"]),
-    ),
-    "put": ("put_", None),
-    "put_": ("put_", None),
-    "reflection_pad1d_backward": ("reflection_pad1d_backward_out_cuda", None),
-    "reflection_pad3d_backward": ("reflection_pad3d_backward_out_cuda", None),
-    "scatter_reduce": ("scatter_reduce_cuda", _of_a_product),
-    "scatter_reduce_": ("scatter_reduce_cuda", _of_a_product),
-    "upsample_bicubic2d_backward": ("upsample_bicubic2d_backward_out_cuda", None),
-    "upsample_bilinear2d_backward": ("upsample_bilinear2d_backward_out_cuda", None),
-    "upsample_linear1d_backward": ("upsample_linear1d_backward_out_cuda", None),
-    "upsample_trilinear3d_backward": ("upsample_trilinear3d_backward_out_cuda", None),
-}
-
-
-def with_determinism_rule(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
-    """`kernel`, behind the question whether it has to be deterministic; most are."""
-    rule = _RULES.get(op._schema.name.removeprefix("aten::"))
-    if rule is None:
-        return kernel
-    its_kernel, holds = rule
-    names = [argument.name for argument in op._schema.arguments]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if _asked() and (
-            holds is None or holds({**dict(zip(names, args, strict=False)), **kwargs})
-        ):
-            _alert(its_kernel)
-        return kernel(*args, **kwargs)
-
-    return run
-
-
-def _alert(kernel: str) -> None:
-    """What `at::Context::alertNotDeterministic` does, of a kernel of CUDA."""
-    means = f"{kernel} does not have a deterministic implementation, but you set"
-    setting = "torch.use_deterministic_algorithms(True"
-    place = "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic"
-    if _warns():
-        warnings.warn(
-            f"{means} '{setting}, warn_only=True)'. You can file an issue at {place} support for "
-            "this operation.",
-            stacklevel=3,
-        )
-        return
-    raise RuntimeError(
-        f"{means} '{setting})'. You can turn off determinism just for this operation, or you can "
-        "use the 'warn_only=True' option, if that's acceptable for your application. You can also "
-        f"file an issue at {place} support for this operation."
-    )
+def named(fact: str, layout: Layout = "") -> dict[str, Any]:
+    """What rows say in one of the fields, by the names that they are for, without ".default"."""
+    return {
+        name.removesuffix(".default"): row[fact]
+        for (kind, name), row in _rows.items()
+        if kind == layout and fact in row
+    }

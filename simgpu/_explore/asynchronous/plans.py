@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simgpu._core.hooks import ValueCheck, value_checks
+from simgpu._core.hooks import ValueCheck, value_checks, wrong_on_meta
 from simgpu._core.launch import HOST_KEYS, Kernel
 from simgpu._core.operators import (
     call_on_meta,
@@ -108,22 +108,6 @@ def _like(value: Any, filler: int) -> Any:
 
 
 _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
-# Their meta kernels answer for another device's kernel: other shapes, other strides, or results
-# that are not conjugated lazily.
-_OTHERWISE = {
-    *(
-        "_embedding_bag",
-        "_embedding_bag_forward_only",
-        "_fft_c2r",
-        "_fft_r2c",
-        "_linalg_svd",
-        "linalg_eig",
-        "linalg_lu_solve",
-        "max_unpool2d",
-        "nonzero_static",
-        "vdot",
-    ),
-}
 _PLAIN = (
     *(int, float, bool, complex, str),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -239,7 +223,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...]:
 def _plan(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
     op = kernel.op
     name = kernel.name.partition(".")[0]
-    if name in _OTHERWISE:
+    if name in wrong_on_meta:
         raise Unplanned("its meta kernel answers for another device")
     if waits_for_values(op, args, kwargs):
         raise Unplanned("the host waits for values")

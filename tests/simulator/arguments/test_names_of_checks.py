@@ -11,23 +11,26 @@ import inspect
 import pytest
 import torch
 
-from simgpu._ops import table
+from simgpu._ops import registry
 
 # By releases of PyTorch, or by the operators that share a check, one argument has either name.
 EITHER = ({"grad", "grad_output"}, {"self", "input"}, {"size", "col_indices", "crow_indices"})
 
 
-def functions_of(check):
+CHECKS = registry.named("checks")
+
+
+def functions_of(checks):
     """The functions that a row of the table consists of."""
-    return tuple(getattr(f, "func", f) for f in getattr(check, "readers", (check,)))
+    return tuple(getattr(check, "func", check) for check in checks)
 
 
-def asked_for(check):
-    """The names of arguments that a check asks for, as its source says."""
+def asked_for(checks):
+    """The names of arguments that the checks of a row ask for, as their source says."""
     names = []
-    for function in functions_of(check):
+    for function in functions_of(checks):
         for node in ast.walk(ast.parse(inspect.getsource(function))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "_expect":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "expect":
                 names += [word.arg for word in node.keywords]
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "arguments.get":
                 names.append(getattr(node.args[0], "value", None))
@@ -58,7 +61,7 @@ def misnamed(checks, arguments_of):
 
 
 def test_checks_ask_for_arguments_that_their_operators_have():
-    assert sorted(misnamed(table.CHECKS, arguments_of)) == []
+    assert sorted(misnamed(CHECKS, arguments_of)) == []
 
 
 @pytest.mark.parametrize(
@@ -70,5 +73,5 @@ def test_checks_ask_for_arguments_that_their_operators_have():
     ],
 )
 def test_an_argument_by_another_name_is_noticed(operator, name):
-    check = {operator: table.CHECKS[operator]}
+    check = {operator: CHECKS[operator]}
     assert (operator, name) in misnamed(check, lambda operator: arguments_of(operator) - {name})

@@ -1,0 +1,433 @@
+"""Batch, layer, group and RMS norms as CUDA has them, and the kernels of SyncBatchNorm.
+
+What a forward pass keeps for the backward pass has more digits than a half, and batch norm keeps it
+when it does not train as well. A model that is cast without its buffers, as `fully_shard` with a
+policy of mixed precision does, has parameters of halves and running statistics of floats: the CPU
+refuses that, CUDA computes it, and refuses the backward pass in one of its kernels
+(aten/src/ATen/native/cuda/Normalization.cu, `batch_norm_cuda` and `batch_norm_backward_cuda`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from simgpu._core.launch import HOST_KEYS
+from simgpu._ops.calls import DeviceRules, overload
+from simgpu._ops.checks import expect, refuse
+from simgpu._ops.dtypes import HALF_DTYPES, name_of, no_kernel
+from simgpu._ops.from_schema import computed
+from simgpu._ops.table import HostCode, row
+
+Tensor = torch.Tensor
+_STATISTICS = ("weight", "bias", "running_mean", "running_var")
+_SAVED = ("save_mean", "save_invstd", "save_var")
+
+
+def _batch_norm(arguments: dict[str, Any]) -> None:
+    """One number per channel in every parameter, as torch.nn.functional.batch_norm checks."""
+    input: Tensor = arguments["input"]
+    if input.dim() < 2:
+        raise RuntimeError(f"batch_norm expects an input of two dimensions, got {input.dim()}")
+    channels = input.shape[1]
+    trains = arguments.get("training", arguments.get("train"))
+    if trains is False and arguments.get("running_mean") is None:
+        raise RuntimeError(
+            "Expected has_running_mean to be true, but got false.  (Could this error message be "
+            "improved?  If so, please report an enhancement request to PyTorch.)"
+        )
+    grad = arguments.get("grad_out")
+    if grad is not None and (grad.shape != input.shape or 0 in input.shape):
+        raise RuntimeError(
+            "the backward pass of batch_norm expects elements, and a gradient of its input's shape "
+            f"{tuple(input.shape)}, got one of {tuple(grad.shape)}"
+        )
+    # What a forward pass saved is empty where it used the running statistics.
+    saved = _SAVED if arguments.get("train", arguments.get("update")) else ()
+    for name in (*_STATISTICS, *saved):
+        given = arguments.get(name)
+        if isinstance(given, Tensor) and given.numel() != channels:
+            raise RuntimeError(f"{name} should contain {channels} elements not {given.numel()}")
+
+
+def _are_mixed(
+    input: Tensor, parameters: Sequence[Tensor | None], running: Sequence[Tensor]
+) -> bool:
+    """Whether parameters have a dtype that goes with the input, and the statistics another.
+
+    Raises RuntimeError, as CUDA, where the parameters do not go with the input.
+    """
+    found = {r.dtype for r in running}
+    given = {p.dtype for p in parameters if p is not None}
+    for dtype in given - {input.dtype, _kept_in(input)}:
+        words = "expected scalar type {} but found {}"
+        if input.dim() > 2:  # another kernel
+            words = "Expected weight to have type {} but got {}"
+        raise RuntimeError(words.format(*(name_of(x) for x in (input.dtype, dtype))))
+    given = given or {input.dtype}
+    return len(given) == len(found) == 1 and given != found
+
+
+def _forward(
+    stock: HostCode,
+    keys: torch._C.DispatchKeySet,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *rest: Any,
+    **outputs: Any,
+) -> Any:
+    """Every forward operator: `rest` are running statistics, whether it trains, and options."""
+    running = [x for x in rest if isinstance(x, Tensor)]
+    trains = next((x for x in rest if isinstance(x, bool)), None)
+    with torch._C.DisableTorchFunction():
+        if _are_mixed(input, (weight, bias), running):
+            results = _in_one_dtype(stock, keys, input, weight, bias, *rest, **outputs)
+        else:
+            results = stock(keys, input, weight, bias, *rest, **outputs)
+        if outputs:
+            return results
+        output, mean, *more = results
+        if trains is False or (trains is None and len(results) == 3):  # ..._no_training
+            mean, var = (x.to(_kept_in(input)) for x in running)
+            return output, mean.clone(), (var + rest[-1]).rsqrt(), *more[1:]
+        if mean.dtype not in HALF_DTYPES:
+            return results
+        dims = [0, *range(2, input.dim())]
+        return output, *_statistics(input, dims, rest[-1]), *more[1:]
+
+
+def _in_one_dtype(
+    stock: HostCode, keys: torch._C.DispatchKeySet, input: Tensor, *rest: Any, **outputs: Any
+) -> Any:
+    """The same with parameters and statistics as the host wants them, which are written back."""
+    wide = _kept_in(input)
+    there = [x.to(wide) if isinstance(x, Tensor) else x for x in rest]
+    results = stock(keys, input, *there, **outputs)
+    for mine, its in zip(rest[2:], there[2:], strict=True):
+        if isinstance(mine, Tensor) and its is not mine:
+            mine.copy_(its)
+    return results
+
+
+def _kept_in(input: Tensor) -> torch.dtype:
+    return torch.float32 if input.dtype in HALF_DTYPES else input.dtype
+
+
+def _statistics(
+    input: Tensor, dims: Sequence[int], eps: float, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Means of halves over `dims`, and one over their standard deviations, in float32."""
+    var, mean = torch.var_mean(input.float(), [*dims], correction=0, keepdim=keepdim)
+    return mean, (var + eps).rsqrt()
+
+
+def _backward(
+    stock: HostCode,
+    keys: torch._C.DispatchKeySet,
+    grad: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    *options: Any,
+    **outputs: Any,
+) -> Any:
+    """`native_batch_norm_backward`: with what was kept in the dtype that the host wants."""
+    kept: tuple[Tensor | None, ...] = (save_mean, save_invstd)
+    running = [x for x in (mean, var) if x is not None]
+    if weight is None or not _are_mixed(input, (weight,), running):
+        kept = _as_host(input, weight, *kept)
+        return stock(keys, grad, input, weight, mean, var, *kept, *options, **outputs)
+    training, mask = options[0], options[2]
+    if mask[0] and (training or mask[1] or mask[2]) and not _has_channels_last(input):
+        raise RuntimeError(
+            f"Expected running_mean to have type {name_of(weight.dtype)} but got "
+            f"{name_of(running[0].dtype)}"
+        )
+    with torch._C.DisableTorchFunction():
+        wide = [None if x is None else x.to(_kept_in(input)) for x in (weight, mean, var)]
+        grads = stock(keys, grad, input, *wide, *kept, *options, **outputs)
+        dtypes = (input.dtype, weight.dtype, weight.dtype)
+        pairs = zip(grads, dtypes, strict=True)
+        return tuple(None if each is None else each.to(dtype) for each, dtype in pairs)
+
+
+def _as_host(
+    input: Tensor, weight: Tensor | None, *kept: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """What a forward pass of halves has kept, rounded as the host keeps it."""
+    if input.dtype not in HALF_DTYPES or (weight is not None and weight.dtype == torch.float32):
+        return kept
+    with torch._C.DisableTorchFunction():
+        return tuple(None if x is None else x.to(input.dtype) for x in kept)
+
+
+def _layer_norm(
+    stock: HostCode,
+    keys: torch._C.DispatchKeySet,
+    input: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    **outputs: Any,
+) -> Any:
+    """`native_layer_norm`: what it keeps of halves are floats."""
+    results = stock(keys, input, shape, weight, bias, eps, **outputs)
+    if outputs or results[1].dtype not in HALF_DTYPES:
+        return results
+    with torch._C.DisableTorchFunction():
+        dims = [*range(input.dim() - len(shape), input.dim())]
+        return results[0], *_statistics(input, dims, eps, keepdim=True)
+
+
+def _layer_norm_backward(
+    stock: HostCode,
+    keys: torch._C.DispatchKeySet,
+    grad: Tensor,
+    input: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    *options: Any,
+    **outputs: Any,
+) -> Any:
+    """`native_layer_norm_backward`: with what was kept in the dtype that the host wants."""
+    kept = _as_host(input, weight, mean, rstd)
+    return stock(keys, grad, input, shape, *kept, weight, *options, **outputs)
+
+
+def _has_channels_last(input: Tensor) -> bool:
+    """Whether CUDA takes its kernels for channels that lie next to each other."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if input.dim() in formats and input.is_contiguous(memory_format=formats[input.dim()]):
+        return True
+    return input.is_contiguous() and input.stride(1) == 1
+
+
+_FORWARD = (
+    *("_batch_norm_with_update", "_native_batch_norm_legit"),
+    *("_native_batch_norm_legit_no_training", "native_batch_norm"),
+)
+row(*_FORWARD, host=_forward, checks=(_batch_norm,))
+row("native_batch_norm_backward", host=_backward, checks=(_batch_norm,))
+row(
+    *("_batch_norm_no_update", "batch_norm_backward", "batch_norm_update_stats"),
+    checks=(_batch_norm,),
+)
+
+
+# Layer and group norms
+
+
+def _expect_nested(name: str, input: Tensor, grad: Tensor) -> None:
+    """A gradient with rows of the input's sizes."""
+    sizes = [t._nested_tensor_size().tolist() if t.is_nested else t.shape for t in (input, grad)]
+    if sizes[0] != sizes[1]:
+        raise RuntimeError(f"{name}: a gradient of sizes {sizes[1]} for an input of {sizes[0]}")
+
+
+def layer_norm_backward(arguments: dict[str, Any]) -> None:
+    """A gradient for each element, a mean and a deviation for each group of them, its weights."""
+    input, normalized = arguments["input"], tuple(arguments["normalized_shape"])
+    if input.is_nested:
+        _expect_nested("native_layer_norm_backward", input, arguments["grad_out"])
+        return
+    groups = input.dim() - len(normalized)
+    if groups < 0 or tuple(input.shape[groups:]) != normalized:
+        return  # the kernel says so
+    expect("native_layer_norm_backward", arguments, grad_out=tuple(input.shape))
+    count = math.prod(input.shape[:groups])
+    for name in ("mean", "rstd"):
+        if arguments[name].numel() != count:
+            refuse("native_layer_norm_backward", arguments, "input", name)
+    expect("native_layer_norm_backward", arguments, weight=normalized, bias=normalized)
+
+
+def _normalized(input: Tensor, weight: Tensor | None, bias: Tensor | None, **_: Any) -> None:
+    """Parameters have the input's dtype, also beside halves, where the CPU takes others."""
+    for parameter in (weight, bias):
+        if parameter is not None and parameter.dtype != input.dtype:
+            raise RuntimeError(
+                f"expected scalar type {name_of(input.dtype)} but found {name_of(parameter.dtype)}"
+            )
+
+
+row("native_group_norm", dtypes=_normalized)
+row("native_layer_norm", host=_layer_norm, dtypes=_normalized)
+row("native_layer_norm_backward", host=_layer_norm_backward, checks=(layer_norm_backward,))
+
+
+# Kernels of SyncBatchNorm
+#
+# Each rank finds mean and inverse standard deviation of its rows, all ranks' are put together by
+# their counts, and the backward pass adds two sums over ranks in between. Statistics of half
+# precision are in float32, as on CUDA.
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.half, torch.bfloat16) else x
+
+
+def _all_but_channels(x: Tensor) -> list[int]:
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
+def _along_channels(values: Tensor, x: Tensor) -> Tensor:
+    """One number per channel, shaped to be broadcast over `x`."""
+    return values.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and inverse standard deviation of each channel."""
+    wide = _wide(x)
+    var, mean = torch.var_mean(wide, _all_but_channels(x), correction=0)
+    return mean, (var + eps).rsqrt()
+
+
+def batch_norm_gather_stats_with_counts(
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Statistics of all ranks' rows, from those of each rank (one row per rank)."""
+    weight = counts.to(mean.dtype).view(-1, 1)
+    total = weight.sum()
+    together = (mean * weight).sum(0) / total
+    var = ((invstd**-2 - eps + (mean - together) ** 2) * weight).sum(0) / total
+    if running_mean is not None:
+        running_mean.mul_(1 - momentum).add_(together * momentum)
+    if running_var is not None:
+        running_var.mul_(1 - momentum).add_(var * (total / (total - 1)) * momentum)
+    return together, (var + eps).rsqrt()
+
+
+def batch_norm_gather_stats(
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    """The same where every rank has as many elements per channel."""
+    counts = mean.new_full((len(mean),), count)
+    return batch_norm_gather_stats_with_counts(
+        x, mean, invstd, running_mean, running_var, momentum, eps, counts
+    )
+
+
+def batch_norm_elemt(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    eps: float,
+) -> Tensor:
+    """The normalized rows."""
+    y = (_wide(x) - _along_channels(mean, x)) * _along_channels(invstd, x)
+    if weight is not None:
+        y = y * _along_channels(weight, x)
+    if bias is not None:
+        y = y + _along_channels(bias, x)
+    return y.to(x.dtype)
+
+
+def batch_norm_backward_reduce(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """This rank's sums over its rows, and its gradients of weight and bias."""
+    wide, dims = _wide(grad), _all_but_channels(x)
+    sum_dy = wide.sum(dims)
+    sum_dy_xmu = (wide * (_wide(x) - _along_channels(mean, x))).sum(dims)
+    dtype = sum_dy.dtype if weight is None else weight.dtype
+    none = sum_dy.new_empty(0)
+    grad_weight = (sum_dy_xmu * invstd).to(dtype) if weight_g else none
+    grad_bias = sum_dy.clone().to(dtype) if bias_g else none
+    return sum_dy, sum_dy_xmu, grad_weight, grad_bias
+
+
+def batch_norm_backward_elemt(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """The gradient of this rank's rows, from the sums over all ranks."""
+    rows = count.sum().to(mean.dtype)
+    centered = _wide(x) - _along_channels(mean, x)
+    slope = _along_channels(invstd**2 * sum_dy_xmu / rows, x)
+    scale = _along_channels(invstd if weight is None else invstd * weight, x)
+    out = (_wide(grad) - _along_channels(sum_dy / rows, x) - centered * slope) * scale
+    return out.to(grad.dtype)
+
+
+for _function in (
+    *(batch_norm_stats, batch_norm_gather_stats, batch_norm_gather_stats_with_counts),
+    *(batch_norm_elemt, batch_norm_backward_reduce, batch_norm_backward_elemt),
+):
+    row(_function.__name__, make=computed(_function))
+
+
+# What CUDA's kernel of `rms_norm` asks of devices and dtypes, in front of PyTorch's composite.
+#
+# CUDA has one kernel (`_fused_rms_norm`, ATen/native/cuda/layer_norm_kernel.cu), which is used
+# where the input and its weight are of one dtype. Elsewhere PyTorch composes it of other operators.
+
+_compose = partial(overload("rms_norm")._handle.redispatch_boxed, HOST_KEYS)
+
+
+def rms_norm(
+    _: torch._C.DispatchKeySet,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """`torch.nn.functional.rms_norm`; raises DeviceMismatchError and NotImplementedError as CUDA.
+
+    Shapes are checked by PyTorch's composite.
+    """
+    shape = tuple(normalized_shape)
+    fits = tuple(input.shape[-len(shape) :]) == shape and (weight is None or weight.shape == shape)
+    fused = fits and (weight is None or weight.dtype == input.dtype)
+    if fused and weight is not None and weight.device != input.device:
+        rules = DeviceRules(overload("_fused_rms_norm"))
+        rules.device_of_mixed_tensors((input, shape, weight, eps), {})
+    if fused and not (input.is_floating_point() or input.is_complex()):
+        if input.numel():
+            raise no_kernel("LayerNormKernelImpl", input.dtype)
+        return torch.empty_like(input)
+    normalized: Tensor = _compose(input, normalized_shape, weight, eps)
+    return normalized
+
+
+if hasattr(torch.ops.aten, "_fused_rms_norm"):  # since a release
+    row("rms_norm", above_autograd=rms_norm)
