@@ -211,20 +211,30 @@ def test_wait_for_an_action_of_no_rank_is_a_deadlock(tmp_path, way):
 
 @pytest.mark.parametrize("every", [None, 500 * MOMENT])
 def test_older_threads_that_wait_hide_no_deadlock(every):
-    """A server's thread waits for ever; that of a progress bar looks up now and then."""
-    stop = threading.Event()
+    """A server's thread waits for ever; that of a progress bar looks up, and waits again."""
+    stop, rounds = threading.Event(), []
 
     def look():
         while not stop.wait(every):
-            pass
+            rounds.append(None)
+
+    def go(rank):
+        there = len(rounds)
+        while every is not None and len(rounds) < there + 2:
+            time.sleep(MOMENT)
+        threading.Event().wait()
 
     older = threading.Thread(target=look)
     older.start()
-    while sys._current_frames()[older.ident].f_code.co_name != "wait":
+    still, before = 0, None
+    while still < 20:  # it is where it waits, and not on its way there
+        frame = sys._current_frames()[older.ident]
+        still = still + 1 if frame.f_lasti == before else 0
+        before = frame.f_lasti
         sleep(MOMENT)
     try:
         with pytest.raises(DeadlockError):
-            simgpu.ranks(2, lambda rank: threading.Event().wait())
+            simgpu.ranks(2, go)
     finally:
         stop.set()
         older.join()

@@ -24,7 +24,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from simgpu._native.python_objects import raise_in_thread
-from simgpu._util.frames import current_frames, is_of_program
+from simgpu._util.frames import current_frames, is_of_program, is_own, module_of
 from simgpu._util.interrupts import interrupts_wait
 from simgpu._util.naming import plural
 from simgpu.errors import DeadlockError, LivelockError, ScheduleError, UncontrolledWaitError
@@ -294,8 +294,13 @@ def _outsiders(tasks: Sequence[Task]) -> dict[int, Any]:
     }
 
 
-def _positions_outside() -> dict[int, tuple[tuple[CodeType, int], ...]]:
-    """Where each thread outside the schedule is: the code and the instruction of all its frames."""
+def _positions_outside() -> dict[int, tuple[tuple[CodeType, Any], ...]]:
+    """Where each thread outside the schedule is: the code of all its frames, and where in it.
+
+    One that waits again in the schedule comes through what replaces Python's locks, and is where it
+    was all the same: simgpu's frames are left out. Nor does the instruction count, but its source:
+    a loop is compiled with several instructions for one condition.
+    """
     return {
         ident: tuple(_steps_of(frame))
         for ident, frame in current_frames().items()
@@ -303,9 +308,12 @@ def _positions_outside() -> dict[int, tuple[tuple[CodeType, int], ...]]:
     }
 
 
-def _steps_of(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
+def _steps_of(frame: FrameType | None) -> Iterator[tuple[CodeType, Any]]:
     while frame is not None:
-        yield frame.f_code, frame.f_lasti
+        if not is_own(module_of(frame)):
+            columns = getattr(frame.f_code, "co_positions", None)  # since Python 3.11
+            at = columns and next(itertools.islice(columns(), frame.f_lasti // 2, None), None)
+            yield frame.f_code, at or frame.f_lineno
         frame = frame.f_back
 
 
