@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from simgpu._pytest import markers, repeats
-from simgpu._pytest.header import add_hint, header_line
+from simgpu._pytest.header import add_hint, cuda_lines, header_line, note_want_of_cuda
 from simgpu._pytest.markers import (
     DEVICES_MARKER,
     MARKED_DEVICES,
@@ -101,6 +101,7 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None:
         add_hint(item, call.excinfo.value, report)
+        note_want_of_cuda(item, call.excinfo.value, report)
     return report
 
 
@@ -109,10 +110,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests were skipped because there are too few devices, or left an option out."""
+    """Say how many tests had too few devices or no CUDA, or left an option out."""
     stats = terminalreporter.stats
     ran = [report for how in ("passed", "failed") for report in stats.get(how, [])]
-    lines = [*markers.skip_lines(stats.get("skipped", [])), *markers.left_out_lines(ran)]
+    skipped = stats.get("skipped", [])
+    lines = [*markers.skip_lines(skipped), *markers.left_out_lines(ran)]
+    lines += cuda_lines([*skipped, *stats.get("failed", []), *stats.get("error", [])])
     for line in lines:
         terminalreporter.write_line(line)
 

@@ -9,7 +9,6 @@ FLOPs is left out, since the rates of data sheets count an addition and a multip
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,17 +17,9 @@ import torch
 
 from simgpu._clock.topology import Route
 from simgpu._config.gpus import Model, models
-from simgpu._core.operators import tensors_in, written
+from simgpu._core.operators import import_flop_counter, tensors_in, written
 
-# Where Triton is not installed, this import logs a warning that the FLOPs of Triton's kernels will
-# not be counted. No kernel of a simulated device is Triton's, and every program that asks for its
-# time would see it. Nothing but the level of that one logger keeps the warning away.
-_log = logging.getLogger("torch.utils.flop_counter")
-_level = _log.level
-_log.setLevel(logging.ERROR)
-from torch.utils.flop_counter import flop_registry  # noqa: E402
-
-_log.setLevel(_level)
+flop_registry: dict[Any, Callable[..., int]] = import_flop_counter().flop_registry
 
 SHARE_OF_PEAK = 0.75  # of its FLOPs that a kernel reaches: flops_to_ns of PyTorch's rules
 

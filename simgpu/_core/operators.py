@@ -9,8 +9,11 @@ and not of checks.
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,6 +37,21 @@ _MASKS = (torch.bool, torch.uint8)
 # Looks at values and says what is wrong with them (`torch.linalg.inv` of a singular matrix).
 _CHECKS = ("_linalg_check_errors",)
 _WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def import_flop_counter() -> ModuleType:
+    """`torch.utils.flop_counter`, without the warning of its import that Triton is not installed.
+
+    No kernel of a simulated device is Triton's, and programs would see the warning that name
+    nothing of it. Nothing but the level of that one logger keeps it away.
+    """
+    log = logging.getLogger("torch.utils.flop_counter")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        return importlib.import_module("torch.utils.flop_counter")
+    finally:
+        log.setLevel(level)
 
 
 def _name(op: torch._ops.OpOverload) -> str:

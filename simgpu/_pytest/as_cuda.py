@@ -4,6 +4,8 @@ The devices are there before the suite's first conftest is imported, since suite
 import already (`skipif(not torch.cuda.is_available())`), and stay for the whole session. Processes
 that the suite starts have them too, as under `simgpu run`. Torch is imported only where the option
 is set.
+
+PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which would warn of that.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The whole session runs so (`simgpu.asynchronous`), whichever way a test makes its devices. Each test
 begins the orders of the seed anew, so that it can be run by itself. One with
 `@pytest.mark.without("--async")` runs at once.
+
+PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which would warn of that.
 """
 
 from __future__ import annotations

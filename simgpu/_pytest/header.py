@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from simgpu._pytest import pools
-from simgpu._pytest.markers import FIXTURES
+from simgpu._pytest.markers import FIXTURES, WANTED_PROPERTY
 from simgpu._pytest.options import DeviceOptions, describe, read_options
 from simgpu._pytest.pools import (
     CudaPool,
@@ -22,6 +25,7 @@ from simgpu._pytest.pools import (
     simulated_pool,
 )
 from simgpu._strategies.examples import text_of
+from simgpu._util import naming
 
 # Where an NVIDIA or AMD driver is visible, so that the header needs no import of torch.
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", r"C:\Windows\System32\nvcuda.dll")
@@ -117,6 +121,58 @@ def add_hint(item: pytest.Item, error: BaseException, report: pytest.TestReport)
     hint = hint_for(text_of(error), simulated, options.as_cuda)
     if hint:
         report.sections.append(("simgpu", hint))
+
+
+# How many tests were skipped or failed since there is no CUDA, at the end of the session.
+#
+# A skip of `skipif(torch.cuda.device_count() < 2, reason=...)` looks like any other: its reason or
+# its decorators name CUDA or GPUs.
+
+_WANTS_CUDA = "simgpu wants cuda"
+_NAMES_CUDA = re.compile(r"cuda|nccl|(?<!sim)gpus?(?![a-z])", re.IGNORECASE)
+
+
+def note_want_of_cuda(item: pytest.Item, error: BaseException, report: pytest.TestReport) -> None:
+    """Note on the report of a test that it was skipped, or has failed, for want of CUDA."""
+    options = read_options(item.config)
+    if options.as_cuda or options.kind == "cuda" or hasattr(report, "wasxfail"):
+        return
+    text = text_of(error)
+    wants = any(words in text for words in _NO_CUDA)
+    if report.skipped:
+        ours = any(name == WANTED_PROPERTY for name, _ in report.user_properties)
+        wants = not ours and _NAMES_CUDA.search(f"{text} {_decorators(item)}") is not None
+    if wants and not _has_cuda():
+        report.user_properties.append((_WANTS_CUDA, report.outcome))
+
+
+def _decorators(item: pytest.Item) -> str:
+    try:
+        return inspect.getsource(getattr(item, "function", None)).partition("def ")[0]  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+
+
+def _has_cuda() -> bool:
+    if "cuda" in naming.names:
+        return True
+    if not any(map(os.path.exists, DRIVER_FILES)):
+        return False
+    with _cuda_is_not_started():
+        return "torch" not in sys.modules or bool(sys.modules["torch"].cuda.is_available())
+
+
+def cuda_lines(reports: Iterable[Any]) -> list[str]:
+    """The line about tests that were skipped or failed for want of CUDA; none if no test was."""
+    properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    outcomes = [outcome for name, outcome in properties if name == _WANTS_CUDA]
+    if not outcomes:
+        return []
+    counts = [f"{n} {what}" for what in ("skipped", "failed") if (n := outcomes.count(what))]
+    return [
+        f"{' and '.join(counts)} for want of CUDA: pytest --as-cuda runs the session on simulated "
+        "GPUs"
+    ]
 
 
 def hint_for(error: str, simulated: bool, as_cuda: bool) -> str | None:

@@ -124,12 +124,12 @@ def _name_in(description: str) -> str:
 
 # Tests that need more devices than there are: skipped, and counted at the end of the session.
 
-_WANTED_PROPERTY = "devices wanted"
+WANTED_PROPERTY = "devices wanted"
 
 
 def skip(request: pytest.FixtureRequest, why: str) -> NoReturn:
     # A module or a session, for which wider fixtures are made, has none.
-    getattr(request.node, "user_properties", []).append((_WANTED_PROPERTY, why))
+    getattr(request.node, "user_properties", []).append((WANTED_PROPERTY, why))
     pytest.skip(why)
 
 
@@ -137,7 +137,7 @@ def skip_lines(skipped: Iterable[Any]) -> list[str]:
     """Return one line for each reason, with the number of tests that were skipped for it."""
     # A module that skips itself while it is collected has a report without user_properties.
     properties = [pair for report in skipped for pair in getattr(report, "user_properties", ())]
-    reasons = [text for name, text in properties if name == _WANTED_PROPERTY]
+    reasons = [text for name, text in properties if name == WANTED_PROPERTY]
     lines = []
     for text in sorted(set(reasons)):
         count = reasons.count(text)

@@ -1,4 +1,7 @@
-"""The plugin's command-line options, read into one value for the session."""
+"""The plugin's command-line options, read into one value for the session.
+
+PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which would warn of that.
+"""
 
 from __future__ import annotations
 

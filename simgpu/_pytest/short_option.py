@@ -3,6 +3,8 @@
 The plugin is loaded in every session, and suites of models often have a `--model` of their own: so
 they are added when the suite's conftests have had their turn, and taken away once the command line
 is read: conftests of other folders are found while tests are collected, and may add theirs then.
+
+PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which would warn of that.
 """
 
 from __future__ import annotations

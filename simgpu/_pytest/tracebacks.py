@@ -5,6 +5,8 @@ not know. CUDA's errors end at that line, and so do these. simgpu also calls the
 function of a rank or a hook of autograd: what that raises is the program's, whatever its type.
 `--full-trace` shows all frames. An error of another type that simgpu raises, such as an
 AttributeError, may be a mistake in it, and keeps them.
+
+PYTEST_DONT_REWRITE: simgpu.pytest_plugin imports it before pytest does, which would warn of that.
 """
 
 from __future__ import annotations

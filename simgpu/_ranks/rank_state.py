@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 
 from simgpu import comm
 from simgpu._core import world
+from simgpu._core.operators import import_flop_counter
 from simgpu._cuda import tensors
 from simgpu._util.patching import Action, Patch, Patches, Row
 
@@ -619,6 +620,7 @@ _CLEARING = ("_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_pro
 def clear_sharding_cache() -> None:
     """Forget how operators were sharded: for all threads in Python, and for this one in C++."""
     if _TENSOR in sys.modules:
+        import_flop_counter()  # which the module imports
         debug = importlib.import_module(f"{_TENSOR}.debug")
         for name in _CLEARING:
             getattr(debug, name, lambda: None)()

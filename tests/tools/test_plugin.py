@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._pytest.header import hint_for
+from simgpu._pytest.header import _WANTS_CUDA, cuda_lines, hint_for
 from simgpu._pytest.options import DEFAULT_COUNT, DeviceOptions
 from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool, use_one_thread
 from simgpu.errors import InvalidDeviceError
@@ -255,6 +256,62 @@ def test_no_advice_for_cuda_names_when_already_used(pytester):
     result = pytester.runpytest_subprocess("--as-cuda", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=1)
     assert "- simgpu -" not in result.stdout.str()
+
+
+WANTS_CUDA = """
+import pytest, torch
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two of them")
+def test_a_condition():
+    pass
+
+def test_a_reason():
+    pytest.skip("no GPUs here")
+
+@pytest.mark.skip(reason="slow, and simgpu has no part in it")
+def test_another_reason():
+    pass
+
+@pytest.mark.xfail
+def test_expected():
+    torch.ones(2, device="cuda:1")
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_fails(n):
+    torch.ones(n, device="cuda:1")
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [[], ["-n", "1"]])
+def test_a_session_without_cuda_says_how_many_tests_wanted_it(pytester, workers):
+    """Once, at its end, and not where --as-cuda is given. pytest warns of no module of ours."""
+    pytester.makepyfile(WANTS_CUDA)
+    options = ("-p", "no:cacheprovider", *workers)
+    result = pytester.runpytest_subprocess(*options)
+    result.assert_outcomes(skipped=3, failed=2, xfailed=1)
+    line = "2 skipped and 2 failed for want of CUDA: pytest --as-cuda runs the session *"
+    result.stdout.fnmatch_lines([line])
+    assert result.stdout.str().count("--as-cuda") == 1
+    assert "PytestAssertRewriteWarning" not in result.stdout.str()
+    result = pytester.runpytest_subprocess(*options, "--as-cuda")
+    result.assert_outcomes(passed=3, skipped=2, xpassed=1)
+    assert "for want of CUDA" not in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lines"),
+    [
+        ([], []),
+        (["skipped"], ["1 skipped for want of CUDA"]),
+        (["failed", "failed"], ["2 failed for want of CUDA"]),
+        (["skipped", "failed", "skipped"], ["2 skipped and 1 failed for want of CUDA"]),
+    ],
+)
+def test_the_line_about_cuda_counts_what_reports_note(outcomes, lines):
+    reports = [SimpleNamespace(user_properties=[(_WANTS_CUDA, outcome)]) for outcome in outcomes]
+    reports.append(SimpleNamespace())  # a module that skipped itself
+    assert [line.partition(":")[0] for line in cuda_lines(reports)] == lines
 
 
 def test_a_session_without_devices_does_not_import_torch(pytester):

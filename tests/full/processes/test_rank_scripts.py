@@ -144,6 +144,25 @@ def test_calls_that_differ_are_reported_once(python, tmp_path):
     assert "train.py FAILED" in ended.stderr, ended.stderr
 
 
+IN_THREADS = """
+import torch
+import simgpu
+import torch.distributed.tensor
+
+def step(rank):
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).cuda(), [rank])
+    net(torch.ones(3, 2, device="cuda")).sum().backward()
+
+simgpu.ranks(2, step)
+"""
+
+
+def test_ranks_in_threads_print_nothing(python):
+    """Not even that Triton is missing, which no simulated device needs."""
+    done = python("-c", IN_THREADS, PYTHONWARNINGS="ignore")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 ONE_GPU_EACH = """
 import os
 
