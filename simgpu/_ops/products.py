@@ -12,11 +12,23 @@ from simgpu._ops.calls import Arguments
 from simgpu._ops.checks import refuse
 from simgpu._ops.dtypes import AND_COMPLEX, HALF_DTYPES, Only, name_of, no_kernel, type_of
 from simgpu._ops.from_schema import computed, functional_kernel, out_kernel
-from simgpu._ops.table import PythonKernel, row
+from simgpu._ops.table import HostCode, PythonKernel, row
 from simgpu._util.naming import visible_text
 
 Tensor = torch.Tensor
 
+def _product(
+    stock: HostCode, keys: torch._C.DispatchKeySet, first: Tensor, second: Tensor, **kwargs: Any
+) -> Tensor:
+    """A matrix product, whose sums begin at 0 on a GPU: none is -0.
+
+    The CPU's sums do so too, unless they have one product only.
+    """
+    result: Tensor = stock(keys, first, second, **kwargs)
+    return result if first.shape[-1] != 1 else result.add_(0)
+
+
+row("mm", "bmm", host=_product)
 row("addmm[_]", "addbmm[_]", "mm", "_addmm_activation", dtypes=Only(AND_COMPLEX, "addmm_cuda"))
 row("addmv[_]", "mv", dtypes=Only(AND_COMPLEX, "addmv_impl_cuda"))
 row("baddbmm[_]", "bmm", dtypes=Only(AND_COMPLEX, "baddbmm_cuda"))

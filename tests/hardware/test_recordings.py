@@ -30,8 +30,12 @@ from tests.support.recording import (
     save,
 )
 
-RECORDINGS = sorted(FOLDER.glob("*.json"))
 TUTORIAL = FOLDER / "pytorch_tutorial.json"
+# A thousand cases take seconds.
+RECORDINGS = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.full] if path != TUTORIAL else [])
+    for path in sorted(FOLDER.glob("*.json"))
+]
 
 
 def replay(recording, devices):
@@ -40,7 +44,7 @@ def replay(recording, devices):
 
 
 @pytest.mark.devices(8)
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECORDINGS)
 def test_what_hardware_did_is_what_is_seen(devices, path, record_property):
     row = row_of_recording(path.stem, load(path), devices)
     record_property("recording", row.as_json())

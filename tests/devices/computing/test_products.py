@@ -94,6 +94,21 @@ def test_an_empty_product_of_integers_is_none(devices, dtype, n, m):
     assert (make(2, n, 0) @ make(2, 0, m)).tolist() == [[[0] * m] * n] * 2
 
 
+@pytest.mark.parametrize("name", ["mm", "mm, out=", "@", "bmm"])
+@given(
+    dtype=st.sampled_from([torch.float16, torch.float32, torch.float64]),
+    sizes=st.tuples(SIZES, SIZES, SIZES),
+)
+def test_product_is_never_a_negative_zero(devices, name, dtype, sizes):
+    """Its sums begin at 0; the CPU's kernels leave out that sum where it has one product."""
+    call, _ = PRODUCTS[name]
+    factors = iter([-1.0, 0.0])
+    make = maker(devices[0], dtype)
+    products = call(lambda *shape: make(*shape).fill_(next(factors, 5.0)), *sizes)
+    assert not products.any()
+    assert not products.signbit().any()
+
+
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
