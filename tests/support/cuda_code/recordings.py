@@ -1,7 +1,8 @@
-"""Recordings of what PyTorch's CUDA code did on an emulated CUDA, and how they are compared.
+"""Recordings of what PyTorch's CUDA code did on a GPU or an emulated CUDA, and comparisons.
 
 One file for each subject and model, `SUBJECT-MODEL.json.gz`: the `origin` and, for each case, the
-case and what was seen. `known.toml` beside them has the differences that are known, each with a
+case and what was seen. Those of GPUs are in a folder of their own, since kernels ran there.
+`known.toml` in each folder has the differences that are known, each with a
 reason; one that is no difference any more is as wrong as one without a reason.
 """
 
@@ -23,6 +24,7 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parents[2] / "recordings" / "emulated_cuda"
+OF_GPUS = FOLDER.parent / "cuda"
 # Models as the emulated CUDA names them, and as simulated devices do.
 MODELS = {"h100": "H100 SXM", "a100": "A100", "t4": "T4"}
 NO_DIFFERENCE = "known.toml has a reason, and there is no difference"
@@ -63,7 +65,7 @@ def load(path):
 
 def files():
     """All recordings of this repository."""
-    return sorted(FOLDER.glob("*.json.gz"))
+    return sorted([*FOLDER.glob("*.json.gz"), *OF_GPUS.glob("*.json.gz")])
 
 
 @dataclass(frozen=True)

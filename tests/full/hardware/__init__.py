@@ -1,0 +1,1 @@
+"""What hardware did, on simulated devices: recordings that take longer to replay."""
