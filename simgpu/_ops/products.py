@@ -17,6 +17,7 @@ from simgpu._util.naming import visible_text
 
 Tensor = torch.Tensor
 
+
 def _product(
     stock: HostCode, keys: torch._C.DispatchKeySet, first: Tensor, second: Tensor, **kwargs: Any
 ) -> Tensor:
