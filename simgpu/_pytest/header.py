@@ -142,6 +142,7 @@ def note_want_of_cuda(item: pytest.Item, error: BaseException, report: pytest.Te
     if report.skipped:
         ours = any(name == WANTED_PROPERTY for name, _ in report.user_properties)
         wants = not ours and _NAMES_CUDA.search(f"{text} {_decorators(item)}") is not None
+        wants = wants and "real" not in text.split()  # for which simulated ones do not do
     if wants and not _has_cuda():
         report.user_properties.append((_WANTS_CUDA, report.outcome))
 

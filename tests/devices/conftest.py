@@ -7,9 +7,9 @@ from torch.torch_version import TorchVersion
 
 @pytest.fixture
 def words_of_newer_cuda(devices):
-    """Skip on GPUs with an older release, whose kernels have other words and other limits.
+    """Skip on GPUs with an older release than those that the words were compared with.
 
-    Simulated devices have the words of torch 2.13 with every release.
+    Simulated devices have these words with every release; those of CUDA in torch 2.11 differ.
     """
     if devices[0].type == "cuda" and TorchVersion(torch.__version__) < "2.13":
-        pytest.skip("CUDA has these words since torch 2.13")
+        pytest.skip("these words were compared with CUDA of torch 2.13 and newer")

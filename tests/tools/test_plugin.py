@@ -268,6 +268,10 @@ def test_a_condition():
 def test_a_reason():
     pytest.skip("no GPUs here")
 
+@pytest.mark.skip(reason="compares with real GPUs")
+def test_of_real_gpus():
+    pass
+
 @pytest.mark.skip(reason="slow, and simgpu has no part in it")
 def test_another_reason():
     pass
@@ -289,13 +293,13 @@ def test_a_session_without_cuda_says_how_many_tests_wanted_it(pytester, workers)
     pytester.makepyfile(WANTS_CUDA)
     options = ("-p", "no:cacheprovider", *workers)
     result = pytester.runpytest_subprocess(*options)
-    result.assert_outcomes(skipped=3, failed=2, xfailed=1)
+    result.assert_outcomes(skipped=4, failed=2, xfailed=1)
     line = "2 skipped and 2 failed for want of CUDA: pytest --as-cuda runs the session *"
     result.stdout.fnmatch_lines([line])
     assert result.stdout.str().count("--as-cuda") == 1
     assert "PytestAssertRewriteWarning" not in result.stdout.str()
     result = pytester.runpytest_subprocess(*options, "--as-cuda")
-    result.assert_outcomes(passed=3, skipped=2, xpassed=1)
+    result.assert_outcomes(passed=3, skipped=3, xpassed=1)
     assert "for want of CUDA" not in result.stdout.str()
 
 
