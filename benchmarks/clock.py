@@ -70,7 +70,7 @@ class Table:
     rows: Sequence[Row]
     relative: bool = False
     per_gpu: int = 0
-    """Images or texts of a step on one GPU, where the publication tells them per second."""
+    """Images or texts of a step on one GPU, where the publication gives them per second."""
     gpus: Sequence[int] = ()
     """How many there are in each row, if so."""
     unit: str = "images"
@@ -212,7 +212,7 @@ TABLES = [
     Table(
         "ResNet-50, DistributedDataParallel, P100",
         "github.com/pytorch/pytorch/pull/4870: 0.162 s",
-        "32 images per GPU, 8 GPUs in one machine; how they are joined is not said, taken: pcie.",
+        "32 images per GPU, 8 GPUs in one machine; their links are not given; assumed: pcie.",
         [
             Row(
                 "8 x P100, pcie",
@@ -230,14 +230,14 @@ TABLES = [
     Table(
         "ResNeXt-29 (16 groups), DataParallel, GTX 1080 Ti",
         "github.com/prlz77/ResNeXt.pytorch/issues/13: 9 and 4.5 minutes for an epoch of CIFAR",
-        "50,000 images of 32 x 32; copies by PCIe, which is not said.",
+        "50,000 images of 32 x 32; copies by PCIe, which is assumed.",
         _resnexts(),
     ),
     Table(
         "Translation with LSTMs, DataParallel, GTX 1080",
         "github.com/OpenNMT/OpenNMT-py/issues/89: seconds of an epoch",
-        "How long the sentences are is not said: taken, 20 words of 10,000. So times are shown as "
-        "parts of that of the first row.",
+        "The length of the sentences is not given; assumed: 20 words of 10,000. Times are divided "
+        "by that of the first row.",
         _translators(),
         relative=True,
     ),

@@ -30,7 +30,7 @@ def _steps(loss: Callable[[], torch.Tensor], parameters: Any, after: Callable[[]
 
 
 def _empty(make: Callable[[], Any], device: str) -> Any:
-    """A network whose weights nobody has written: they would be memory, and take long to draw."""
+    """A network whose weights are not written: they would be memory, and take long to draw."""
     with torch.device("meta"):
         net = make()
     return net.to_empty(device=device)

@@ -8,7 +8,7 @@ with the copies of ours on top, and a step that is written out by hand (`by_hand
 over 1 to 64 devices and 1 to 1,000 parameters, with the line that fits them: growth has to be
 linear. Steps are taken in turns, best of several rounds, with one intra-op thread. The floor is
 compared by CPU time, which a busy machine disturbs least, and theirs by the clock, for their
-threads wait for each other; real devices by the clock alone. Kernels and copies are counted on
+threads wait for each other; real devices only by the clock. Kernels and copies are counted on
 simulated devices only, where also the sweeps are.
 """
 

@@ -2,7 +2,7 @@
 
 Two processes launch batches of one kernel in turns; the median of the ratios of neighbouring
 batches counts, so that what disturbs the machine for longer than a batch disturbs both. Where their
-memory happens to lie, one process is a few percent slower than another for all of its life: several
+memory happens to be, one process is a few percent slower than another for all of its life: several
 pairs of processes are asked.
 """
 

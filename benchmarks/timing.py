@@ -62,7 +62,7 @@ def line_through(sizes: Sequence[float], times: Sequence[float]) -> Line:
     """The line that fits best by least squares of the relative distances.
 
     Relative, because sizes go over orders of magnitude: by plain least squares the largest size
-    would decide alone.
+    would decide by itself.
     """
     weights = [1 / seconds**2 for seconds in times]
     total = sum(weights)

@@ -1,8 +1,9 @@
-"""Launches without values: kernels return memory that nobody has written, and take no time.
+"""Launches without values: kernels return memory that is not written, and take no time.
 
-What a `simgpu.clock` tells depends on the shapes of tensors and not on their values, so programs
-much larger than this machine can be timed: memory that nobody touches is none. Kernels of little
-data are computed nevertheless, since programs decide by them. To be called before `simgpu.devices`.
+What a `simgpu.clock` measures depends on the shapes of tensors and not on their values, so programs
+much larger than this machine can be timed: memory that is never touched takes no pages. Kernels of
+little data are computed all the same, since programs decide by them. Call it before
+`simgpu.devices`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _without_values(self: launch.Kernel, op: Any, run: Any = None) -> None:
 
 
 class _Shaped:
-    """Runs an operator for its shapes alone, which the meta device tells, once for each call."""
+    """Runs an operator for its shapes only, computed by the meta device, once for each call."""
 
     def __init__(self, op: Any, run: Any) -> None:
         self._op, self._run = op, run

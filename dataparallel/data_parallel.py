@@ -167,7 +167,7 @@ class DataParallel(Module, Generic[T]):
         return gather(outputs, self._devices([output_device])[0], self.dim)
 
     def _has_replaced_steps(self) -> bool:
-        """Whether a subclass, or an attribute of this object, stands for one of the four steps."""
+        """Whether a subclass, or an attribute of this object, replaces one of the four steps."""
         kind = type(self)
         steps = (kind.scatter, kind.replicate, kind.parallel_apply, kind.gather)
         return steps != _OWN_STEPS or not _STEP_NAMES.isdisjoint(self.__dict__)

@@ -43,7 +43,7 @@ def parallel_apply(
 ) -> list[Any]:
     """Call each module with its inputs on its device, in threads.
 
-    A module that is done within 5 ms is let finish before the next one begins: for short calls, and
+    A module that is done within 5 ms may finish before the next one begins: for short calls, and
     no longer, one thread is faster than many. So modules may wait for each other.
     Threads are kept, and one may take several modules: what a module keeps in `threading.local` is
     seen by others, on other devices.
@@ -179,7 +179,7 @@ def _raise_failures(calls: Sequence[_Call]) -> None:
 
 
 def _failure_texts(failed: Sequence[tuple[int, torch.device, BaseException]]) -> list[str]:
-    """What is said of each replica that failed, where only if no other has failed there too."""
+    """The message of each failed replica; its line only where no other failed at the same one."""
     told: dict[Hashable, int] = {}
     texts = []
     wrapper: Any = ExceptionWrapper

@@ -34,7 +34,7 @@ class RandomDataset(Dataset[torch.Tensor]):
 
 
 class Model(nn.Module):
-    """A linear layer that can tell what went through it."""
+    """A linear layer that reports what went through it."""
 
     def __init__(self) -> None:
         super().__init__()

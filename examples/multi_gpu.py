@@ -4,7 +4,7 @@
     python examples/multi_gpu.py                              # real GPUs, or the CPU
 
 1. one block of a model in parallel, the blocks around it on one device;
-2. a wrapper that lets the attributes of what it wraps through;
+2. a wrapper that passes on the attributes of what it wraps;
 3. `DataParallel` written out in the four primitives it is made of;
 4. a model with one part on the CPU and the other on a GPU.
 """

@@ -45,7 +45,7 @@ class _ModuleRecipe:
             and self.kind.__setattr__ is Module.__setattr__
         )
         self.contents = _contents(module)
-        # Names with an index into the plan's tensors or recipes; -1 stands for None.
+        # Names with an index into the plan's tensors or recipes; -1 means None.
         self.params: list[tuple[str, int]] = []
         self.buffers: list[tuple[str, int]] = []
         self.children: list[tuple[str, int]] = []

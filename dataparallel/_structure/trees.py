@@ -162,7 +162,7 @@ def _with_children(
 
     `children` are the example's with their names, and `values` what has become of them. One object
     may be several children, which have become different ones: an attribute is the one of its name
-    then. A constant (a number, a dtype, a function) is a child by its name alone: where an
+    then. A constant (a number, a dtype, a function) is a child only by its name: where an
     attribute of another name has the same one, that says nothing.
     """
     attributes = getattr(example, "__dict__", None)

@@ -3,7 +3,7 @@
 A pool that only grows: where no thread is idle a new one is started, so nested and concurrent calls
 never wait for each other. A thread that is soon done with a replica takes the next one of its call.
 The threads are daemons and know nothing of modules or devices. Locks, queues, threads and time are
-looked up in Python's modules when they are needed: whoever replaces them there, to decide which
+looked up in Python's modules when they are needed: a program that replaces them, to decide which
 thread runs when, decides so here.
 """
 
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 # Seconds, as long as Python lets a thread keep its global lock. Threads that issue many short
 # operations at the same time spend more on handing that lock to each other than on the operations.
-# A replica that is done within this time is let finish before the next one begins; the price for
+# A replica that is done within this time may finish before the next one begins; the price for
 # one that is not is that all others begin this much later.
 PATIENCE = 0.005
 

@@ -34,7 +34,7 @@ class _Transfer(Function):
 
 
 def apply(function: type[_Transfer], *args: Any) -> Any:
-    """Apply the function with autograd recording it, or within a transform call `compute` alone."""
+    """Apply the function with autograd recording it, or within a transform only call `compute`."""
     if transforms.active(args):
         return function.compute(*args)
     return function.apply(*args)  # type: ignore[no-untyped-call]
@@ -60,7 +60,7 @@ class Broadcast(_Transfer):
 
     `apply(Broadcast, devices, non_differentiable, own_layout, *tensors)` returns the first device's
     tensors, which share memory with `tensors`, then the second's, and so on. `own_layout` is the
-    layout of `tensors` alone, which their gradients follow.
+    layout of `tensors` only, which their gradients follow.
     """
 
     @staticmethod
@@ -216,7 +216,7 @@ def scatter_split(
     tensor: torch.Tensor, devices: Sequence[torch.device], sizes: Sequence[int], dim: int
 ) -> tuple[torch.Tensor, ...]:
     """The chunks of `tensor`, those from the CPU copied on background streams."""
-    # A stream that an allocator is told of must belong to memory, which a transform's tensors hide.
+    # `record_stream` needs a tensor with memory, which a transform's tensors hide.
     if tensor.device.type != "cpu" or transforms.active([tensor]):
         return scatter_chunks(tensor, devices, sizes, dim)
     streams = [copy_stream(device) for device in devices]

@@ -18,7 +18,7 @@ import torch
 
 BUCKET_BYTES = 10 * 2**20  # torch/nn/parallel/comm.py, buffer_size
 
-# To cut a run takes up to three operators, and each tensor alone takes two.
+# To cut a run takes up to three operators, and each tensor by itself takes two.
 _SHORTEST_RUN = 4
 
 
@@ -29,7 +29,7 @@ class Slot(NamedTuple):
     size: torch.Size
     stride: tuple[int, ...]
     offset: int  # in elements of the bucket
-    order: tuple[int, ...] | None  # its dimensions as they lie in memory; None if contiguous
+    order: tuple[int, ...] | None  # its dimensions in the order of memory; None if contiguous
     paired: bool  # complex, and so two elements of the bucket for each of its own
 
     def elements(self) -> int:
@@ -38,7 +38,7 @@ class Slot(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Contiguous tensors one after the other in a bucket that differ in their first size alone."""
+    """Contiguous tensors one after the other in a bucket that differ only in their first size."""
 
     offset: int
     elements: int
@@ -104,10 +104,10 @@ def lay_out(tensors: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -
     buckets: list[list[Slot]] = []
     unbucketed: list[int] = []
     open_buckets: dict[torch.dtype, tuple[list[Slot], int]] = {}
-    # Tensors that can be cut out together lie next to each other (see Run).
+    # Tensors that can be cut out together are next to each other (see Run).
     alike: dict[torch.Size, list[int]] = {}
     for index, tensor in enumerate(tensors):
-        sizes = torch.Size() if tensor.is_nested else tensor.shape[1:]  # a nested one tells none
+        sizes = torch.Size() if tensor.is_nested else tensor.shape[1:]  # a nested one has none
         alike.setdefault(sizes, []).append(index)
     indices: Sequence[int] = [index for group in alike.values() for index in group]
     if any(tensor.is_complex() for tensor in tensors):

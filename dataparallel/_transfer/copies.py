@@ -125,7 +125,7 @@ def gather_checked(tensors: Sequence[torch.Tensor], dim: int, device: torch.devi
             for tensor in tensors
         ]
         return torch.cat(moved, dim)
-    # Tensors without memory tell the sizes and strides that a torch.cat of these would have.
+    # Tensors without memory show the sizes and strides that a torch.cat of these would have.
     shapes = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]
     whole = torch.cat(shapes, dim)
     result = torch.empty_strided(whole.shape, whole.stride(), dtype=dtype, device=device)

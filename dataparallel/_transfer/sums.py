@@ -1,4 +1,4 @@
-"""Sums of tensors that lie on different devices, one by one or in buckets.
+"""Sums of tensors on different devices, one by one or in buckets.
 
 Many tensors come as columns: `columns[d][i]` is tensor `i` on device `d`, and row `i` is what the
 devices have of it. What may change here is the order in which a sum is taken, and when NCCL
@@ -33,7 +33,7 @@ def sum_to(inputs: list[torch.Tensor], root: int) -> torch.Tensor:
     within = transforms.active(inputs)
     add = torch.add if within else torch.Tensor.add_
     # Later copies are written over the first: each waits for what both its devices have to do, the
-    # addition of the one before among it, so memory of its own would not let it begin earlier.
+    # addition of the one before among it, so memory of its own would not make it begin earlier.
     again = not within and landed is not first and not first.is_nested
     for other in others[1:]:
         if again and other.device != device and _alike(other, first):

@@ -105,7 +105,7 @@ def broadcast_coalesced(
 def reduce_add(
     inputs: Sequence[torch.Tensor], destination: DeviceLike | None = None
 ) -> torch.Tensor:
-    """Sum tensors that lie on different devices.
+    """Sum tensors on different devices.
 
     Args:
         inputs: tensors of one shape.

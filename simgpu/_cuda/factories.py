@@ -48,7 +48,7 @@ def _route_factories(patches: Patches) -> None:
         library = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
         for key in _KEYS:
             library.fallback(_make_tensor, key)  # type: ignore[no-untyped-call]
-        # Where a dispatch mode is active and told not to look (`no_dispatch`), PyTorch asks for
+        # Where a dispatch mode is active and set not to look (`no_dispatch`), PyTorch asks for
         # the kernel of the operator itself and ends in an assertion if that is a fallback.
         factories = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         for name, key in itertools.product(_FACTORIES, _KEYS):
@@ -123,7 +123,7 @@ def _zeros_like(
 
 
 # Operators that the dispatch key BackendSelect sends to a kernel of their own, or to one that makes
-# an empty tensor and lets it grow, for which nobody could ask for room before.
+# an empty tensor and grows it, so no room could be asked for before.
 _FACTORIES = (
     "arange",
     "arange.start",

@@ -1,7 +1,7 @@
 """`torch.cuda.CUDAGraph` under `as_cuda`: work that is recorded once and replayed.
 
 `torch.cuda.graph` and `torch.cuda.make_graphed_callables` are PyTorch's own and use this class.
-What a capture records and forbids stands in `simgpu._cuda.graphs` and `simgpu._core.captures`.
+What a capture records and forbids is in `simgpu._cuda.graphs` and `simgpu._core.captures`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from simgpu.errors import CaptureError, UnsupportedError
 # memory.
 #
 # The memory of a graph's results is the graph's: it stays when their tensors die. The ledger of the
-# device counts tensors alone. Tensors from outside that a graph reads or writes live as long as it.
+# device counts only tensors. A graph keeps alive the tensors from outside that it reads or writes.
 
 Tensor = torch.Tensor
 _detach = torch.ops.aten.detach.default._handle.redispatch_boxed
@@ -68,7 +68,7 @@ def _written(launch: Launch) -> Iterator[Tensor]:
 
 
 def _fresh(result: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors of a result that stand on none of the arguments' storages."""
+    """The tensors of a result that share no storage with the arguments."""
     return [
         tensor
         for tensor in tensors_in(result)
@@ -77,7 +77,7 @@ def _fresh(result: Any, arguments: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Result:
-    """The storage that a new tensor stands on, and all of it as a row of the tensor's dtype."""
+    """The storage of a new tensor, and all of it as a row of the tensor's dtype."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.storage = storage = tensor.untyped_storage()
@@ -89,7 +89,7 @@ class _Result:
 
 
 class _Memory:
-    """The storages that a graph's results stand on, by address."""
+    """The storages of a graph's results, by address."""
 
     def __init__(self) -> None:
         self._results: ByAddress[_Result] = ByAddress()
@@ -510,7 +510,7 @@ PATCHES: tuple[Row, ...] = (
         "torch.cuda.graphs",
         "graph_pool_handle",
         value=graph_pool_handle,
-        why="C++ has it for real CUDA alone",
+        why="C++ has it for real CUDA only",
     ),
     *(
         Patch(

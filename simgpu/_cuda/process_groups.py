@@ -116,7 +116,7 @@ def _split_group(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_once(patches: Patches) -> None:
-    """Take the devices' own name out of the tables of backends, where "cuda" stands too."""
+    """Take the devices' own name out of the tables of backends, where "cuda" is listed too."""
     for name, devices in distributed.Backend.backend_capability.items():
         if DEVICE_TYPE in devices and CUDA in devices:
             distributed.Backend.backend_capability[name] = [d for d in devices if d != DEVICE_TYPE]
@@ -255,7 +255,7 @@ PATCHES: tuple[Row, ...] = (
         "split_group",
         wrap=_split_group,
         needs="split_group",
-        why="gloo would warn of options that are not its own, and forget that it stands for NCCL",
+        why="gloo would warn of options that it does not know, and not act for NCCL",
     ),
     Patch(
         _GROUP,

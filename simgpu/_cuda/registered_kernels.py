@@ -93,7 +93,7 @@ def _answer_for_devices(library: Library, name: str, key: str) -> None:
 
 def _forwarding(operator: str, key: str) -> Callable[..., Any]:
     """A kernel that calls the one that `operator` has under `key` at that time."""
-    casts = key.startswith("Autocast")  # it keeps its inner calls from CUDA's autocast alone
+    casts = key.startswith("Autocast")  # it keeps its inner calls from CUDA's autocast only
     own_key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[key]))
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -179,6 +179,6 @@ PATCHES: tuple[Row, ...] = (
     Action(
         "kernels that the program registered for CUDA before",
         run=_take_up,
-        why="a module that was imported earlier has registered them for CUDA alone",
+        why="a module that was imported earlier has registered them for CUDA only",
     ),
 )

@@ -2,7 +2,7 @@
 
 `takes_device` wraps functions that take a device, `renamed` makes `device` attributes. Files of
 simgpu read the same attributes and have to see simgpu:1, so such an attribute looks at the module
-of its caller: code of simgpu is told "simgpu:1", all other code "cuda:1".
+of its caller: code of simgpu gets "simgpu:1", all other code "cuda:1".
 """
 
 from __future__ import annotations

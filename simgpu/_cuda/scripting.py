@@ -21,7 +21,7 @@ from simgpu._util.patching import Action, Patch, Patches, Row
 
 
 def _teach_replacements(patches: Patches) -> None:
-    """Enter each function that was replaced under the operator that the stock one stands for."""
+    """Enter each function that was replaced under the operator of the stock one."""
     builtins: dict[int, str] = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
     for _, stock, value in patches.replaced:
         operator = builtins.get(id(stock))
@@ -115,6 +115,6 @@ PATCHES: tuple[Row, ...] = (
     Action(
         "the table of operators that TorchScript knows",
         run=_teach_replacements,
-        why="torch.tensor and its kin are operators to the compiler, replaced or not",
+        why="torch.tensor and other factories are operators to the compiler, replaced or not",
     ),
 )

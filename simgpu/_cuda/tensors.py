@@ -34,7 +34,7 @@ from simgpu._util.patching import Action, Patch, Patches, Row
 # `torch.set_default_tensor_type("torch.cuda.FloatTensor")` under `as_cuda`.
 #
 # It is a variable of the process: all threads have it, and `torch.Tensor(2)`, `torch.tensor` and
-# all factories take their device from it. `torch.set_default_device`, by contrast, is of one
+# all factories take their device from it. `torch.set_default_device`, by contrast, holds for one
 # thread, and PyTorch's own function serves it.
 
 

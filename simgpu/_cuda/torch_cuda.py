@@ -35,7 +35,7 @@ CUDNN_NUMBER = CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]  # as in cudnn_versi
 
 
 def _is_acceptable(tensor: torch.Tensor) -> bool:
-    """Whether CUDA would let cuDNN compute with a tensor: it is on a device and floating-point."""
+    """Whether CUDA would use cuDNN for a tensor: it is on a device and floating-point."""
     floating = tensor.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
     return torch._C._get_cudnn_enabled() and floating and tensor.device.type == DEVICE_TYPE
 
@@ -145,7 +145,7 @@ def _sleep(cycles: int) -> None:
 
 
 def _raw_stream(index: int) -> int:
-    """What stands for the pointer of the current stream of a device."""
+    """A number in place of the pointer of the current stream of a device."""
     return streams.handle_of(index, streams.current_stream_id(index))
 
 
@@ -266,7 +266,7 @@ class _Markers:
         """Nothing to end."""
 
     def markA(self, message: str) -> None:
-        """Nobody sees the mark."""
+        """Do nothing: no profiler reads the mark."""
 
 
 def _initializes(*args: Any, **kwargs: Any) -> None:
@@ -361,7 +361,7 @@ _TORCH_CUDA_PATCHES: tuple[Row, ...] = (
             "torch.cuda",
             f"{dtype}{kind}",
             value=tensor_types.find(f"{dtype}{kind}", "cuda"),
-            why="C++ makes these legacy types for real CUDA alone",
+            why="C++ makes these legacy types for real CUDA only",
         )
         for dtype in tensor_types.DTYPES
         for kind in ("Tensor", "Storage")

@@ -79,7 +79,7 @@ def _profiler_of_host(stock: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == _CUDA:
             warnings.warn(
-                "the profiler shows the host's times alone: those of simulated devices are in "
+                "the profiler shows only the host's times: those of simulated devices are in "
                 "simgpu.trace()",
                 stacklevel=2,
             )
@@ -89,14 +89,14 @@ def _profiler_of_host(stock: Any) -> Any:
     return __init__
 
 
-_WHY_NVTX = "raises in a build without CUDA; here nobody reads the marks"
+_WHY_NVTX = "raises in a build without CUDA; here nothing reads the marks"
 
 _PROFILERS_AND_BACKENDS_PATCHES: tuple[Row, ...] = (
     Patch(
         "torch.backends.cuda",
         "cufft_plan_cache",
         wrap=lambda _: _PlanCaches(),
-        why="keeps its settings in C++ for real CUDA alone",
+        why="keeps its settings in C++ for real CUDA only",
     ),
     Patch(
         "torch.backends.cuda",
@@ -125,7 +125,7 @@ _PROFILERS_AND_BACKENDS_PATCHES: tuple[Row, ...] = (
         "torch.autograd.profiler.profile",
         "__init__",
         wrap=_profiler_of_host,
-        why="times of CUDA are asked for, and there are the host's alone: a warning says so",
+        why="times of CUDA are asked for, and only the host's exist: a warning says so",
     ),
     Patch(
         "torch.autograd.profiler.emit_nvtx",
@@ -278,7 +278,7 @@ class _RuntimeLibrary:
 
     @staticmethod
     def cudaProfilerStart() -> int:
-        """Nobody records."""
+        """Do nothing: no profiler records."""
         return _CudaError(0)
 
     cudaProfilerStop = cudaProfilerStart
@@ -312,7 +312,7 @@ _RUNTIME_LIBRARY_PATCHES: tuple[Row, ...] = (
     Action(
         "host memory that a program has registered: it is no longer pinned at the end",
         run=lambda patches: patches.then(pinned.unregister_all),
-        why="other memory may lie at its addresses when there are devices again",
+        why="other memory may be at its addresses when there are devices again",
     ),
 )
 

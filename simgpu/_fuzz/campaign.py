@@ -120,7 +120,7 @@ def run_campaign(options: CampaignOptions) -> int:
             fits = f" fits -k {options.keyword!r}" if options.keyword else ""
             print(f"no hypothesis property in {where}{fits}")
         return status
-    if status not in (0, 1):  # such as one that a signal ended: nothing pytest could tell of
+    if status not in (0, 1):  # such as one that a signal ended: pytest could not report it
         print(f"{log[-4000:]}\npytest {_ended(status)}; the report has what it counted before")
         status = 1
     elif not tally.failures and (status == 1 or not tally.examples):
@@ -187,7 +187,7 @@ class Campaign:
         if self.options.keyword:
             arguments += ["-k", self.options.keyword]
         with self.log.open("w") as log:
-            # A session of its own, so that Ctrl-C reaches pytest through this process alone.
+            # A session of its own, so that Ctrl-C reaches pytest only through this process.
             session = subprocess.Popen(
                 pytest_command(settings, arguments),
                 env=settings.environment(),

@@ -154,7 +154,7 @@ def regression_test(
     key: str,
     schedule: str | None = None,
 ) -> str:
-    """Return the text of a test that calls a property with these values alone.
+    """Return the text of a test that calls a property with only these values.
 
     Args:
         arguments: what hypothesis drew, by name, and the fixture `devices` if the test has it.
@@ -262,7 +262,7 @@ def tell_kinds_apart(error: BaseException, kinds: set[str]) -> None:
 
 
 def kind_of(error: BaseException) -> str:
-    """The words that tell a failure from others of its assertion; "" where nothing does."""
+    """The words that distinguish a failure from others of its assertion; "" where nothing does."""
     return error.__context__.message if isinstance(error.__context__, Kind) else ""
 
 

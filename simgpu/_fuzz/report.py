@@ -59,7 +59,7 @@ def heat_map(tally: Tally, low: int, high: int) -> dict[int, list[Cell]]:
 def never_tried(tally: Tally, low: int, high: int) -> dict[int, list[int]] | None:
     """Return the batches from 0 to 64 that no example had, for low to high devices.
 
-    None where no example said what it had, so that nothing is known.
+    None where no example recorded its batch.
     """
     if not tally.combinations:
         return None

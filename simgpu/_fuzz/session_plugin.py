@@ -49,7 +49,7 @@ class ExampleRecorder:
         self._kinds: set[str] = set()  # of failures of the property
         self._failed: Counter[tuple[int, int]] = Counter()  # combinations of the property
         self._deadline: float | None = None
-        # What the running example said of itself through `strategies.tried`.
+        # What the running example recorded through `strategies.tried`.
         self._combinations: list[tuple[int, int]] = []
         self._schedule: str | None = None
         self._interrupted = False
@@ -201,7 +201,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _take_interrupts(config: pytest.Config) -> None:
-    """Let the recorder know of Ctrl-C, until the session ends."""
+    """Report Ctrl-C to the recorder, until the session ends."""
     before = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
     if before is not signal.default_int_handler or not in_main_thread:

@@ -44,7 +44,7 @@ def database_of(where: str) -> ExampleDatabase:
     return RedisExampleDatabase(client)
 
 
-# What a campaign tells the pytest sessions that it starts, through one environment variable.
+# What a campaign passes to the pytest sessions that it starts, in one environment variable.
 
 VARIABLE = "SIMGPU_FUZZ_SETTINGS"
 # They would give a session of pytest devices for its whole life (`simgpu._config.options`).

@@ -38,7 +38,7 @@ class Failure:
     location: str
     """file:line of the project in which the error arose."""
     combination: tuple[int, int] | None
-    """Batch and devices, where the example said so (`strategies.tried`)."""
+    """Batch and devices, where the example recorded them (`strategies.tried`)."""
     example: str
     test: str | None
     """The text of a regression test; None where a value cannot be written as source."""
@@ -49,7 +49,7 @@ class Failure:
     schedule: str | None = None
     """The token of the order of threads that the example has drawn (`--schedules`)."""
     kind: str = ""
-    """What tells it apart from other failures of the same assertion."""
+    """What distinguishes it from other failures of the same assertion."""
 
 
 class Tally:
@@ -59,7 +59,7 @@ class Tally:
         self.examples: Counter[str] = Counter()
         """Executed examples by property."""
         self.combinations: Counter[tuple[int, int]] = Counter()
-        """Examples by combination (batch, devices), as far as they said it (`strategies.tried`)."""
+        """Examples by combination (batch, devices), where recorded (`strategies.tried`)."""
         self.failed: Counter[tuple[int, int]] = Counter()
         """Those of them that failed, the steps of shrinking included."""
         self.worst: dict[str, float] = {}
