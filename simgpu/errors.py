@@ -74,13 +74,13 @@ class OutOfMemoryError(SimGPUError, torch.OutOfMemoryError):
 class CaptureError(SimGPUError, torch.AcceleratorError):
     """Something that a capture into a graph forbids, or a graph that could not be captured.
 
-    The wording is CUDA's. The way out is CUDA's too: let nothing within ``torch.cuda.graph`` wait
+    The wording is CUDA's. The way out is CUDA's too: wait for nothing within ``torch.cuda.graph``
     for the device, and copy only between devices or from and to pinned memory.
     """
 
 
 class InjectedFaultError(SimGPUError, torch.AcceleratorError):
-    """`simgpu.faults` let a kernel or a copy fail; the text says which."""
+    """`simgpu.faults` made a kernel or a copy fail; the text says which."""
 
 
 class DeviceLostError(SimGPUError, torch.AcceleratorError):
@@ -158,7 +158,7 @@ class ForkedError(SimGPUError, RuntimeError):
     """A forked child used simulated devices that its parent was using already.
 
     The wording is CUDA's. The way out is CUDA's too: start the child by ``spawn``, and enter
-    ``simgpu.devices(n)`` in it or let SIMGPU_DEVICE_COUNT do so.
+    ``simgpu.devices(n)`` in it or set SIMGPU_DEVICE_COUNT.
     """
 
 

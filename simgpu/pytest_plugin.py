@@ -126,7 +126,7 @@ def devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device]]:
 
     As many as ``--device-count`` says, or exactly `n` under ``@pytest.mark.devices(n)``, or no
     fewer than `n` under ``@pytest.mark.devices(n, at_least=True)``. Seeds,
-    current device, memory counters and trace start afresh for each test. The marker alone gives
+    current device, memory counters and trace start afresh for each test. The marker by itself gives
     a test its devices too, which it then names itself.
 
     Under hypothesis the list is made once per test and shared by its examples; make each example
@@ -145,8 +145,8 @@ def module_devices(request: pytest.FixtureRequest) -> Iterator[list[torch.device
 
     As many as `devices` gives, or what a marker of the module (``pytestmark``) asks for. Tests of
     the module that take `devices` get the first of these: seeds, current device and peak memory
-    counters start afresh for each of them, memory in use stays. A test that takes `module_devices`
-    alone finds everything as the test before it left it.
+    counters start afresh for each of them, memory in use stays. A test that takes only
+    `module_devices` finds everything as the test before it left it.
     """
     with _lend(request, "module") as lent:
         yield lent

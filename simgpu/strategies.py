@@ -127,7 +127,7 @@ def device_lists(
         repeats: whether a list may name one device several times; then there may be more of
             them than there are devices.
 
-    Shrinks to the first device alone. Raises ValueError where no such list exists.
+    Shrinks to only the first device. Raises ValueError where no such list exists.
     """
     if isinstance(devices, (str, bytes)):
         raise TypeError(f"devices must be a list, such as [{devices!r}], and not a text")

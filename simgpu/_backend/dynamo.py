@@ -80,7 +80,7 @@ def _codes(value: Any) -> Iterator[CodeType]:
         yield value
         inner = value.co_consts
     elif isinstance(value, FunctionType):
-        # Its `__module__` does not tell: `functools.wraps` copies that of a stock function.
+        # Its `__module__` does not show it: `functools.wraps` copies that of a stock function.
         ours = _is_ours(value.__globals__.get("__package__") or "")
         inner = (value.__code__ if ours else None, getattr(value, "__wrapped__", None))
     elif isinstance(value, type):

@@ -3,7 +3,7 @@
 For C++ it is a CPU generator whose device is overwritten with "simgpu:1"
 (`simgpu._native.layouts`), so that CPU operators refuse it with PyTorch's own error. The device's
 kernels draw from its `host`: a stream of CUDA's numbers (`simgpu._random.generator_state`), or with
-`rng="host"` another CPU generator. `torch_patches.generators` lets `torch.Generator` return it; the
+`rng="host"` another CPU generator. `torch.Generator` returns it (`torch_patches.generators`); the
 generators that devices draw from by default are in `simgpu._core.device_generator`.
 """
 
@@ -32,7 +32,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
     """A generator for tensors of a simulated device.
 
     As on CUDA, and unlike the devices' own generators, two of them that are given one seed draw
-    the same numbers, whatever devices they are of.
+    the same numbers, whatever their devices.
     """
 
     _device: torch.device
@@ -82,7 +82,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
         return captures.get_state(self.host)
 
     def set_state(self, new_state: torch.Tensor) -> DeviceGenerator:
-        """Put the stream where `get_state` said it was; in a capture, also in every replay."""
+        """Put the stream where `get_state` found it; in a capture, also in every replay."""
         captures.set_state(self.host, new_state)
         return self
 
@@ -134,7 +134,7 @@ class DeviceGenerator(_Stock):  # type: ignore[misc]
 
 
 class DefaultGenerator(DeviceGenerator):
-    """The generator that a device draws from unless told otherwise: they always have one stream."""
+    """The generator that a device draws from by default: they always have one stream."""
 
     _of: Device
 
@@ -173,7 +173,7 @@ def make(device: torch.device) -> DeviceGenerator:
 
 
 def default_generators() -> tuple[DefaultGenerator, ...]:
-    """The generators that the devices draw from unless told otherwise, by index.
+    """The generators that the devices draw from by default, by index.
 
     Also in a forked child that may not have the devices, where they still say where they are.
     """

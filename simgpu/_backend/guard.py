@@ -59,7 +59,7 @@ def let_cpp_count_devices() -> None:
 
 
 class _Devices(Instrument):
-    """Lets C++ know whether there are simulated devices, which then are its accelerator."""
+    """Reports to C++ whether there are simulated devices, which then are its accelerator."""
 
     def devices_created(self, _: Sequence[torch.device]) -> None:
         accelerator_choice.set_devices_exist(True)
@@ -69,7 +69,7 @@ class _Devices(Instrument):
 
 
 def let_cpp_choose_accelerator(key: guard_code.ThreadKey) -> None:
-    """On a build with CUDA, let simulated devices be C++'s accelerator only while there are some.
+    """On a build with CUDA, make simulated devices C++'s accelerator only while there are some.
 
     Until `let_cuda_be_accelerator`, they are it in any case.
     """
@@ -169,7 +169,7 @@ def let_hooks_allocate(hooks: Table) -> None:
 
 
 class _AnswerWhileThereAreDevices(Instrument):
-    """Lets the hooks return our allocator from when devices are created until they are removed."""
+    """Makes the hooks return our allocator from when devices are created until they are removed."""
 
     def __init__(self, hooks: Table, position: int, give: Any) -> None:
         self._replace = functools.partial(hooks.replace, position, give)

@@ -39,7 +39,7 @@ class ByAddress(Generic[Piece]):
         return self._pieces.get(address)
 
     def at(self, address: int) -> Piece | None:
-        """The piece that `address` lies in."""
+        """The piece that `address` is in."""
         piece = self._pieces.get(address)
         if piece is not None:
             return piece

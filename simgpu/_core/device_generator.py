@@ -17,7 +17,7 @@ import torch
 from simgpu._random.generator_state import Stream
 from simgpu._util.naming import DEVICE_TYPE
 
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds of neighbouring devices lie far apart
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: seeds of neighbouring devices are far apart
 
 
 class Generator(torch.Generator):

@@ -2,7 +2,7 @@
 
 All device work passes `launch`, so that instruments (`hooks`) can watch, delay or refuse it.
 The `Record` that `simgpu.trace()` lists is made here. Without an instrument, `launch` only runs the
-kernel. Memory of a device is written past it by these alone:
+kernel. Memory of a device is written past it only by these:
 
 - `_ops/from_schema.py` writes back what a launch has computed on copies, and reports it
   (`report_written_back`).

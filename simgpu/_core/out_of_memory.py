@@ -106,9 +106,9 @@ def _figures(device: Device, nbytes: int) -> Figures:
 # Take the memory of a kernel's results before it runs, where running it changes more than these.
 #
 # Other results are entered in the ledger when they are there (`simgpu._memory.ownership.adopt`): a
-# kernel whose results find no room has then run in vain, which is not visible. But a dropout has
+# kernel whose results find no room has run for nothing, which is not visible. But a dropout has
 # moved the generator by then, and a batch norm its running statistics, while CUDA allocates first
-# and so leaves them alone. So the results of such kernels are computed on the meta device
+# and so does not change them. So the results of such kernels are computed on the meta device
 # beforehand, unless there is room for sure and no instrument watches allocations.
 
 

@@ -3,7 +3,7 @@
 By itself a simulated device does its work while it is being asked for, so a stream has nothing to
 wait for but sleep (below), which programs put there to see who waits. What remains of it is
 its identity, the device it belongs to, and which stream is current in a thread. An executor
-(`hooks`) may queue work and run it later, and a clock (`clock`) may let it take time: what
+(`hooks`) may queue work and run it later, and a clock (`clock`) may give it a duration: what
 waits for a stream asks both. Shapes follow `torch.cuda.Stream`.
 """
 

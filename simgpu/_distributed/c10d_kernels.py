@@ -149,8 +149,8 @@ def issue(
     _check_capture(name, index)
     here = world.current_world()
     many = here is not None and here.machine_count > 1
-    alone = group.kind == "nccl" and many and not on_host
-    device = f"{_machine()}:{world.device(index).number}" if alone else ""
+    own_device = group.kind == "nccl" and many and not on_host
+    device = f"{_machine()}:{world.device(index).number}" if own_device else ""
     about = Collective(
         group=group.name,
         number=group.next_number(calls[0]) if calls else 0,
@@ -585,7 +585,7 @@ def _between_two(host: Tensor) -> str:
 
 
 def _looked_at(tag: int, group: Communicator) -> int:
-    """What the backend makes of a tag: NCCL pairs sends and receives in their order alone."""
+    """What the backend makes of a tag: NCCL pairs sends and receives only by their order."""
     if group.kind == "nccl":
         return 0
     if tag < 0:

@@ -311,17 +311,17 @@ def in_common(
     return [(mine, as_bytes(of_second)[begin - other : end - other])]
 
 
-# How a text begins that says how tensors lie in memory, other than contiguous; and all of it.
-LIES = ", in memory "
-_LIES = re.compile(rf"{LIES}(?:as \w+|by dims \d+(?:, \d+)*)")
+# How the text of a memory format begins, where it is not contiguous; and all of it.
+IN_MEMORY = ", in memory "
+_FORMAT = re.compile(rf"{IN_MEMORY}(?:as \w+|by dims \d+(?:, \d+)*)")
 
 
-def lies(shown: str) -> str:
-    """What a text of a call says of how its tensors lie in memory; "" as usual.
+def memory_format(shown: str) -> str:
+    """The memory format in the text of a call; "" where it is contiguous.
 
     Other facts may follow, such as their device.
     """
-    found = _LIES.search(shown)
+    found = _FORMAT.search(shown)
     return "" if found is None else found.group()
 
 
@@ -337,8 +337,8 @@ def described(tensors: Iterable[Tensor]) -> str:
 # NCCL hangs, adds what does not belong together, or ends the process; gloo aborts. Here each rank
 # sees what all others ask before any data moves.
 
-_LIE_ALIKE = (
-    "Their tensors have to lie alike in memory, or values come to other places: call .contiguous() "
+_SAME_FORMAT = (
+    "Their tensors need the same memory format, or values would be exchanged: call .contiguous() "
     "before, or .contiguous(memory_format=torch.channels_last) on all of them"
 )
 
@@ -393,12 +393,12 @@ def check_agreement(group: str, number: int, ranks: Sequence[int], asked: Sequen
         f"{named_ranks(members)}: {shown} at {place}"
         for (_, shown, place), members in kinds.items()
     )
-    layouts = {lies(shown) for _, shown, _ in kinds}
+    layouts = {memory_format(shown) for _, shown, _ in kinds}
     text = with_advice(
         f"call {number} of group {group!r} is not the same on all ranks: {listed}. All ranks of a "
         "group have to make the same calls in the same order"
     )
-    raise CollectiveMismatchError(f"{text}. {_LIE_ALIKE}" if len(layouts) > 1 else text)
+    raise CollectiveMismatchError(f"{text}. {_SAME_FORMAT}" if len(layouts) > 1 else text)
 
 
 _TOO_LATE = (

@@ -205,7 +205,7 @@ def with_restart_prefix(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refusing_devices(stock: Callable[[Mapping[Any, Any]], Any]) -> Callable[..., Any]:
-    """`_to_device_map` of torch/distributed/rpc/options.py, for maps of the CPU alone."""
+    """`_to_device_map` of torch/distributed/rpc/options.py, for maps of only the CPU."""
 
     @functools.wraps(stock)
     def to_device_map(device_map: Mapping[Any, Any]) -> Any:

@@ -3,9 +3,9 @@
 Dtypes that they do not know, tensors with gaps, bitwise reductions by NCCL, and what gloo cannot
 reduce. Between two ranks, gloo sends any dtype.
 
-NCCL sees memory, and no dims: tensors in `channels_last` travel as they lie, and so does what is
-sent to one rank from any tensor without gaps. A tensor that lies otherwise where it arrives would
-have its values in other places, without a word.
+NCCL sees memory, and no dims: tensors in `channels_last` travel in the order of memory, and so does
+what is sent to one rank from any tensor without gaps. Where the receiving tensor has another order,
+its values would be permuted without an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from simgpu._distributed.collectives import BITWISE, LIES, Reduction, described
+from simgpu._distributed.collectives import BITWISE, IN_MEMORY, Reduction, described
 from simgpu._distributed.groups import Communicator
 from simgpu._native.relabel import host_alias
 from simgpu.comm import FLOAT8, NCCL_DTYPES
@@ -57,7 +57,7 @@ def layout(tensors: Sequence[Tensor], between_two: bool = False) -> str:
     """The memory format of a call's tensors, to be sent to other ranks; "" if contiguous.
 
     Raises:
-        ValueError: they do not lie alike. Those of one dim have no layout, nor have empty ones.
+        ValueError: their orders differ. Those of one dim have no layout, nor have empty ones.
     """
     orders = {
         _order(tensor, between_two): tensor
@@ -69,22 +69,22 @@ def layout(tensors: Sequence[Tensor], between_two: bool = False) -> str:
             f"{described([tensor])} with strides {tensor.stride()}" for tensor in orders.values()
         )
         raise ValueError(
-            f"tensors of one call have to lie alike in memory, and {one} does not lie as {other}: "
-            "values would come to other places. Call .contiguous()"
+            f"tensors of one call need the same order of dimensions in memory, and {one} differs "
+            f"from {other}: values would be exchanged. Call .contiguous()"
         )
     order = next(iter(orders), None)
     if order is None:
         return ""
     memory_format, as_last = _CHANNELS_LAST.get(len(order), (None, ()))
     if order == as_last:
-        return f"{LIES}as {str(memory_format).removeprefix('torch.')}"
-    return f"{LIES}by dims {', '.join(map(str, order))}"
+        return f"{IN_MEMORY}as {str(memory_format).removeprefix('torch.')}"
+    return f"{IN_MEMORY}by dims {', '.join(map(str, order))}"
 
 
 def _order(tensor: Tensor, between_two: bool) -> tuple[int, ...] | None:
-    """The dims of a tensor as they lie in memory, the outermost first; None: as they are.
+    """The dims of a tensor as they are in memory, the outermost first; None: as they are.
 
-    Those of a tensor between two ranks may lie in any order, if there are no gaps.
+    Those of a tensor between two ranks may be in any order, if there are no gaps.
     """
     if tensor.is_contiguous():
         return None

@@ -218,7 +218,7 @@ def _shortly(leaf: Any) -> str:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """What dies by counting references alone dies within; cycles stay."""
+    """What reference counts alone free dies within; cycles stay."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -98,8 +98,8 @@ def _answers_as_it_should(code: dict[str, Any], key: ThreadKey, word: int) -> bo
             key.set(None)
             seen.append((is_registered(), is_accelerator(20), is_accelerator(0)))
             key.set(ctypes.addressof(row))
-            for said in (NEITHER, CUDA, SIMULATED):
-                row[word] = said
+            for answer in (NEITHER, CUDA, SIMULATED):
+                row[word] = answer
                 seen.append((is_registered(), is_accelerator(20), is_accelerator(1)))
     finally:
         key.set(None)

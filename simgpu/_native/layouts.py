@@ -128,7 +128,7 @@ def _writes_device(scratch: Any, at: int, word: int) -> bool:
 
 
 def label_generator(generator: Any, device: torch.device) -> bool:
-    """Make a CPU generator say that it is of `device`; the host's kernels then refuse it.
+    """Give a CPU generator `device` as its device; the host's kernels then refuse it.
 
     Returns whether that was possible; if not, nothing was changed.
     """
@@ -219,7 +219,7 @@ def _offset() -> int | None:
 def are_alike(tensor: Tensor, other: Tensor) -> bool:
     """Whether both are of one kind, on the CPU or on a device.
 
-    Not so where `other` alone is of a subclass that sees operators, which may have no memory.
+    Not so where only `other` is of a subclass that sees operators, which may have no memory.
     """
     own, theirs = _keys_of(tensor).raw_repr(), _keys_of(other).raw_repr()
     return (

@@ -40,7 +40,7 @@ def class_name(address: int) -> str | None:
     """The mangled name of the C++ class of the object at `address`, or None if there is no such.
 
     By the Itanium C++ ABI an object begins with the address of its virtual functions; in front of
-    these stands the address of the class's type_info, which is {its own table, its name}.
+    these is the address of the class's type_info, which is {its own table, its name}.
     """
     if not can_read(address, WORD):
         return None
@@ -276,7 +276,7 @@ def replace(slot: int, function: Any) -> None:
     _kept_calls.append(function)
 
 
-# Find the C++ objects behind our device guard and hooks, and let the guard answer for CUDA too.
+# Find the C++ objects behind our device guard and hooks, and make the guard answer for CUDA too.
 #
 # PyTorch keeps the guards of all device types in an array that libc10 exports by name. A Python
 # object that wraps a C++ one holds its address in the first word after the object's head; that

@@ -1,7 +1,7 @@
 """One call of an operator: its schema, its arguments on the host, and errors for wrong devices.
 
 On the way the one device of all tensors is found, and tensors that share memory with one that is
-written to keep sharing it. Where the tensors lie on several devices, the rules of CUDA below
+written to keep sharing it. Where the tensors are on several devices, the rules of CUDA below
 decide.
 """
 
@@ -102,18 +102,18 @@ def register_kernels(
 
 # On which devices tensors of one call may lie, and the errors that CUDA raises otherwise.
 #
-# All tensors of one operation lie on one device. A CPU tensor may take part only where it has no
+# All tensors of one operation are on one device. A CPU tensor may take part only where it has no
 # dimensions, and never as something that is written to. The errors have the words of the CUDA
 # kernel that would refuse. An operator that PyTorch composes of others on CUDA has no kernel there:
 # those others refuse, or take tensors of several devices (`torch.linspace` of two numbers). The
 # same rules hold for sparse and nested tensors, whose kernels have other names.
 
-# Arguments that lie on the host whatever the device (the sizes of a nested tensor).
+# Arguments that are on the host whatever the device (the sizes of a nested tensor).
 _HOST_PREFIX = "cpu_"
 
 
 class Composed(Exception):
-    """The tensors of a call lie on several devices, and CUDA has no kernel that would say so."""
+    """The tensors of a call are on several devices, and CUDA has no kernel that would raise."""
 
 
 def composed_where_refused(op: torch._ops.OpOverload, kernel: PythonKernel) -> PythonKernel:
@@ -138,7 +138,7 @@ def composed_where_refused(op: torch._ops.OpOverload, kernel: PythonKernel) -> P
 
 
 class DeviceRules:
-    """Where one operator computes when its tensors lie on several devices, or why it does not.
+    """Where one operator computes when its tensors are on several devices, or why it does not.
 
     What a row says about numbers applies to tensors of every layout.
     """
@@ -246,7 +246,7 @@ class DeviceRules:
         return pairs[0][1].get_device()
 
     def _iterator_device(self, pairs: list[tuple[str, Tensor]]) -> int:
-        """The check within elementwise kernels, which let CPU numbers in (TensorIterator.cpp)."""
+        """The check within elementwise kernels, which accept CPU numbers (TensorIterator.cpp)."""
         on_device = [tensor for _, tensor in pairs if not tensor.is_cpu]
         if not on_device:
             return -1
@@ -329,7 +329,7 @@ class Arguments:
     ) -> tuple[int, list[Any], dict[str, Any]]:
         """The one device of all tensors, and the arguments with host aliases in place of them.
 
-        The device is -1 where no tensor lies on one, as for operators that make tensors. Raises
+        The device is -1 where no tensor is on one, as for operators that make tensors. Raises
         DeviceMismatchError where the tensors may not take part in one operation.
         """
         try:
@@ -425,7 +425,7 @@ class Arguments:
         return index, host_args, kwargs
 
     def _overlap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a tensor that is written to stands on the storage of another argument."""
+        """Whether a tensor that is written to shares the storage of another argument."""
         values = (*args, *kwargs.values()) if kwargs else args
         for position, name in self._overwritten.items():
             target = args[position] if position < len(args) else kwargs.get(name)
@@ -436,7 +436,7 @@ class Arguments:
     def _aliases(
         self, values: Iterable[Any], alias: Callable[[Tensor], Tensor]
     ) -> tuple[int, bool, list[Any]]:
-        """Device of the tensors, whether any lies elsewhere, and the values with host aliases."""
+        """Device of the tensors, whether any is elsewhere, and the values with host aliases."""
         index, mixed = -1, False
         aliases: list[Any] = []
         for value in values:
@@ -469,7 +469,7 @@ def number_as_tensor(number: complex, others: list[Any]) -> Tensor:
 def kept_number(number: complex, other: Tensor) -> Tensor:
     """`number_as_tensor` beside one other tensor, for a kernel that can only read it.
 
-    The same tensor serves later calls. A zero may have a sign, which no key tells: none is kept.
+    The same tensor serves later calls. A zero may have a sign, which no key shows: none is kept.
     """
     if not number or isinstance(number, complex):
         return number_as_tensor(number, [other])

@@ -1,6 +1,6 @@
 """Kernels of copy_, to and item: between devices, to and from the CPU, and within a device.
 
-A copy is the only operation whose tensors may lie on different devices, and its result never
+A copy is the only operation whose tensors may be on different devices, and its result never
 shares memory with its source.
 """
 
@@ -123,7 +123,7 @@ _new_zeros = overload("_new_zeros_with_same_feature_meta")._handle.redispatch_bo
 
 
 def has_same_storage_numel(self: Tensor, other: Tensor) -> bool:
-    """Whether `other`, a tangent, may stay as it is: no, if it lies on another device."""
+    """Whether `other`, a tangent, may stay as it is: no, if it is on another device."""
     return self.device == other.device and _same_numel(HOST_KEYS, self, other)
 
 
@@ -159,7 +159,7 @@ def assert_tensor_metadata(
 
 
 def is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """`self.is_set_to(tensor)`, which is False where they lie on different devices."""
+    """`self.is_set_to(tensor)`, which is False where they are on different devices."""
     return (
         self.device == tensor.device
         and on_one_storage(self, tensor)

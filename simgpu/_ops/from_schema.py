@@ -1,6 +1,6 @@
 """`device_kernel(op)`: makes the kernel of an operator from its schema, if none is written by hand.
 
-Every such kernel does the same: it takes host aliases of the tensors, lets PyTorch's CPU kernel
+Every such kernel does the same: it takes host aliases of the tensors, has PyTorch's CPU kernel
 compute, and hands the results to the device. What differs is read from the operator's schema, and
 each part below makes the kernels of one kind of operator:
 
@@ -41,7 +41,7 @@ from simgpu.errors import DeviceMismatchError, UnsupportedError
 # Kernels for operators with `out=` arguments, as in `torch.add(x, y, out=z)`.
 #
 # An output that does not fit gets another shape and more memory. Memory under a host alias cannot
-# grow, so such an output is computed in a fresh host tensor and written back. Instruments are told
+# grow, so such an output is computed in a fresh host tensor and written back. Instruments hear
 # of the device's own tensors then.
 
 
@@ -152,7 +152,7 @@ def resizable_copy_like(out: torch.Tensor) -> torch.Tensor:
 def tell_of_tensors(
     kernel: Kernel, index: int, reader: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Tell instruments of a call that was computed on copies, and is in its tensors now."""
+    """Report to instruments a call that was computed on copies, and is in its tensors now."""
     if hooks.launched:
         _, host_args, host_kwargs = reader.read(args, kwargs)
         report_written_back(kernel, index, host_args, host_kwargs)
@@ -211,7 +211,7 @@ def unary_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
 
 
 def binary_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
-    """Two tensors in, a new one out: `add`, `mm`; a number may stand for the second."""
+    """Two tensors in, a new one out: `add`, `mm`; a number may replace the second."""
     with_number = _number_kernel(kernel)
     alias = reader.alias
 
@@ -248,7 +248,7 @@ def ternary_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
 
 
 def binary_in_place_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
-    """Two tensors in, the first is the result: `add_`; a number may stand for the second."""
+    """Two tensors in, the first is the result: `add_`; a number may replace the second."""
     with_number = _number_kernel(kernel)
     alias = reader.alias
 
@@ -269,7 +269,7 @@ def binary_in_place_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
 
 
 def binary_out_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
-    """Two tensors in, the result in a third: `mul.out`; a number may stand for the second.
+    """Two tensors in, the result in a third: `mul.out`; a number may replace the second.
 
     DistributedDataParallel puts each gradient into its bucket by one.
     """
@@ -404,7 +404,7 @@ def mutating_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
         except RuntimeError as error:
             if not wants_to_resize(error) or not isinstance(args[0], torch.Tensor):
                 raise
-            # Some let their first argument grow (addbmm_): memory under an alias cannot.
+            # Some make their first argument grow (addbmm_): memory under an alias cannot.
             host_args[0] = host_alias(args[0]).clone()
             result = launch(kernel, index, host_args, host_kwargs, about=ON_COPIES)
             write_back_output(args[0], host_args[0])
@@ -466,7 +466,7 @@ def _check_place(
 ) -> None:
     """The kernel that combines one tensor with a list in one launch reads it on their device.
 
-    Lists that this kernel does not take are gone through one by one, and the tensor may lie on the
+    Lists that this kernel does not take are gone through one by one, and the tensor may be on the
     host (aten/src/ATen/native/cuda/ForeachBinaryOpScalarTensor.cu).
     """
     device = tensors[0].device

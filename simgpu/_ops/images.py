@@ -43,7 +43,7 @@ def avg_pool_backward(arguments: dict[str, Any]) -> None:
 
 @reads_values
 def pooled_indices(arguments: dict[str, Any], dims: int) -> None:
-    """Indices of maxima lie in the plane (`dims` is 2) or block (3) that was pooled."""
+    """Indices of maxima are in the plane (`dims` is 2) or block (3) that was pooled."""
     input: Tensor = arguments["input"] if "input" in arguments else arguments["self"]
     grad, indices = arguments["grad_output"], arguments["indices"]
     size = math.prod(input.shape[-dims:])
@@ -139,12 +139,12 @@ def antialiased(arguments: dict[str, Any], taps: int) -> None:
 
 
 def _scale(arguments: dict[str, Any], dim: int) -> float:
-    """How many rows (`dim` is 0) or columns of the input one of the output stands for."""
+    """How many rows (`dim` is 0) or columns of the input make one of the output."""
     old, new = arguments["self"].shape[2 + dim], arguments["output_size"][dim]
     if arguments["align_corners"]:
         return (old - 1) / (new - 1) if new > 1 else 0.0
-    told: float | None = arguments.get(("scales_h", "scales_w")[dim])
-    return float(1 / told if told else old / new)
+    given: float | None = arguments.get(("scales_h", "scales_w")[dim])
+    return float(1 / given if given else old / new)
 
 
 for _kind, _taps in (("bilinear", 2), ("bicubic", 4)):

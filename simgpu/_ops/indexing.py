@@ -205,7 +205,7 @@ def embedding_backward(arguments: dict[str, Any]) -> None:
 
 @reads_values
 def embedding_bag(arguments: dict[str, Any]) -> None:
-    """Bags lie one after the other within the indices, and the indices within the table.
+    """Bags are one after the other within the indices, and the indices within the table.
 
     The forward kernels see to the rest themselves, in words of their own.
     """
@@ -221,7 +221,7 @@ def embedding_bag(arguments: dict[str, Any]) -> None:
         bags = offsets.numel() - bool(arguments.get("include_last_offset", False))
         if bags < 1 and indices.numel():
             raise RuntimeError(
-                f"{indices.numel()} indices lie in no embedding bag: offsets has shape "
+                f"{indices.numel()} indices are in no embedding bag: offsets has shape "
                 f"{tuple(offsets.shape)}"
             )
         return
@@ -277,7 +277,7 @@ row(
 
 @reads_values
 def segment_reduce(arguments: dict[str, Any]) -> None:
-    """Segments lie within the data; the kernel looks at neither offsets nor unsafe lengths."""
+    """Segments are within the data; the kernel looks at neither offsets nor unsafe lengths."""
     data: Tensor = arguments["data"]
     axis = arguments.get("axis", 0)
     for name in ("offsets", "lengths"):

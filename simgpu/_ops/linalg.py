@@ -59,7 +59,7 @@ def ldl_solve(arguments: dict[str, Any]) -> None:
 
 
 def _lstsq(stock: HostCode, *args: Any, driver: str | None = None, **kwargs: Any) -> Any:
-    """The answers that CUDA's only driver gives, which tells no rank."""
+    """The answers that CUDA's only driver gives, which computes no rank."""
     return stock(*args, driver="gels", **kwargs)
 
 
@@ -129,7 +129,7 @@ def _into(found: Sequence[Tensor], out: dict[str, Tensor], names: Sequence[str])
 
 @reads_values
 def pivots(arguments: dict[str, Any]) -> None:
-    """Pivots name rows of their matrix; LAPACK swaps whatever rows it is told."""
+    """Pivots name rows of their matrix; LAPACK swaps whatever rows it is given."""
     matrix, pivots = (
         next(arguments[name] for name in names if name in arguments)
         for names in (("LU", "LU_data", "LD"), ("pivots", "LU_pivots"))

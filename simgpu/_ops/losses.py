@@ -31,7 +31,7 @@ def nll_loss_backward(arguments: dict[str, Any]) -> None:
     labels = host_alias(arguments["target"])
     classes = input.shape[min(1, input.dim() - 1)] if input.dim() else 1
     wrong = outside(labels, 0, classes - 1)
-    if wrong is not None:  # which is right if it stands for no class; seldom, so looked at last
+    if wrong is not None:  # which is right if it means no class; seldom, so looked at last
         wrong = outside(labels[labels != arguments["ignore_index"]], 0, classes - 1)
     if wrong is not None:
         raise IndexError(f"Target {wrong} is out of bounds.")
@@ -49,7 +49,7 @@ row(
 
 @reads_values
 def ctc_loss(arguments: dict[str, Any]) -> None:
-    """Labels are classes; the kernel looks at lengths alone, and backwards not even at those.
+    """Labels are classes; the kernel looks at lengths only, and backwards not even at those.
 
     What lies past the length of a target is never read, and may be anything. The error is that of
     nll_loss for the same mistake.

@@ -206,7 +206,7 @@ def _layer_norm_backward(
 
 
 def _has_channels_last(input: Tensor) -> bool:
-    """Whether CUDA takes its kernels for channels that lie next to each other."""
+    """Whether CUDA takes its kernels for channels that are next to each other."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if input.dim() in formats and input.is_contiguous(memory_format=formats[input.dim()]):
         return True

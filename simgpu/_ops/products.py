@@ -153,7 +153,7 @@ row("_scaled_mm", "_scaled_mm_v2", checks=(scaled_product,), dtypes=_scaled_mm)
 row("_weight_int8pack_mm", checks=(int8_weights,))
 
 
-# `mm`, `bmm`, `addmm` and `baddbmm` with `out_dtype=`, which PyTorch has for GPUs alone.
+# `mm`, `bmm`, `addmm` and `baddbmm` with `out_dtype=`, which PyTorch has only for GPUs.
 #
 # The product of halves is added up in float32 on a GPU, and this overload returns it as such: its
 # kernel is that of `mm` of the same numbers in float32, whose products of halves are exact.

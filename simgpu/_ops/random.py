@@ -102,7 +102,7 @@ def _drawing_new(
             tensor = adopt(launch(_EMPTY, index, (size,), _options(dtype)), index)
             launch(chosen, index, (relabel(tensor), *filled_by), {"generator": source})
             return tensor
-        # Nobody looks and there is room: both at once.
+        # No instrument looks and there is room: both at once.
         fill, new = chosen.run, None
         if isinstance(source, Source):
             fill = draw.sampler

@@ -57,7 +57,7 @@ _QUANTIZED_KEY = "QuantizedPrivateUse1"
 # this they would end in the words of whatever PyTorch tries next.
 
 _NO_QUANTIZED = (
-    "tensors of quantized dtypes cannot lie on a simulated device. Quantize on the CPU, or as "
+    "tensors of quantized dtypes cannot be on a simulated device. Quantize on the CPU, or as "
     "torch.fake_quantize_per_tensor_affine and torch.fake_quantize_per_channel_affine do"
 )
 row("quantize_per_*", "_make_per_*", reason=_NO_QUANTIZED)
@@ -65,7 +65,7 @@ row(
     *("*mkldnn*", "_add_relu[_]", "_spdiags", "histogram", "slow_conv3d_forward"),
     *("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"),
     *("_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward"),
-    reason="PyTorch has it for the CPU alone, and raises on CUDA as well. Move the tensor to the "
+    reason="PyTorch has it only for the CPU, and raises on CUDA as well. Move the tensor to the "
     "CPU first",
 )
 

@@ -149,7 +149,7 @@ _Layer._backward_cls.__name__ = "CudnnRnnBackward0"
 
 
 class _Kept:
-    """The host's graph of one forward pass, and the device memory that it stands for."""
+    """The host's graph of one forward pass, and the device memory counted for it."""
 
     def __init__(self, index: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         self.index, self.inputs, self.outputs = index, inputs, outputs
@@ -186,7 +186,7 @@ def _is_plain(tensors: Sequence[Tensor]) -> bool:
 
 
 def _check_states(given: Tensor | Sequence[Tensor], input: Tensor) -> None:
-    """cuDNN takes the first states as they lie in memory (aten/src/ATen/native/cudnn/RNN.cpp)."""
+    """cuDNN takes the first states as they are in memory (aten/src/ATen/native/cudnn/RNN.cpp)."""
     states = given if isinstance(given, (list, tuple)) else (given,)
     for name, state in zip(("hx", "cx"), states, strict=False):
         if not state.is_contiguous() and input.numel():
@@ -284,7 +284,7 @@ row("_pack_padded_sequence", kind="pytorch")
 #
 # The CPU has no such kernels, so they are computed here with the host's elementwise operators, by
 # the equations of torch.nn.LSTMCell and torch.nn.GRUCell. The workspace holds what the forward pass
-# hands to its backward pass, and nobody else reads it.
+# hands to its backward pass, and nothing else reads it.
 
 
 def _with_bias(gates: Tensor, bias: Tensor | None) -> Tensor:

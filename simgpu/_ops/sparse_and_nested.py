@@ -172,7 +172,7 @@ KEYS: dict[Layout, torch._C.DispatchKeySet] = {
     "NestedTensor": torch._C.DispatchKeySet(_Key.NestedTensorCPU),
 }
 
-# What sums and products of sparse tensors ask for where their tensors lie on several devices.
+# What sums and products of sparse tensors ask for where their tensors are on several devices.
 #
 # The kernels of all other operators compare devices in front (`mixed_devices`). These look at their
 # arguments themselves, one after the other, each in words of its own
@@ -269,7 +269,7 @@ def converted_indices(arguments: dict[str, Any]) -> None:
         raise RuntimeError(f"expected {name} from {low} to {high}, got {given.tolist()}")
 
 
-# Operators that read or write the description alone, and never the parts' memory.
+# Operators that read or write only the description, and never the parts' memory.
 row(
     "_coalesced_",
     "_dimI",
@@ -383,7 +383,7 @@ def _device_of(rules: DeviceRules, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def composite_kernel(layout: Layout, op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """A kernel that lets the host compute `op` on composites and brings the results back."""
+    """A kernel that has the host compute `op` on composites and brings the results back."""
     facts = facts_of(op, layout)
 
     def on_host(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:

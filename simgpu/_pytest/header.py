@@ -193,7 +193,7 @@ def hint_for(error: str, simulated: bool, as_cuda: bool) -> str | None:
             )
     elif error.endswith(_NO_NAME) or _NO_DEVICES in error:
         return (
-            "This test has no simulated devices: let it take the fixture `devices`, or enter "
+            "This test has no simulated devices: take the fixture `devices`, or enter "
             "`with simgpu.devices(n)`. What is built once for several tests, as in setUpClass, can "
             "have those of --as-cuda."
         )

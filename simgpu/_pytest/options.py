@@ -176,7 +176,7 @@ def add_options(parser: pytest.Parser) -> None:
     add(
         "--as-cuda",
         action="store_true",
-        help="let simulated devices go by the name of CUDA, for suites written for CUDA",
+        help="name simulated devices cuda, for suites written for CUDA",
     )
     _add_exploring(add)
 
@@ -209,7 +209,7 @@ def _add_exploring(add: Callable[..., None]) -> None:
     add(
         "--races",
         action="store_true",
-        help="let a test fail where two streams, or a stream and the host, use the same memory and "
+        help="fail a test where two streams, or a stream and the host, use the same memory and "
         "nothing puts them in order",
     )
     add(
@@ -234,7 +234,7 @@ def _add_exploring(add: Callable[..., None]) -> None:
     add(
         "--async",
         action="store_true",
-        help="let kernels and copies of simulated devices run when something waits for them, and "
+        help="run kernels and copies of simulated devices when something waits for them, and "
         "no earlier, as streams of a GPU may: code that forgets to wait computes NaN or old values",
     )
     add(
@@ -304,7 +304,7 @@ def check(options: DeviceOptions) -> None:
         raise pytest.UsageError(f"--gpus-per-worker must be 1 or more, not {per_worker}")
     simulated = options.kind != "cuda" and not options.oversubscribe
     if options.asynchronous and not simulated:
-        raise pytest.UsageError("--async is of simulated devices, not of real GPUs")
+        raise pytest.UsageError("--async is for simulated devices, not for real GPUs")
     if process and simulated and (count or process) != process:
         raise pytest.UsageError(
             f"SIMGPU_DEVICE_COUNT={process} gives this process its devices, and --device-count "
@@ -322,7 +322,7 @@ def check(options: DeviceOptions) -> None:
                 f"SIMGPU_DEVICE_COUNT gives this process its devices: say {variable}, not {name}"
             )
         if not simulated:
-            raise pytest.UsageError(f"{name} is of simulated devices, not of real GPUs")
+            raise pytest.UsageError(f"{name} is for simulated devices, not for real GPUs")
         try:
             read(options.count_or_default, config_options.by_device(value) or "")
         except ValueError as error:

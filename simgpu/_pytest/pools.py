@@ -170,7 +170,7 @@ class SimulatedPool:
             inner, outer = fixture_name(self._scopes[-1]), fixture_name(scope)
             pytest.fail(
                 f"{outer} are asked for while {inner} are in use, which end before them: ask for "
-                f"{outer} alone, or first",
+                f"only {outer}, or first",
                 pytrace=False,
             )
 

@@ -1,7 +1,7 @@
 """Draws that make a tensor or fill an `out=`: `torch.normal`, `multinomial`, `randperm`, `rrelu`.
 
 They are made of draws in place as PyTorch makes them for CUDA: ATen/native/DistributionTemplates.h,
-ATen/native/Distributions.cpp, ATen/native/cuda/RreluWithNoise.cu. `samplers` tells what the
+ATen/native/Distributions.cpp, ATen/native/cuda/RreluWithNoise.cu. `samplers` describes what the
 functions are handed.
 """
 

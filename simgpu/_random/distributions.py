@@ -3,7 +3,7 @@
 From ATen/core/TransformationHelper.h, ATen/native/cuda/DistributionTemplates.h and cuRAND's
 curand_uniform.h and curand_normal.h. Half and bfloat16 are computed in float and rounded at the
 end, as on a GPU. Where a GPU takes a fast approximation (logarithm, sine, cosine, tangent,
-exponential of floats), NumPy's function stands for it, and the last bits differ.
+exponential of floats), NumPy's function replaces it, and the last bits differ.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def order_of_elements(
 ) -> list[int]:
     """The dimensions, slowest first, in which that kernel walks through a tensor and its chances.
 
-    It exchanges two dimensions where one of the tensors lies better then and none worse
+    It exchanges two dimensions where one tensor is then read in order and none is read worse
     (`rearrangeDims` of ATen/cuda/CUDAApplyUtils.cuh). A tensor whose elements may be the same
     memory is computed in a contiguous one.
     """

@@ -83,7 +83,7 @@ class Stream:
             return torch.frombuffer(state, dtype=torch.uint8)
 
     def set_state(self, new_state: torch.Tensor) -> None:
-        """Take over what `get_state` gave; as on CUDA, 8 bytes are a seed alone."""
+        """Take over what `get_state` gave; as on CUDA, 8 bytes are only a seed."""
         if not isinstance(new_state, torch.Tensor):
             raise TypeError(f"expected a torch.ByteTensor, but got {type(new_state).__name__}")
         strided = new_state.layout is torch.strided
@@ -99,7 +99,7 @@ class Stream:
                 f"RNG state is wrong size: a simulated device's has {_STATE.size} bytes as on "
                 f"CUDA, got {size}"
             )
-        # CUDA reads memory, of which modes, such as that of fake tensors, are not told.
+        # CUDA reads memory, of which modes, such as that of fake tensors, do not see.
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             state = bytes(new_state.reshape(-1).tolist())
         seed, offset = _STATE.unpack(state + bytes(_STATE.size - size))

@@ -1,8 +1,8 @@
 """Which thread of a kernel fills which element, and in which order: that of memory.
 
 TensorIterator sorts the dimensions by their strides and joins those that follow on each other
-(ATen/native/TensorIterator.cpp). So a transposed or channels_last tensor is filled as it lies, and
-only memory with gaps or strange overlaps makes a difference. A tensor of which the last byte lies
+(ATen/native/TensorIterator.cpp). So a transposed or channels_last tensor is filled in memory order,
+and only memory with gaps or strange overlaps makes a difference. A tensor whose last byte is
 2 GiB or more behind the first is filled in two halves, each by a launch of its own.
 """
 
@@ -122,7 +122,7 @@ def launches(part: Part, itemsize: int) -> list[Part]:
 
 
 def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements of a tensor lie side by side, in whatever order."""
+    """Whether the elements of a tensor are side by side, in whatever order."""
     part = in_memory_order(sizes, strides)
     return len(part.sizes) == 1 and (part.strides == (1,) or part.numel <= 1)
 

@@ -6,7 +6,7 @@ of its own: the key is the seed, the lower half of the counter says how far the 
 upper half is the thread. So `words_of_threads(seed, place, 0, 100)` is what the first hundred
 threads of a kernel draw at one place of the stream.
 
-All threads are computed at once by NumPy, which lets other Python threads run meanwhile. A chunk of
+All threads are computed at once by NumPy, while other Python threads run. A chunk of
 them stays in the processor's cache; callers with more threads go chunk by chunk.
 """
 

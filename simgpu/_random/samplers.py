@@ -23,7 +23,7 @@ from simgpu._random.philox import MOST_THREADS, Array, Floats, unit_float
 
 # The mask of dropout, by the kernels of ATen/native/cuda/Dropout.cu.
 #
-# Where the tensor is dense, a thread loads up to 16 bytes at once: 2, 4 or 8 elements that lie side
+# Where the tensor is dense, a thread loads up to 16 bytes at once: 2, 4 or 8 elements that are side
 # by side, as many as its address and size allow. Each call of a thread then draws four words, or
 # eight for 8 elements; with 2 elements, the other two words are thrown away. Otherwise elements are
 # spread over threads as in all other draws, in the order of their indices. The generator moves on
@@ -78,7 +78,7 @@ def fill_mask(mask: Tensor, like: Tensor, keep: float, source: Source) -> None:
 def _fill_side_by_side(
     mask: Array, seed: int, place: int, launch: Launch, at_once: int, limit: int, stream: Stream
 ) -> None:
-    """The mask by threads that take `at_once` elements which lie side by side."""
+    """The mask by threads that take `at_once` elements which are side by side."""
     groups = mask.reshape(-1, at_once)
     if at_once == 4 and len(groups) <= min(MOST_THREADS, launch.threads):
         below(stream.ahead.drawn(seed, place, len(groups))[: len(groups)], limit, groups)

@@ -199,7 +199,7 @@ def test_mismatch_error_omits_equal_memory_formats(told, shape, seed):
     layout = f"in memory as {FORMATS[len(shape)]}".replace("torch.", "")
     with pytest.raises(CollectiveMismatchError, match=f"{layout}.*{told}") as raised:
         simgpu.ranks(2, unbound(call), schedule=seed)
-    assert "lie alike" not in str(raised.value)
+    assert "same memory format" not in str(raised.value)
 
 
 # Of all others the error shows the shape of what a rank brings.
@@ -271,7 +271,7 @@ def test_an_output_that_lies_otherwise_is_refused(name, shape, swap, seed):
         mine, out = (x, last(x)) if swap else (last(x), x)
         INTO_OTHERS[name](mine, out, out.clone())
 
-    with pytest.raises(ValueError, match=r"lie alike in memory.*strides.*Call \.contiguous\(\)"):
+    with pytest.raises(ValueError, match=r"same order of dim.*strides.*Call \.contiguous\(\)"):
         simgpu.ranks(2, call, schedule=seed)
 
 

@@ -221,7 +221,7 @@ def test_a_device_that_is_not_there_gets_a_hint(pytester):
     pytester.makepyfile(NAMES)
     result = pytester.runpytest_subprocess("--devices", "simgpu", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=7)
-    none = ["*- simgpu -*", "*let it take the fixture `devices`, or*"]
+    none = ["*- simgpu -*", "*take the fixture `devices`, or*"]
     cuda = ["*- simgpu -*", '*say devices[[]0] where it says "cuda", or run it with --as-cuda*']
     index = ["*- simgpu -*", "*--device-count*@pytest.mark.devices(n)*"]
     result.stdout.fnmatch_lines([*none, *cuda, *cuda, *none, *index])
@@ -242,7 +242,7 @@ def text_of_error(index, count):
 def test_no_advice_names_an_option_in_use(index, count, has, as_cuda):
     told = hint_for(text_of_error(index, count), has, as_cuda) or ""
     assert ("--device-count" in told) == (count > 0 and (has or as_cuda))
-    assert ("let it take the fixture" in told) == (count == 0 and not has and not as_cuda)
+    assert ("take the fixture" in told) == (count == 0 and not has and not as_cuda)
 
 
 @pytest.mark.full

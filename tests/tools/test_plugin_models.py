@@ -136,7 +136,7 @@ def test_whatever_option_a_suite_has_it_stays_theirs(theirs, late):
     ("words", "says"),
     [
         (("--model", "A1000000"), "--device-model A1000000: *is no GPU that is known here*"),
-        (("--model", "T4", "--devices", "cuda"), "--device-model is of simulated devices*"),
+        (("--model", "T4", "--devices", "cuda"), "--device-model is for simulated devices*"),
         (("--rng", "mine"), "--rng*: invalid choice: 'mine'*"),
         (("--model", "T4,L4,A100"), "*has 3 entries for 2 devices*"),
     ],

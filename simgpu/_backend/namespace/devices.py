@@ -181,7 +181,7 @@ def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that `torch.autocast("simgpu")` may cast to: any, as PyTorch lets CUDA do."""
+    """The dtypes that `torch.autocast("simgpu")` may cast to: any, as for CUDA."""
     return [found for found in vars(torch).values() if isinstance(found, torch.dtype)]
 
 
@@ -193,7 +193,7 @@ def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
 # Build information and settings of `torch.simgpu`, by the names of torch.cuda.
 #
 # What concerns architectures follows from the models of the devices. Most others have a constant
-# answer, or are kept for whoever asks: there is no compiler, and one allocator.
+# answer, or are kept for programs that ask: there is no compiler, and one allocator.
 
 _MODES = ("default", "warn", "error")
 
@@ -238,7 +238,7 @@ def caching_allocator_enable(value: bool = True) -> None:
 
 
 def ipc_collect() -> None:
-    """Give back memory that other processes have let go of: none of it is kept for them."""
+    """Give back memory that other processes have released: none of it is kept for them."""
     world.initialize()
 
 
@@ -258,7 +258,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
 
 
 def get_sync_debug_mode() -> int:
-    """What `set_sync_debug_mode` was told last, as a number."""
+    """What `set_sync_debug_mode` was given last, as a number."""
     world.initialize()
     current = world.current_world()
     return 0 if current is None else current.sync_debug_mode

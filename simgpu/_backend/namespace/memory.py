@@ -185,7 +185,7 @@ def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
 # storage.
 
 _CONTEXTS = (None, "state", "alloc", "all")
-# Frames in these files are between the program and the allocation, and tell it nothing.
+# Frames in these files are between the program and the allocation, and are of no use to it.
 _OWN_FILES = (str(Path(__file__).resolve().parents[2]) + os.sep, torch._ops.__file__)
 
 
@@ -193,8 +193,8 @@ class _Entry:
     """One line of the history of a device."""
 
     def __init__(self, action: str, size: int, stream: int, stack: Any, **more: int) -> None:
-        self.told = {"action": action, "size": size, "stream": stream, **more}
-        self.told["time_us"] = time.time_ns() // 1000
+        self.fields = {"action": action, "size": size, "stream": stream, **more}
+        self.fields["time_us"] = time.time_ns() // 1000
         self.stack = stack
 
     @classmethod
@@ -267,7 +267,7 @@ class History(hooks.Instrument):
         entries = self._entries.get(index, ())
         frames = _frames([entry.stack for entry in entries])
         return [
-            {**entry.told, "frames": stack} for entry, stack in zip(entries, frames, strict=True)
+            {**entry.fields, "frames": stack} for entry, stack in zip(entries, frames, strict=True)
         ]
 
 
@@ -427,7 +427,7 @@ class _OutOfMemoryObserver(hooks.Instrument):
         self._observer = observer
 
     def out_of_memory(self, device: torch.device, nbytes: int, allocated: int, limit: int) -> None:
-        """Tell device, bytes of the segment that was asked for, bytes allowed, and bytes free."""
+        """Return device, bytes of the segment that was asked for, bytes allowed, and bytes free."""
         asked = segment_size(rounded(nbytes))
         self._observer(device.index, asked, limit, _free(world.device(device.index)))
 

@@ -11,7 +11,7 @@ from simgpu._core import captures, world
 from simgpu._core.world import DeviceLike
 
 # A forked child that may not have devices may seed them: CUDA puts that off until it has some. So
-# `torch.manual_seed` and the seeds of a DataLoader's workers reach the CPU's stream alone.
+# `torch.manual_seed` and the seeds of a DataLoader's workers reach only the CPU's stream.
 
 
 def manual_seed(seed: int) -> None:

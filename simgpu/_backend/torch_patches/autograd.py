@@ -59,7 +59,7 @@ def _get_fastpath_enabled() -> bool:
 
     Attention and encoder layers in eval mode ask PyTorch only whether CUDA's autocast is on, and
     would go past the operators that are cast. Scripted code gets PyTorch's answer for it; the
-    branch is of a form that the compiler of TorchScript leaves out.
+    branch has a form that the compiler of TorchScript leaves out.
     """
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         return _stock_get_fastpath() and not torch.is_autocast_enabled(DEVICE_TYPE)

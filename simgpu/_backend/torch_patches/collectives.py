@@ -275,7 +275,7 @@ def _wrapped(dim: int, rank: int) -> int:
 
 
 def _is_for_nccl(tensors: Sequence[Tensor], devices: Sequence[int]) -> bool:
-    """Whether PyTorch lets NCCL move these tensors among these devices."""
+    """Whether PyTorch has NCCL move these tensors among these devices."""
     return len(set(devices)) == len(devices) and all(
         tensor.device.type == DEVICE_TYPE
         and tensor.layout is torch.strided

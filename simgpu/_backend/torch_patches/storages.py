@@ -127,7 +127,7 @@ def _to(self: UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any
 
 
 def _byteswap(self: UntypedStorage, element_size: int) -> None:
-    """`storage.byteswap(dtype)`, which PyTorch has for the host's memory alone."""
+    """`storage.byteswap(dtype)`, which PyTorch has only for the host's memory."""
     if _is_simulated(self):
         raise UnsupportedError(
             f"byteswap of a storage on {self.device}: swap the bytes of storage.cpu() instead"
@@ -169,7 +169,7 @@ _STORAGE_METHODS_PATCHES: tuple[Row, ...] = (
         "torch.UntypedStorage",
         "is_shared",
         value=_is_shared,
-        why="older releases say so of CUDA's storages alone, not of any device's",
+        why="older releases answer True only for CUDA's storages, not for any device's",
     ),
     Patch(
         "torch.UntypedStorage",
@@ -237,8 +237,8 @@ def _send_or_raise(
     except Exception as error:
         if not _is_lost_when_raised():
             raise
-        said = f"{error} (said by process {os.getpid()}, which put it into a queue)"
-        return sharing.raise_error, (type(error).__name__, said)
+        text = f"{error} (raised by process {os.getpid()}, which put it into a queue)"
+        return sharing.raise_error, (type(error).__name__, text)
 
 
 def _is_lost_when_raised() -> bool:

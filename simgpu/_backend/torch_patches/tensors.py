@@ -40,7 +40,7 @@ def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`tensor.new_tensor(...)`: on the tensor's own device unless told otherwise."""
+    """`tensor.new_tensor(...)`: on the tensor's own device by default."""
     if self.device.type != DEVICE_TYPE or kwargs.get("device") is not None:
         return _stock_new_tensor(self, *args, **kwargs)
     # As in `new`.

@@ -1,7 +1,7 @@
 """The memory of devices, apart from the tensors that the program holds.
 
 The ledger counts memory for as long as the program holds it (`simgpu._memory.ownership`), and so
-does this table know it. Work that is queued holds the memory alone. When the program releases a
+does this table know it. Then only queued work holds the memory. When the program releases a
 tensor, its bytes count as given back, and the next allocation on their stream may get them, in the
 order of that stream, as from CUDA's caching allocator: work of another stream that has not run by
 then finds them overwritten. Where `record_stream` was called for them, no allocation

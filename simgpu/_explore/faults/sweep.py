@@ -210,7 +210,7 @@ def _reference(steps: _Steps, kind: Kind) -> tuple[list[Any], list[int], int]:
     if not same(*outcomes):
         raise UnrepeatableStepError(
             "the step gives other results when it is run again from the same state: name what it "
-            "changes in state=[...], or let it draw its random numbers from torch's generators, "
+            "changes in state=[...], or draw its random numbers from torch's generators, "
             "Python's random or numpy.random"
         )
     of_kind = {"oom": counted.allocations, "copy": counted.copies, "launch": counted.kernels}

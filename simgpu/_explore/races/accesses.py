@@ -138,7 +138,7 @@ def span_of(tensor: Tensor) -> Span | None:
     last = sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
     length = (last + 1) * itemsize
     repeats = any(n > 1 and not step for n, step in zip(shape, stride, strict=True))
-    # Where elements lie twice, the bytes between others may be left out.
+    # Where elements appear twice, the bytes between others may be left out.
     filled = nbytes == length and not repeats
     return begin, begin + length, None if filled else Layout(shape, stride, itemsize)
 
@@ -156,7 +156,7 @@ def share_bytes(one: Span, other: Span) -> bool:
 
 
 def _bytes_within(marks: Tensor, span: Span, first: int) -> Tensor:
-    """The elements of `marks`, one for each byte from `first`, that stand for those of `span`."""
+    """The elements of `marks`, one for each byte from `first`, that represent those of `span`."""
     begin, end, layout = span
     if layout is None:
         return marks[begin - first : end - first]

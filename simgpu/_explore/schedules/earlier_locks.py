@@ -72,7 +72,7 @@ def adopted_in_modules() -> Iterator[None]:
 
 
 def _locks_of(name: str, module: Any) -> Iterator[tuple[Any, str]]:
-    kinds = set(PYTHONS)  # by type(), since a proxy would load what it stands for
+    kinds = set(PYTHONS)  # by type(), since a proxy would load what it replaces
     for key, value in list(getattr(module, "__dict__", {}).items()):
         if type(value) in kinds:
             yield module, key

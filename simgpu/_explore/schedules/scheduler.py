@@ -925,14 +925,14 @@ class Scheduler:
             ready.remove(me)
 
     def _is_time_to_pass(self, me: Task) -> bool:
-        idle, alone = self.steps - self.progress_at, me.run_length
-        return (idle > 0 and idle % TURNS == 0) or (alone > 0 and alone % TURNS == 0)
+        idle, unbroken = self.steps - self.progress_at, me.run_length
+        return (idle > 0 and idle % TURNS == 0) or (unbroken > 0 and unbroken % TURNS == 0)
 
     def _expire(self, task: Task) -> None:
         assert task.deadline is not None
         self.now = max(self.now, task.deadline)
         task.expired, task.until, task.deadline = True, None, None
-        # For strategies that let time-outs come early: each time a little less so.
+        # For strategies that make time-outs come early: each time a little less so.
         task.expiries += 1
         task.hasty_after = self.steps + (16 << min(task.expiries, 12))
 

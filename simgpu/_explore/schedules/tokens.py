@@ -339,7 +339,7 @@ class Replay(Strategy):
         options = ", ".join(map(str, choice.options))
         raise ScheduleDivergedError(
             f"the replay of {self.token} diverged between its choices {self._done} and {number}, "
-            f"of {self.count}: {why}. Now thread {choice.task} stood at {choice.what!r}, and "
+            f"of {self.count}: {why}. Now thread {choice.task} was at {choice.what!r}, and "
             f"threads {options} could go on. {_WAY_OUT}"
         )
 

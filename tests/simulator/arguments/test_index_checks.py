@@ -170,7 +170,7 @@ CALLS = {
     "more averaged than there is": (averaged_elsewhere, RuntimeError, "does not go with an input"),
     "bags that begin before the first": (bags((0, -FAR)), RuntimeError, "offsets .* must rise"),
     "bags that fall": (bags((0, 3, 1)), RuntimeError, r"must rise from 0, got \[0, 3, 1\]"),
-    "indices in no bag": (bags(()), RuntimeError, "3 indices lie in no embedding bag"),
+    "indices in no bag": (bags(()), RuntimeError, "3 indices are in no embedding bag"),
     "indices in no bag, of maxima": (bags((), "max"), RuntimeError, "no embedding bag"),
     "indices in no bag before the last": (
         bags((0,), include_last_offset=True),
