@@ -98,11 +98,11 @@ def _plugin() -> str:
     names = {entry.name for entry in importlib.metadata.entry_points(group="pytest11")}
     loaded = "installed" if "simgpu" in names else "NOT INSTALLED (pip install simgpu)"
     try:
-        from simgpu._pytest.options import DeviceOptions
+        from simgpu._pytest.options import SessionOptions
         from simgpu._pytest.pools import choose_pool
     except ImportError:
         return f"{loaded}; pytest is not installed"
-    return f"{loaded}; a session without options has {choose_pool(DeviceOptions()).describe()}"
+    return f"{loaded}; a session without options has {choose_pool(SessionOptions()).describe()}"
 
 
 def add_arguments(commands: Any) -> None:

@@ -190,18 +190,12 @@ def make_devices(options: ScriptOptions) -> str | None:
             os.environ[name] = inherited[name] if value is None else value
     if options.as_cuda:
         os.environ[config_options.AS_CUDA] = "force" if options.force else "1"
+    chosen = {"memory": options.memory, "model": options.model, "rng": options.rng}
     try:
-        process.start_process_devices()
-    except ValueError as error:
-        text = str(error)
-        for name, option in (
-            (config_options.MEMORY, "--memory"),
-            (config_options.MODEL, "--model"),
-        ):
-            if given[name] is not None and text.startswith(name):
-                text = f"{option} {given[name]}{text.removeprefix(name)}"
-        return text
-    except RealCudaError as error:
+        process.start_process_devices(
+            {name: f"--{name} {value}" for name, value in chosen.items() if value is not None}
+        )
+    except (ValueError, RealCudaError) as error:
         return str(error)
     return None
 

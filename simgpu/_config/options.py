@@ -1,12 +1,19 @@
-"""Options for devices: memory, random numbers, environment variables. Needs no torch."""
+"""`DeviceOptions`: which simulated devices to make, checked in one place for all that make some.
+
+`simgpu.devices`, `as_cuda` and `enable` give it values; environment variables, `simgpu run` and
+pytest give it texts. Needs no torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from simgpu._config.gpus import Model, Names, models_of
 from simgpu._util.naming import CPU_KERNELS, FULL_TRACE, MAX_DEVICES, check_one_for_each_device
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -44,17 +51,6 @@ def capacities(count: int, memory: int | str | Sequence[int | str]) -> list[int]
     return [_bytes(entry) for entry in memory]
 
 
-def process_capacities(count: int, memory: str | Sequence[str]) -> list[int]:
-    """Return the bytes of each device of a process, which is to have something on all of them."""
-    sizes = capacities(count, memory)
-    if not all(sizes):
-        raise ValueError(
-            f"memory={memory!r} leaves the process devices without any memory: pass the size that "
-            "each has, such as '16GiB'; a block of simgpu.devices(memory=0) may have none"
-        )
-    return sizes
-
-
 # What draws random numbers on simulated devices: CUDA's generator, or the CPU's. Without torch.
 
 RNGS = "cuda", "host"
@@ -68,6 +64,90 @@ def check_rng(rng: str) -> str:
     return rng
 
 
+Memory = int | str | Sequence[int | str] | None
+"""Of each device, or one entry per device."""
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Which simulated devices to make; made by `of` and `of_texts`, which check everything."""
+
+    count: int
+    memory: tuple[int, ...]
+    """Bytes of each device."""
+    models: tuple[Model, ...]
+    rng: str
+    """One of `RNGS`."""
+
+    @classmethod
+    def of(
+        cls,
+        count: int,
+        memory: Memory = None,
+        model: Names = None,
+        rng: str = RNGS[0],
+        said_by: Mapping[str, str] | None = None,
+    ) -> DeviceOptions:
+        """Check the arguments of `simgpu.devices`.
+
+        `said_by` has, for "memory", "model" and "rng", what gave the value: a ValueError about it
+        begins with that, such as "SIMGPU_MODEL".
+        """
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
+        if not 1 <= count <= MAX_DEVICES:
+            raise ValueError(f"device count must be from 1 to {MAX_DEVICES}, got {count}")
+        names = said_by or {}
+        with _errors_begin_with(names.get("model")):
+            models = models_of(count, model)
+        with _errors_begin_with(names.get("memory")):
+            sizes = None if memory is None else capacities(count, memory)
+        with _errors_begin_with(names.get("rng")):
+            check_rng(rng)
+        sizes = sizes or [each.total_memory for each in models]
+        return cls(count, tuple(sizes), tuple(models), rng)
+
+    @classmethod
+    def of_texts(
+        cls, count: int, texts: Mapping[str, str], said_by: Mapping[str, str]
+    ) -> DeviceOptions:
+        """Check the values of environment variables and of options of a command, by argument."""
+        return cls.of(count, **arguments(texts), said_by=said_by)
+
+    @classmethod
+    def of_environment(cls, count: int, said_by: Mapping[str, str]) -> DeviceOptions:
+        """Check what the variables ask for; `said_by` as in `of`, for those that an option set.
+
+        Each device of a process needs memory, and those of a block may have none.
+        """
+        texts = variables()
+        options = cls.of_texts(count, texts, {**VARIABLES, **said_by})
+        if not all(options.memory):
+            with _errors_begin_with(said_by.get("memory", MEMORY)):
+                raise ValueError(
+                    f"memory={arguments(texts)['memory']!r} leaves the process devices without any "
+                    "memory: pass the size that each has, such as '16GiB'; a block of "
+                    "simgpu.devices(memory=0) may have none"
+                )
+        return options
+
+
+def arguments(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of `simgpu.devices` in texts: with commas, memory and model have a list."""
+    return {
+        name: text.split(",") if "," in text and name != "rng" else text
+        for name, text in texts.items()
+    }
+
+
+@contextlib.contextmanager
+def _errors_begin_with(name: str | None) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise (ValueError(f"{name}: {error}") if name else error) from None
+
+
 # The environment variables that give a process simulated devices, and how they are read.
 
 COUNT = "SIMGPU_DEVICE_COUNT"
@@ -77,6 +157,7 @@ RNG = "SIMGPU_RNG"
 AS_CUDA = "SIMGPU_AS_CUDA"
 
 NAMES = (COUNT, MEMORY, MODEL, RNG, AS_CUDA)
+VARIABLES = {"memory": MEMORY, "model": MODEL, "rng": RNG}  # by argument of `simgpu.devices`
 SETTINGS = (CPU_KERNELS, FULL_TRACE)  # which give a process no devices
 
 
@@ -93,23 +174,9 @@ def device_count() -> int | None:
     return int(value)
 
 
-def device_memory() -> str | list[str] | None:
-    """Return what each device has, or a list with one entry per device; None if not set."""
-    return by_device(os.environ.get(MEMORY))
-
-
-def device_model() -> str | list[str] | None:
-    """Return which GPU each device is, or a list with one entry per device; None if not set."""
-    return by_device(os.environ.get(MODEL))
-
-
-def device_rng() -> str:
-    """Return what draws random numbers on the devices: CUDA's generator, if not set.
-
-    Raises ValueError where there is no such thing.
-    """
-    with prefix_errors(RNG):
-        return check_rng(os.environ.get(RNG) or RNGS[0])
+def variables() -> dict[str, str]:
+    """Return the values of the variables that are set, by argument of `simgpu.devices`."""
+    return {name: os.environ[key] for name, key in VARIABLES.items() if os.environ.get(key)}
 
 
 def as_cuda() -> str:
@@ -124,25 +191,6 @@ def as_cuda() -> str:
             "or 0"
         )
     return value.replace("0", "")
-
-
-@contextlib.contextmanager
-def prefix_errors(name: str) -> Iterator[None]:
-    """Begin a ValueError of the block with the variable whose value it is about."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def tell_of_devices() -> bool:
-    """Return whether one of them chooses the properties of simulated devices."""
-    return any(os.environ.get(name) for name in (MEMORY, MODEL, RNG))
-
-
-def by_device(text: str | None) -> str | list[str] | None:
-    """Return the value for all devices, or one per device where the text has commas."""
-    return text.split(",") if text and "," in text else text or None
 
 
 def unknown_variables() -> list[str]:

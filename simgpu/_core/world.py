@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
-from simgpu._config.gpus import GENERIC, Model
-from simgpu._config.options import check_rng
+from simgpu._config.gpus import Model
+from simgpu._config.options import DeviceOptions
 from simgpu._core import clock
 from simgpu._core import hooks as core_hooks
 from simgpu._core.device import Device
 from simgpu._core.hooks import Instrument, Launch, hooks
 from simgpu._util import naming, thread_rows
 from simgpu._util.frames import current_frames, is_own, module_of
-from simgpu._util.naming import DEVICE_TYPE, MAX_DEVICES, plural
+from simgpu._util.naming import DEVICE_TYPE, plural
 from simgpu._util.thread_rows import ACCELERATOR, CURRENT_DEVICE
 from simgpu.errors import DevicesActiveError, ForkedError, InvalidDeviceError, NoDevicesError
 
@@ -98,34 +98,17 @@ active_devices: list[Device] = []
 _forked = False
 
 
-def enter(
-    count: int,
-    memory: Sequence[int] | None = None,
-    models: Sequence[Model] | None = None,
-    rng: str = "cuda",
-) -> World:
-    """Make `count` fresh devices; raises if there are some already.
-
-    Each has an entry of `memory` in bytes, by default what its model has. `rng` is what draws
-    there: one of `rngs.RNGS`.
-    """
+def enter(options: DeviceOptions) -> World:
+    """Make fresh devices; raises if there are some already."""
     global _world
     check_fork()
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"device count must be an int from 1 to {MAX_DEVICES}, got {count!r}")
-    if not 1 <= count <= MAX_DEVICES:
-        raise ValueError(f"device count must be from 1 to {MAX_DEVICES}, got {count}")
-    check_rng(rng)
     if _world is not None:
         there = len(_world.devices)
         raise DevicesActiveError(
             f"{plural(there, 'simulated device is', 'simulated devices are')} active already, so "
-            f"{count} more cannot be made: {_world.hint}"
+            f"{options.count} more cannot be made: {_world.hint}"
         )
-    if models is None:
-        models = [GENERIC] * count
-    sizes = [model.total_memory for model in models] if memory is None else memory
-    _world = World(sizes, models, rng)
+    _world = World(options.memory, options.models, options.rng)
     thread_rows.reset()
     _set_active(_world.devices)
     return _world

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType, TracebackType
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from simgpu._backend import dynamo, install
-from simgpu._config.gpus import Names, models_of
-from simgpu._config.options import capacities
+from simgpu._config.gpus import Names
+from simgpu._config.options import DeviceOptions, Memory
 from simgpu._core import world
 from simgpu._cuda import (
     compiled_code,
@@ -112,8 +112,6 @@ class DeviceBlock(contextlib.ContextDecorator):
 
 # `simgpu.devices(n)`: a context manager that makes n simulated devices.
 
-Memory = int | str | Sequence[int | str] | None  # of each device, or one entry per device
-
 
 def devices(
     count: int, *, memory: Memory = None, model: Names = None, rng: str = "cuda"
@@ -145,7 +143,7 @@ def devices(
     return DeviceBlock(
         f"simgpu.devices({arguments})",
         f"simgpu.enable({arguments})",
-        lambda ends: start_devices(count, memory, model, rng, ends),
+        lambda ends: start_devices(DeviceOptions.of(count, memory, model, rng), ends),
     )
 
 
@@ -156,14 +154,10 @@ def describe_arguments(count: int, memory: Memory, model: Names, rng: str) -> st
     return ", ".join([repr(count), *named])
 
 
-def start_devices(
-    count: int, memory: Memory, model: Names, rng: str, ends: ExitStack
-) -> list[torch.device]:
+def start_devices(options: DeviceOptions, ends: ExitStack) -> list[torch.device]:
     """Make fresh devices, which last until `ends` is closed."""
-    sizes = None if memory is None else capacities(count, memory)
-    models = None if model is None else models_of(count, model)
     install.install()
-    entered = world.enter(count, sizes, models, rng)
+    entered = world.enter(options)
     ends.callback(world.leave, entered)
     return [device.torch_device for device in entered.devices]
 
@@ -207,16 +201,14 @@ def as_cuda(
     return DeviceBlock(
         f"simgpu.as_cuda({arguments}{forced})",
         f"simgpu.enable({arguments}, as_cuda=True{forced})",
-        lambda ends: start_as_cuda(count, memory, model, rng, force, ends),
+        lambda ends: start_as_cuda(DeviceOptions.of(count, memory, model, rng), force, ends),
     )
 
 
-def start_as_cuda(
-    count: int, memory: Memory, model: Names, rng: str, force: bool, ends: ExitStack
-) -> list[torch.device]:
+def start_as_cuda(options: DeviceOptions, force: bool, ends: ExitStack) -> list[torch.device]:
     """Make fresh devices that go by the name of CUDA until `ends` is closed."""
     _check_no_cuda(force)
-    start_devices(count, memory, model, rng, ends)
+    start_devices(options, ends)
     ends.callback(_install().undo)
     return [torch.device("cuda", index) for index in range(world.device_count())]
 

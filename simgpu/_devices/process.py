@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
 
 import torch
 
 from simgpu._backend import install
 from simgpu._config import options
-from simgpu._config.gpus import Names, models_of
-from simgpu._config.options import process_capacities
+from simgpu._config.gpus import Names
+from simgpu._config.options import DeviceOptions
 from simgpu._core import world
 from simgpu._devices import block
 from simgpu.errors import DeviceBlockError, DevicesActiveError
 
 
-def start_process_devices() -> None:
+def start_process_devices(said_by: Mapping[str, str] | None = None) -> None:
     """Make the devices that SIMGPU_DEVICE_COUNT asks for, for the rest of the process.
 
     Does nothing where they have been made already, as `import torch` does by itself wherever
@@ -24,21 +25,16 @@ def start_process_devices() -> None:
     commas between the sizes of several, and SIMGPU_MODEL which GPU each is, likewise; SIMGPU_RNG
     chooses their random number generator. With SIMGPU_AS_CUDA, they are used as CUDA.
 
-    Raises ValueError where a variable makes no sense; its text begins with the variable.
+    Raises ValueError where a variable makes no sense; its text begins with the variable, or with
+    the option of a command that has set it: by argument of `simgpu.devices`, `said_by` has those.
     """
     count = options.device_count()
     if count is None or world.current_world() is not None:
         return
-    memory = options.device_memory()
-    with options.prefix_errors(options.MEMORY):
-        sizes = None if memory is None else process_capacities(count, memory)
-    model = options.device_model()
-    with options.prefix_errors(options.MODEL):
-        models = None if model is None else models_of(count, model)
-    rng = options.device_rng()
+    asked = DeviceOptions.of_environment(count, said_by or {})
     named = options.as_cuda()
     install.install()
-    entered = world.enter(count, sizes, models, rng)
+    entered = world.enter(asked)
     entered.hint = (
         f"{options.COUNT} or `simgpu run` made them for the whole process: use these, or start "
         "it without"
@@ -60,7 +56,7 @@ _enabled: tuple[str, contextlib.ExitStack] | None = None
 def enable(
     count: int,
     *,
-    memory: block.Memory = None,
+    memory: options.Memory = None,
     model: Names = None,
     rng: str = "cuda",
     as_cuda: bool = False,
@@ -94,10 +90,11 @@ def enable(
         call = f"simgpu.enable({block.describe_arguments(count, memory, model, rng)}"
         call += (", as_cuda=True" if as_cuda else "") + (", force=True" if force else "") + ")"
         with contextlib.ExitStack() as ends:
+            asked = DeviceOptions.of(count, memory, model, rng)
             if as_cuda:
-                made = block.start_as_cuda(count, memory, model, rng, force, ends)
+                made = block.start_as_cuda(asked, force, ends)
             else:
-                made = block.start_devices(count, memory, model, rng, ends)
+                made = block.start_devices(asked, ends)
             _enabled = call, ends.pop_all()
         return made
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from simgpu._config import options as config_options
-from simgpu._pytest.options import DeviceOptions, check, options_in, process_count
+from simgpu._pytest.options import SessionOptions, check, options_in, process_count
 from simgpu._pytest.short_option import SHORT
 from simgpu._util import naming
 
@@ -35,7 +35,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         _start(early_config, options)
 
 
-def _start(config: pytest.Config, options: DeviceOptions) -> None:
+def _start(config: pytest.Config, options: SessionOptions) -> None:
     if options.kind == "cuda" or options.oversubscribe:
         raise pytest.UsageError(
             "--as-cuda gives simulated devices the name of CUDA: it cannot be combined with "
@@ -67,7 +67,7 @@ def _start(config: pytest.Config, options: DeviceOptions) -> None:
         os.environ[config_options.RNG] = options.rng
 
 
-def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
+def _make_devices(config: pytest.Config, options: SessionOptions) -> None:
     from simgpu import as_cuda
     from simgpu._core import world
     from simgpu.errors import SimGPUError
@@ -76,9 +76,7 @@ def _make_devices(config: pytest.Config, options: DeviceOptions) -> None:
         return  # a plugin imported torch before, under the variables of a parent
     devices = as_cuda(
         options.count_or_default,
-        memory=options.memory_by_device,
-        model=options.model_by_device,
-        rng=options.rng_or_default,
+        **config_options.arguments(options.texts),
     )
     try:
         devices.__enter__()

@@ -14,7 +14,7 @@ import pytest
 
 from simgpu._pytest import pools
 from simgpu._pytest.markers import FIXTURES, WANTED_PROPERTY
-from simgpu._pytest.options import DeviceOptions, describe, read_options
+from simgpu._pytest.options import SessionOptions, describe, read_options
 from simgpu._pytest.pools import (
     CudaPool,
     Pool,
@@ -41,7 +41,7 @@ def header_line(config: pytest.Config) -> str:
     return f"devices: {'; '.join(parts)}"
 
 
-def active_options(options: DeviceOptions) -> list[str]:
+def active_options(options: SessionOptions) -> list[str]:
     """The options that look for more in a test, or run it more than once, as they were given."""
     looks = {
         "--races": options.races,

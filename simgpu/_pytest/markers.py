@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from simgpu._pytest.options import DeviceOptions, read_options
+from simgpu._pytest.options import SessionOptions, read_options
 from simgpu._util.naming import plural
 
 DEVICES_MARKER = (
@@ -150,7 +150,7 @@ def skip_lines(skipped: Iterable[Any]) -> list[str]:
 # For tests to which an option does not apply: one that looks at a result before anything has waited
 # for it, on purpose, cannot pass under `--async`. The session counts them at its end.
 
-# By option, what `DeviceOptions` has where it is not given.
+# By option, what `SessionOptions` has where it is not given.
 _NOT_GIVEN: dict[str, dict[str, Any]] = {
     "--async": {"lazy": False, "async_seed": None},
     "--races": {"races": False},
@@ -193,7 +193,7 @@ def read_markers(item: pytest.Item) -> None:
     ]
 
 
-def options_for(item: pytest.Item) -> DeviceOptions:
+def options_for(item: pytest.Item) -> SessionOptions:
     """What the session asks for, less what the test's markers leave out."""
     options, left_out = read_options(item.config), item.stash.get(_LEFT_OUT, frozenset())
     changes: dict[str, Any] = {}

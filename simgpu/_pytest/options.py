@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from typing import Any
 import pytest
 
 from simgpu._config import options as config_options
-from simgpu._config.gpus import models_of
-from simgpu._config.options import RNGS, capacities, check_rng
+from simgpu._config.options import RNGS, DeviceOptions
 from simgpu._util.naming import MAX_DEVICES
 
 # How the workers of pytest-xdist share the real GPUs of a machine: plain arithmetic.
@@ -71,7 +69,7 @@ names: set[str] = set()  # of all options below, once they are added
 
 
 @dataclass(frozen=True)
-class DeviceOptions:
+class SessionOptions:
     """The options of one session, and which worker of pytest-xdist reads them."""
 
     kind: str = "auto"
@@ -115,16 +113,15 @@ class DeviceOptions:
         return self.lazy or self.async_seed is not None
 
     @property
-    def memory_by_device(self) -> str | list[str] | None:
-        return config_options.by_device(self.memory) or config_options.device_memory()
+    def given(self) -> dict[str, str]:
+        """Memory, model and rng of simulated devices, as far as an option has them."""
+        found = {"memory": self.memory, "model": self.model, "rng": self.rng}
+        return {name: text for name, text in found.items() if text is not None}
 
     @property
-    def model_by_device(self) -> str | list[str] | None:
-        return config_options.by_device(self.model) or config_options.device_model()
-
-    @property
-    def rng_or_default(self) -> str:
-        return self.rng or config_options.device_rng()
+    def texts(self) -> dict[str, str]:
+        """The same by an option, or else by a variable of the environment."""
+        return {**config_options.variables(), **self.given}
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -245,7 +242,7 @@ def _add_exploring(add: Callable[..., None]) -> None:
     )
 
 
-def read_options(config: pytest.Config) -> DeviceOptions:
+def read_options(config: pytest.Config) -> SessionOptions:
     # What pytest-xdist sends to each of its workers; None in the process that starts them.
     worker_input = getattr(config, "workerinput", None)
     worker = None
@@ -257,8 +254,8 @@ def read_options(config: pytest.Config) -> DeviceOptions:
     return options_in(config.option, worker)
 
 
-def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> DeviceOptions:
-    return DeviceOptions(
+def options_in(namespace: argparse.Namespace, worker: Worker | None = None) -> SessionOptions:
+    return SessionOptions(
         kind=namespace.simgpu_devices,
         count=namespace.simgpu_device_count,
         oversubscribe=namespace.simgpu_oversubscribe,
@@ -286,7 +283,7 @@ def process_count() -> int | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def check(options: DeviceOptions) -> None:
+def check(options: SessionOptions) -> None:
     """Raise ``pytest.UsageError`` for what no machine could meet."""
     count, per_worker, process = options.count, options.per_worker, options.process_count
     if count is not None and not 1 <= count <= MAX_DEVICES:
@@ -310,45 +307,22 @@ def check(options: DeviceOptions) -> None:
             f"SIMGPU_DEVICE_COUNT={process} gives this process its devices, and --device-count "
             f"asks for {count}: leave out one of them"
         )
-    for name, value, variable, read in (
-        ("--device-memory", options.memory, config_options.MEMORY, capacities),
-        ("--device-model", options.model, config_options.MODEL, models_of),
-        ("--device-rng", options.rng, config_options.RNG, lambda _, rng: check_rng(rng)),
-    ):
-        if value is None:
-            continue
+    for name in options.given:
         if process and options.worker is None and not options.as_cuda:
             raise pytest.UsageError(
-                f"SIMGPU_DEVICE_COUNT gives this process its devices: say {variable}, not {name}"
+                "SIMGPU_DEVICE_COUNT gives this process its devices: say "
+                f"{config_options.VARIABLES[name]}, not --device-{name}"
             )
         if not simulated:
-            raise pytest.UsageError(f"{name} is for simulated devices, not for real GPUs")
-        try:
-            read(options.count_or_default, config_options.by_device(value) or "")
-        except ValueError as error:
-            raise pytest.UsageError(f"{name} {value}: {error}") from None
+            raise pytest.UsageError(f"--device-{name} is for simulated devices, not for real GPUs")
     if simulated:
-        _check_variables(options)
-
-
-def _check_variables(options: DeviceOptions) -> None:
-    """Raise for a wrong value in the environment that no option overrides."""
-    count = options.count_or_default
-    for value, variable, read in (
-        (options.memory, config_options.MEMORY, capacities),
-        (options.model, config_options.MODEL, models_of),
-    ):
-        text = config_options.by_device(os.environ.get(variable))
-        if value is not None or text is None:
-            continue
+        said_by = {name: f"--device-{name} {text}" for name, text in options.given.items()}
         try:
-            read(count, text)
+            DeviceOptions.of_texts(
+                options.count_or_default, options.texts, {**config_options.VARIABLES, **said_by}
+            )
         except ValueError as error:
-            raise pytest.UsageError(f"{variable}: {error}") from None
-    try:
-        _ = options.rng_or_default
-    except ValueError as error:
-        raise pytest.UsageError(str(error)) from None
+            raise pytest.UsageError(str(error)) from None
 
 
 # A conftest that adds an option of our name: one line of error in place of a traceback.

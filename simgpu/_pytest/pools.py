@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from simgpu._config import options as config_options
 from simgpu._config.gpus import models_of
 from simgpu._config.options import RNGS
-from simgpu._pytest.options import DEFAULT_SIZE, DeviceOptions, Worker, group_of, read_options
+from simgpu._pytest.options import DEFAULT_SIZE, SessionOptions, Worker, group_of, read_options
 from simgpu._util.naming import plural
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class SimulatedPool:
     """Up to `count` simulated GPUs for a test.
 
     Args:
-        memory, model, rng: of each, as `simgpu.devices` takes it; None for its default.
+        arguments: memory, model and rng of each, as `simgpu.devices` takes them.
         source: what made them for the whole process, for the header: "as cuda".
         order: in which order their kernels run, for the header, where that is not at once.
     """
@@ -117,37 +118,33 @@ class SimulatedPool:
     def __init__(
         self,
         count: int,
-        memory: str | list[str] | None = None,
-        model: str | list[str] | None = None,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
         source: str | None = None,
-        rng: str | None = None,
         order: str | None = None,
     ) -> None:
-        self.count, self.memory, self.model, self.source = count, memory, model, source
-        self.rng = rng or RNGS[0]
-        self.order = order
+        self.count, self.arguments, self.source, self.order = count, arguments, source, order
         self._scopes: list[Scope] = []  # of the fixtures that hold devices now
 
     def describe(self) -> str:
         words = f"{plural(self.count, 'simulated GPU')}"
-        if self.memory:
-            words += f" of {_all_of(self.memory)}"
-        if self.model:
-            models = dict.fromkeys(model.name for model in models_of(self.count, self.model))
-            words += f", model {', '.join(models)}"
-        if self.rng != RNGS[0]:
-            words += f", rng {self.rng}"
+        if "memory" in self.arguments:
+            words += f" of {_all_of(self.arguments['memory'])}"
+        if "model" in self.arguments:
+            models = models_of(self.count, self.arguments["model"])
+            words += f", model {', '.join(dict.fromkeys(model.name for model in models))}"
+        rng = self.arguments.get("rng", RNGS[0])
+        if rng != RNGS[0]:
+            words += f", rng {rng}"
         if self.order:
             words += f", asynchronous {self.order}"
         return f"{words} (simgpu{f', {self.source}' if self.source else ''})"
 
     def sort(self, count: int) -> dict[str, Any]:
         """Of which sort `count` of them are, as arguments of `simgpu.devices`."""
-        memory, model = (
-            value[:count] if isinstance(value, list) else value
-            for value in (self.memory, self.model)
-        )
-        return {"memory": memory, "model": model, "rng": self.rng}
+        return {
+            name: value[:count] if isinstance(value, list) else value
+            for name, value in self.arguments.items()
+        }
 
     @contextlib.contextmanager
     def lend(self, count: int, scope: Scope = "function") -> Iterator[list[torch.device]]:
@@ -265,7 +262,7 @@ def is_chosen(config: pytest.Config) -> bool:
     return _SESSION_POOL in config.stash
 
 
-def choose_pool(options: DeviceOptions) -> Pool:
+def choose_pool(options: SessionOptions) -> Pool:
     """Return the pool that the options ask for, in a worker of pytest-xdist its own.
 
     Raises ``pytest.UsageError`` where they cannot be met, saying what there is.
@@ -281,9 +278,8 @@ def choose_pool(options: DeviceOptions) -> Pool:
     return _real_gpus(options, gpus)
 
 
-def simulated_pool(options: DeviceOptions) -> SimulatedPool:
+def simulated_pool(options: SessionOptions) -> SimulatedPool:
     """Return the pool of a session on simulated devices."""
-    memory, model, rng = options.memory_by_device, options.model_by_device, options.rng_or_default
     count, source = options.count_or_default, "as cuda" if options.as_cuda else None
     if options.process_count and not options.as_cuda:
         count, source = options.process_count, f"by {config_options.COUNT}"
@@ -291,22 +287,21 @@ def simulated_pool(options: DeviceOptions) -> SimulatedPool:
     if options.asynchronous:
         seed = options.async_seed
         order = "in the lazy order" if seed is None else f"in an order of seed {seed}"
-    return SimulatedPool(count, memory, model, source, rng, order)
+    return SimulatedPool(count, config_options.arguments(options.texts), source, order)
 
 
-def _only_simulated(options: DeviceOptions) -> bool:
+def _only_simulated(options: SessionOptions) -> bool:
     """Whether a session asks for something that only simulated devices have."""
-    asked = options.process_count or options.memory or options.model or options.rng
-    asked = asked or options.asynchronous or config_options.tell_of_devices()
+    asked = options.process_count or options.texts or options.asynchronous
     return options.kind == "auto" and bool(asked)
 
 
-def group_size(options: DeviceOptions, gpus: int) -> int:
+def group_size(options: SessionOptions, gpus: int) -> int:
     """Return how many of `gpus` real GPUs a worker of pytest-xdist has."""
     return min(options.per_worker or options.count or DEFAULT_SIZE, gpus)
 
 
-def _check_combination(options: DeviceOptions) -> None:
+def _check_combination(options: SessionOptions) -> None:
     """Raise for options that contradict each other on every machine."""
     per_worker, count = options.per_worker, options.count
     if per_worker is not None and (options.kind == "simgpu" or options.oversubscribe):
@@ -325,14 +320,14 @@ def _check_combination(options: DeviceOptions) -> None:
         )
 
 
-def _slots_on_one_gpu(options: DeviceOptions) -> Pool:
+def _slots_on_one_gpu(options: SessionOptions) -> Pool:
     if gpu_count() == 0:
         raise pytest.UsageError("--oversubscribe needs a real GPU, and torch finds none here")
     worker = options.worker or Worker(0, 1)
     return CudaPool([0] * options.count_or_default, worker.index, worker.count)
 
 
-def _real_gpus(options: DeviceOptions, gpus: int) -> Pool:
+def _real_gpus(options: SessionOptions, gpus: int) -> Pool:
     """Return all GPUs that are asked for; in a worker of pytest-xdist those of its group."""
     count, per_worker = options.count, options.per_worker
     if per_worker is not None and per_worker > gpus:

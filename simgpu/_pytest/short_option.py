@@ -21,7 +21,7 @@ from simgpu._config.options import RNGS, check_rng
 
 @dataclass(frozen=True)
 class ShortOption:
-    """One of them: `name`, short for `long`, which is `field` of `DeviceOptions`."""
+    """One of them: `name`, short for `long`, which is `field` of `SessionOptions`."""
 
     field: str
     value: str

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from simgpu._config.gpus import Names
-from simgpu._config.options import RNGS
+from simgpu._config.options import RNGS, Memory
 from simgpu._core import world
 from simgpu._core.operators import began_twice
 from simgpu._devices import block
-from simgpu._devices.block import Memory
 from simgpu._distributed import groups as distributed_groups
 from simgpu._distributed.collectives import named_ranks
 from simgpu._distributed.thread_transport import GroupCalls, Transport

@@ -13,7 +13,7 @@ import pytest
 
 from simgpu.__main__ import main
 from simgpu._pytest import options as pytest_options
-from simgpu._pytest.options import DeviceOptions
+from simgpu._pytest.options import SessionOptions
 from simgpu._pytest.pools import choose_pool, group_size
 from tests.assurance.faults.table import FAULTS
 from tests.support import plant
@@ -130,10 +130,10 @@ def test_the_header_lines_for_gpus_are_the_plugins(gpus):
     possible = set()
     for here in (4, 8):
         gpus(here)
-        options = DeviceOptions("cuda")
+        options = SessionOptions("cuda")
         line = choose_pool(options).describe()
         groups = pytest_options.describe(4, here, group_size(options, here))
-        slots = choose_pool(DeviceOptions("cuda", oversubscribe=True)).describe()
+        slots = choose_pool(SessionOptions("cuda", oversubscribe=True)).describe()
         possible |= {line, f"{line}; {groups}", slots}
     text = (ROOT / "docs" / "gpus.md").read_text("utf-8")
     shown = re.findall(r"^devices: (.*)$", text, re.MULTILINE)
@@ -144,7 +144,7 @@ def test_the_header_lines_for_gpus_are_the_plugins(gpus):
 def test_without_a_gpu_the_plugin_says_so(gpus):
     gpus(0)
     with pytest.raises(pytest.UsageError) as refused:
-        choose_pool(DeviceOptions("cuda"))
+        choose_pool(SessionOptions("cuda"))
     assert f"\nERROR: {refused.value}\n" in (ROOT / "docs" / "gpus.md").read_text("utf-8")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._pytest.header import _WANTS_CUDA, cuda_lines, hint_for
-from simgpu._pytest.options import DEFAULT_COUNT, DeviceOptions
+from simgpu._pytest.options import DEFAULT_COUNT, SessionOptions
 from simgpu._pytest.pools import CudaPool, SimulatedPool, choose_pool, use_one_thread
 from simgpu.errors import InvalidDeviceError
 
@@ -34,7 +34,7 @@ from simgpu.errors import InvalidDeviceError
 )
 def test_options_choose_the_devices(gpus, options, here, ordinals):
     gpus(here)
-    pool = choose_pool(DeviceOptions(*options))
+    pool = choose_pool(SessionOptions(*options))
     if ordinals is None:
         assert isinstance(pool, SimulatedPool)
         assert pool.count == options[1] or pool.count == DEFAULT_COUNT
@@ -62,7 +62,7 @@ def test_options_choose_the_devices(gpus, options, here, ordinals):
 def test_options_that_cannot_be_met(gpus, options, here, says):
     gpus(here)
     with pytest.raises(pytest.UsageError, match=says):
-        choose_pool(DeviceOptions(*options))
+        choose_pool(SessionOptions(*options))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simgpu._pytest.options import DeviceOptions
+from simgpu._pytest.options import SessionOptions
 from simgpu._pytest.pools import simulated_pool
 from simgpu._pytest.short_option import SHORT, pytest_sessionstart
 
@@ -73,7 +73,9 @@ names = st.sampled_from([None, "A100", "T4", "H100 SXM"])
 @given(option=names, variable=names)
 def test_an_option_goes_before_the_environment(option, variable):
     with mock.patch.dict("os.environ", {"SIMGPU_MODEL": variable or ""}):
-        assert simulated_pool(DeviceOptions(model=option)).model == (option or variable)
+        assert simulated_pool(SessionOptions(model=option)).arguments.get("model") == (
+            option or variable
+        )
 
 
 @pytest.mark.full

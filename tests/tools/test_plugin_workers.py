@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simgpu._pytest import pools
 from simgpu._pytest.options import (
-    DeviceOptions,
+    SessionOptions,
     Worker,
     add_options,
     describe,
@@ -81,7 +81,7 @@ def test_the_notice_is_about_sharing_alone(workers):
 )
 def test_a_worker_has_its_group(gpus, options, worker, here, ordinals, sharers):
     gpus(here)
-    pool = choose_pool(DeviceOptions(*options, Worker(*worker)))
+    pool = choose_pool(SessionOptions(*options, Worker(*worker)))
     assert isinstance(pool, CudaPool)
     assert (pool.ordinals, pool.sharers, pool.seed) == (ordinals, sharers, worker[0])
 
@@ -100,7 +100,7 @@ def test_a_worker_has_its_group(gpus, options, worker, here, ordinals, sharers):
 def test_what_cannot_be_met_is_refused_by_what_is_there(gpus, options, here, says):
     gpus(here)
     with pytest.raises(pytest.UsageError, match=says):
-        choose_pool(DeviceOptions(*options))
+        choose_pool(SessionOptions(*options))
 
 
 def test_a_shared_gpu_is_used_in_parts_and_with_a_seed_of_the_worker(monkeypatch):

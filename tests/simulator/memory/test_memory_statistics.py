@@ -1,12 +1,14 @@
 """What `torch.simgpu.memory_stats` and its like say of a history of allocations."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import simgpu
-from simgpu._config.options import capacities, process_capacities
+from simgpu._config.options import DeviceOptions, capacities
 from simgpu._core import world
 
 CAPACITY = 8 * 512
@@ -205,11 +207,13 @@ def test_memory_below_0_is_refused(memory):
 @given(st.lists(st.sampled_from(["1KiB", "0", "0B", "0.0GiB", "0.5B"]), min_size=1, max_size=3))
 def test_a_process_has_no_device_without_memory(sizes):
     empty = [size for size in sizes if size != "1KiB"]  # half a byte is none
-    if not empty:
-        assert process_capacities(len(sizes), sizes) == [1024] * len(sizes)
-        return
-    with pytest.raises(ValueError, match=r"without any memory: pass the size that each has"):
-        process_capacities(len(sizes), sizes)
+    with mock.patch.dict("os.environ", {"SIMGPU_DEVICE_MEMORY": ",".join(sizes)}):
+        if not empty:
+            options = DeviceOptions.of_environment(len(sizes), {})
+            assert options.memory == (1024,) * len(sizes)
+            return
+        with pytest.raises(ValueError, match=r"without any memory: pass the size that each has"):
+            DeviceOptions.of_environment(len(sizes), {})
 
 
 @given(st.lists(st.just("1KiB"), min_size=0, max_size=3), st.integers(1, 3))
