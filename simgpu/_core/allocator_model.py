@@ -211,12 +211,12 @@ class CachingAllocator:
     """The segments and blocks of one device.
 
     Args:
-        base: the address of the first segment.
+        index: the device's ordinal; its first segment is at (index + 1) << 40.
         shrinks: whether a segment may be as small as what is left of the device, which is how a
             device works that has less than one segment of a GPU; it then refuses nothing.
     """
 
-    def __init__(self, base: int, shrinks: bool = False) -> None:
+    def __init__(self, index: int, shrinks: bool = False) -> None:
         self.segments: dict[int, Segment] = {}  # by address
         self._used_count, self._used_bytes, self._requested_bytes = Amount(), Amount(), Amount()
         self._split_count, self._split_bytes = Amount(), Amount()
@@ -242,7 +242,7 @@ class CachingAllocator:
         self.retries = self.device_allocs = self.device_frees = self.syncs = 0
         self.reserved = 0  # bytes of all segments
         self._shrinks = shrinks
-        self._next_address = base
+        self._index, self._next_address = index, (index + 1) << 40
         self._pools: dict[int, tuple[Pool, Pool]] = {}  # by stream
         self._used: dict[int, Piece] = {}  # by id of what they are in use for
         self._awaiting: list[Piece] = []
@@ -372,15 +372,25 @@ class CachingAllocator:
     def _free_awaited(self, busy: Collection[int] = ()) -> None:
         """Free the blocks that other streams have used, but for those that are busy."""
         awaiting, self._awaiting, self._busy = self._awaiting, [], ()
+        ready: list[Piece] = []
         for piece in awaiting:
-            if busy and any(user in busy for user in piece.users):
-                self._awaiting.append(piece)
-            else:
-                pool = piece.segment.pool.number
-                self._waiting_count.change(pool, -1)
-                self._waiting_bytes.change(pool, -piece.size)
-                self._requested_bytes.change(pool, -piece.requested)
-                self._join(piece, Amount.change)
+            is_busy = any(user in busy for user in piece.users)
+            (self._awaiting if is_busy else ready).append(piece)
+        # A block is free at the last of its events: peaks depend on the order.
+        for piece in sorted(ready, key=lambda piece: max(map(self._turn, piece.users))):
+            pool = piece.segment.pool.number
+            self._waiting_count.change(pool, -1)
+            self._waiting_bytes.change(pool, -piece.size)
+            self._requested_bytes.change(pool, -piece.requested)
+            self._join(piece, Amount.change)
+
+    def _turn(self, stream: int) -> int:
+        """Where CUDA's allocator has the events of a stream: it keeps them in a hash table.
+
+        The hash of a stream is that of c10/core/Stream.h; the table takes the upper bits of its
+        product with the golden ratio (c10/util/flat_hash_map.h).
+        """
+        return ((1 << 56 | self._index << 48 | stream) * 11400714819323198485) % 2**64
 
     def take_back(self, token: int) -> None:
         """Undo `allocate`, but for a segment that it needed and for peaks."""
@@ -543,7 +553,7 @@ class EventLog:
 
     def _empty(self) -> CachingAllocator:
         device = self._device
-        return CachingAllocator((device.index + 1) << 40, device.capacity < LARGE_SEGMENT)
+        return CachingAllocator(device.index, device.capacity < LARGE_SEGMENT)
 
     def placement(self) -> CachingAllocator:
         """The segments and blocks that CUDA's caching allocator would have by now."""

@@ -14,7 +14,7 @@ import torch
 KIB, MIB = 2**10, 2**20
 FIGURES = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "segment")
 MEMORIES = (256 * MIB, 2048 * MIB, 16384 * MIB)
-PROGRAMS = 40  # for each memory, without streams and with
+PROGRAMS = 30  # for each memory, without streams and with
 
 
 def _size(rng, memory):
@@ -46,13 +46,13 @@ def program(seed, memory, streams):
     live, made, steps = [], 0, []
     for _ in range(rng.randrange(5, 80)):
         what = rng.random()
-        if what < 0.55 or not live:
+        if what < 0.5 or not live:
             steps.append(["allocate", _size(rng, memory), rng.randrange(streams + 1)])
             live.append(made)
             made += 1
-        elif what < 0.85:
+        elif what < 0.75:
             steps.append(["free", live.pop(rng.randrange(len(live)))])
-        elif what < 0.92 and streams:
+        elif what < 0.94 and streams:
             steps.append(["record", live[rng.randrange(len(live))], rng.randrange(streams + 1)])
         else:
             names = ("empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats")
