@@ -28,7 +28,7 @@ from simgpu._util.patching import Action, Patch, Patches, Row
 # These are fixed: they say which interfaces a program may expect, and nothing of the computing.
 
 CUDA = (13, 0)
-CUDNN = (9, 13, 0)
+CUDNN = (9, 20, 0)  # of PyTorch 2.13; attention prefers it since 9.15.1
 
 CUDA_NUMBER = CUDA[0] * 1000 + CUDA[1] * 10  # as in cuda.h
 CUDNN_NUMBER = CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]  # as in cudnn_version.h

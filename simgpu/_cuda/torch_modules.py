@@ -19,7 +19,7 @@ from simgpu._core import streams, world
 from simgpu._cuda.renaming import CUDA, WHY_RENAMED, renamed, takes_device, to_simgpu
 from simgpu._memory import pinned
 from simgpu._native.layouts import write_word
-from simgpu._ops import attention
+from simgpu._ops import attention_rules
 from simgpu._util.naming import DEVICE_TYPE
 from simgpu._util.patching import Action, Patch, Row
 
@@ -108,11 +108,15 @@ _PROFILERS_AND_BACKENDS_PATCHES: tuple[Row, ...] = (
         Patch(
             "torch.backends.cuda",
             f"can_use_{kernel}_attention",
-            value=functools.partial(attention.can_use, kernel),
+            value=functools.partial(attention_rules.can_use, number),
             needs=f"can_use_{kernel}_attention",
             why="a build without CUDA says no of every call",
         )
-        for kernel in ("flash", "efficient", "cudnn")
+        for kernel, number in {
+            "flash": attention_rules.FLASH,
+            "efficient": attention_rules.EFFICIENT,
+            "cudnn": attention_rules.CUDNN,
+        }.items()
     ),
     Patch(
         "torch.backends.cuda",

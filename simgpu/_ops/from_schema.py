@@ -414,15 +414,20 @@ def mutating_kernel(kernel: Kernel, reader: Arguments) -> PythonKernel:
     return run
 
 
-def computed_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]) -> PythonKernel:
-    """A kernel for an operator that the host lacks, computed by `host_function` of CPU tensors."""
+def host_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]) -> Kernel:
+    """An operator that the host lacks, computed by `host_function` of CPU tensors."""
 
     def run(_: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         # The function is ours: torch-function modes of the user must not see how it computes.
         with torch._C.DisableTorchFunction():
             return host_function(*args, **kwargs)
 
-    return functional_kernel(Kernel(op, run), Arguments(op))
+    return Kernel(op, run)
+
+
+def computed_kernel(op: torch._ops.OpOverload, host_function: Callable[..., Any]) -> PythonKernel:
+    """A kernel for such an operator, on tensors of a device."""
+    return functional_kernel(host_kernel(op, host_function), Arguments(op))
 
 
 def computed(host_function: Callable[..., Any]) -> Callable[[torch._ops.OpOverload], PythonKernel]:

@@ -45,6 +45,8 @@ def test_attention_over_parts_of_a_sequence_is_that_over_the_whole(
         size, dtype = 8, torch.bfloat16
     elif forced is not None and dtype is torch.bfloat16:
         size = 8
+    if dtype is torch.float32 or forced is SDPBackend.EFFICIENT_ATTENTION:
+        share = 32  # PyTorch adds up what this kernel keeps, which is padded to 32 rows
 
     def rank(_):
         mesh = init_device_mesh("cuda", (ranks,))

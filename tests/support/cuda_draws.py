@@ -12,11 +12,11 @@ import struct
 LOW = 2**32 - 1
 
 
-def philox(counter, key):
-    """Ten rounds of Philox4x32 on a counter of four words and a key of two."""
+def philox(counter, key, rounds=10):
+    """Rounds of Philox4x32 on a counter of four words and a key of two."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(10):
+    for _ in range(rounds):
         a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
         c0, c1, c2, c3 = b >> 32 ^ c1 ^ k0, b & LOW, a >> 32 ^ c3 ^ k1, a & LOW
         k0, k1 = k0 + 0x9E3779B9 & LOW, k1 + 0xBB67AE85 & LOW
@@ -77,6 +77,42 @@ def side_by_side(numel, at_once, gpu, seed, offset):
                 words += generator.four()
             elements[first : first + at_once] = words[:at_once]
     return elements
+
+
+def one_after_another(count, seed, offset):
+    """The words of thread 0 from `offset` on, four at each place."""
+    generator = Thread(seed, 0, offset)
+    words = []
+    while len(words) < offset % 4 + count:
+        words += generator.four()
+    return words[offset % 4 :][:count]
+
+
+def flash_bytes(head, rows, columns, seed, offset):
+    """The byte behind each weight of a head, which is number `head` of all in the batch.
+
+    A warp has a tile of 16 rows and 32 columns. Each of its threads draws 16 bytes by seven rounds;
+    they are in four results of the tensor cores, of 16 rows and 8 columns, four in each: two
+    neighbours in a row, and two eight rows below.
+    """
+    found = [[None] * columns for _ in range(rows)]
+    for row, column in ((r, c) for r in range(0, rows, 16) for c in range(0, columns, 32)):
+        for lane in range(32):
+            counter = offset + head * 32 + lane
+            words = philox(
+                (counter & LOW, counter >> 32, row // 16, column // 32),
+                (seed & LOW, seed >> 32),
+                rounds=7,
+            )
+            drawn = struct.pack("<4I", *words)
+            for number, byte in enumerate(drawn):
+                result, of_result = divmod(number, 4)
+                r = row + lane // 4 + 8 * (of_result // 2)
+                c = column + 8 * result + 2 * (lane % 4) + of_result % 2
+                if r < rows and c < columns:
+                    assert found[r][c] is None
+                    found[r][c] = byte
+    return found
 
 
 def to_float(number):

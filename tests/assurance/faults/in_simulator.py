@@ -3,6 +3,7 @@
 import torch
 
 from tests.support.plant import (
+    always,
     argument,
     call_instead,
     constant,
@@ -265,8 +266,8 @@ REFUSALS = [
     ),
     fault(
         "flash attention takes a mask",
-        "simgpu/_ops/attention:_why_not_flash",
-        never("attn_mask"),
+        "simgpu/_ops/attention_rules:_no_mask",
+        always("attn_mask"),
         "test_masks_and_causal_calls",
     ),
     fault(

@@ -71,13 +71,15 @@ DRAWING = {
 def test_operators_that_draw(cuda_device, name, dtype):
     """Shapes, dtypes, strides and errors; a second call after the same seed repeats the values."""
     entry = entries.ENTRIES[name]
+    shown = (known.lookup("difference", f"forward {name} {dtype}") or {}).get("shows", [])
 
     def call(sample):
         return entry.op(sample[0], *sample[1], **sample[2])
 
     for sample in entries.samples(entry, getattr(torch, dtype)):
         _, answers = both(sample, cuda_device, call)
-        assert difference(*answers, cuda_device, values="any") is None
+        found = difference(*answers, cuda_device, values="any")
+        assert not found or any(words in found for words in shown), found
         if not isinstance(answers[1], Raised):
             seed()
             again = call(Mirror(cuda_device)(sample))
