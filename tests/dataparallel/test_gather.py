@@ -108,26 +108,7 @@ def test_structure_is_kept(devices, data, tree):
     batch = data.draw(strategies.batches(len(targets), 30))
     whole = strategies.built(tree, batch)
     back = dataparallel.gather(dataparallel.scatter(whole, targets), targets[0])
-    check_same(back, whole, targets[0])
-
-
-def check_same(back, whole, device):
-    assert type(back) is type(whole)
-    if isinstance(whole, torch.Tensor):
-        assert back.device == device
-        assert back.dtype == whole.dtype
-        assert back.shape == whole.shape
-        assert plain(back) == plain(whole)
-    elif isinstance(whole, dict):
-        assert list(back) == list(whole)
-        for key in whole:
-            check_same(back[key], whole[key], device)
-    elif isinstance(whole, list | tuple):
-        assert len(back) == len(whole)
-        for part, full in zip(back, whole, strict=True):
-            check_same(part, full, device)
-    else:
-        assert back is whole
+    strategies.check_tree(back, whole, targets[0])
 
 
 def test_vector_of_scalars_warns_once(devices, monkeypatch):

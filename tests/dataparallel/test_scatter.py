@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import dataparallel
 from tests.support import strategies
 from tests.support.chunk_rule import chunk_sizes
-from tests.support.observe import Case, chosen, observe, place, plain, values
+from tests.support.observe import Case, chosen, input_of, observe, place, plain, values
 from tests.support.strategies import Pair, Rows
 
 
@@ -32,13 +32,7 @@ def test_every_chunk_is_on_its_device(devices, case):
 @given(case=strategies.cases("scatter"))
 def test_rows_stay_in_order_and_none_is_lost(devices, case):
     seen = observe(case, devices)
-    x = values(case.shape, case.dtype, case.seed)
-    if case.layout == "transposed":
-        x = values(case.shape[::-1], case.dtype, case.seed).permute(
-            *reversed(range(len(case.shape)))
-        )
-    elif case.layout == "strided":
-        x = values((*case.shape[:-1], case.shape[-1] * 2), case.dtype, case.seed)[..., ::2]
+    x = input_of(case, devices)
     start = 0
     for size, shape, rows in zip(seen["sizes"], seen["shapes"], seen["values"], strict=True):
         expected = x.narrow(case.dim, start, size)
@@ -96,26 +90,8 @@ def test_structure_is_kept(devices, slots, data, tree):
     assert len(pieces) == len(sizes)
     start = 0
     for piece, target, size in zip(pieces, targets, sizes, strict=False):
-        check_piece(piece, whole, target, start, size)
+        strategies.check_tree(piece, whole, target, slice(start, start + size))
         start += size
-
-
-def check_piece(piece, whole, target, start, size):
-    assert type(piece) is type(whole)
-    if isinstance(whole, torch.Tensor):
-        assert piece.device == target
-        assert piece.dtype == whole.dtype
-        assert plain(piece) == plain(whole[start : start + size])
-    elif isinstance(whole, dict):
-        assert list(piece) == list(whole)
-        for key in whole:
-            check_piece(piece[key], whole[key], target, start, size)
-    elif isinstance(whole, list | tuple):
-        assert len(piece) == len(whole)
-        for part, full in zip(piece, whole, strict=True):
-            check_piece(part, full, target, start, size)
-    else:
-        assert piece == whole
 
 
 @given(

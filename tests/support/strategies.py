@@ -8,6 +8,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -17,7 +18,7 @@ from simgpu._strategies.examples import tried
 from simgpu._strategies.networks import exact_values
 from simgpu.strategies import DTYPES, FLOATS, Pair, batches, dims
 from simgpu.strategies import nested as nested_of
-from tests.support.observe import Case
+from tests.support.observe import Case, plain
 
 __all__ = ["DTYPES", "FLOATS", "Pair", "batches", "device_lists", "dims", "tried"]
 
@@ -177,3 +178,22 @@ def mapped(tree: Any, function: Any) -> Any:
     if isinstance(tree, dict):
         return {key: function(child) for key, child in tree.items()}
     return tree
+
+
+def check_tree(found: Any, whole: Any, device: torch.device, rows: slice = slice(None)) -> None:
+    """Require `whole` again on `device`, with these rows of each of its tensors."""
+    assert type(found) is type(whole)
+    if isinstance(whole, torch.Tensor):
+        expected = whole[rows]
+        assert found.device == device
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert plain(found) == plain(expected)
+    elif isinstance(whole, dict):
+        assert list(found) == list(whole)
+        for key in whole:
+            check_tree(found[key], whole[key], device, rows)
+    elif isinstance(whole, list | tuple):
+        for part, full in zip(found, whole, strict=True):
+            check_tree(part, full, device, rows)
+    else:
+        assert found is whole
