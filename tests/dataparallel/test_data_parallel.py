@@ -34,15 +34,21 @@ def trained(net: nn.Module, model: nn.Module, case: Case, steps: int) -> dict[st
     return {"losses": losses, **{name: plain(p) for name, p in net.named_parameters()}}
 
 
-@given(case=strategies.step_cases(), steps=st.integers(1, 3))
+@given(case=strategies.step_cases() | strategies.step_cases(repeats=True), steps=st.integers(1, 3))
 @example(case=Case("step", slots=(0, 1, 2, 3, 4, 5, 6, 7), shape=(200, 5)), steps=3)
+@example(case=Case("step", slots=(2, 2, 2, 2), shape=(9, 3)), steps=2)
 def test_training_equals_training_on_one_device(devices, case, steps):
-    """Every loss and every weight after k steps of SGD are the same, bit for bit."""
+    """Every loss and every weight after k steps of SGD are the same, bit for bit.
+
+    A device named several times has as many replicas: so one GPU runs what is meant for many.
+    """
     targets = chosen(case.slots, devices)
     alone = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
     shared = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
     parallel = dataparallel.DataParallel(shared, device_ids=targets)
     assert trained(shared, parallel, case, steps) == trained(alone, alone, case, steps)
+    if case.shape[0]:
+        assert len(shared.diary) == steps * len(chunk_sizes(case.shape[0], len(targets)))
 
 
 @given(case=strategies.step_cases())
@@ -69,19 +75,6 @@ def test_output_is_that_of_one_device(devices, case):
     assert seen["slot"] == slot_of(chosen(case.slots, devices)[0], devices)
 
 
-@given(case=strategies.step_cases(repeats=True), steps=st.integers(1, 2))
-@example(case=Case("step", slots=(2, 2, 2, 2), shape=(9, 3)), steps=2)
-def test_a_device_may_be_named_several_times(devices, case, steps):
-    """As many replicas as names: this is how one GPU runs what is meant for many."""
-    targets = chosen(case.slots, devices)
-    alone = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
-    shared = ExactNet(case.shape[-1], "float64", case.seed).to(targets[0])
-    parallel = dataparallel.DataParallel(shared, device_ids=targets)
-    assert trained(shared, parallel, case, steps) == trained(alone, alone, case, steps)
-    if case.shape[0]:
-        assert len(shared.diary) == steps * len(chunk_sizes(case.shape[0], len(targets)))
-
-
 @given(case=strategies.step_cases(), data=st.data())
 def test_output_device_is_obeyed(devices, case, data):
     targets = chosen(case.slots, devices)
@@ -89,7 +82,10 @@ def test_output_device_is_obeyed(devices, case, data):
     elsewhere = [torch.device("cpu")] if len(targets) > 1 else []
     wanted = data.draw(st.sampled_from([*targets, *elsewhere]))
     net = ExactNet(case.shape[-1], case.dtype).to(targets[0])
-    model = dataparallel.DataParallel(net, device_ids=targets, output_device=wanted)
+    number = wanted if wanted.type == "cpu" else wanted.index
+    named = data.draw(st.sampled_from([wanted, str(wanted), number]))
+    model = dataparallel.DataParallel(net, device_ids=targets, output_device=named)
+    assert model.output_device == number  # an index, as in torch.nn.DataParallel
     out = model(values(case.shape, case.dtype, span=3))
     assert out.device == wanted
     assert plain(out) == plain(net.cpu()(values(case.shape, case.dtype, span=3)))

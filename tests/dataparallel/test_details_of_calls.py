@@ -35,15 +35,6 @@ def test_layers_after_a_recurrent_one_are_replicated_too(devices):
         assert found == {name: device for name, _ in module.named_parameters()}
 
 
-def test_the_output_device_is_an_index_next_to_the_module(devices):
-    module = nn.Linear(3, 3).to(devices[0])
-    assert dataparallel.DataParallel(module, devices[:2]).output_device == devices[0].index
-    chosen = dataparallel.DataParallel(module, devices[:2], output_device=devices[1])
-    assert chosen.output_device == devices[1].index
-    host = dataparallel.DataParallel(module, devices[:2], output_device="cpu")
-    assert host.output_device == torch.device("cpu")
-
-
 def test_the_step_scatter_cuts_as_the_call_does(devices):
     module = nn.Linear(3, 3).to(devices[0])
     parallel = dataparallel.DataParallel(module, devices[:4], chunking="balanced")
@@ -70,16 +61,6 @@ def test_a_failure_on_the_cpu_names_the_cpu():
         dataparallel.parallel_apply(
             [nn.Identity(), Failing()], [(x,), (x,)], devices=["cpu", "cpu"]
         )
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_integers_are_output_devices(devices, number):
-    module = nn.Linear(3, 3).to(devices[0])
-    x = values((4, 3), "float32", 1).to(devices[0])
-    parallel = dataparallel.DataParallel(module, devices[:2], output_device=devices[number].index)
-    output = parallel(x)
-    assert output.device == devices[number]
-    assert plain(output) == plain(module(x))
 
 
 class Here(nn.Module):
