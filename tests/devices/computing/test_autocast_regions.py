@@ -98,22 +98,12 @@ def test_a_region_sees_what_the_optimizer_wrote(devices, where):
             weight += 1
 
 
-def test_a_cast_made_without_gradients_still_has_one(devices):
-    weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
-    x = torch.ones(2, 2, device=devices[0])
-    with torch.autocast(devices[0].type):
-        with torch.no_grad():
-            x @ weight
-        y = x @ weight
-    y.sum().backward()
-    assert plain(weight.grad) == [[2.0, 2.0], [2.0, 2.0]]
-
-
-def test_a_cast_made_for_inference_is_not_used_in_training(devices):
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_casts_made_without_gradients_are_not_used_in_training(devices, without_gradients):
     weight = nn.Parameter(torch.ones(2, 2, device=devices[0]))
     x = torch.ones(2, 2, device=devices[0], requires_grad=True)
     with torch.autocast(devices[0].type):
-        with torch.inference_mode():
+        with without_gradients():
             x @ weight
         y = x @ weight
     y.sum().backward()
