@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 import simgpu
 from simgpu._core import clock, streams
+from tests.support.instruments import StoppedClock
 
 MIB = 2**20
 AMOUNTS = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
@@ -56,20 +57,8 @@ def test_dropped_memory_is_active_until_an_allocation_finds_its_users_done(nbyte
         assert amounts()[:2] == [0, 0]
 
 
-class Stopped(clock.Clock):
-    """A clock that only waiting moves."""
-
-    time = 0.0
-
-    def now(self):
-        return self.time
-
-    def wait_until(self, moment):
-        self.time = max(self.time, moment)
-
-
 def test_memory_that_a_sleeping_stream_uses_goes_to_no_allocation():
-    with simgpu.devices(1), clock.use(Stopped()):
+    with simgpu.devices(1), clock.use(StoppedClock()):
         stream, x, y = torch.simgpu.Stream(0), empty(30 * MIB), empty(5)
         x.record_stream(stream)
         with torch.simgpu.stream(stream):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu._core import clock, streams, world
+from tests.support.instruments import StoppedClock
 
 STREAMS, EVENTS = 4, 2  # two streams on each of two devices
 stream = st.integers(0, STREAMS - 1)
@@ -28,17 +29,6 @@ STEPS = {
     "between devices": st.tuples(stream),
     "time passes": st.tuples(st.integers(1, 9)),
 }
-
-
-class Manual(clock.Clock):
-    def __init__(self):
-        self.time = 100.0
-
-    def now(self):
-        return self.time
-
-    def wait_until(self, moment):
-        self.time = max(self.time, moment)
 
 
 class Model:
@@ -130,7 +120,7 @@ class Real:
     pair=st.permutations(range(STREAMS)),
 )
 def test_wait_for_a_stream_includes_its_sleep(simulated, steps, asleep, pair):
-    model, manual = Model(), Manual()
+    model, manual = Model(), StoppedClock()
     for device in simulated[:2]:
         world.device(device.index).busy_until.clear()  # of an example that failed
     with clock.use(manual):
@@ -152,7 +142,7 @@ def test_wait_for_a_stream_includes_its_sleep(simulated, steps, asleep, pair):
 
 def test_a_clock_is_put_away_after_an_error_too():
     before = clock.now()
-    with contextlib.suppress(KeyError), clock.use(Manual()):
+    with contextlib.suppress(KeyError), clock.use(StoppedClock()):
         assert clock.now() == 100.0
         raise KeyError
     assert clock.now() >= before

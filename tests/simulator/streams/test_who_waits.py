@@ -15,22 +15,12 @@ import dataparallel
 from dataparallel import comm
 from simgpu._core import clock, world
 from tests.support import strategies
+from tests.support.instruments import StoppedClock
 from tests.support.observe import values
 from tests.support.oracle import numbers
 from tests.support.training import few
 
 AWAKE, ASLEEP = 100.0, 200.0
-
-
-class Manual(clock.Clock):
-    def __init__(self):
-        self.time = AWAKE
-
-    def now(self):
-        return self.time
-
-    def wait_until(self, moment):
-        self.time = max(self.time, moment)
 
 
 class Asleep(dict):
@@ -98,7 +88,7 @@ def test_only_a_result_on_the_host_is_awaited(simulated, name, data):
     call, awaited = CALLS[name]
     targets = data.draw(strategies.device_lists(simulated, min_size=2, max_size=3))
     given = Given(targets)
-    with pytest.MonkeyPatch.context() as patch, clock.use(Manual()):
+    with pytest.MonkeyPatch.context() as patch, clock.use(StoppedClock()):
         for target in targets:
             patch.setattr(world.device(target.index), "busy_until", Asleep())
         call(given)
