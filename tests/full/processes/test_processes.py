@@ -69,20 +69,6 @@ not_over.start()
 }
 
 
-@pytest.fixture
-def check(python, tmp_path):
-    """Run a script to its silent end and return the lines that it printed."""
-
-    def run(text, **variables):
-        path = tmp_path / "script.py"
-        path.write_text(text)
-        done = python(path, **variables)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.splitlines()
-
-    return run
-
-
 @pytest.mark.parametrize("left", sorted(ENDINGS))
 def test_a_process_ends_in_silence_whatever_is_left(check, left):
     assert check(f"{ENTER}{ENDINGS[left]}\nprint('over')") == ["over"]

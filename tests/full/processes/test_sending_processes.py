@@ -171,20 +171,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def check(python, tmp_path):
-    """Run a script to its silent end and return the lines that it printed."""
-
-    def run(text, *arguments):
-        path = tmp_path / "script.py"
-        path.write_text(text)
-        done = python(path, *arguments)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout.splitlines()
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("method", "strategy"),
     [("spawn", "file_descriptor"), ("forkserver", "file_system"), ("fork", "file_system")],
