@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simgpu
+from simgpu._core import clock
 from simgpu.errors import DeviceLostError, InjectedFaultError, OutOfMemoryError
+from tests.support.instruments import StoppedClock
 
 KINDS = {
     "oom_at": ("allocations", OutOfMemoryError),
@@ -196,17 +198,11 @@ def test_a_bit_past_the_last_one_is_refused(size, dtype, beyond):
 @pytest.mark.parametrize("factors", [(4.0,), (2.0, 2.0), (4.0, 1.0)])
 def test_a_slow_device_takes_its_factor_of_time(factors):
     """That of all blocks together."""
-    from simgpu._core import clock
 
-    class Counted(clock.Clock):
-        time = 0.0
-
+    class Counted(StoppedClock):
         def now(self):
             self.time += 1
             return self.time
-
-        def wait_until(self, moment):
-            self.time = max(self.time, moment)
 
     with simgpu.devices(2) as devices, clock.use(Counted()), simgpu.trace() as trace:
         x, y = (torch.ones(2, device=device) for device in devices)
