@@ -53,10 +53,11 @@ def test_broadcast_puts_the_same_values_everywhere(devices, case):
     assert not any(seen["views"][1:])
 
 
-@given(data=st.data(), seed=st.integers(0, 100), detach=st.booleans())
-def test_each_replica_is_whole_and_at_home(devices, data, seed, detach):
+@given(data=st.data(), seed=st.integers(0, 100), detach=st.booleans(), training=st.booleans())
+def test_each_replica_is_whole_and_at_home(devices, data, seed, detach, training):
+    """With the ties and the mode of the module, which is left as it was."""
     targets = data.draw(strategies.device_lists(devices))
-    module = Branched(seed).to(targets[0])
+    module = Branched(seed).to(targets[0]).train(training)
     original = tensors_of(module)
     replicas = dataparallel.replicate(module, targets, detach)
     assert len(replicas) == len(targets)
@@ -70,15 +71,13 @@ def test_each_replica_is_whole_and_at_home(devices, data, seed, detach):
         assert [type(child) for child in replica.modules()] == [
             type(child) for child in module.modules()
         ]
-
-
-@given(data=st.data())
-def test_ties_stay_tied(devices, data):
-    targets = data.draw(strategies.device_lists(devices))
-    module = Branched().to(targets[0])
-    for replica in dataparallel.replicate(module, targets):
+        assert replica is not module
         assert replica.head.weight is replica.body[0].weight
         assert replica.again is replica.body[2]
+        assert {child.training for child in replica.modules()} == {training}
+    left = tensors_of(module)
+    assert left.keys() == original.keys()
+    assert all(left[name] is tensor for name, tensor in original.items())
 
 
 @given(data=st.data())
@@ -121,14 +120,3 @@ def test_gradients_flow_back_to_the_original(devices, data, frozen):
     total = len(targets) * (len(targets) + 1) / 2
     assert plain(module.weight.grad) == [[total] * 2] * 2
     assert module.weight.grad.device == targets[0]
-
-
-@given(data=st.data(), training=st.booleans())
-def test_replicas_follow_the_mode_and_leave_the_module_as_it_was(devices, data, training):
-    targets = data.draw(strategies.device_lists(devices))
-    module = Branched().to(targets[0]).train(training)
-    before = {name: id(tensor) for name, tensor in tensors_of(module).items()}
-    replicas = dataparallel.replicate(module, targets)
-    assert {child.training for replica in replicas for child in replica.modules()} == {training}
-    assert {name: id(tensor) for name, tensor in tensors_of(module).items()} == before
-    assert all(replica is not module for replica in replicas)
