@@ -189,3 +189,26 @@ class CollectiveTimeoutError(SimGPUError, _BackendError):
 
 class RankLostError(SimGPUError, _BackendError):
     """Another rank of the group has ended, or its group was aborted or destroyed."""
+
+
+class SilentBugWarning(UserWarning):
+    """A bug that a GPU does not show; docs/silent_bugs.md has the list.
+
+    Those below are only warned of with ``SIMGPU_STRICT=1``, but for `ParameterOrderWarning`.
+    """
+
+
+class ParameterOrderWarning(SilentBugWarning):
+    """DistributedDataParallel has the same parameters in another order on another rank."""
+
+
+class ReplicaStateWarning(SilentBugWarning):
+    """The forward of a DataParallel replica writes an attribute or buffer, which is then lost."""
+
+
+class SamplerEpochWarning(SilentBugWarning):
+    """A DistributedSampler gives the order of an epoch once more: `set_epoch` was not called."""
+
+
+class SharedFileWarning(SilentBugWarning):
+    """Several ranks write the same file."""

@@ -17,7 +17,7 @@ from simgpu._cli.arguments import device_count, output_file
 from simgpu._cli.estimates import Clock, ClockUntilExit
 from simgpu._cli.run_script import Program, ScriptOptions, make_devices, prepare, run_script
 from simgpu._config.options import RNGS
-from simgpu._util.naming import MAX_DEVICES
+from simgpu._util.naming import MAX_DEVICES, STRICT
 
 
 def add_arguments(commands: Any) -> None:
@@ -102,6 +102,12 @@ def _add_watching(run: argparse.ArgumentParser) -> None:
         "no order, and end with status 1 if anywhere",
     )
     run.add_argument(
+        "--strict",
+        action="store_true",
+        help="warn of bugs that are silent on GPUs too: state that replicas lose, epochs in the "
+        "same order, files that several ranks write (as SIMGPU_STRICT=1)",
+    )
+    run.add_argument(
         "--async",
         dest="lazy",
         action="store_true",
@@ -180,6 +186,8 @@ def start(options: argparse.Namespace) -> int:
         async_seed=options.async_seed,
     )
     environment = dict(os.environ)
+    if options.strict:
+        os.environ[STRICT] = "1"
     clock = _clock(options, program)
     refusal = make_devices(script) or prepare(script.program)
     if refusal is None and clock is not None:
@@ -250,6 +258,7 @@ def _clock(options: argparse.Namespace, program: Program) -> Clock | None:
         value = getattr(options, name)
         again += [] if value is None else [f"--{name}", value]
     again += ["--force"] * options.force
+    again += ["--strict"] * options.strict
     again += ["--replace-data-parallel"] * options.replace_data_parallel
     again += ["--async"] * options.lazy
     again += [] if options.async_seed is None else ["--async-seed", str(options.async_seed)]

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from simgpu._config.gpus import Model, Names, models_of
-from simgpu._util.naming import CPU_KERNELS, FULL_TRACE, MAX_DEVICES, check_one_for_each_device
+from simgpu._util.naming import (
+    CPU_KERNELS,
+    FULL_TRACE,
+    MAX_DEVICES,
+    STRICT,
+    check_one_for_each_device,
+)
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _NEGATIVE = "memory={} must not be negative: pass the size of each device, such as '16GiB'"
@@ -158,7 +164,7 @@ AS_CUDA = "SIMGPU_AS_CUDA"
 
 NAMES = (COUNT, MEMORY, MODEL, RNG, AS_CUDA)
 VARIABLES = {"memory": MEMORY, "model": MODEL, "rng": RNG}  # by argument of `simgpu.devices`
-SETTINGS = (CPU_KERNELS, FULL_TRACE)  # which give a process no devices
+SETTINGS = (CPU_KERNELS, FULL_TRACE, STRICT)  # which give a process no devices
 
 
 def device_count() -> int | None:

@@ -11,6 +11,7 @@ PRIVATE_USE_1 = 20  # the same, as C++ numbers device types
 MAX_DEVICES = 64
 CPU_KERNELS = "SIMGPU_CPU_KERNELS"  # patterns of operators that may run by a kernel for the CPU
 FULL_TRACE = "SIMGPU_FULL_TRACE"  # whether tracebacks of programs have simgpu's own frames
+STRICT = "SIMGPU_STRICT"  # whether bugs that are silent on GPUs are warned of
 
 # The device types that mean simulated devices now; "cuda" is one of them under `as_cuda`.
 names = frozenset({DEVICE_TYPE})

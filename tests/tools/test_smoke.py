@@ -24,7 +24,7 @@ NAMES = ("--rng", "host", "--as", "simgpu", "--force", "--replace-data-parallel"
 
 
 def test_run_takes_its_options_together(python, tmp_path):
-    watch = ("--async", "--races", "--summary", "--trace", tmp_path / "trace.json")
+    watch = ("--async", "--races", "--strict", "--summary", "--trace", tmp_path / "trace.json")
     done = python("-m", "simgpu", "run", *DEVICES, *NAMES, *watch, "-c", PROGRAM, "--flag")
     assert done.returncode == 1, done.stderr  # a race
     assert done.stdout.splitlines() == [

@@ -1,0 +1,268 @@
+"""Warnings of bugs that are silent on GPUs, and which a simulator can see.
+
+Parameters of DistributedDataParallel in another order on another rank are warned of always: that
+cannot be right. With `SIMGPU_STRICT=1` (`simgpu run --strict`) there are warnings of what may be
+right: state that a replica of DataParallel loses, a DistributedSampler that repeats an order, a
+file that several ranks write. docs/silent_bugs.md lists all of them, and what nothing can see.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed
+from torch.nn.modules import module as nn_module
+
+from simgpu._core.hooks import Instrument, add, remove
+from simgpu._util.frames import calling_line, is_of_program
+from simgpu._util.naming import STRICT
+from simgpu._util.patching import Action, Patch, Patches, Row
+from simgpu.errors import (
+    ParameterOrderWarning,
+    ReplicaStateWarning,
+    SamplerEpochWarning,
+    SharedFileWarning,
+    SilentBugWarning,
+)
+
+
+def _is_strict() -> bool:
+    return os.environ.get(STRICT, "") not in ("", "0")
+
+
+# What Python keeps of warnings that it has shown, so that each line of a program has one.
+_shown: dict[Any, Any] = {}
+
+
+def _warn(text: str, category: type[SilentBugWarning], line: str = "") -> None:
+    """Warn at a line of the program, by default the one that has called torch."""
+    file, _, number = (line or calling_line()).rpartition(":")
+    warnings.warn_explicit(text, category, file, int(number), registry=_shown)
+
+
+def _store(topic: str) -> Any:
+    """Keys that all ranks of the world share."""
+    c10d = distributed.distributed_c10d
+    return c10d.PrefixStore(f"simgpu silent bugs/{topic}", c10d._get_default_store())
+
+
+def _published(topic: str, value: str, ranks: list[int]) -> Iterator[tuple[int, str]]:
+    """What other ranks have published under a topic so far; publishes the value of this one.
+
+    The ranks do not wait for each other: the later one of two finds what the earlier has published.
+    """
+    me = distributed.get_rank()
+    store = _store(topic)
+    store.set(str(me), value)
+    for rank in ranks:
+        if rank != me and store.check([str(rank)]):
+            yield rank, store.get(str(rank)).decode()
+
+
+def _has_ranks(group: Any = None) -> bool:
+    """Whether there are several ranks, which share a store with values."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size(group) > 1 and distributed.get_backend(group) != "fake"
+
+
+# DistributedDataParallel matches the parameters of its ranks by their position.
+
+
+def _compare_names(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if not _has_ranks(self.process_group):
+            return
+        names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        ranks = distributed.get_process_group_ranks(self.process_group)
+        topic = f"models of {self.process_group.group_name}"
+        number = _store(topic).add(f"count of {distributed.get_rank()}", 1)
+        for rank, text in _published(f"{topic}/{number}", json.dumps(names), ranks):
+            theirs = json.loads(text)
+            if names != theirs and sorted(names) == sorted(theirs):
+                at = [one == other for one, other in zip(names, theirs, strict=True)].index(False)
+                _warn(
+                    f"parameter {at} of this model is {names[at]!r} on rank "
+                    f"{distributed.get_rank()} and {theirs[at]!r} on rank {rank}. "
+                    "DistributedDataParallel matches them by position: each takes the values and "
+                    "gradients of the other. Register modules in one order on all ranks",
+                    ParameterOrderWarning,
+                )
+                return
+
+    return __init__
+
+
+# A DistributedSampler shuffles by its seed and epoch.
+
+_epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def _note_epoch(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(stock)
+    def __iter__(self: Any) -> Any:
+        if _is_strict() and self.shuffle:
+            if _epochs.get(self) == self.epoch:
+                _warn(
+                    f"this DistributedSampler gives the order of epoch {self.epoch} once more: "
+                    "call sampler.set_epoch(epoch) before each epoch, or pass shuffle=False",
+                    SamplerEpochWarning,
+                )
+            _epochs[self] = self.epoch
+        return stock(self)
+
+    return __iter__
+
+
+# Several ranks that write one file: the last one wins, or the file is a mixture.
+
+
+def _note_write(path: Any) -> None:
+    if not _is_strict() or not isinstance(path, (str, os.PathLike)) or not _has_ranks():
+        return
+    file = os.path.realpath(path)
+    if file.startswith(("/dev/", "/proc/")):
+        return
+    ranks = list(range(distributed.get_world_size()))
+    for rank, line in _published(f"file {file}", calling_line(), ranks):
+        _warn(
+            f"rank {distributed.get_rank()} writes {file}, which rank {rank} has written at "
+            f"{line}: write it on one rank (`if rank == 0`), or one file per rank",
+            SharedFileWarning,
+        )
+        return
+
+
+def _note_save(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        _note_write(f)
+        return stock(obj, f, *args, **kwargs)
+
+    return save
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Note `open(path, "w")` where the program itself calls it."""
+    if event != "open" or not _watches_files or not {*"wx"} & {*str(arguments[1])}:
+        return
+    if is_of_program(sys._getframe(1).f_code.co_filename):
+        _note_write(arguments[0])
+
+
+# Python has no way to remove an audit hook, so it is added once, and asks this.
+_watches_files = False
+_is_audited = False
+
+
+# A replica of DataParallel ends with the call: what it wrote into itself is lost.
+
+_BEFORE = "_simgpu_before_forward"
+
+
+def _state(module: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of a module, and which tensors its buffers are, with their versions."""
+    buffers = {
+        name: (id(buffer), None if buffer is None else buffer._version)
+        for name, buffer in module._buffers.items()
+    }
+    return {**vars(module), "_buffers": buffers}
+
+
+def _before_forward(module: torch.nn.Module, _: Any) -> None:
+    of_torch = type(module).__module__.partition(".")[0] == "torch"
+    if getattr(module, "_is_replica", False) and not of_torch:
+        vars(module)[_BEFORE] = _state(module)
+
+
+def _after_forward(module: torch.nn.Module, _: Any, __: Any) -> None:
+    before = vars(module).pop(_BEFORE, None)
+    if before is None:
+        return
+    now = _state(module)
+    of_buffers = now.pop("_buffers")
+    lost = [name for name, value in now.items() if before.get(name, before) is not value]
+    lost += [name for name, is_ in of_buffers.items() if before["_buffers"].get(name) != is_]
+    if lost:
+        kind = type(module)
+        code = getattr(kind.forward, "__code__", None)
+        _warn(
+            f"the forward of {kind.__name__} writes {', '.join(map(repr, lost))} into a replica of "
+            "DataParallel, which ends with the call: only a buffer that the replica on the first "
+            "device changes in place keeps its value. Return it as an output, or write it to what "
+            "all replicas share",
+            ReplicaStateWarning,
+            f"{code.co_filename}:{code.co_firstlineno}" if code else "",
+        )
+
+
+class _WhileDevicesExist(Instrument):
+    """Watches modules and files for as long as there are devices, if the process is strict."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+
+    def devices_created(self, devices: Any) -> None:
+        """Begin."""
+        global _watches_files, _is_audited
+        if not _is_strict():
+            return
+        self._handles = [
+            nn_module.register_module_forward_pre_hook(_before_forward),
+            nn_module.register_module_forward_hook(_after_forward),
+        ]
+        _watches_files = True
+        if not _is_audited:
+            sys.addaudithook(_audit)
+            _is_audited = True
+
+    def devices_removed(self) -> None:
+        """End."""
+        global _watches_files
+        _watches_files = False
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def _watch(patches: Patches) -> None:
+    watcher = _WhileDevicesExist()
+    add(watcher)
+    patches.then(lambda: remove(watcher))
+
+
+PATCHES: tuple[Row, ...] = (
+    Patch(
+        "torch.nn.parallel.distributed.DistributedDataParallel",
+        "__init__",
+        wrap=_compare_names,
+        why="parameters in another order on another rank are no error on GPUs",
+    ),
+    Patch(
+        "torch.utils.data.distributed.DistributedSampler",
+        "__iter__",
+        wrap=_note_epoch,
+        late=True,
+        why="with SIMGPU_STRICT, an order that is repeated is warned of",
+    ),
+    Patch(
+        "torch",
+        "save",
+        wrap=_note_save,
+        why="with SIMGPU_STRICT, a file that several ranks write is warned of",
+    ),
+    Action(
+        "hooks of modules and of open files, with SIMGPU_STRICT",
+        run=_watch,
+        why="what a replica writes into itself is lost, and a file that several ranks write mixed",
+    ),
+)

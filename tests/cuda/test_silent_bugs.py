@@ -1,0 +1,114 @@
+"""Mistakes around DataParallel, PyTorch's and ours, and what each comes to with SIMGPU_STRICT=1.
+
+An error, a warning, or nothing, where the same calls are right in another program.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import dataparallel
+import simgpu
+from simgpu.errors import ReplicaStateWarning, SilentBugWarning
+
+
+class Net(nn.Module):
+    """A linear layer, whose forward calls `extra` with itself and the input."""
+
+    def __init__(self, extra):
+        super().__init__()
+        self.layer, self.extra, self.count, self.seen = nn.Linear(2, 2), extra, 0, []
+        self.register_buffer("total", torch.zeros(1))
+        self.scale = torch.ones(2, device="cuda:0")  # no buffer
+
+    def forward(self, x):
+        return self.extra(self, self.layer(x))
+
+
+def counts_calls(net, y):
+    net.count += 1
+    return y
+
+
+def assigns_a_buffer(net, y):
+    net.total = net.total + y.detach().sum()
+    return y
+
+
+def adds_to_a_buffer(net, y):
+    net.total += y.detach().sum()
+    return y
+
+
+def keeps_an_output(net, y):
+    net.last = y
+    return y
+
+
+def makes_a_tensor_on_one_device(net, y):
+    return y + torch.ones(2, device="cuda:0")
+
+
+def has_a_constant_on_one_device(net, y):
+    return y * net.scale
+
+
+def has_the_batch_last(net, y):
+    return y.t()
+
+
+def collects_in_a_list(net, y):
+    net.seen.append(y)
+    return y
+
+
+def takes_the_mean(net, y):
+    return y.mean()[None]
+
+
+def draws_numbers(net, y):
+    return y + torch.rand_like(y)
+
+
+BUGS = {
+    counts_calls: ReplicaStateWarning,
+    assigns_a_buffer: ReplicaStateWarning,
+    adds_to_a_buffer: ReplicaStateWarning,
+    keeps_an_output: ReplicaStateWarning,
+    makes_a_tensor_on_one_device: RuntimeError,
+    has_a_constant_on_one_device: RuntimeError,
+    has_the_batch_last: (RuntimeError, ValueError),
+    collects_in_a_list: None,  # an error where the program stacks them
+    takes_the_mean: None,  # of parts whose sizes differ
+    draws_numbers: None,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Was asked to gather")
+@pytest.mark.parametrize("library", [nn.DataParallel, dataparallel.DataParallel])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_bug_is_reported(bug, strict, library, monkeypatch):
+    monkeypatch.setenv("SIMGPU_STRICT", str(int(strict)))
+    expected = BUGS[bug]
+    with simgpu.as_cuda(2), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net = Net(bug).cuda()
+        if expected in (None, ReplicaStateWarning):
+            library(net)(torch.ones(3, 2, device="cuda"))
+        else:
+            with pytest.raises(expected):
+                library(net)(torch.ones(3, 2, device="cuda"))
+    found = {each.category for each in caught if issubclass(each.category, SilentBugWarning)}
+    assert found == ({expected} if strict and expected is ReplicaStateWarning else set())
+
+
+def test_layers_of_torch_may_write_into_replicas(monkeypatch):
+    """Batch norm does, by design: the statistics of the first replica are kept."""
+    monkeypatch.setenv("SIMGPU_STRICT", "1")
+    with simgpu.as_cuda(2), warnings.catch_warnings():
+        warnings.simplefilter("error", SilentBugWarning)
+        dataparallel.DataParallel(nn.BatchNorm1d(2).cuda())(torch.ones(4, 2, device="cuda"))
+        Net(counts_calls).cuda()(torch.ones(4, 2, device="cuda"))  # no replica
