@@ -102,7 +102,7 @@ def test_a_rank_is_in_the_blocks_that_it_has_begun_and_in_no_others(name, count,
 def test_a_world_shards_attention_by_its_own_rules_and_not_by_those_of_the_one_before(within, seed):
     """By those of `context_parallel` each rank attends to its own part; a ring would do more."""
     generator = torch.Generator().manual_seed(seed)
-    whole = [torch.randn(2, 2, 4, 3, generator=generator) for _ in range(3)]
+    whole = [torch.randn(2, 2, 4, 4, generator=generator) for _ in range(3)]
     wanted = functional.scaled_dot_product_attention(*whole)
 
     def attend(inside):
