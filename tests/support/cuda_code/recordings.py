@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 from tests.support.cuda_code.sides import Side
 
@@ -169,16 +170,22 @@ def replay(recording, side, entries):
 
 
 def replay_on_simulated(recording, entries):
-    """Replay a recording on simulated devices like those that were emulated."""
+    """Replay a recording on simulated devices like those that were emulated.
+
+    Streams are handed out in turn in a process, and their numbers decide the order in which blocks
+    become free. A recording begins with the first, so its replay does.
+    """
     import simgpu
+    from simgpu._core import streams
 
     found, origin = Replay(), recording["origin"]
     side = Side("simgpu")
     if getattr(subject(origin["subject"]), "OWN_DEVICES", False):
         return replay(recording, side, entries)
-    for memory, cases in itertools.groupby(
-        recording["cases"], lambda entry: entry["case"].get("memory", origin["memory"])
-    ):
-        with simgpu.devices(origin["devices"], memory=memory, model=MODELS[origin["model"]]):
-            found.add(replay({"origin": origin, "cases": list(cases)}, side, entries))
+    with mock.patch.dict(streams._asked, clear=True):
+        for memory, cases in itertools.groupby(
+            recording["cases"], lambda entry: entry["case"].get("memory", origin["memory"])
+        ):
+            with simgpu.devices(origin["devices"], memory=memory, model=MODELS[origin["model"]]):
+                found.add(replay({"origin": origin, "cases": list(cases)}, side, entries))
     return found
