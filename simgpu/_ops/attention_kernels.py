@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -66,6 +66,7 @@ class _Attention(NamedTuple):
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The output, and the logarithm of the sum of exponentials of each row of scores."""
+        self._check_shapes()
         if self._is_fused():
             out, sums = _fused(HOST_KEYS, *self[:3], 0.0, self.is_causal, **self._options())
             return out, sums
@@ -90,6 +91,7 @@ class _Attention(NamedTuple):
             grad: of the output `out`.
             sums: what `forward` returned beside the output.
         """
+        self._check_shapes(grad_out=grad, out=out, logsumexp=sums)
         if self._is_fused() and not of_bias:
             found: tuple[Tensor, ...] = _fused_backward(
                 HOST_KEYS, grad, *self[:3], out, sums, 0.0, self.is_causal, **self._options()
@@ -110,6 +112,12 @@ class _Attention(NamedTuple):
             _summed(of_value, self.value),
             of_scores,
         )
+
+    def _check_shapes(self, **made: Tensor) -> None:
+        """Raise where shapes do not fit: the CPU's kernel would read other memory."""
+        query, key, value = self[:3]
+        if 0 not in query.shape and 0 not in key.shape:
+            _agree({"query": query, "key": key, "value": value, **made})
 
     def _is_fused(self) -> bool:
         """Whether the CPU's fused kernel computes it."""
@@ -242,13 +250,10 @@ def _check(
     dtypes: Sequence[torch.dtype],
     tensors: Sequence[Tensor],
     debug_mask: bool = False,
-    made: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Raise for what CUDA's kernel does not take, or is not simulated.
 
-    Args:
-        tensors: query, key and value.
-        made: in the backward pass, what the forward pass made of them.
+    `tensors` are query, key and value.
     """
     query, key, value = tensors
     if query.dtype not in dtypes:
@@ -256,7 +261,7 @@ def _check(
         raise RuntimeError(f"{name} takes {taken} on CUDA, and query is {query.dtype}")
     if debug_mask:
         raise UnsupportedError(f"{name} with return_debug_mask=True is not simulated")
-    _agree({"query": query, "key": key, "value": value, **(made or {})})
+    _agree({"query": query, "key": key, "value": value})
 
 
 def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -431,8 +436,7 @@ def _flash_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    made = {"grad_out": grad_out, "out": out, "logsumexp": logsumexp}
-    _check("flash attention", _HALVES, (query, key, value), made=made)
+    _check("flash attention", _HALVES, (query, key, value))
     drawn = _of_state(philox_seed, dropout_p)
     attention = _Flash(drawn, is_causal, scale).attention(query, key, value)
     grads = attention.backward(grad_out, out, logsumexp)
@@ -550,6 +554,7 @@ def _flash_attention_backward(
     flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right)
     if cum_seq_q is None or cum_seq_k is None:
         parts = _heads_first(query, key, value)
+        _check("flash attention", _HALVES, parts)
         made = grad_out.transpose(1, 2), out.transpose(1, 2), logsumexp
         found = flash.attention(*parts).backward(*made)
         grads = [grad.transpose(1, 2) for grad in found[:3]]
@@ -656,8 +661,7 @@ def _efficient_backward(
     scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:
     sums = logsumexp[..., : query.shape[2]]
-    made = {"grad_out": grad_out_, "out": out, "logsumexp": sums}
-    _check("memory efficient attention", _HALVES_AND_FLOATS, (query, key, value), made=made)
+    _check("memory efficient attention", _HALVES_AND_FLOATS, (query, key, value))
     _check_bias(attn_bias, query, key)
     drawn = _Drawn.from_tensors(philox_seed, philox_offset, dropout_p)
     attention = _Efficient(drawn, scale, attn_bias, int(is_causal)).attention(query, key, value)
@@ -759,6 +763,7 @@ def _efficient_attention_backward(
     of_bias = None
     if cu_seqlens_q is None:
         parts = _heads_first(query, key, value)
+        _check("memory efficient attention", _HALVES_AND_FLOATS, parts)
         _check_bias(bias, parts[0], parts[1])
         efficient = _Efficient(drawn, scale, bias, custom_mask_type, window_size)
         wanted = bias is not None and bias_requires_grad
@@ -846,8 +851,7 @@ def _cudnn_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     sums = logsumexp.view(query.shape[:3])
-    made = {"grad_out": grad_out, "out": out, "logsumexp": sums}
-    _check("cuDNN attention", _HALVES, (query, key, value), made=made)
+    _check("cuDNN attention", _HALVES, (query, key, value))
     drawn = _Drawn.from_tensors(philox_seed, philox_offset, dropout_p)
     bias = _cudnn_bias(attn_bias, query, key)
     efficient = _Efficient(drawn, scale, bias, int(is_causal))

@@ -242,3 +242,48 @@ def test_a_kernel_that_takes_no_call_is_named_with_its_reason(case, model):
             assert "Flash attention kernel not used because:" in texts
             assert "cuDNN attention kernel not used because:" in texts
             assert str(asked[0].message) in texts
+
+
+SEQUENCES = torch.tensor([0, 3, 8], dtype=torch.int32)  # where two of them begin and end
+
+
+def flash_backward(starts):
+    def backward(grad, query, key, value, out, sums):
+        device = query.device
+        starts_there = None if starts is None else starts.to(device)
+        ends = (starts_there, starts_there, 8, 8, 0.0, False)
+        state = torch.zeros(2, dtype=torch.uint64, device=device)
+        return aten._flash_attention_backward(
+            grad, query, key, value, out, sums, *ends, state, state
+        )
+
+    return backward
+
+
+def efficient_backward(grad, query, key, value, out, sums):
+    zero = torch.zeros((), dtype=torch.int64, device=query.device)
+    made = (out, None, None, 8, 8, sums, 0.0, zero, zero, 0, False)
+    return aten._efficient_attention_backward(grad, query, key, value, None, *made)
+
+
+WHOLE = (2, 8, 2, 8), (2, 2, 8)
+BACKWARD = {
+    "flash": (flash_backward(None), *WHOLE),
+    "flash of sequences": (flash_backward(SEQUENCES), (8, 2, 8), (2, 8)),
+    "efficient": (efficient_backward, *WHOLE),
+}
+
+
+@pytest.mark.parametrize("spoiled", range(6))
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_pass_refuses_tensors_of_another_call(name, spoiled):
+    """The CPU's kernel would read past their ends."""
+    backward, shape, of_sums = BACKWARD[name]
+    with simgpu.devices(1) as (device,):
+        tensors = [torch.ones(shape, dtype=HALF, device=device) for _ in range(5)]
+        tensors.append(torch.ones(of_sums, device=device))
+        assert [grad.shape for grad in backward(*tensors)[:3]] == [torch.Size(shape)] * 3
+        length = {5: tensors[5].dim() - 1}.get(spoiled, len(shape) - 3)
+        tensors[spoiled] = tensors[spoiled].narrow(length, 0, 2)
+        with pytest.raises((RuntimeError, IndexError)):
+            backward(*tensors)
