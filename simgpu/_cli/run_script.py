@@ -179,18 +179,14 @@ def make_devices(options: ScriptOptions) -> str | None:
 
     # As in a child process that the script starts: its workers have the devices too.
     os.environ[config_options.COUNT] = inherited.get(config_options.COUNT) or "1"
-    given = {
-        config_options.COUNT: None if options.devices is None else str(options.devices),
-        config_options.MEMORY: options.memory,
-        config_options.MODEL: options.model,
-        config_options.RNG: options.rng,
-    }
+    chosen = {"memory": options.memory, "model": options.model, "rng": options.rng}
+    given = {config_options.VARIABLES[name]: value for name, value in chosen.items()}
+    given[config_options.COUNT] = None if options.devices is None else str(options.devices)
     for name, value in given.items():
         if value is not None or inherited.get(name):
             os.environ[name] = inherited[name] if value is None else value
     if options.as_cuda:
         os.environ[config_options.AS_CUDA] = "force" if options.force else "1"
-    chosen = {"memory": options.memory, "model": options.model, "rng": options.rng}
     try:
         process.start_process_devices(
             {name: f"--{name} {value}" for name, value in chosen.items() if value is not None}

@@ -117,8 +117,8 @@ class DeviceOptions:
     def of_texts(
         cls, count: int, texts: Mapping[str, str], said_by: Mapping[str, str]
     ) -> DeviceOptions:
-        """Check the values of environment variables and of options of a command, by argument."""
-        return cls.of(count, **arguments(texts), said_by=said_by)
+        """Check texts by argument: of options that `said_by` names, and else of variables."""
+        return cls.of(count, **arguments(texts), said_by={**VARIABLES, **said_by})
 
     @classmethod
     def of_environment(cls, count: int, said_by: Mapping[str, str]) -> DeviceOptions:
@@ -127,7 +127,7 @@ class DeviceOptions:
         Each device of a process needs memory, and those of a block may have none.
         """
         texts = variables()
-        options = cls.of_texts(count, texts, {**VARIABLES, **said_by})
+        options = cls.of_texts(count, texts, said_by)
         if not all(options.memory):
             with _errors_begin_with(said_by.get("memory", MEMORY)):
                 raise ValueError(

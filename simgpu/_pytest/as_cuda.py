@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -42,42 +43,28 @@ def _start(config: pytest.Config, options: SessionOptions) -> None:
             f"{'--oversubscribe' if options.oversubscribe else '--devices cuda'}"
         )
     check(options)
-    # A worker of pytest-xdist finds them in what its parent gave it.
+    texts = options.texts  # a worker of pytest-xdist finds them in what its parent gave it
     variables = config_options.clear_variables()
-    options = dataclasses.replace(
-        options,
-        memory=options.memory or variables.get(config_options.MEMORY),
-        model=options.model or variables.get(config_options.MODEL),
-        rng=options.rng or variables.get(config_options.RNG),
-    )
 
     def restore() -> None:
         config_options.clear_variables()
         os.environ.update(variables)
 
     config.add_cleanup(restore)
-    _make_devices(config, options)
+    _make_devices(config, options.count_or_default, texts)
     os.environ[config_options.COUNT] = str(options.count_or_default)
     os.environ[config_options.AS_CUDA] = "1"
-    if options.memory is not None:
-        os.environ[config_options.MEMORY] = options.memory
-    if options.model is not None:
-        os.environ[config_options.MODEL] = options.model
-    if options.rng is not None:
-        os.environ[config_options.RNG] = options.rng
+    os.environ.update({config_options.VARIABLES[name]: text for name, text in texts.items()})
 
 
-def _make_devices(config: pytest.Config, options: SessionOptions) -> None:
+def _make_devices(config: pytest.Config, count: int, texts: Mapping[str, str]) -> None:
     from simgpu import as_cuda
     from simgpu._core import world
     from simgpu.errors import SimGPUError
 
-    if world.device_count() == options.count_or_default and "cuda" in naming.names:
+    if world.device_count() == count and "cuda" in naming.names:
         return  # a plugin imported torch before, under the variables of a parent
-    devices = as_cuda(
-        options.count_or_default,
-        **config_options.arguments(options.texts),
-    )
+    devices = as_cuda(count, **config_options.arguments(texts))
     try:
         devices.__enter__()
     except SimGPUError as error:

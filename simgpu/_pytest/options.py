@@ -318,9 +318,7 @@ def check(options: SessionOptions) -> None:
     if simulated:
         said_by = {name: f"--device-{name} {text}" for name, text in options.given.items()}
         try:
-            DeviceOptions.of_texts(
-                options.count_or_default, options.texts, {**config_options.VARIABLES, **said_by}
-            )
+            DeviceOptions.of_texts(options.count_or_default, options.texts, said_by)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
 
