@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,12 @@ MAX_DEVICES = 64
 CPU_KERNELS = "SIMGPU_CPU_KERNELS"  # patterns of operators that may run by a kernel for the CPU
 FULL_TRACE = "SIMGPU_FULL_TRACE"  # whether tracebacks of programs have simgpu's own frames
 STRICT = "SIMGPU_STRICT"  # whether bugs that are silent on GPUs are warned of
+
+
+def is_set(variable: str) -> bool:
+    """Whether an environment variable has a value other than 0."""
+    return os.environ.get(variable, "") not in ("", "0")
+
 
 # The device types that mean simulated devices now; "cuda" is one of them under `as_cuda`.
 names = frozenset({DEVICE_TYPE})

@@ -23,7 +23,7 @@ from torch.nn.modules import module as nn_module
 
 from simgpu._core.hooks import Instrument, add, remove
 from simgpu._util.frames import calling_line, is_of_program
-from simgpu._util.naming import STRICT
+from simgpu._util.naming import STRICT, is_set
 from simgpu._util.patching import Action, Patch, Patches, Row
 from simgpu.errors import (
     ParameterOrderWarning,
@@ -32,11 +32,6 @@ from simgpu.errors import (
     SharedFileWarning,
     SilentBugWarning,
 )
-
-
-def _is_strict() -> bool:
-    return os.environ.get(STRICT, "") not in ("", "0")
-
 
 # What Python keeps of warnings that it has shown, so that each line of a program has one.
 _shown: dict[Any, Any] = {}
@@ -111,7 +106,7 @@ _epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 def _note_epoch(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(stock)
     def __iter__(self: Any) -> Any:
-        if _is_strict() and self.shuffle:
+        if is_set(STRICT) and self.shuffle:
             if _epochs.get(self) == self.epoch:
                 _warn(
                     f"this DistributedSampler gives the order of epoch {self.epoch} once more: "
@@ -128,7 +123,7 @@ def _note_epoch(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _note_write(path: Any) -> None:
-    if not _is_strict() or not isinstance(path, (str, os.PathLike)) or not _has_ranks():
+    if not is_set(STRICT) or not isinstance(path, (str, os.PathLike)) or not _has_ranks():
         return
     file = os.path.realpath(path)
     if file.startswith(("/dev/", "/proc/")):
@@ -154,14 +149,13 @@ def _note_save(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     """Note `open(path, "w")` where the program itself calls it."""
-    if event != "open" or not _watches_files or not {*"wx"} & {*str(arguments[1])}:
+    if event != "open" or not {*"wx"} & {*str(arguments[1])}:
         return
     if is_of_program(sys._getframe(1).f_code.co_filename):
         _note_write(arguments[0])
 
 
-# Python has no way to remove an audit hook, so it is added once, and asks this.
-_watches_files = False
+# Python has no way to remove an audit hook, so it is added once.
 _is_audited = False
 
 
@@ -180,8 +174,9 @@ def _state(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
-    of_torch = type(module).__module__.partition(".")[0] == "torch"
-    if getattr(module, "_is_replica", False) and not of_torch:
+    if not getattr(module, "_is_replica", False):
+        return
+    if type(module).__module__.partition(".")[0] != "torch":
         vars(module)[_BEFORE] = _state(module)
 
 
@@ -214,22 +209,19 @@ class _WhileDevicesExist(Instrument):
 
     def devices_created(self, devices: Any) -> None:
         """Begin."""
-        global _watches_files, _is_audited
-        if not _is_strict():
+        global _is_audited
+        if not is_set(STRICT):
             return
         self._handles = [
             nn_module.register_module_forward_pre_hook(_before_forward),
             nn_module.register_module_forward_hook(_after_forward),
         ]
-        _watches_files = True
         if not _is_audited:
             sys.addaudithook(_audit)
             _is_audited = True
 
     def devices_removed(self) -> None:
         """End."""
-        global _watches_files
-        _watches_files = False
         while self._handles:
             self._handles.pop().remove()
 
