@@ -15,7 +15,7 @@ FULL_TRACE = "SIMGPU_FULL_TRACE"  # whether tracebacks of programs have simgpu's
 STRICT = "SIMGPU_STRICT"  # whether bugs that are silent on GPUs are warned of
 
 
-def is_set(variable: str) -> bool:
+def variable_is_set(variable: str) -> bool:
     """Whether an environment variable has a value other than 0."""
     return os.environ.get(variable, "") not in ("", "0")
 

@@ -23,7 +23,7 @@ from torch.nn.modules import module as nn_module
 
 from simgpu._core.hooks import Instrument, add, remove
 from simgpu._util.frames import calling_line, is_of_program
-from simgpu._util.naming import STRICT, is_set
+from simgpu._util.naming import STRICT, variable_is_set
 from simgpu._util.patching import Action, Patch, Patches, Row
 from simgpu.errors import (
     ParameterOrderWarning,
@@ -106,7 +106,7 @@ _epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 def _note_epoch(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(stock)
     def __iter__(self: Any) -> Any:
-        if is_set(STRICT) and self.shuffle:
+        if variable_is_set(STRICT) and self.shuffle:
             if _epochs.get(self) == self.epoch:
                 _warn(
                     f"this DistributedSampler gives the order of epoch {self.epoch} once more: "
@@ -123,7 +123,7 @@ def _note_epoch(stock: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _note_write(path: Any) -> None:
-    if not is_set(STRICT) or not isinstance(path, (str, os.PathLike)) or not _has_ranks():
+    if not variable_is_set(STRICT) or not isinstance(path, (str, os.PathLike)) or not _has_ranks():
         return
     file = os.path.realpath(path)
     if file.startswith(("/dev/", "/proc/")):
@@ -210,7 +210,7 @@ class _WhileDevicesExist(Instrument):
     def devices_created(self, devices: Any) -> None:
         """Begin."""
         global _is_audited
-        if not is_set(STRICT):
+        if not variable_is_set(STRICT):
             return
         self._handles = [
             nn_module.register_module_forward_pre_hook(_before_forward),

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from simgpu._util.frames import hide_own_frames, program_line
-from simgpu._util.naming import FULL_TRACE, is_set
+from simgpu._util.naming import FULL_TRACE, variable_is_set
 from simgpu._util.patching import Action, Patch, Patches, Row
 from simgpu.errors import CollectiveMismatchError
 
@@ -25,7 +25,7 @@ def _for_another_thread(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def init(self: Any, exc_info: Any = None, *args: Any, **kwargs: Any) -> None:
         kind, error, traceback = sys.exc_info() if exc_info is None else exc_info
-        if error is not None and not is_set(FULL_TRACE):
+        if error is not None and not variable_is_set(FULL_TRACE):
             hide_own_frames(error)
             traceback = error.__traceback__
         stock(self, (kind, error, traceback), *args, **kwargs)
@@ -40,7 +40,7 @@ def _wrap_excepthook(_: Patches) -> None:
     def report(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        if not is_set(FULL_TRACE):
+        if not variable_is_set(FULL_TRACE):
             hide_own_frames(error)
             traceback = error.__traceback__
             if isinstance(error, CollectiveMismatchError) and error.reported_by is not None:
