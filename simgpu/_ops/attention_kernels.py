@@ -377,26 +377,35 @@ class _Flash(NamedTuple):
     scale: float | None
     left: int | None = None
     right: int | None = None
+    most: int | None = None  # keys, in the longest of sequences of different lengths
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, first: int = 0) -> _Attention:
-        """Of tensors of dimensions (batch, heads, length, size); `first` numbers the first of the
-        batch. As on CUDA, windows and causal masks end at the last query and the last key."""
+        """Of tensors of dimensions (batch, heads, length, size); `first` numbers the first.
+
+        As on CUDA, windows and causal masks end at the last query and the last key.
+        """
         batch, heads, rows, _ = query.shape
         columns = key.shape[2]
-        left, right = (
-            -1 if size is None or size >= columns else size for size in (self.left, self.right)
-        )
-        if self.is_causal and rows > 1:
-            right = 0
         options = self.drawn.options(
             functools.partial(attention_masks.flash, first=first), batch, heads, rows, columns
         )
+        left, right = self._window(rows, columns)
         if left < 0 and right < 0:
             return _Attention(query, key, value, self.scale, **options)
         if left < 0 and right == 0 and rows == columns:
             return _Attention(query, key, value, self.scale, is_causal=True, **options)
         allowed = _seen(rows, columns, left, right)
         return _Attention(query, key, value, self.scale, allowed=allowed, **options)
+
+    def _window(self, rows: int, columns: int) -> tuple[int, int]:
+        """How many keys are seen before and after a query's own; -1: all."""
+        most = columns if self.most is None else self.most
+        left, right = (
+            -1 if size is None or size >= most else size for size in (self.left, self.right)
+        )
+        if self.is_causal and rows > 1:
+            right = 0
+        return left, most if left >= 0 > right else right
 
 
 def _flash_forward(
@@ -476,7 +485,8 @@ def _flash_attention_forward(
         raise UnsupportedError("flash attention with alibi_slopes is not simulated")
     sizes = query.shape[0] if cum_seq_q is None else cum_seq_q.numel() - 1, query.shape[-2]
     drawn = _Drawn.from_source(source, dropout_p, sizes[0] * sizes[1] * 32)
-    flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right)
+    most = None if cum_seq_q is None else max_k
+    flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right, most)
     if cum_seq_q is None:
         parts = _heads_first(query, key, value)
         _check("flash attention", _HALVES, parts, return_debug_mask)
@@ -551,7 +561,8 @@ def _flash_attention_backward(
     window_size_right: int | None = None,
 ) -> tuple[Tensor, ...]:
     drawn = _of_state(rng_state, dropout_p)
-    flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right)
+    most = None if cum_seq_q is None else max_k
+    flash = _Flash(drawn, is_causal, scale, window_size_left, window_size_right, most)
     if cum_seq_q is None or cum_seq_k is None:
         parts = _heads_first(query, key, value)
         _check("flash attention", _HALVES, parts)
