@@ -12,17 +12,22 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
-from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
+from typing import TYPE_CHECKING
 
 from simgpu._fuzz.tally import sum_tallies
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
 
 # Where hypothesis keeps failing examples: a folder, or a Redis server that machines share.
 
 
 def database_of(where: str) -> ExampleDatabase:
     """Return the store of examples that `--database` names: a folder or a redis:// address."""
+    # Not above: pytest warns of plugins that were imported before it, as by `simgpu run -m pytest`.
+    import pytest
+    from hypothesis.database import DirectoryBasedExampleDatabase
+
     if not where.startswith(("redis://", "rediss://")):
         return DirectoryBasedExampleDatabase(where)
     try:

@@ -301,9 +301,16 @@ def test_impossible_settings_are_refused_at_once(call):
 
 
 @pytest.mark.full
-def test_importing_simgpu_needs_no_hypothesis(python):
-    done = python("-c", "import sys, simgpu; simgpu.devices; print('hypothesis' in sys.modules)")
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+@pytest.mark.parametrize("use", ["simgpu.devices", "import simgpu.__main__, simgpu._cli.run"])
+def test_hypothesis_is_imported_only_for_strategies(python, use):
+    """Neither by the package nor by `simgpu run`, under which pytest has to import it first."""
+    code = f"import sys, simgpu; {use}; print(*{{'hypothesis', 'pytest'}} & set(sys.modules))"
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+@pytest.mark.full
+def test_strategies_without_hypothesis_say_what_they_need(python):
     code = "import sys; sys.modules['hypothesis'] = None; import simgpu; simgpu.strategies"
     done = python("-c", code)
     assert "simgpu.strategies needs hypothesis" in done.stderr
