@@ -10,7 +10,7 @@ process_transport, thread_transport, fake_transport
 nccl, ddp           `ProcessGroupNCCL`, and what DistributedDataParallel asks of it
 shared_memory       data between processes of one machine
 
-Begin with `c10d_kernels.all_reduce`, and follow the call to its transport.
+Begin with `c10d_kernels._all_reduce` and `issue`, and follow the call to its transport.
 
 May import: `_core`, `_native`, `errors`, `_util`, `comm`, `torch`.
 """

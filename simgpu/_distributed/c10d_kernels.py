@@ -1,9 +1,8 @@
 """The kernels of the `c10d::` operators, by which torch.distributed calls collectives.
 
-Each takes the operator's arguments, makes host aliases of the tensors, says in a `Call` what is
-asked of the group, and passes `issue`, where instruments see it as they see every launch. What NCCL
-refuses is refused here. Kernels that reduce, that move data and that take sparse tensors have a
-part each below.
+`OPERATORS` has a function for each operator: it checks the tensors, as NCCL and gloo do, and makes
+the `Call`s that they ask of the group, of host aliases. `_kernel` makes the kernel of it; all pass
+`issue`, where instruments see a call as they see every launch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import functools
 import itertools
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import distributed
 from simgpu._core import hooks, streams, world
 from simgpu._core.hooks import Collective
 from simgpu._core.launch import Kernel, launch
+from simgpu._core.operators import tensors_in
 from simgpu._distributed import nccl, rules
 from simgpu._distributed.collectives import Call, Reduction, described
 from simgpu._distributed.ddp import called_by_autograd, current_step
@@ -94,7 +94,7 @@ def of_barrier(group: Communicator, device_ids: Sequence[int]) -> int:
 # Hand calls to their group, through the one place that all device work passes (`launch`).
 
 Tensor = torch.Tensor
-_BETWEEN_TWO = ("send", "recv_")
+Tensors = Sequence[Tensor]
 
 
 @functools.cache
@@ -112,7 +112,7 @@ def issue(
     name: str,
     group: Communicator,
     calls: Sequence[Call],
-    tensors: Sequence[Tensor],
+    tensors: Tensors,
     async_op: bool,
     outputs: list[Tensor],
     index: int | None = None,
@@ -120,16 +120,14 @@ def issue(
     """Begin the calls of one operator, and return its Work, boxed for the dispatcher.
 
     Args:
-        calls: what is asked of the group.
-        tensors: some of the operator's tensors, which say on which device it runs.
+        calls: what is asked of the group; one at least.
+        tensors: the operator's, which say on which device it runs.
         index: that device, if they do not.
         async_op: whether the caller waits by itself.
         outputs: what the Work's future holds.
     """
     for position, call in enumerate(calls, start=1):
         _check_peer(group, call)
-        if name in _BETWEEN_TWO:
-            call.shown = _shown_between_two(call, group)
         if len(calls) > 1:
             call.add(f" ({position} of {len(calls)})")
     # The Reducer asks for the future of each call at once, which waits: it need not be put off.
@@ -151,16 +149,17 @@ def issue(
     many = here is not None and here.machine_count > 1
     own_device = group.kind == "nccl" and many and not on_host
     device = f"{_machine()}:{world.device(index).number}" if own_device else ""
+    first = calls[0]
     about = Collective(
         group=group.name,
-        number=group.next_number(calls[0]) if calls else 0,
+        number=group.next_number(first),
         ranks=tuple(group.ranks),
-        algorithm=group.transport.algorithm(calls[0]) if calls else "",
+        algorithm=group.transport.algorithm(first),
         place=place,
         rank=group.ranks[group.rank],
-        peer=group.ranks[calls[0].peer] if name in _BETWEEN_TWO and calls else None,
-        tag=calls[0].tag if calls else 0,
-        sends=name == "send",
+        peer=group.ranks[first.peer] if first.is_between_two else None,
+        tag=first.tag,
+        sends=first.kind == "send",
         nbytes=sum(call.nbytes for call in calls),
         index=index,
     )
@@ -175,14 +174,6 @@ def issue(
     return in_one_work(group, pending if asynchronous else [], outputs)
 
 
-def _shown_between_two(call: Call, group: Communicator) -> str:
-    """What a send or a receive is, where `says` has what both have to agree on."""
-    of = call.says.partition(" of ")[2]
-    to = "to" if call.kind == "send" else "from"
-    tag = f" with tag {call.tag}" if call.tag else ""
-    return f"{call.kind} of {of} {to} rank {group.ranks[call.peer]}{tag}"
-
-
 def _check_capture(name: str, index: int) -> None:
     """Raise within the capture of a graph: its replays would not ask the other ranks again."""
     if streams.captured and streams.current_stream(index).is_capturing():
@@ -195,7 +186,7 @@ def _check_capture(name: str, index: int) -> None:
 def _check_peer(group: Communicator, call: Call) -> None:
     """Raise for a root, or another side of a send, that is no member of the group."""
     if not 0 <= call.peer < group.size:
-        role = "rank" if call.kind in ("send", "recv") else "root rank"
+        role = "rank" if call.is_between_two else "root rank"
         raise ValueError(
             f"{call.shown}: invalid {role}: {call.peer}, group {group.name!r} has "
             f"{plural(group.size, 'rank')}, from 0 on"
@@ -209,105 +200,137 @@ def in_one_work(group: Communicator, pending: list[Pending], outputs: list[Tenso
     return Work(pending, outputs, group.open).boxed()
 
 
-# Kernels of the c10d operators that only move data: broadcast, all_gather, all_to_all and others.
-#
-# They say in a `Call` what is asked of the group; the table of all is at the end.
+# The calls of each operator, of the group, the operator's tensors, and of what follows the group in
+# its arguments. What a call says has to be the same on all ranks.
 
-Tensors = list[Tensor]
-
-
-def broadcast_(
-    tensors: Tensors, pg: Any, root: int, root_tensor: int, async_op: bool = True, timeout: int = -1
-) -> Any:
-    group = find(pg)
-    says = f"broadcast {described(tensors)} from {root}" + "".join(layout([t]) for t in tensors)
-    calls = [
-        Call("broadcast", says, [host], [] if group.rank == root else [host], peer=root)
-        for host in host_aliases(tensors, group)
-    ]
-    return tensors, issue("broadcast_", group, calls, tensors, async_op, tensors)
+Calls = Iterator[Call]
 
 
-def _all_gather_call(outs: Tensors, mine: Tensor, group: Communicator, like: Tensors) -> Call:
-    """The call that gathers into host tensors; `like` has those of the program."""
-    if len(outs) != group.size:
+def _reduction(op: Any, tensor: Tensor, group: Communicator) -> Reduction:
+    """What a ReduceOp means; raises for a tensor that the group cannot reduce by it."""
+    reduction = Reduction.of(op)
+    rules.check_reduction(tensor.dtype, reduction, "gloo" if tensor.is_cpu else group.kind)
+    return reduction
+
+
+def _all_reduce(group: Communicator, tensors: Tensors, op: Any, sparse: Any = None) -> Calls:
+    for tensor, host in zip(tensors, host_aliases(tensors, group), strict=True):
+        reduction = _reduction(op, tensor, group)
+        says = f"all_reduce {described([tensor])} {reduction.name}{layout([tensor])}"
+        yield Call("all_reduce", says, [host], [host], reduction=reduction)
+
+
+def _reduce(group: Communicator, tensors: Tensors, op: Any, root: int, _: int) -> Calls:
+    [host] = host_aliases(tensors, group)
+    reduction = _reduction(op, tensors[0], group)
+    says = f"reduce {described(tensors)} {reduction.name} to {root}{layout(tensors)}"
+    outs = [host] if group.rank == root else []
+    yield Call("reduce", says, [host], outs, peer=root, reduction=reduction)
+
+
+def _broadcast(group: Communicator, tensors: Tensors, root: int, _: int) -> Calls:
+    for tensor, host in zip(tensors, host_aliases(tensors, group), strict=True):
+        says = f"broadcast {described([tensor])} from {root}{layout([tensor])}"
+        yield Call("broadcast", says, [host], [] if group.rank == root else [host], peer=root)
+
+
+def _all_gather(group: Communicator, outs: Sequence[Tensors], ins: Tensors) -> Calls:
+    [outputs], [mine] = outs, ins
+    yield _gathered(group, outputs, mine)
+
+
+def _all_gather_coalesced(group: Communicator, by_rank: Sequence[Tensors], ins: Tensors) -> Calls:
+    for outs, mine in zip(zip(*by_rank, strict=True), ins, strict=True):
+        yield _gathered(group, outs, mine)
+
+
+def _gathered(group: Communicator, outs: Tensors, mine: Tensor) -> Call:
+    [host, *host_outs] = host_aliases([mine, *outs], group)
+    _check_parts("all_gather", group, outs)
+    what = f"all_gather puts {described([mine])} of rank {group.rank}"
+    _check_fit(mine, outs[group.rank], what)
+    says = f"all_gather {_described_parts(outs)}{layout([mine, *outs])}"
+    return Call("all_gather", says, [host], host_outs)
+
+
+def _all_gather_into(group: Communicator, outs: Any, ins: Any) -> Calls:
+    """Into a tensor, or into each of several that are coalesced."""
+    for out, mine in zip(tensors_in(outs), tensors_in(ins), strict=True):
+        [host_out, host] = host_aliases([out, mine], group)
+        if out.dtype != mine.dtype:
+            raise TypeError("output tensor must have the same type as input tensor")
+        if out.numel() != mine.numel() * group.size:
+            raise ValueError(
+                "output tensor size must be equal to world_size times input tensor size"
+            )
+        says = f"all_gather_into_tensor {described([mine])}{layout([out, mine])}"
+        parts = list(host_out.reshape(group.size, mine.numel()).unbind())
+        yield Call("all_gather", says, [host.reshape(-1)], parts)
+
+
+def _reduce_scatter(group: Communicator, outs: Tensors, ins: Sequence[Tensors], op: Any) -> Calls:
+    [out], [parts] = outs, ins
+    [host, *host_parts] = host_aliases([out, *parts], group)
+    _check_parts("reduce_scatter", group, parts)
+    here = parts[group.rank]
+    _check_fit(here, out, f"reduce_scatter puts {described([here])}")
+    reduction = _reduction(op, out, group)
+    says = f"reduce_scatter {_described_parts(parts)} {reduction.name}{layout([out, *parts])}"
+    yield Call("reduce_scatter", says, host_parts, [host], reduction=reduction)
+
+
+def _reduce_scatter_into(group: Communicator, outs: Any, ins: Any, op: Any) -> Calls:
+    """Of a tensor, or of each of several that are coalesced."""
+    for out, whole in zip(tensors_in(outs), tensors_in(ins), strict=True):
+        [host_out, host] = host_aliases([out, whole], group)
+        if out.dtype != whole.dtype:
+            raise TypeError("input tensor must be the same type as the output tensor.")
+        if whole.numel() != out.numel() * group.size:
+            raise ValueError("input tensor must be the same size as output size times world size")
+        reduction = _reduction(op, out, group)
+        parts = list(host.reshape(group.size, out.numel()).unbind())
+        what = f"{described(parts[:1])} {reduction.name}{layout([out, whole])}"
+        says, host_outs = f"reduce_scatter_tensor {what}", [host_out.reshape(-1)]
+        yield Call("reduce_scatter", says, parts, host_outs, reduction=reduction)
+
+
+def _check_parts(name: str, group: Communicator, parts: Tensors) -> None:
+    if len(parts) != group.size:
         raise ValueError(
-            f"Tensor list operands to all_gather must have length equal to world size "
-            f"{group.size}, got {len(outs)}"
+            f"Tensor list operands to {name} must have length equal to world size "
+            f"{group.size}, got {len(parts)}"
         )
-    here = outs[group.rank]
-    if here.numel() != mine.numel() or here.dtype != mine.dtype:
+
+
+def _check_fit(source: Tensor, target: Tensor, what: str) -> None:
+    if source.numel() != target.numel() or source.dtype != target.dtype:
         raise ValueError(
-            f"all_gather puts {described([mine])} of rank {group.rank} into {described([here])}: "
-            "numbers of elements and dtypes have to be equal"
+            f"{what} into {described([target])}: numbers of elements and dtypes have to be equal"
         )
-    shapes = {tuple(out.shape) for out in outs}
-    says = f"all_gather {described(like[:1] if len(shapes) == 1 else like)}"
-    return Call("all_gather", says, [mine], outs)
 
 
-def allgather_(
-    outs: list[Tensors], ins: Tensors, pg: Any, async_op: bool = True, timeout: int = -1
-) -> Any:
-    group = find(pg)
-    [mine], outputs = host_aliases(ins, group), host_aliases(outs[0], group)
-    call = _all_gather_call(outputs, mine, group, outs[0])
-    call.add(layout([*ins, *outs[0]]))
-    return outs, issue("allgather_", group, [call], ins, async_op, list(outs[0]))
+def _described_parts(parts: Tensors) -> str:
+    """What the tensors of all ranks are; once, if they have one shape."""
+    return described(parts[:1] if len({part.shape for part in parts}) == 1 else parts)
 
 
-def _into_one(out: Tensor, mine: Tensor, group: Communicator) -> Call:
-    [host_out, host] = host_aliases([out, mine], group)
-    if host_out.dtype != host.dtype:
-        raise TypeError("output tensor must have the same type as input tensor")
-    if host_out.numel() != host.numel() * group.size:
-        raise ValueError("output tensor size must be equal to world_size times input tensor size")
-    parts = list(host_out.reshape(group.size, host.numel()).unbind())
-    call = _all_gather_call(parts, host.reshape(-1), group, parts)
-    call.says = call.shown = f"all_gather_into_tensor {described([mine])}{layout([out, mine])}"
-    return call
+def _all_to_all_single(
+    group: Communicator, out: Tensor, mine: Tensor, *splits: Sequence[int]
+) -> Calls:
+    """`splits` has how many rows come from each rank, and how many go to each rank."""
+    outs, ins = map(_rows, host_aliases([out, mine], group), splits, [group.size] * 2)
+    says = f"all_to_all_single {_dtype(mine)}{layout([out, mine])}"
+    yield Call("all_to_all", says, ins, outs, has_splits=any(splits))
 
 
-def _allgather_base_(
-    out: Tensor, mine: Tensor, pg: Any, async_op: bool = True, timeout: int = -1
-) -> Any:
-    group = find(pg)
-    call = _into_one(out, mine, group)
-    return out, issue("_allgather_base_", group, [call], [out], async_op, [out])
-
-
-def allgather_into_tensor_coalesced_(
-    outs: Tensors, ins: Tensors, pg: Any, async_op: bool = True
-) -> Any:
-    group = find(pg)
-    calls = [_into_one(out, mine, group) for out, mine in zip(outs, ins, strict=True)]
-    name = "allgather_into_tensor_coalesced_"
-    return issue(name, group, calls, outs, async_op, list(outs))
-
-
-def allgather_coalesced_(
-    out_lists: list[Tensors], ins: Tensors, pg: Any, async_op: bool = True
-) -> Any:
-    group = find(pg)
-    # By rank first, then by input.
-    calls = []
-    for k, mine in enumerate(host_aliases(ins, group)):
-        outs = [of_rank[k] for of_rank in out_lists]
-        call = _all_gather_call(host_aliases(outs, group), mine, group, outs)
-        call.add(layout([ins[k], *outs]))
-        calls.append(call)
-    outputs = [tensor for of_rank in out_lists for tensor in of_rank]
-    return issue("allgather_coalesced_", group, calls, ins, async_op, outputs)
-
-
-def _rows(tensor: Tensor, splits: Sequence[int], group: Communicator) -> Tensors:
-    """The parts of a tensor for each rank: so many rows each, or equally many."""
+def _rows(tensor: Tensor, splits: Sequence[int], size: int) -> list[Tensor]:
+    """The parts of a tensor for each of `size` ranks: so many rows each, or equally many."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not splits:
-        if rows % group.size:
+        if rows % size:
             raise ValueError("Tensor's dim 0 does not divide equally across group size")
-        splits = [rows // group.size] * group.size
-    if len(splits) != group.size:
+        splits = [rows // size] * size
+    if len(splits) != size:
         raise ValueError("Number of tensor splits not equal to group size")
     if sum(splits) != rows:
         raise ValueError("Split sizes doesn't match total dim 0 size")
@@ -315,208 +338,116 @@ def _rows(tensor: Tensor, splits: Sequence[int], group: Communicator) -> Tensors
     return list(torch.split(tensor.reshape(-1), [each * width for each in splits]))
 
 
-def alltoall_base_(
-    out: Tensor,
-    mine: Tensor,
-    pg: Any,
-    out_splits: Sequence[int],
-    in_splits: Sequence[int],
-    async_op: bool = True,
-    timeout: int = -1,
-) -> Any:
-    group = find(pg)
-    [host_out, host] = host_aliases([out, mine], group)
-    outs, ins = _rows(host_out, out_splits, group), _rows(host, in_splits, group)
-    says = f"all_to_all_single {_dtype(host)}" + layout([out, mine])
-    call = Call("all_to_all", says, ins, outs, has_splits=bool(out_splits or in_splits))
-    return issue("alltoall_base_", group, [call], [out], async_op, [out])
-
-
-def alltoall_(
-    outs: Tensors, ins: Tensors, pg: Any, async_op: bool = True, timeout: int = -1
-) -> Any:
-    group = find(pg)
+def _all_to_all(group: Communicator, outs: Tensors, ins: Tensors) -> Calls:
     host_outs, host_ins = host_aliases(outs, group), host_aliases(ins, group)
-    if len(host_outs) != group.size or len(host_ins) != group.size:
+    if len(outs) != group.size or len(ins) != group.size:
         raise ValueError(
             f"all_to_all needs {plural(group.size, 'tensor')} for input and output, one for each "
-            f"rank, got {len(host_ins)} and {len(host_outs)}"
+            f"rank, got {len(ins)} and {len(outs)}"
         )
-    says = f"all_to_all {_dtype(host_ins[0])}" + layout([*outs, *ins])
-    call = Call("all_to_all", says, host_ins, host_outs)
-    return outs, issue("alltoall_", group, [call], outs, async_op, list(outs))
+    says = f"all_to_all {_dtype(ins[0])}{layout([*outs, *ins])}"
+    yield Call("all_to_all", says, host_ins, host_outs)
 
 
 def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def gather_(
-    outs: list[Tensors],
-    ins: Tensors,
-    pg: Any,
-    root: int,
-    async_op: bool = True,
-    timeout: int = -1,
-) -> Any:
-    group = find(pg)
-    [mine] = host_aliases(ins, group)
-    outputs = list(outs[0]) if group.rank == root else []
-    host_outs = host_aliases(outputs, group)
-    says = f"gather {described(ins)} to {root}" + layout([*ins, *outputs])
-    if group.rank == root:
-        _check_list("gather", host_outs, mine, group)
-    call = Call("gather", says, [mine], host_outs, peer=root)
-    return issue("gather_", group, [call], ins, async_op, outputs)
+def _gather(group: Communicator, outs: list[Tensors], ins: Tensors, root: int) -> Calls:
+    parts, hosts = _parts_of_root("gather", group, outs, ins, root)
+    says = f"gather {described(ins)} to {root}{layout([*ins, *parts])}"
+    yield Call("gather", says, hosts[:1], hosts[1:], peer=root)
 
 
-def scatter_(
-    outs: Tensors,
-    ins: list[Tensors],
-    pg: Any,
-    root: int,
-    async_op: bool = True,
-    timeout: int = -1,
-) -> Any:
-    group = find(pg)
-    [out] = host_aliases(outs, group)
-    parts = host_aliases(ins[0], group) if group.rank == root else []
-    says = f"scatter {described(outs)} from {root}"
-    says += layout([*outs, *ins[0]] if group.rank == root else outs)
-    if group.rank == root:
-        _check_list("scatter", parts, out, group)
-    call = Call("scatter", says, parts, [out], peer=root)
-    return outs, issue("scatter_", group, [call], outs, async_op, list(outs))
+def _scatter(group: Communicator, outs: Tensors, ins: list[Tensors], root: int) -> Calls:
+    parts, hosts = _parts_of_root("scatter", group, ins, outs, root)
+    says = f"scatter {described(outs)} from {root}{layout([*outs, *parts])}"
+    yield Call("scatter", says, hosts[1:], hosts[:1], peer=root)
 
 
-def _check_list(name: str, tensors: Tensors, like: Tensor, group: Communicator) -> None:
-    """Raise unless the list of a root has a tensor like `like` for each rank."""
-    if len(tensors) != group.size:
-        raise ValueError(
-            f"Incorrect {name} list size {len(tensors)}. List size should be {group.size}, same "
-            "as size of the process group."
-        )
-    for tensor in tensors:
-        if tensor.shape != like.shape or tensor.dtype != like.dtype:
-            raise ValueError(
-                f"{name} needs tensors of one shape and dtype, got {described([tensor, like])}"
-            )
+def _parts_of_root(
+    name: str, group: Communicator, lists: list[Tensors], own: Tensors, root: int
+) -> tuple[Tensors, list[Tensor]]:
+    """What the root has for each rank, none on the others; host aliases of `own` and of these.
 
-
-# Kernels of the c10d operators that reduce: all_reduce, reduce, reduce_scatter.
-#
-# They say in a `Call` what is asked of the group; the table of all is at the end.
-
-
-def allreduce_(
-    tensors: Tensors, pg: Any, op: Any, sparse: Any, async_op: bool = True, timeout: int = -1
-) -> Any:
-    return tensors, allreduce_coalesced_(tensors, pg, op, async_op, timeout)
-
-
-def allreduce_coalesced_(
-    tensors: Tensors, pg: Any, op: Any, async_op: bool = True, timeout: int = -1
-) -> Any:
-    group, reduction = find(pg), Reduction.of(op)
-    calls, kind = [], rules.kind_of(tensors, group)
-    for tensor, host in zip(tensors, host_aliases(tensors, group), strict=True):
-        rules.check_reduction(host.dtype, reduction, kind)
-        says = f"all_reduce {described([tensor])} {reduction.name}{rules.layout([tensor])}"
-        calls.append(Call("all_reduce", says, [host], [host], reduction=reduction))
-    return issue("allreduce_", group, calls, tensors, async_op, tensors)
-
-
-def reduce_(
-    tensors: Tensors,
-    pg: Any,
-    op: Any,
-    root: int,
-    root_tensor: int,
-    async_op: bool = True,
-    timeout: int = -1,
-) -> Any:
-    group, reduction = find(pg), Reduction.of(op)
-    [host] = host_aliases(tensors, group)
-    rules.check_reduction(host.dtype, reduction, rules.kind_of(tensors, group))
-    says = f"reduce {described(tensors)} {reduction.name} to {root}{rules.layout(tensors)}"
-    outs = [host] if group.rank == root else []
-    call = Call("reduce", says, [host], outs, peer=root, reduction=reduction)
-    return issue("reduce_", group, [call], tensors, async_op, tensors)
-
-
-def _reduce_scatter_call(
-    out: Tensor,
-    parts: Tensors,
-    op: Any,
-    group: Communicator,
-    name: str,
-    kind: str,
-    like: Tensors,
-) -> Call:
-    """The call that reduces host tensors; `like` has those of the program."""
-    reduction = Reduction.of(op)
+    Raises unless they are as many as there are ranks, and like `own`.
+    """
+    if group.rank != root:
+        return [], host_aliases(own, group)
+    [parts], [like] = lists, own
+    hosts = host_aliases([like, *parts], group)
     if len(parts) != group.size:
         raise ValueError(
-            f"Tensor list operands to reduce_scatter must have length equal to world size "
-            f"{group.size}, got {len(parts)}"
+            f"Incorrect {name} list size {len(parts)}. List size should be {group.size}, same "
+            "as size of the process group."
         )
-    if parts[group.rank].numel() != out.numel() or parts[group.rank].dtype != out.dtype:
-        raise ValueError(
-            f"reduce_scatter puts {described([parts[group.rank]])} into {described([out])}: "
-            "numbers of elements and dtypes have to be equal"
-        )
-    rules.check_reduction(out.dtype, reduction, kind)
-    shapes = {tuple(part.shape) for part in parts}
-    shown = described(like[:1] if len(shapes) == 1 else like)
-    return Call(
-        "reduce_scatter", f"{name} {shown} {reduction.name}", parts, [out], reduction=reduction
-    )
+    for part in parts:
+        if part.shape != like.shape or part.dtype != like.dtype:
+            raise ValueError(
+                f"{name} needs tensors of one shape and dtype, got {described([part, like])}"
+            )
+    return parts, hosts
 
 
-def reduce_scatter_(
-    outs: Tensors,
-    ins: list[Tensors],
-    pg: Any,
-    op: Any,
-    async_op: bool = True,
-    timeout: int = -1,
-) -> Any:
-    group = find(pg)
-    [out], parts = host_aliases(outs, group), host_aliases(ins[0], group)
-    kind = rules.kind_of(outs, group)
-    call = _reduce_scatter_call(out, parts, op, group, "reduce_scatter", kind, ins[0])
-    call.add(rules.layout([*outs, *ins[0]]))
-    return outs, issue("reduce_scatter_", group, [call], outs, async_op, list(outs))
+def _between_two(kind: str, group: Communicator, tensors: Tensors, peer: int, tag: int) -> Calls:
+    [host] = host_aliases(tensors, group, between_two=True)
+    # NCCL counts elements, whatever their shape.
+    what = described([host.flatten()]) + layout(tensors, between_two=True)
+    if group.kind == "nccl":
+        tag = 0  # it pairs sends and receives only by their order
+    if tag < 0:
+        raise RuntimeError(f"Tag must be nonnegative, got tag={tag}")
+    ins, outs = ([host], []) if kind == "send" else ([], [host])
+    call = Call(kind, f"send and recv of {what}", ins, outs, peer=peer, tag=tag)
+    _check_peer(group, call)
+    to, with_tag = "to" if kind == "send" else "from", f" with tag {tag}" if tag else ""
+    call.shown = f"{kind} of {what} {to} rank {group.ranks[peer]}{with_tag}"
+    yield call
 
 
-def _scatter_one(out: Tensor, whole: Tensor, op: Any, group: Communicator) -> Call:
-    [host_out, host] = host_aliases([out, whole], group)
-    if host_out.dtype != host.dtype:
-        raise TypeError("input tensor must be the same type as the output tensor.")
-    if host.numel() != host_out.numel() * group.size:
-        raise ValueError("input tensor must be the same size as output size times world size")
-    parts = list(host.reshape(group.size, host_out.numel()).unbind())
-    name, kind = "reduce_scatter_tensor", rules.kind_of([out], group)
-    call = _reduce_scatter_call(host_out.reshape(-1), parts, op, group, name, kind, parts)
-    call.add(rules.layout([out, whole]))
-    return call
+def _recv_any_source(group: Communicator, tensors: Tensors, tag: int) -> Calls:
+    raise RuntimeError(f"Backend {group.kind} does not support recvAnysource")
 
 
-def _reduce_scatter_base_(
-    out: Tensor, whole: Tensor, pg: Any, op: Any, async_op: bool = True, timeout: int = -1
-) -> Any:
-    group = find(pg)
-    call = _scatter_one(out, whole, op, group)
-    return out, issue("_reduce_scatter_base_", group, [call], [out], async_op, [out])
+OPERATORS: dict[str, Callable[..., Calls]] = {
+    "allreduce_": _all_reduce,
+    "allreduce_coalesced_": _all_reduce,
+    "broadcast_": _broadcast,
+    "reduce_": _reduce,
+    "allgather_": _all_gather,
+    "_allgather_base_": _all_gather_into,
+    "allgather_into_tensor_coalesced_": _all_gather_into,
+    "allgather_coalesced_": _all_gather_coalesced,
+    "reduce_scatter_": _reduce_scatter,
+    "_reduce_scatter_base_": _reduce_scatter_into,
+    "reduce_scatter_tensor_coalesced_": _reduce_scatter_into,
+    "alltoall_base_": _all_to_all_single,
+    "alltoall_": _all_to_all,
+    "gather_": _gather,
+    "scatter_": _scatter,
+    "send": functools.partial(_between_two, "send"),
+    "recv_": functools.partial(_between_two, "recv"),
+    "recv_any_source_": _recv_any_source,
+}
 
 
-def reduce_scatter_tensor_coalesced_(
-    outs: Tensors, ins: Tensors, pg: Any, op: Any, async_op: bool = True, timeout: int = -1
-) -> Any:
-    group = find(pg)
-    calls = [_scatter_one(out, whole, op, group) for out, whole in zip(outs, ins, strict=True)]
-    name = "reduce_scatter_tensor_coalesced_"
-    return issue(name, group, calls, outs, async_op, list(outs))
+def _kernel(name: str, schema: Any) -> Callable[..., Any]:
+    """The kernel of an operator, by whose schema its tensors come first and then its group."""
+    arguments = [argument.name for argument in schema.arguments]
+    at = arguments.index("process_group")
+    end = arguments.index("async_op") if "async_op" in arguments else len(arguments)
+    calls_of = OPERATORS[name]
+    shown = "allreduce_" if name == "allreduce_coalesced_" else name
+
+    def kernel(*args: Any) -> Any:
+        sides, group = args[:at], find(args[at])
+        calls = list(calls_of(group, *sides, *args[at + 1 : end]))
+        outputs = [] if name == "send" else list(tensors_in(sides[0]))
+        async_op = args[end] if len(args) > end else True
+        work = issue(shown, group, calls, list(tensors_in(*sides)), async_op, outputs)
+        return work if len(schema.returns) == 1 else (sides[0], work)
+
+    return kernel
 
 
 # all_reduce of sparse tensors, as gloo does it; NCCL refuses them.
@@ -547,16 +478,20 @@ def sparse_allreduce(
 
 def _sum(tensor: Tensor, group: Communicator) -> Tensor:
     mine = tensor.coalesce()
-    parts = [mine.indices().contiguous(), mine.values().contiguous()]
-    indices, values = host_aliases(parts, group)
+    indices, values = host_aliases([mine.indices().contiguous(), mine.values().contiguous()], group)
     says = f"all_reduce of sparse {described([tensor])} SUM"
+
+    def gather(part: Tensor, outs: list[Tensor], what: str = "") -> list[Tensor]:
+        call = Call("all_gather", f"{says}{what}", [part], outs)
+        issue("allreduce_", group, [call], [tensor], False, [])
+        return outs
+
     counts = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(group.size)]
-    _gather(torch.tensor([indices.shape[1]], device="cpu"), counts, says, group, tensor)
-    sizes = [int(count) for count in counts]
-    all_indices = [indices.new_empty((len(indices), size)) for size in sizes]
-    all_values = [values.new_empty((size, *values.shape[1:])) for size in sizes]
-    _gather(indices, all_indices, f"{says}, indices", group, tensor)
-    _gather(values, all_values, f"{says}, values", group, tensor)
+    sizes = map(int, gather(torch.tensor([indices.shape[1]], device="cpu"), counts))
+    shapes = [(size, *values.shape[1:]) for size in sizes]
+    all_indices = [indices.new_empty((len(indices), size)) for size, *_ in shapes]
+    gather(indices, all_indices, ", indices")
+    all_values = gather(values, [values.new_empty(shape) for shape in shapes], ", values")
     total, *others = (
         torch.sparse_coo_tensor(i, v, tensor.shape, device="cpu", check_invariants=True)
         for i, v in zip(all_indices, all_values, strict=True)
@@ -566,51 +501,11 @@ def _sum(tensor: Tensor, group: Communicator) -> Tensor:
     return total.coalesce().to(tensor.device)
 
 
-def _gather(mine: Tensor, outs: list[Tensor], says: str, group: Communicator, like: Tensor) -> None:
-    """`mine` of each rank; the call is one of the device of `like`."""
-    issue("allreduce_", group, [Call("all_gather", says, [mine], outs)], [like], False, [])
-
-
-def send(tensors: Tensors, pg: Any, target: int, tag: int) -> Any:
-    group = find(pg)
-    [host] = host_aliases(tensors, group, between_two=True)
-    says = _between_two(host) + layout(tensors, between_two=True)
-    call = Call("send", says, [host], [], peer=target, tag=_looked_at(tag, group))
-    return issue("send", group, [call], tensors, True, [])
-
-
-def _between_two(host: Tensor) -> str:
-    """What sender and receiver have to agree on: NCCL counts elements, whatever their shape."""
-    return f"send and recv of {described([host.flatten()])}"
-
-
-def _looked_at(tag: int, group: Communicator) -> int:
-    """What the backend makes of a tag: NCCL pairs sends and receives only by their order."""
-    if group.kind == "nccl":
-        return 0
-    if tag < 0:
-        raise RuntimeError(f"Tag must be nonnegative, got tag={tag}")
-    return tag
-
-
-def recv_(tensors: Tensors, pg: Any, source: int, tag: int) -> Any:
-    group = find(pg)
-    [host] = host_aliases(tensors, group, between_two=True)
-    says = _between_two(host) + layout(tensors, between_two=True)
-    call = Call("recv", says, [], [host], peer=source, tag=_looked_at(tag, group))
-    return issue("recv_", group, [call], tensors, True, tensors)
-
-
-def recv_any_source_(tensors: Tensors, pg: Any, tag: int) -> Any:
-    raise RuntimeError(f"Backend {find(pg).kind} does not support recvAnysource")
-
-
 def barrier(
     tensor: Tensor, pg: Any, device_ids: Sequence[int], async_op: bool = True, timeout: int = -1
 ) -> Any:
     group = find(pg)
-    index = of_barrier(group, device_ids)
-    call = Call("barrier", "barrier", [], [])
+    call, index = Call("barrier", "barrier", [], []), of_barrier(group, device_ids)
     return issue("barrier", group, [call], [tensor], async_op, [], index)
 
 
@@ -619,8 +514,7 @@ def monitored_barrier_(
 ) -> None:
     if world.this_rank() is not None:  # no time passes, and who does not come is an error at once
         group = find(pg)
-        index = of_barrier(group, device_ids)
-        call = Call("barrier", "monitored_barrier", [], [])
+        call, index = Call("barrier", "monitored_barrier", [], []), of_barrier(group, device_ids)
         issue("monitored_barrier_", group, [call], [tensor], False, [], index)
         return
     limit = timedelta(milliseconds=timeout) if timeout > 0 else None
@@ -645,40 +539,15 @@ def end_coalescing(pg: Any, device: Any) -> Any:
     return distributed.Work.unbox(in_one_work(group, pending, []))
 
 
-KERNELS = (
-    allreduce_,
-    allreduce_coalesced_,
-    broadcast_,
-    reduce_,
-    allgather_,
-    _allgather_base_,
-    allgather_into_tensor_coalesced_,
-    allgather_coalesced_,
-    reduce_scatter_,
-    _reduce_scatter_base_,
-    reduce_scatter_tensor_coalesced_,
-    alltoall_base_,
-    alltoall_,
-    gather_,
-    scatter_,
-    send,
-    recv_,
-    recv_any_source_,
-    barrier,
-    monitored_barrier_,
-    check_for_nan,
-)
-
-
-def register(key: str = "PrivateUse1") -> torch.library.Library:
+def register(key: str = "PrivateUse1") -> Any:
     """Register all kernels under a dispatch key, for as long as the returned library lives."""
-    library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+    others = {each.__name__: each for each in (barrier, monitored_barrier_, check_for_nan)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own kernels look for a backend written in C++
-        for kernel in KERNELS:
-            if torch._C._jit_get_schemas_for_operator(f"c10d::{kernel.__name__}"):
-                library.impl(
-                    kernel.__name__, outside_inference_mode(kernel), key, allow_override=True
-                )  # type: ignore[no-untyped-call]
-        library.impl("allreduce_", outside_inference_mode(sparse_allreduce), f"Sparse{key}")  # type: ignore[no-untyped-call]
+        for name in (*OPERATORS, *others):
+            for schema in torch._C._jit_get_schemas_for_operator(f"c10d::{name}"):
+                kernel = others.get(name) or _kernel(name, schema)
+                library.impl(name, outside_inference_mode(kernel), key, allow_override=True)
+        library.impl("allreduce_", outside_inference_mode(sparse_allreduce), f"Sparse{key}")
     return library

@@ -236,9 +236,14 @@ class Call:
         self.nbytes = max(sum(tensor.nbytes for tensor in side) for side in sides)
 
     @property
+    def is_between_two(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.pattern == "pair"
+
+    @property
     def row(self) -> str:
         """What calls that run one after the other have in common; "" for all collectives."""
-        return f"{self.kind} {self.peer} {self.tag}" if self.kind in ("send", "recv") else ""
+        return f"{self.kind} {self.peer} {self.tag}" if self.is_between_two else ""
 
     def add(self, says: str, shown: str = "") -> None:
         """Say that, too; errors show it as `shown`, if that is more."""

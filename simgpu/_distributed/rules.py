@@ -105,11 +105,6 @@ def _order(tensor: Tensor, between_two: bool) -> tuple[int, ...] | None:
     return order
 
 
-def kind_of(tensors: Sequence[Tensor], group: Communicator) -> str:
-    """The rules that hold for these: gloo's, where they are on the host."""
-    return "gloo" if all(tensor.is_cpu for tensor in tensors) else group.kind
-
-
 def _check_dtype(dtype: torch.dtype, kind: str, between_two: bool) -> None:
     dtype = dtype.to_real() if dtype.is_complex else dtype
     if kind == "nccl" and dtype not in NCCL_DTYPES:

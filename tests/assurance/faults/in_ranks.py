@@ -139,7 +139,7 @@ COLLECTIVES = [
     ),
     fault(
         "NCCL looks at tags",
-        "_looked_at",
+        "_between_two",
         never("nccl"),
         "test_ranks_that_are_threads_pair_messages_as_the_backend_does",
     ),
