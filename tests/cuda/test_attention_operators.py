@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.backends import cuda as backends
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -50,15 +50,15 @@ FLOAT, HALF, BFLOAT16, DOUBLE = torch.float32, torch.float16, torch.bfloat16, to
 
 
 @st.composite
-def cases(draw, dtypes=(FLOAT, HALF, BFLOAT16, DOUBLE), masks=True):
+def cases(draw, dtypes=(FLOAT, HALF, BFLOAT16, DOUBLE), masks=True, sizes=(1, 4, 8, 16, 20)):
     """A case on the CPU, whose leaves ask for gradients or none, and whether heads are shared."""
     dtype = draw(st.sampled_from(dtypes))
     batch, heads = draw(st.integers(1, 2)), draw(st.sampled_from([1, 2, 4]))
     shared = draw(st.booleans())
     groups = draw(st.sampled_from([g for g in (1, 2, 4) if g <= heads])) if shared else heads
-    rows, size = draw(st.integers(1, 40)), draw(st.sampled_from([1, 4, 8, 16, 20]))
+    rows, size = draw(st.integers(1, 40)), draw(st.sampled_from(sizes))
     columns = draw(st.just(rows) | st.integers(1, 40))
-    of_value = draw(st.just(size) | st.sampled_from([4, 8, 16]))
+    of_value = draw(st.just(size) | st.sampled_from(sizes))
     random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     training = draw(st.booleans())
 
@@ -117,6 +117,13 @@ def rule(model, case, shared):
     return MATH
 
 
+def as_given_to(kernel, case):
+    """PyTorch hands cuDNN, which takes no infinity, a mask of the lowest float16."""
+    if kernel is not CUDNN or case.mask is None or case.mask.dtype is not torch.bool:
+        return case
+    return replace(case, mask=torch.zeros(case.mask.shape).masked_fill(~case.mask, -65504.0))
+
+
 @given(case=cases(), model=st.sampled_from(sorted(ORDERS)))
 def test_the_operator_is_that_of_the_rule_and_computes_attention(case, model):
     case, shared = case
@@ -137,23 +144,28 @@ def test_the_operator_is_that_of_the_rule_and_computes_attention(case, model):
         assert backward == (kernel is not MATH and len(got) > 1)
     for other, name in OPERATORS.items():
         assert (name in seen.names) == (kernel is other)
-    if kernel is CUDNN and case.mask is not None and case.mask.dtype is torch.bool:
-        added = torch.zeros(case.mask.shape).masked_fill(~case.mask, -65504.0)
-        case = replace(case, mask=added)  # what PyTorch hands to cuDNN, which takes no infinity
-    attention.check(case, got, grad)
+    attention.check(as_given_to(kernel, case), got, grad)
 
 
+@pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])
 @given(
-    scale=st.integers(-8, 8).map(lambda n: n / 4),
-    backend=st.sampled_from([FLASH, EFFICIENT, CUDNN]),
+    data=st.data(),
+    scale=st.none() | st.integers(-8, 8).map(lambda n: n / 4),
 )
-def test_any_scale_leaves_hidden_what_is_hidden(scale, backend):
-    random = torch.Generator().manual_seed(0)
-    tensors = [torch.randn(1, 2, 5, 8, generator=random).half() for _ in range(3)]
-    case = attention.Case(*(each.requires_grad_() for each in tensors), None, True, scale)
+def test_each_kernel_computes_attention_of_any_scale(backend, data, scale):
+    """Flash attention pads the heads, and the efficient one the mask."""
+    sizes = (1, 4, 8, 20) if backend is FLASH else (8, 16)
+    drawn = cases(dtypes=[HALF], masks=backend is not FLASH, sizes=sizes)
+    case, shared = data.draw(drawn)
+    case = replace(case, scale=scale)
     with simgpu.as_cuda(1, model="H100"), sdpa_kernel(backend):
-        grad, got = computed(case, case.moved("cuda"))
-        attention.check(case, [each.cpu() for each in got], grad)
+        there = case.moved("cuda")
+        given = there.query, there.key, there.value, there.mask, 0.0, case.is_causal, shared
+        assume(getattr(backends, QUERIES[backend])(backends.SDPAParams(*given)))
+        with attention.Operators() as seen:
+            grad, got = computed(case, there, shared)
+    assert OPERATORS[backend] in seen.names
+    attention.check(as_given_to(backend, case), [each.cpu() for each in got], grad)
 
 
 @pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])
