@@ -1,8 +1,9 @@
-"""What each rank that is a thread has of its own: random numbers, settings, compiled code.
+"""What each rank that is a thread has of its own, and what another rank finds in its turn.
 
-Random numbers, the environment that torchrun sets, PyTorch's settings, and the few variables in
-which it keeps something of one rank; process groups are in `groups`. Everything else, such
-as other globals of modules, is shared by the ranks, as threads share it.
+`_TABLE` has a row for each piece of state: random numbers, the environment that torchrun sets,
+PyTorch's settings, and the variables in which it keeps something of one rank. Process groups are in
+`groups`. Everything else, such as other globals of modules, is shared by the ranks, as threads
+share it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import copy
 import functools
 import importlib
 import os
-import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy
 import torch
@@ -93,184 +95,24 @@ class Kept:
         return other
 
 
-# Settings that PyTorch and simgpu keep of a process, as they take each rank to be one.
+# The state that PyTorch and simgpu keep of a process, as they take each rank to be one.
 #
-# Such as the default tensor type, which kernels of attention are allowed, or the order in which
-# reductions add (`simgpu.comm`). A block that changes one for a while reads it first; where ranks
-# took turns within it, the one that ends last would put back what another had set. So each rank has
-# its own, and begins with those of the process.
-
-
-class _Setting(NamedTuple):
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-
-
-def _switch(name: str, setter: str | None = None) -> list[_Setting]:
-    """A setting with a getter and a setter in C++; none in releases of PyTorch without it."""
-    read = getattr(torch._C, f"_get_{name}", None)
-    write = getattr(torch._C, setter or f"_set_{name}", None)
-    return [] if read is None or write is None else [_Setting(read, write)]
-
-
-def _deterministic() -> tuple[bool, bool]:
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.are_deterministic_algorithms_enabled(), warns
-
-
-def _set_deterministic(values: tuple[bool, bool]) -> None:
-    torch._C._set_deterministic_algorithms(values[0], warn_only=values[1])
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-def _set_anomaly(values: tuple[bool, bool]) -> None:
-    torch._C.set_anomaly_enabled(*values)
-
-
-# How precise float32 is: by the older names, which set the newer ones too, and by the newer ones,
-# from the most general one on, since others follow it. Whether cuBLAS may use TF32 is no setting of
-# its own: to set it would make "high" of a precision that is "medium".
-_OLDER_PRECISIONS = ("float32_matmul_precision", "cudnn_allow_tf32")
-_NEWER_PRECISIONS = (
-    ("generic", "all"),
-    *((backend, of) for backend in ("cuda", "mkldnn") for of in ("all", "matmul", "conv", "rnn")),
-)
-_UNKNOWN = object()
-
-
-def _older_precision(name: str) -> Any:
-    try:
-        return getattr(torch._C, f"_get_{name}")()
-    except RuntimeError:  # the program has set it by its newer name, too
-        return _UNKNOWN
-
-
-_READ_NEWER = [
-    functools.partial(torch._C._get_fp32_precision_getter, *names)
-    for names in _NEWER_PRECISIONS
-    if hasattr(torch._C, "_get_fp32_precision_getter")
-]
-
-
-def _precisions() -> list[Any]:
-    values = [_older_precision(name) for name in _OLDER_PRECISIONS]
-    values += [read() for read in _READ_NEWER]
-    return values
-
-
-def _set_precisions(values: list[Any]) -> None:
-    older = len(_OLDER_PRECISIONS)
-    for name, value in zip(_OLDER_PRECISIONS, values, strict=False):
-        if value is not _UNKNOWN and value != _older_precision(name):
-            getattr(torch._C, f"_set_{name}")(value)
-    for (backend, of), value in zip(_NEWER_PRECISIONS, values[older:], strict=False):
-        if value != torch._C._get_fp32_precision_getter(backend, of):
-            torch._C._set_fp32_precision_setter(backend, of, value)
-
-
-_SETTINGS = (
-    _Setting(torch.get_default_dtype, torch._C._set_default_dtype),
-    _Setting(tensors.is_of_device, tensors.move),
-    _Setting(_deterministic, _set_deterministic),
-    _Setting(_anomaly, _set_anomaly),
-    *_switch("deterministic_fill_uninitialized_memory"),
-    _Setting(_precisions, _set_precisions),
-    *_switch("cudnn_enabled"),
-    *_switch("cudnn_benchmark"),
-    *_switch("cudnn_deterministic"),
-    *_switch("mkldnn_enabled"),
-    *_switch("mkldnn_deterministic"),
-    # Which kernels of attention are allowed, and which is asked first.
-    *_switch("flash_sdp_enabled", "_set_sdp_use_flash"),
-    *_switch("mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
-    *_switch("math_sdp_enabled", "_set_sdp_use_math"),
-    *_switch("cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
-    *_switch("overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
-    *_switch("math_sdp_allow_fp16_bf16_reduction"),
-    *_switch("sdp_priority_order"),
-    _Setting(comm.current, comm.set_current),
-)
-
-SettingValues = list[Any]
-
-
-def read_settings() -> SettingValues:
-    """What they are now."""
-    return [setting.read() for setting in _SETTINGS]
-
-
-def write_settings(values: SettingValues) -> None:
-    """Restore their values."""
-    now = read_settings()
-    if now == values:
-        return
-    for setting, value, present in zip(_SETTINGS, values, now, strict=True):
-        if value != present:
-            setting.write(value)
-
-
-# Variables of a process in which PyTorch keeps the state of one rank: here each rank has its own.
-#
-# PyTorch takes each rank to be a process. In variables of its modules it keeps, for example, which
-# module's forward is running, or whether a block `with loss_parallel()` has begun. Ranks that are
-# threads of one process share such a variable, so the rank that leaves its block first would end
-# the block of all. `isolation.State` therefore saves the values of a rank when another one goes on,
-# and writes them back when it goes on itself. A rank begins with the values that PyTorch has
-# outside of all such blocks, even if another rank is within one when the module is imported.
+# A block that changes a setting for a while reads it first; where ranks took turns within it, the
+# one that ends last would put back what another had set. And the rank that leaves a block first,
+# such as `loss_parallel()`, would end the block of all. So a rank has its own values: they are
+# saved when another one goes on, and written back when it goes on itself. It begins with the
+# settings of the process, and with the variables that PyTorch has outside of all such blocks, even
+# if another rank is within one when the module is imported.
 #
 # State that PyTorch keeps in a thread (implicit replication), in an object (communication hooks) or
 # in a group (its options) is apart for each rank already.
 
 _ABSENT = object()
-Make = Callable[[Any], Any]
+Fresh = Callable[[Any], Any]
 
 
-class Variable:
-    """An attribute of an object, or an item of a dictionary."""
-
-    __slots__ = ("make", "name", "owner")
-
-    def __init__(self, owner: Any, name: Any, make: Make) -> None:
-        self.owner, self.name = owner, name
-        self.make = make
-        """What a rank begins with, of what the process has."""
-
-    def read(self) -> Any:
-        if isinstance(self.owner, dict):
-            return self.owner.get(self.name, _ABSENT)
-        return getattr(self.owner, self.name)
-
-    def write(self, value: Any) -> None:
-        if not isinstance(self.owner, dict):
-            setattr(self.owner, self.name, value)
-        elif value is _ABSENT:
-            self.owner.pop(self.name, None)
-        else:
-            self.owner[self.name] = value
-
-
-class Exchanged(Variable):
-    """What a function of C++ sets and returns as it was, which is `usual` outside of all blocks."""
-
-    __slots__ = ("usual",)
-
-    def __init__(self, owner: Any, name: str, usual: Any) -> None:
-        super().__init__(owner, name, lambda _: usual)
-        self.usual = usual
-
-    def read(self) -> Any:
-        exchange = getattr(self.owner, self.name)
-        value = exchange(self.usual)
-        exchange(value)
-        return value
-
-    def write(self, value: Any) -> None:
-        exchange = getattr(self.owner, self.name)
-        exchange(self.usual)  # or a count of compiled frames is not begun again
-        exchange(value)
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _none(_: Any) -> Any:
@@ -284,39 +126,141 @@ def _empty(value: Any) -> Any:
     return value
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A piece of state: how it is read and written, and what a rank makes of it at first."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    fresh: Fresh = _as_it_is
 
 
-def _of(owner: Any, make: Make, *names: str) -> Iterator[Variable]:
-    return (Variable(owner, name, make) for name in names if hasattr(owner, name))
+Slots = Iterable[Slot]
 
 
-def _of_checkpoints(module: Any) -> Iterator[Variable]:
+def _attributes(owner: Any, fresh: Fresh, *names: str) -> Iterator[Slot]:
+    for name in names:
+        if hasattr(owner, name):
+            yield Slot(partial(getattr, owner, name), partial(setattr, owner, name), fresh)
+
+
+def _item(owner: Any, key: Any, fresh: Fresh = _as_it_is) -> Slot:
+    """An item of a dictionary, which may lack it."""
+    return Slot(lambda: owner.get(key, _ABSENT), partial(_write_item, owner, key), fresh)
+
+
+def _write_item(owner: Any, key: Any, value: Any) -> None:
+    if value is _ABSENT:
+        owner.pop(key, None)
+    else:
+        owner[key] = value
+
+
+def _setting(read: Callable[[], Any], write: Callable[[Any], object]) -> Slot:
+    """A setting that is written only where it has another value, and left alone if it has none."""
+
+    def read_if_set() -> Any:
+        try:
+            return read()
+        except RuntimeError:  # of a precision, which the program has set by its newer name, too
+            return _ABSENT
+
+    def write_other(value: Any) -> None:
+        if value is not _ABSENT and value != read_if_set():
+            write(value)
+
+    return Slot(read_if_set, write_other)
+
+
+def _switch(name: str, setter: str | None = None) -> list[Slot]:
+    """A setting with a getter and a setter in C++; none in releases of PyTorch without it."""
+    read = getattr(torch._C, f"_get_{name}", None)
+    write = getattr(torch._C, setter or f"_set_{name}", None)
+    return [] if read is None or write is None else [_setting(read, write)]
+
+
+def _exchanged(owner: Any, name: str, usual: Any) -> Slot:
+    """What a function of C++ sets and returns as it was, which is `usual` outside of all blocks."""
+    exchange = getattr(owner, name)
+
+    def read() -> Any:
+        value = exchange(usual)
+        exchange(value)
+        return value
+
+    def write(value: Any) -> None:
+        exchange(usual)  # or a count of compiled frames is not begun again
+        exchange(value)
+
+    return Slot(read, write, lambda _: usual)
+
+
+def _of_torch(module: Any) -> Iterator[Slot]:
+    generator = module.default_generator
+    yield Slot(generator.get_state, generator.set_state)
+    yield _setting(torch.get_default_dtype, torch._C._set_default_dtype)
+    yield _setting(tensors.is_of_device, tensors.move)
+    yield _setting(
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda both: torch._C._set_deterministic_algorithms(both[0], warn_only=both[1]),
+    )
+    yield _setting(
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda both: torch._C.set_anomaly_enabled(*both),
+    )
+    yield from _switch("deterministic_fill_uninitialized_memory")
+    # How precise float32 is: by the older names, which set the newer ones too, and by the newer
+    # ones, from the most general one on, since others follow it. Whether cuBLAS may use TF32 is no
+    # setting of its own: to set it would make "high" of a precision that is "medium".
+    yield from _switch("float32_matmul_precision")
+    yield from _switch("cudnn_allow_tf32")
+    if hasattr(torch._C, "_get_fp32_precision_getter"):
+        get, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+        kinds = [
+            (name, of) for name in ("cuda", "mkldnn") for of in ("all", "matmul", "conv", "rnn")
+        ]
+        for names in (("generic", "all"), *kinds):
+            yield _setting(partial(get, *names), partial(write, *names))
+    for name in ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic"):
+        yield from _switch(name)
+    yield from _switch("mkldnn_enabled")
+    yield from _switch("mkldnn_deterministic")
+    # Which kernels of attention are allowed, and which is asked first.
+    for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable"):
+        yield from _switch(f"{name}_sdp_enabled", f"_set_sdp_use_{name}")
+    yield from _switch("math_sdp_allow_fp16_bf16_reduction")
+    yield from _switch("sdp_priority_order")
+    yield _setting(comm.current, comm.set_current)
+
+
+def _of_checkpoints(module: Any) -> Iterator[Slot]:
     """The plans of the last checkpoint, which the next one is compared with."""
     names = ("save_plan", "final_save_plan", "all_plans", "global_plan", "metadata")
-    return _of(module.SavePlanner, _empty, *(f"_cached_{name}" for name in names))
+    return _attributes(module.SavePlanner, _empty, *(f"_cached_{name}" for name in names))
 
 
-def _of_wrapping(module: Any) -> Iterator[Variable]:
+def _of_wrapping(module: Any) -> Iterator[Slot]:
     """Whether it is within `enable_wrap`, and with what."""
     owner = module._ConfigAutoWrap
-    yield from _of(owner, lambda _: False, "in_autowrap_context")
-    yield from _of(owner, _none, "wrapper_cls")
-    yield from _of(owner, _empty, "kwargs")
+    yield from _attributes(owner, lambda _: False, "in_autowrap_context")
+    yield from _attributes(owner, _none, "wrapper_cls")
+    yield from _attributes(owner, _empty, "kwargs")
 
 
-def _of_context_parallel(module: Any) -> Iterator[Variable]:
+def _of_context_parallel(module: Any) -> Iterator[Slot]:
     """Whether it is within `context_parallel`, which puts another attention in place."""
 
     def attention(value: Any) -> Any:
         return module._replaced_functions.get(value, ("", value))[1]
 
-    yield Variable(module.F, "scaled_dot_product_attention", attention)
-    yield from _of(module, copy.copy, "_replaced_functions")
-    yield from _of(module, _handlers, "existing_custom_ops")
-    yield from _of(module, _as_it_is, "_dispatch_mode")
-    yield from _of(module._cp_options, _as_it_is, *vars(module._cp_options))
+    yield from _attributes(module.F, attention, "scaled_dot_product_attention")
+    yield from _attributes(module, copy.copy, "_replaced_functions")
+    yield from _attributes(module, _handlers, "existing_custom_ops")
+    yield from _attributes(module, _as_it_is, "_dispatch_mode")
+    yield from _attributes(module._cp_options, _as_it_is, *vars(module._cp_options))
     rules = importlib.import_module(f"{_CONTEXT_PARALLEL}._sharding_rules")
     propagator = module.DTensor._op_dispatcher.sharding_propagator
     # In newer releases they say how one dim of a mesh is sharded.
@@ -325,8 +269,8 @@ def _of_context_parallel(module: Any) -> Iterator[Variable]:
     tables = (getattr(propagator, shardings), propagator.op_to_schema_info)
     for operator in module.custom_ops:
         for number, table in enumerate(tables):
-            yield Variable(table, operator, functools.partial(_rule, rules, operator, number))
-    yield from _of(rules, _empty, "_cp_strategy_contexts", "_original_strategies")
+            yield _item(table, operator, partial(_rule, rules, operator, number))
+    yield from _attributes(rules, _empty, "_cp_strategy_contexts", "_original_strategies")
 
 
 def _rule(rules: Any, operator: Any, number: int, value: Any) -> Any:
@@ -345,7 +289,7 @@ def _handlers(value: Any) -> Any:
     return {operator: handler for operator, handler in value.items() if operator not in within}
 
 
-def _of_compiled_calls(_: Any) -> Iterator[Variable]:
+def _of_compiled_calls(_: Any) -> Iterator[Slot]:
     """What a call of a compiled function sets for its length: of a process, and not of a thread."""
     owner = torch._C._dynamo.eval_frame
     for name, usual in (
@@ -355,15 +299,15 @@ def _of_compiled_calls(_: Any) -> Iterator[Variable]:
         ("set_fullgraph_error_on_nested_compile", False),
     ):
         if hasattr(owner, name):
-            yield Exchanged(owner, name, usual)
+            yield _exchanged(owner, name, usual)
 
 
-def _of_defaults(module: Any) -> Iterator[Variable]:
+def _of_defaults(module: Any) -> Iterator[Slot]:
     """Default arguments that are the default group, of the rank that has imported the module."""
     for each in vars(module).values():
         function = vars(each).get("__init__") if isinstance(each, type) else each
         if getattr(function, "__module__", None) == module.__name__:
-            yield from _of(function, _without_groups, "__defaults__")
+            yield from _attributes(function, _without_groups, "__defaults__")
 
 
 def _without_groups(defaults: Any) -> Any:
@@ -375,134 +319,103 @@ def _without_groups(defaults: Any) -> Any:
 _DYNAMO = "torch._dynamo"
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel"
 _ATTENTION, _LOSS = f"{_CONTEXT_PARALLEL}._attention", "torch.distributed.tensor.parallel.loss"
+_ENVIRONMENT = [
+    _item(os.environ, name)
+    for name in (
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+    )
+]
 
-# What each module has of them, once it has been imported.
-_TABLE: dict[str, Callable[[Any], Iterable[Variable]]] = {
+# What each module has of it, once it has been imported.
+_TABLE: dict[str, Callable[[Any], Slots]] = {
+    "torch": _of_torch,
+    "random": lambda module: [Slot(module.getstate, module.setstate)],
+    "numpy.random": lambda module: [Slot(Kept, Kept.put_back, Kept.of_a_rank)],
+    # what torchrun sets
+    "os": lambda _: _ENVIRONMENT,
+    # each `init_process_group` wraps it, so that it prints the rank
+    "sys": lambda module: _attributes(module, _as_it_is, "excepthook"),
     # the stream that `torch.cuda.graph` captures on, of the first device that it was used on
-    "torch.cuda.graphs": lambda module: _of(module.graph, _none, "default_capture_stream"),
+    "torch.cuda.graphs": lambda module: _attributes(module.graph, _none, "default_capture_stream"),
     # where what is compiled is kept, and how much of the call has been compiled
     f"{_DYNAMO}.eval_frame": _of_compiled_calls,
     # which sizes and numbers differed between calls: they are variables when compiled next
-    f"{_DYNAMO}.pgo": lambda module: _of(module, _none, "_CODE_STATE", "_INIT_CODE_STATE"),
+    f"{_DYNAMO}.pgo": lambda module: _attributes(module, _none, "_CODE_STATE", "_INIT_CODE_STATE"),
     # in whose forward it is, for which `torch.compile` splits graphs
-    "torch.nn.parallel.distributed": lambda module: _of(
+    "torch.nn.parallel.distributed": lambda module: _attributes(
         module.DistributedDataParallel, _none, "_active_ddp_module"
     ),
     # the generator of DTensors, with its device
-    "torch.distributed.tensor._random": lambda module: _of(module, _none, "_rng_tracker"),
+    "torch.distributed.tensor._random": lambda module: _attributes(module, _none, "_rng_tracker"),
     # who computes with DTensors instead: the functions of `loss_parallel`
-    _LOSS: lambda module: _of(module.DTensor._op_dispatcher, _handlers, "_custom_op_handlers"),
+    _LOSS: lambda module: _attributes(
+        module.DTensor._op_dispatcher, _handlers, "_custom_op_handlers"
+    ),
     # the group of the sharded tensors that are being loaded
-    "torch.distributed._shard.api": lambda module: _of(module, _none, "_CURRENT_PROCESS_GROUP"),
+    "torch.distributed._shard.api": lambda module: _attributes(
+        module, _none, "_CURRENT_PROCESS_GROUP"
+    ),
     "torch.distributed.checkpoint.planner": _of_checkpoints,
     "torch.distributed.nn.functional": _of_defaults,
     "torch.distributed.fsdp.sharded_grad_scaler": _of_defaults,
     # what FSDP1 is doing just now, which may not begin twice
-    "torch.distributed.fsdp._debug_utils": lambda module: _of(
+    "torch.distributed.fsdp._debug_utils": lambda module: _attributes(
         module.SimpleProfiler, _empty, "profiling", "results"
     ),
     "torch.distributed.fsdp.wrap": _of_wrapping,
     _ATTENTION: _of_context_parallel,
     # within `set_checkpoint_early_stop` and the like
-    "torch.utils.checkpoint": lambda module: _of(
+    "torch.utils.checkpoint": lambda module: _attributes(
         module, _as_it_is, "_enable_checkpoint_early_stop", "_checkpoint_debug_enabled"
     ),
 }
 
-_found: dict[str, tuple[Any, list[Variable]]] = {}
+_found: dict[str, tuple[Any, list[Slot]]] = {}
 
 
-def _there() -> Iterator[Variable]:
+def _slots() -> Iterator[Slot]:
     """Those of the modules that have been imported."""
     for name, find in _TABLE.items():
         module = sys.modules.get(name)
         if module is None:
             continue
-        known, variables = _found.get(name, (None, []))
+        known, slots = _found.get(name, (None, []))
         if known is not module:
             if getattr(getattr(module, "__spec__", None), "_initializing", False):
                 continue  # which is being imported
-            variables = list(find(module))
-            _found[name] = module, variables
-        yield from variables
-
-
-VariableValues = dict[Variable, Any]
-
-
-def read_variables() -> VariableValues:
-    """What is in them."""
-    return {variable: variable.read() for variable in _there()}
-
-
-def variables_of_rank() -> VariableValues:
-    """What a rank has in them at first."""
-    return {variable: variable.make(variable.read()) for variable in _there()}
-
-
-def write_variables(values: VariableValues) -> None:
-    """Restore them; those that did not exist get the values of a new rank."""
-    for variable in _there():
-        value = values[variable] if variable in values else variable.make(variable.read())
-        variable.write(value)
+            slots = list(find(module))
+            _found[name] = module, slots
+        yield from slots
 
 
 class State:
-    """What one rank has in variables of the process, kept while others run."""
+    """The state of the calling thread, which `restore` puts in place again.
 
-    def __init__(self, rank: int, count: int, of_a_rank: bool = True) -> None:
-        self._variables = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(count),
-            "LOCAL_WORLD_SIZE": str(count),
-            "GROUP_RANK": "0",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": "0",
-        }
-        self.save()
-        if of_a_rank:
-            self._numpy = Kept().of_a_rank()
-            self._noted = variables_of_rank()
-
-    def save(self) -> None:
-        """Note generators and variables, which another rank is about to use."""
-        self._torch = torch.get_rng_state()
-        self._python = random.getstate()
-        self._numpy = Kept()
-        self._noted = read_variables()
-        self._settings = read_settings()
-
-    def restore(self) -> None:
-        """Put all in place."""
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        self._numpy.put_back()
-        write_variables(self._noted)
-        write_settings(self._settings)
-        os.environ.update(self._variables)
-
-
-class CallerState(State):
-    """The state of the thread that starts a world, which `restore` puts back afterwards.
-
-    `restore` also puts back `sys.excepthook`, which each `init_process_group` wraps so that it
-    prints the rank.
+    The rank scheduler calls `save` before another rank goes on, and `restore` when this one does.
     """
 
     def __init__(self) -> None:
-        super().__init__(0, 1, of_a_rank=False)
-        self._before = {name: os.environ.get(name) for name in self._variables}
-        self._excepthook = sys.excepthook
+        self.save()
+
+    @classmethod
+    def of_rank(cls, rank: int, count: int) -> State:
+        """That of a rank that begins."""
+        state = cls()
+        state._values = {slot: slot.fresh(value) for slot, value in state._values.items()}
+        texts = (str(rank), str(rank), str(count), str(count), "0", "localhost", "0")
+        state._values.update(zip(_ENVIRONMENT, texts, strict=True))
+        return state
+
+    def save(self) -> None:
+        """Note what another rank is about to change."""
+        self._values = {slot: slot.read() for slot in _slots()}
 
     def restore(self) -> None:
-        super().restore()
-        sys.excepthook = self._excepthook
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        """Put all in place. What did not exist gets the value of a new rank."""
+        for slot in _slots():
+            value = self._values[slot] if slot in self._values else slot.fresh(slot.read())
+            slot.write(value)
 
 
 def _without_cache(stock: Callable[..., None]) -> Callable[..., None]:
@@ -512,23 +425,6 @@ def _without_cache(stock: Callable[..., None]) -> Callable[..., None]:
         self.cache_enabled = False
 
     return __init__
-
-
-_ISOLATION_PATCHES: tuple[Row, ...] = (
-    Patch(
-        "torch._subclasses.fake_tensor.FakeTensorMode",
-        "__init__",
-        wrap=_without_cache,
-        why='its cache is shared by threads, in each of which "cuda" is another device',
-    ),
-    Patch(
-        "torch.distributed.c10d_logger._c10d_logger",
-        "disabled",
-        True,
-        needs="disabled",
-        why="each rank would log the error that its world raises, and pytest shows it again",
-    ),
-)
 
 
 # What torch.compile has compiled belongs to one rank and one world.
@@ -572,23 +468,6 @@ def _forget_now_and_later(patches: Patches) -> None:
     patches.then(_forget)
 
 
-_COMPILED_CODE_PATCHES: tuple[Row, ...] = (
-    Action(
-        "what torch.compile has compiled: it is forgotten",
-        run=_forget_now_and_later,
-        why="it holds what was so outside of the world, such as that there is no default group",
-    ),
-    Patch(
-        f"{_DYNAMO}.eval_frame",
-        _SETS_REGION,
-        wrap=_with_code_of_rank,
-        needs=_SETS_REGION,
-        late=True,
-        why="a rank would run what another one has compiled, with that one's number as a constant",
-    ),
-)
-
-
 # What DTensor keeps for a DeviceMesh is for one rank, and for one world.
 #
 # It keeps how an operator is sharded, and how tensors are moved between placements, with the shapes
@@ -626,7 +505,33 @@ def clear_sharding_cache() -> None:
             getattr(debug, name, lambda: None)()
 
 
-_MESHES_PATCHES: tuple[Row, ...] = (
+PATCHES: tuple[Row, ...] = (
+    Action(
+        "what torch.compile has compiled: it is forgotten",
+        run=_forget_now_and_later,
+        why="it holds what was so outside of the world, such as that there is no default group",
+    ),
+    Patch(
+        f"{_DYNAMO}.eval_frame",
+        _SETS_REGION,
+        wrap=_with_code_of_rank,
+        needs=_SETS_REGION,
+        late=True,
+        why="a rank would run what another one has compiled, with that one's number as a constant",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+        "__init__",
+        wrap=_without_cache,
+        why='its cache is shared by threads, in each of which "cuda" is another device',
+    ),
+    Patch(
+        "torch.distributed.c10d_logger._c10d_logger",
+        "disabled",
+        True,
+        needs="disabled",
+        why="each rank would log the error that its world raises, and pytest shows it again",
+    ),
     Patch(
         "torch.distributed.device_mesh.DeviceMesh",
         "__init__",
@@ -634,6 +539,3 @@ _MESHES_PATCHES: tuple[Row, ...] = (
         why="what DTensor keeps for a mesh is for one rank, and these are in one process",
     ),
 )
-
-
-PATCHES: tuple[Row, ...] = (*_COMPILED_CODE_PATCHES, *_ISOLATION_PATCHES, *_MESHES_PATCHES)

@@ -114,7 +114,7 @@ def ranks(
         ends.callback(patches.undo)
         for file in FILES:
             patches.apply(file.PATCHES)
-        before = rank_state.CallerState()
+        before = rank_state.State()
         ends.callback(before.restore)
         scheduler = ends.enter_context(scheduler_of(schedule))
         ends.enter_context(schedule_existing_locks(function))
@@ -153,7 +153,7 @@ class _World:
         count = self._count
         try:
             self._scheduler.run(
-                self._rank, [rank_state.State(rank, count) for rank in range(count)]
+                self._rank, [rank_state.State.of_rank(rank, count) for rank in range(count)]
             )
             error = self._error()
             if error is not None:

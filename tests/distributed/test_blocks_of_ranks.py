@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import distributed as dist
 from torch.distributed import checkpoint, fsdp
@@ -74,6 +74,7 @@ def seen():
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=4, max_size=4),
     seed=schedules,
 )
+@example(name="enable_wrap", count=2, steps=[(0, 2), (0, 1), (0, 0), (0, 0)], seed=None)
 def test_a_rank_is_in_the_blocks_that_it_has_begun_and_in_no_others(name, count, steps, seed):
     before = seen()
 
