@@ -130,7 +130,7 @@ def test_is_cuda_is_the_same_for_each_observer_of_functions(named, modes, defaul
         )
 
 
-def test_what_a_tensor_says_of_itself(cuda):
+def test_attributes_of_a_tensor_name_cuda(cuda):
     x = torch.ones(2, device="cuda:1")
     assert repr(x) == "tensor([1., 1.], device='cuda:1')"
     assert x.type() == "torch.cuda.FloatTensor"
@@ -223,7 +223,7 @@ def test_old_types_are_named_and_written_as_on_cuda(cuda):
         assert x.storage().type() == "torch.cuda.FloatStorage"
 
 
-def test_what_streams_and_events_say_of_themselves(cuda):
+def test_streams_and_events_are_described_as_cuda(cuda):
     stream, event = torch.cuda.Stream(1), torch.cuda.Event()
     handle = f"{stream.cuda_stream:#x}"
     assert repr(stream) == f"<torch.cuda.Stream device=cuda:1 cuda_stream={handle}>"
@@ -279,7 +279,7 @@ def test_autocast_is_cudas(cuda):
     assert (x @ x).dtype is torch.float32
 
 
-def test_saving_says_cuda_and_loading_understands_it(cuda):
+def test_saved_tensors_name_cuda(cuda):
     x = torch.arange(3.0, device="cuda:2")
     assert b"cuda:2" in saved(x).getvalue()
     assert b"simgpu" not in saved(x).getvalue()

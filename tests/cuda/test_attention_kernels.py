@@ -149,7 +149,7 @@ def test_numbers_of_heads_and_batches(kernel, heads, batches, gqa):
 )
 @example(kernel=FLASH, size=1, apart="value")
 @example(kernel=EFFICIENT, size=1, apart="value")
-def test_the_last_dimension_lies_together(kernel, size, apart):
+def test_the_last_dimension_is_contiguous(kernel, size, apart):
     """Of a mask too. To flash attention and cuDNN it is all one where heads have size 1."""
 
     def made(name, *shape):

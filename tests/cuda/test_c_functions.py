@@ -247,7 +247,7 @@ def test_a_lazy_module_raises_what_it_raises_on_cuda(cuda):
 
 
 @given(count=st.integers(1, 5), priority=st.integers(-1, 0))
-def test_a_handle_stands_for_one_stream_of_one_device(cuda, count, priority):
+def test_a_handle_identifies_one_stream_of_one_device(cuda, count, priority):
     streams = [torch.cuda.Stream(device, priority) for device in cuda for _ in range(count)]
     assert {stream.priority for stream in streams} == {priority}
     handles = [stream.cuda_stream for stream in streams]

@@ -100,7 +100,7 @@ IN_CPP = {
 
 @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:The torch.cuda")
 @pytest.mark.parametrize("name", IN_CPP)
-def test_what_cpp_says(cuda, name):
+def test_cpp_errors_name_cuda(cuda, name):
     call, kind = IN_CPP[name]
     x, y = torch.ones(3, 3, device="cuda:1"), torch.ones(3, 3, device="cuda:2")
     with pytest.raises(kind) as caught:

@@ -115,7 +115,7 @@ def test_a_wait_in_a_graph_depends_on_work_outside_only_if_it_is_external(cuda, 
     recorded=st.booleans(),
     current=st.booleans(),
 )
-def test_what_a_wait_does_in_a_capture_depends_on_the_current_stream(
+def test_a_wait_in_a_capture_depends_on_the_current_stream(
     cuda, method, external, recorded, current
 ):
     """As PyTorch asks: `on` has joined the capture, and is current or not; so `out` has not."""

@@ -70,7 +70,7 @@ GENERATORS = {
 
 
 @pytest.mark.parametrize("words", GENERATORS)
-def test_what_generators_do_not_do_in_a_capture(cuda, words):
+def test_generators_refuse_some_calls_in_a_capture(cuda, words):
     torch.manual_seed(1)
     own = torch.Generator("cuda")
     with torch.cuda.graph(torch.cuda.CUDAGraph()):

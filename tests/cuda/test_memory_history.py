@@ -161,7 +161,7 @@ def test_a_history_ends_with_its_devices():
     assert x.nbytes == 20
 
 
-def test_what_dies_after_the_end_of_a_history_is_not_in_it(recorded):
+def test_history_omits_what_is_freed_after_its_end(recorded):
     recorded(stacks="python")
     kept = [makes_a_tensor(2)]
     recorded(None)

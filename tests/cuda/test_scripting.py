@@ -165,7 +165,7 @@ def test_a_class_is_scripted_with_the_names_around_it(cuda):
 
 
 @pytest.mark.full
-def test_what_is_scripted_when_it_is_imported(python):
+def test_functions_scripted_at_import_run(python):
     """PyTorch scripts its functional optimizers, and libraries import them."""
     code = "import simgpu, torch\nwith simgpu.as_cuda(2):\n    import torch.distributed.optim\n"
     done = python("-W", "ignore", "-c", code)

@@ -57,7 +57,7 @@ def test_the_devices_are_those_that_the_variable_names(value, when):
 
 
 @given(order=st.permutations(range(4)), count=st.integers(1, 4), data=st.data())
-def test_what_a_device_is_follows_its_number(order, count, data):
+def test_properties_follow_the_number_of_a_visible_device(order, count, data):
     """Its memory, model and place on the bus; the index is where it stands in the variable."""
     order = order[:count]
     models = ["A100", "H100 SXM", "T4", "L4"]

@@ -131,7 +131,7 @@ def test_a_tensor_with_gaps_has_the_strides_of_a_contiguous_one(shape, gap):
 
 
 @given(shape=shapes, data=st.data())
-def test_a_dense_tensor_keeps_its_strides_and_says_how_it_lies(shape, data):
+def test_a_dense_tensor_keeps_its_strides(shape, data):
     order = data.draw(st.permutations(range(len(shape))))
     dense = torch.empty(shape, device="meta").permute(order)
     # Whatever the strides are of dimensions with one entry.

@@ -49,7 +49,7 @@ def test_results_are_cut_off_from_autograd(devices):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of prototypes, and of what is deprecated
-def test_what_has_no_strides_travels_by_itself():
+def test_tensors_without_strides_are_not_coalesced():
     """Quantized, nested and sparse tensors, beside others of one bucket."""
     quantized = torch.quantize_per_tensor(torch.arange(6.0), 0.5, 0, torch.qint8)
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])

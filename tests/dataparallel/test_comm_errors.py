@@ -99,7 +99,7 @@ def test_broadcast_to_no_devices_is_empty(devices):
     assert comm.broadcast(torch.ones(2, device=devices[0]), out=()) == ()
 
 
-def test_on_the_cpu_alone_everything_is_on_one_kind_of_device():
+def test_tensors_on_the_cpu_are_on_one_kind_of_device():
     x = torch.arange(4.0)
     assert comm.broadcast(x, out=[torch.empty(4)])[0].tolist() == x.tolist()
     halves = comm.scatter(x, out=[torch.empty(2), torch.empty(2)])

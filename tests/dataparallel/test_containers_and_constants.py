@@ -394,7 +394,7 @@ class Scale(nn.Module):
     constant=st.sampled_from((Record, Named, Maker(), Scale(2.0))),
     kind=st.sampled_from((Making, Fields)),
 )
-def test_what_only_looks_like_a_container_is_a_constant(devices, data, constant, kind):
+def test_objects_like_containers_are_constants(devices, data, constant, kind):
     """A class is none of its instances, and a module is itself."""
     targets = data.draw(strategies.device_lists(devices))
     x = values((2 * len(targets), 3), "float32")

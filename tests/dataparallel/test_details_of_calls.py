@@ -81,7 +81,7 @@ def test_a_positional_argument_says_where_before_a_keyword_does(devices):
 
 
 @pytest.mark.devices(2, distinct=True)
-def test_a_type_alone_is_the_current_device_of_a_replica(devices):
+def test_a_device_without_index_is_the_current_one_of_a_replica(devices):
     kind = devices[0].type
     with torch.get_device_module(kind).device(devices[1]):
         found = dataparallel.parallel_apply(
@@ -164,7 +164,7 @@ def test_a_field_that_is_not_set_is_left_so(devices):
 
 
 @pytest.mark.devices(2)
-def test_what_is_whole_and_at_home_is_itself(devices):
+def test_an_undivided_tensor_on_its_device_is_returned(devices):
     """With and without gradients; arguments too."""
     for grad in (False, True):
         x = values((4, 3), "float32", 1).to(devices[0]).requires_grad_(grad)

@@ -39,7 +39,7 @@ def test_an_accelerator_is_usable_with_streams_and_a_device(
 
 
 @given(data=st.data())
-def test_a_type_alone_is_its_current_device(devices, data):
+def test_a_device_without_index_is_the_current_one(devices, data):
     target = data.draw(st.sampled_from(devices))
     x = values((4, 3), "float32")
     for name in (target.type, torch.device(target.type)):

@@ -30,13 +30,13 @@ def test_exact_sums_are_bitwise(devices, case):
 
 
 @given(case=strategies.collective_cases("reduce_add", SUMMABLE))
-def test_summing_leaves_its_inputs_alone(devices, case):
+def test_summing_does_not_change_its_inputs(devices, case):
     seen = observe(case, devices)
     assert seen["parts_after"] == seen["parts"]
 
 
 @given(data=st.data(), names=st.lists(st.sampled_from(FLOATS), min_size=2, max_size=5))
-def test_parts_that_lie_together_are_left_alone(devices, data, names):
+def test_parts_on_one_device_are_summed_without_changes(devices, data, names):
     """Several lie on one device, that of the sum among them, in several dtypes."""
     places = st.lists(st.sampled_from(devices), min_size=len(names), max_size=len(names))
     targets = data.draw(places)

@@ -172,7 +172,7 @@ LEFT = {
 
 @pytest.mark.devices(2, at_least=True)  # a single module runs in the caller's thread
 @given(data=st.data(), name=st.sampled_from(sorted(LEFT)))
-def test_what_a_replica_leaves_in_its_thread_reaches_no_other(devices, data, name):
+def test_thread_state_of_a_replica_does_not_leak(devices, data, name):
     """Neither the next one of the same call, which may get the same thread, nor the next call."""
     targets = data.draw(strategies.device_lists(devices, min_size=2))
     leave, is_there = LEFT[name]

@@ -76,7 +76,7 @@ def around(held, fits, steps):
 
 @pytest.mark.devices(2)
 @given(steps=st.lists(st.sampled_from(AROUND), max_size=4))
-def test_what_does_not_fit_is_named_as_a_program_reaches_it(devices, steps):
+def test_unlike_outputs_are_named_by_their_path(devices, steps):
     """Outputs and inputs alike: what the error says, as code, is the object that is wrong."""
     device, fits = devices[0], rows(devices[0])
     output = around(torch.ones(1, device=device), fits, steps)

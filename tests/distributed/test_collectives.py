@@ -87,7 +87,7 @@ def test_each_rank_multiplies_by_its_own_factor(count, factors, dtype):
 
 @few
 @given(shape=st.lists(st.integers(1, 3), max_size=3), dims=st.integers(0, 4))
-def test_what_is_sent_is_received_in_another_shape(shape, dims):
+def test_a_sent_tensor_is_received_in_another_shape(shape, dims):
     """NCCL counts elements."""
     values = torch.arange(float(torch.Size(shape).numel()))
     other = [1] * dims + [len(values)]

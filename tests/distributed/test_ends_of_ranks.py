@@ -239,7 +239,7 @@ class Asynchronous:
 
 
 @pytest.mark.parametrize("function", [coroutine, generator, both, Asynchronous()])
-def test_what_only_calls_would_not_run_is_refused(function):
+def test_coroutine_functions_are_refused(function):
     with pytest.raises(TypeError, match="which returns a coroutine"):
         simgpu.ranks(2, function)
 

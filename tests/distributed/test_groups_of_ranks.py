@@ -221,7 +221,7 @@ def test_monitored_barrier_names_missing_ranks():
         simgpu.ranks(3, call)
 
 
-def test_what_makes_a_backend_of_nccl_finds_its_class():
+def test_backend_constructors_find_the_nccl_class():
     """Releases that have several look for them by name, also in a build for the CPU."""
     c10d = vars(dist.distributed_c10d)
     makers = [c10d[name] for name in c10d if name.startswith("_create_nccl")]

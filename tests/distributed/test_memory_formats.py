@@ -265,7 +265,7 @@ INTO_OTHERS = {
 @pytest.mark.parametrize("name", INTO_OTHERS)
 @few
 @given(shape=LARGER, swap=st.booleans(), seed=schedules)
-def test_an_output_that_lies_otherwise_is_refused(name, shape, swap, seed):
+def test_outputs_with_unlike_strides_are_refused(name, shape, swap, seed):
     def call(rank):
         x = brought(rank, shape).cuda()
         mine, out = (x, last(x)) if swap else (last(x), x)
@@ -318,7 +318,7 @@ def in_memory(tensor):
     flat=st.sampled_from(["out", "input"]),
     seed=schedules,
 )
-def test_what_is_flat_has_what_lies_in_memory(name, count, shape, flat, seed):
+def test_flat_outputs_follow_the_order_of_memory(name, count, shape, flat, seed):
     """A flat tensor has no format, and takes from those in channels_last what comes there."""
     larger = (count * shape[0], *shape[1:])
 

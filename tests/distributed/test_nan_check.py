@@ -87,7 +87,7 @@ def test_nan_error_names_the_rank(name, count, at, data, seed):
 
 @few
 @given(count=strategies.world_sizes(1, 4), seed=schedules)
-def test_what_is_on_its_way_to_a_tensor_is_no_nan(count, seed):
+def test_pending_results_are_not_reported_as_nan(count, seed):
     def add_twice(rank):
         x = torch.ones(3, device="cuda")
         for work in [dist.all_reduce(x, async_op=True) for _ in range(2)]:

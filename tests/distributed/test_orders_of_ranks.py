@@ -170,7 +170,7 @@ ENDINGS = {
 
 @few
 @given(count=strategies.world_sizes(2, 4), seed=schedules, which=st.sampled_from([*ENDINGS]))
-def test_what_ranks_had_in_their_variables_goes_with_the_world(count, seed, which):
+def test_variables_of_ranks_are_freed_with_their_world(count, seed, which):
     """However it ends: errors have tracebacks, and these lead to groups and variables."""
     had = []
 

@@ -115,7 +115,7 @@ def test_the_first_failure_is_raised_with_what_became_of_the_others(count, data,
         assert f"rank {(failing + 1) % count} waits for all_reduce" in why
 
 
-def test_what_a_world_raises_is_not_logged_by_each_of_its_ranks():
+def test_errors_of_a_world_are_not_logged_by_each_rank():
     logger = c10d_logger._c10d_logger
     seen = []
     handler = logging.Handler()

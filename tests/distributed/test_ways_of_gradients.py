@@ -86,7 +86,7 @@ class Meeting(One):
 
 @few
 @given(count=strategies.world_sizes(), schedule=schedules)
-def test_a_rank_is_in_the_forward_of_its_own_wrapper_alone(count, schedule):
+def test_a_rank_is_only_in_the_forward_of_its_own_wrapper(count, schedule):
     """`torch.compile` asks for the wrapper, which PyTorch notes once for the process."""
 
     def forward(rank):

@@ -93,7 +93,7 @@ FUNCTIONAL = {
 
 @few
 @given(name=st.sampled_from(sorted(FUNCTIONAL)), count=st.integers(1, 3), seed=schedules)
-def test_what_a_rank_returns_is_waited_for_after_its_world(name, count, seed):
+def test_returned_works_complete_after_the_world(name, count, seed):
     """C++ has the C++ half of a Work, which alone would wait for ever."""
     works = weakref.WeakSet()
     make = Work.__init__

@@ -144,7 +144,7 @@ def test_finished_wait_keeps_no_dropped_memory(count, calls, waits, seed):
 
 
 @given(count=st.integers(1, 3), later=st.integers(1, 3), told=st.booleans())
-def test_what_cpp_alone_holds_is_kept_with_its_outputs(count, later, told):
+def test_works_held_only_by_cpp_last_as_long_as_their_outputs(count, later, told):
     """The Reducer reads such an output in its backward pass, when there are uneven inputs."""
     kept, gone, pending = set(), [], Pending(Call("all_reduce", "all_reduce", [], []))
     work = Work([pending], [torch.full((2,), float(each)) for each in range(count)], kept)

@@ -30,7 +30,7 @@ at_once = pytest.mark.without(
 
 @at_once
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_what_gpus_printed_is_what_is_seen(path, record_property):
+def test_published_output_of_gpus_is_reproduced(path, record_property):
     row = row_of(path)
     record_property("recording", row.as_json())
     assert row.wrong == []

@@ -302,7 +302,7 @@ class TestTheComparison:
             (2, {"name": "plain"}, "values"),
         ],
     )
-    def test_a_device_that_does_something_else_is_told(self, simulated, place, change, key):
+    def test_a_device_with_other_results_is_reported(self, simulated, place, change, key):
         recording = record(simulated[:3], [self.CASES[place]])
         wrong = Case(**{**vars(self.CASES[place]), **change})
         found = differences(recording, lambda case: observe(wrong, simulated), simulated)

@@ -45,7 +45,7 @@ def replay(recording, devices):
 
 @pytest.mark.devices(8)
 @pytest.mark.parametrize("path", RECORDINGS)
-def test_what_hardware_did_is_what_is_seen(devices, path, record_property):
+def test_recordings_of_hardware_are_reproduced(devices, path, record_property):
     row = row_of_recording(path.stem, load(path), devices)
     record_property("recording", row.as_json())
     assert row.wrong == []

@@ -120,7 +120,7 @@ def scripts(tmp_path_factory):
 
 
 @given(st.sampled_from([*LAUNCHERS, "train.py"]), st.sets(st.sampled_from(sorted(WATCHING))))
-def test_no_option_looks_at_a_launcher_alone(scripts, program, watching):
+def test_options_that_watch_refuse_launchers(scripts, program, watching):
     asked = [name for name in WATCHING if name in watching]
     words = [word for name in asked for word in (name, *WATCHING[name])]
     words += program.split() if program.startswith("-m") else [str(scripts / program)]

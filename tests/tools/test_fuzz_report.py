@@ -268,7 +268,7 @@ def test_ranges_name_every_number(numbers):
     assert len(text.split(", ")) <= max(1, len(numbers))
 
 
-def test_what_a_page_shows_is_text_and_never_markup():
+def test_reports_escape_markup():
     tally = Tally()
     tally.examples["<script>1</script>"] = 1
     tally.failures["key"] = dataclasses.replace(

@@ -138,7 +138,7 @@ def test_modules_are_looked_for_beside_a_file_that_is_linked_to(tmp_path, way, l
 
 
 @pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig", "latin-1", "cp1251"])
-def test_what_stands_on_the_standard_input_is_in_its_own_coding(no_program, coding):
+def test_programs_on_standard_input_declare_their_encoding(no_program, coding):
     said = "" if coding.startswith("utf") else f"# coding: {coding}\n"
     letter = "\u0444" if coding == "cp1251" else "\xe9"
     run_script.begin_main()

@@ -179,7 +179,7 @@ def test_no_marker():
 """
 
 
-def test_the_marker_alone_gives_the_devices(pytester):
+def test_the_marker_without_fixture_gives_devices(pytester):
     pytester.makepyfile(MARKED)
     options = ("--devices", "simgpu", "--device-count", "4", "-W", "error", "--strict-markers")
     result = pytester.runpytest_inprocess(*options, "-p", "no:cacheprovider")

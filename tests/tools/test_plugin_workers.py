@@ -56,7 +56,7 @@ def test_a_worker_may_have_any_name(name, number, count):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
-def test_the_notice_is_about_sharing_alone(workers):
+def test_the_notice_is_only_about_sharing(workers):
     text = describe(workers, 5, 2)
     assert text.startswith(f"{workers} workers, each with 2 of them")
     assert ("share one" in text) == (workers > 2)
@@ -97,7 +97,7 @@ def test_a_worker_has_its_group(gpus, options, worker, here, ordinals, sharers):
         (("cuda", None, True, 2), 8, "cannot be combined with --oversubscribe"),
     ],
 )
-def test_what_cannot_be_met_is_refused_by_what_is_there(gpus, options, here, says):
+def test_impossible_numbers_of_gpus_are_refused(gpus, options, here, says):
     gpus(here)
     with pytest.raises(pytest.UsageError, match=says):
         choose_pool(SessionOptions(*options))

@@ -73,7 +73,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.full
-def test_real_cuda_is_left_alone_unless_forced(python, script):
+def test_real_cuda_is_not_replaced_unless_forced(python, script):
     path = script("import torch; print(torch.cuda.device_count())")
     run = ("-c", WITH_CUDA, "run", "--devices", 4)
     done = python(*run, path)

@@ -178,7 +178,7 @@ def of_two(simulated, wanted):
     assert float(lost_update(simulated)) == wanted
 
 
-def test_what_fuzzing_reports_names_the_schedule(simulated, monkeypatch):
+def test_fuzz_reports_name_the_schedule(simulated, monkeypatch):
     """So that the test which it writes fails as the example did, and in no other order."""
     sound = of_two.hypothesis.inner_test
     recorder = ExampleRecorder(SimpleNamespace(folder="."))

@@ -92,7 +92,7 @@ def test_refusal_is_shown_at_a_line_of_the_test(pytester):
         assert "test_" in text.splitlines()[-1] or "torch/nn" in text.splitlines()[-1]
 
 
-def test_what_the_program_raises_where_simgpu_calls_it_is_shown_without_simgpu(pytester):
+def test_tracebacks_of_callbacks_hide_simgpu(pytester):
     pytester.makepyfile(
         **{
             f"test_{who}_{what}": IMPORTS + called.format(line)

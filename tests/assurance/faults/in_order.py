@@ -226,7 +226,7 @@ SCHEDULES = [
         "a program can hide a deadlock",
         "Scheduler.running",
         never(5),
-        "test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden",
+        "test_a_single_waiting_thread_is_a_deadlock",
         name="event",
     ),
     fault(
@@ -264,13 +264,13 @@ SCHEDULES = [
         "others run while a thread ends",
         "Scheduler._finish",
         drop_assignment("_leaving"),
-        "test_what_a_thread_does_at_its_very_end_is_done_before_others_go_on",
+        "test_the_end_of_a_thread_is_not_interrupted_by_others",
     ),
     fault(
         "a thread that catches everything never stops",
         "Scheduler._end_here",
         never("ended_by"),
-        "test_a_thread_that_will_not_end_stands_still_for_good",
+        "test_a_thread_that_does_not_end_stops_for_good",
     ),
 ]
 

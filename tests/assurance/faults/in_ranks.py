@@ -147,7 +147,7 @@ COLLECTIVES = [
         "channels_last is sent by dimensions",
         "simgpu/_distributed:host_aliases",
         call_instead("permute", lambda alias, order: alias),
-        "test_what_is_flat_has_what_lies_in_memory",
+        "test_flat_outputs_follow_the_order_of_memory",
         name="all_gather_into_tensor",
     ),
     fault(

@@ -120,14 +120,14 @@ LAUNCHES = [
         "a device that is gone computes",
         "simgpu/_core/launch:launch",
         operator_instead(">=", ">"),
-        "test_what_outlives_its_device_can_be_copied_to_the_host_alone",
+        "test_tensors_that_outlive_their_device_can_only_be_copied_to_the_host",
         name="add_",
     ),
     fault(
         "copies between devices make the host wait",
         "launch_copy",
         drop_operand("target", at=2),
-        "test_what_is_recorded_of_a_call",
+        "test_a_record_has_stream_and_device_of_its_call",
         name="to another device",
     ),
     fault(
@@ -233,7 +233,7 @@ RANDOM = [
         "one seed is the seed of all devices",
         "simgpu/_backend:manual_seed",
         instead(lambda stock: lambda seed: torch.simgpu.manual_seed_all(seed)),
-        "test_seeding_one_device_leaves_the_others_alone",
+        "test_seeding_one_device_does_not_change_others",
     ),
     fault(
         "a state is put back on another device",

@@ -127,7 +127,7 @@ def test_operators_run_in_the_dtype_of_their_policy(devices, name, data, lower):
 @pytest.mark.parametrize("name", sorted(HERE & set(CALLS)))
 @strategies.fewer_examples
 @given(data=st.data(), lower=LOWER)
-def test_autocast_leaves_the_cpu_alone(devices, name, data, lower):
+def test_autocast_does_not_change_the_cpu(devices, name, data, lower):
     arguments = drawn(data, name, (torch.float32,))
     expected = results(operator(name)(*arguments))
     with torch.autocast(devices[0].type, dtype=lower):

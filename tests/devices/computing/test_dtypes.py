@@ -308,9 +308,7 @@ SCATTERED = {
     dtype=st.sampled_from([torch.bool, torch.complex64, torch.complex128]),
     values=st.lists(st.booleans(), min_size=1, max_size=4),
 )
-def test_what_has_no_order_is_added_and_not_multiplied_where_it_is_scattered(
-    devices, name, dtype, values
-):
+def test_unordered_dtypes_are_scattered_by_sums_only(devices, name, dtype, values):
     kernel, call = SCATTERED[name]
     x = torch.tensor(values).to(devices[0], dtype)
     index = torch.zeros_like(x, dtype=torch.int64)

@@ -78,7 +78,7 @@ def test_tensors_of_inference_mode_have_no_version_to_move(devices, slot):
     narrow=st.booleans(),
     step=st.sampled_from([1, 2]),
 )
-def test_one_tensor_for_all_lies_where_they_are(devices, name, slots, other, narrow, step):
+def test_a_shared_tensor_is_on_the_device_of_all(devices, name, slots, other, narrow, step):
     """Where they are added to in one launch; else it may also lie on the host.
 
     Without `alpha` PyTorch takes what is added for a number, and reads it at once. Products and

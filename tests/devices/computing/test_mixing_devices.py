@@ -108,7 +108,7 @@ def test_a_cpu_scalar_is_taken_where_cuda_takes_one(devices, name, slot):
 
 
 @given(slots=st.tuples(*[st.integers(-1, 7)] * 3), steps=st.integers(0, 5))
-def test_a_range_lies_between_numbers_from_anywhere(devices, slots, steps):
+def test_a_range_takes_bounds_from_any_device(devices, slots, steps):
     """PyTorch reads both; no kernel of CUDA ever sees them."""
     first, last, home = (place(slot, devices) for slot in slots)
     ends = torch.tensor(1.0, device=first), torch.tensor(3.0, device=last)
@@ -347,7 +347,7 @@ def test_a_number_from_anywhere_is_put_anywhere(devices, slots, to_host, mask, i
 
 
 @given(slots=st.tuples(st.integers(-1, 7), st.integers(-1, 7)))
-def test_what_is_added_to_is_indexed_from_anywhere(devices, slots):
+def test_index_add_takes_an_index_on_any_device(devices, slots):
     home, away = (place(slot, devices) for slot in slots)
     x, y = torch.ones(3, device=home), torch.tensor([5.0, 6.0], device=home)
     x.index_put_((torch.tensor([2, 0], device=away),), y, accumulate=True)

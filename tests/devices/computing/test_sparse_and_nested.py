@@ -13,7 +13,7 @@ columns = st.lists(st.integers(0, 4), min_size=2, max_size=4)
 
 
 @given(data=st.data(), columns=columns, size=st.booleans(), said=st.sampled_from([None, True]))
-def test_what_is_said_to_be_coalesced_is_checked_if_asked(devices, data, columns, size, said):
+def test_coalesced_flag_is_checked_on_request(devices, data, columns, size, said):
     """By numbers of columns that rise, where `check_invariants` asks for it."""
     device = data.draw(st.sampled_from(devices))
     values = torch.ones(len(columns), device=device, requires_grad=True)

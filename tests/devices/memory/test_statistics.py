@@ -135,7 +135,7 @@ TOO_LARGE = {
 
 @pytest.mark.devices(2, distinct=True)
 @given(name=st.sampled_from(sorted(TOO_LARGE)), count=st.integers(2**46, 2**52))
-def test_what_no_machine_has_memory_for_is_said_in_the_device_s_words(devices, name, count):
+def test_impossible_sizes_raise_out_of_memory_of_the_device(devices, name, count):
     x = torch.ones(2, device=devices[1])
     with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate \d+\.\d\d GiB\. GPU 1 "):
         TOO_LARGE[name](x, count)

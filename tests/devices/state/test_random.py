@@ -57,7 +57,7 @@ def test_streams_are_independent(devices, name, pair, seed, draws):
 
 @pytest.mark.devices(4, distinct=True)
 @given(slot=st.integers(0, 3), seed=st.integers(0, 2**31))
-def test_seeding_one_device_leaves_the_others_alone(devices, slot, seed):
+def test_seeding_one_device_does_not_change_others(devices, slot, seed):
     module = torch.get_device_module(devices[0])
     seeded(devices, seed)
     others = [d for d in devices if d != devices[slot]]

@@ -105,7 +105,7 @@ def test_the_order_of_threads_changes_nothing(devices, data, seed):
 
 @pytest.mark.devices(3, distinct=True)
 @given(seed=seeds, draws=st.integers(1, 20))
-def test_threads_that_run_freely_draw_what_they_draw_alone(devices, seed, draws):
+def test_concurrent_threads_draw_the_numbers_of_single_ones(devices, seed, draws):
     def all_draws(device):
         return [plain(torch.rand(8, device=device)) for _ in range(draws)]
 

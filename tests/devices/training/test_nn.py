@@ -276,7 +276,7 @@ def test_sync_batch_norm_of_one_process_is_a_batch_norm(devices, data, training)
 @given(
     data=st.data(), affine=st.booleans(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3)
 )
-def test_what_ranks_sum_up_is_the_batch_norm_of_all_their_rows(devices, data, affine, sizes):
+def test_sums_of_ranks_give_the_batch_norm_of_all_rows(devices, data, affine, sizes):
     """The operators under SyncBatchNorm, with the sums over ranks taken here."""
     device, eps, momentum = data.draw(st.sampled_from(devices)), 1e-3, 0.3
     torch.manual_seed(len(sizes))

@@ -26,7 +26,7 @@ WATCHING = {
 
 
 @pytest.mark.parametrize("watching", WATCHING.values(), ids=list(WATCHING))
-def test_what_a_graph_break_runs_is_not_compiled_kernel_by_kernel(simulated, compiler, watching):
+def test_a_graph_break_compiles_no_single_kernels(simulated, compiler, watching):
     """The program's frames and graphs are those that it has on the CPU, and nothing warns."""
     from torch._dynamo.utils import counters
 
@@ -289,7 +289,7 @@ def inductor(compiler):
 
 
 @pytest.mark.parametrize("block", [simgpu.devices, simgpu.as_cuda])
-def test_what_inductor_is_handed_runs_op_by_op_or_is_refused(inductor, block):
+def test_inductor_graphs_run_op_by_op_or_are_refused(inductor, block):
     with block(2) as devices:
         graph, inputs = graph_of(devices[1])
         for compile in (inductor.compile, inductor.compile_fx.compile_fx):

@@ -58,7 +58,7 @@ def test_a_rank_runs_what_was_compiled_for_it(counts, told, full, schedule):
 
 @few
 @given(schedule=schedules)
-def test_what_was_compiled_outside_of_a_world_is_not_for_its_ranks(schedule):
+def test_ranks_do_not_reuse_code_compiled_outside_of_their_world(schedule):
     with simgpu.as_cuda(2):
 
         @torch.compile(backend="eager", fullgraph=True)

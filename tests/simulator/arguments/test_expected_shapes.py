@@ -79,7 +79,7 @@ def test_an_argument_of_another_shape_is_refused(simulated, row, data):
 
 
 @given(row=ROW)
-def test_what_the_forward_pass_makes_is_let_through(simulated, row):
+def test_results_of_the_forward_pass_are_accepted(simulated, row):
     name, arguments, _ = row
     for one, other in zip(
         called(name, arguments, simulated[1]), called(name, arguments, "cpu"), strict=True

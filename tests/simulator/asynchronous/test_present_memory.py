@@ -48,7 +48,7 @@ pieces = st.lists(
 
 
 @given(pieces=pieces, lost=st.sets(st.integers(0, 5)))
-def test_what_is_done_to_it_waits(pieces, lost):
+def test_operations_on_pending_memory_wait(pieces, lost):
     """A kernel that changes memory of which nobody knows runs at once."""
     with no_collector(), simgpu.as_cuda(2) as devices:
         kept = {}

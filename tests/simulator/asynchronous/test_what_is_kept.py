@@ -10,7 +10,7 @@ import simgpu
 
 
 @given(pin=st.booleans(), backward=st.booleans())
-def test_what_is_launched_while_a_mode_begins_runs_without_it(simulated, pin, backward):
+def test_launches_during_the_start_of_a_mode_run_without_it(simulated, pin, backward):
     """A search for races begins to watch the host in the middle of a call of autograd's."""
     with simgpu.asynchronous(), simgpu.races() as found:
         net = torch.nn.Linear(4, 4).to(simulated[0])
@@ -25,7 +25,7 @@ def test_what_is_launched_while_a_mode_begins_runs_without_it(simulated, pin, ba
 
 
 @given(count=st.integers(1, 5))
-def test_what_came_to_the_host_is_kept_by_the_program_alone(simulated, count):
+def test_host_results_are_kept_only_by_the_program(simulated, count):
     x = torch.ones(3, device=simulated[0])
     with simgpu.asynchronous() as queued:
         for _ in range(count):

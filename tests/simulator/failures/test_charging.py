@@ -158,7 +158,7 @@ class Failing(Asking):
 
 
 @given(name=st.sampled_from(sorted(CALLS)), shape=st.tuples(st.integers(2, 5), st.integers(1, 9)))
-def test_what_a_failed_launch_asked_for_is_asked_for_again(simulated, name, shape):
+def test_a_failed_launch_requests_its_memory_again(simulated, name, shape):
     """Whoever takes as many bytes next: here another device."""
     _, call = CALLS[name](torch.rand(shape, device=simulated[0]))
     asked, taken = [], []

@@ -284,7 +284,7 @@ def test_a_pool_of_threads_that_fills_up_leaves_none_behind(simulated):
     assert report.problems == []
 
 
-def test_what_pytorchs_data_parallel_keeps_is_seen(simulated):
+def test_memory_kept_by_torch_data_parallel_is_reported(simulated):
     step = Step("MLP", "PyTorch's", simulated[:4])
     report = simgpu.sweep(step, "oom")
     assert any("bytes kept" in problem for problem in report.problems)

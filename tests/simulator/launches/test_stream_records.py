@@ -62,7 +62,7 @@ def entered(stack, streams):
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("name", sorted(CALLS))
 @given(data=st.data())
-def test_what_is_recorded_of_a_call(simulated, name, data):
+def test_a_record_has_stream_and_device_of_its_call(simulated, name, data):
     """Queued on the device that is read, or on the one written to where the host is read."""
     call, kind, source, target, nbytes = CALLS[name]
     here, there, elsewhere = data.draw(st.permutations(simulated))[:3]

@@ -358,7 +358,7 @@ def test_a_device_is_full_where_a_segment_has_no_room(sizes, freed):
 
 
 @given(nbytes=st.integers(1, 64 * MIB) | st.sampled_from([MIB, MIB + 1, 10 * MIB - 511]))
-def test_what_is_asked_for_in_vain_is_a_segment(nbytes):
+def test_a_failed_request_reports_the_size_of_a_segment(nbytes):
     size = -(-nbytes // 512) * 512
     asked = 2 if size <= MIB else 20 if size < 10 * MIB else -(-size // (2 * MIB)) * 2
     with simgpu.devices(1, memory=0), pytest.raises(torch.OutOfMemoryError) as caught:
@@ -379,7 +379,7 @@ def test_every_device_gives_back_what_is_unused(current, kept):
         del held
 
 
-def test_what_is_full_says_what_is_kept():
+def test_out_of_memory_reports_cached_memory():
     with simgpu.as_cuda(1, memory="64MiB"):
         held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError) as caught:

@@ -176,7 +176,7 @@ def test_a_device_may_have_no_memory_at_all(memory):
             torch.empty(1, device=devices[1])
 
 
-def test_a_number_of_tensors_is_asked_for_alone(simulated):
+def test_a_statistic_counts_dead_tensors_out(simulated):
     """Without a question before that counts what has died since."""
     torch.empty(1, device=simulated[1])
     assert torch.simgpu.memory_stats(1)["allocation.all.current"] == 0

@@ -215,7 +215,7 @@ def test_unsendable_object_raises_in_the_sender(simulated, name):
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 @pytest.mark.filterwarnings("ignore:.*(prototype|beta) sta")
-def test_what_a_queue_finds_out_later_raises_in_the_receiver(simulated, name):
+def test_late_errors_of_a_queue_raise_in_the_receiver(simulated, name):
     """A multiprocessing.Queue pickles in a thread of its own, whose errors reach nobody."""
     make, error, text = REFUSED[name]
     sent = mp.Queue()

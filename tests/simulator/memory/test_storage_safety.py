@@ -63,7 +63,7 @@ MOVES = {
 @pytest.mark.parametrize("move", sorted(MOVES))
 @pytest.mark.parametrize("export", [torch.from_dlpack, lambda x: _imported(torch.to_dlpack(x))])
 @given(count=counts)
-def test_what_dlpack_handed_out_lasts_when_its_tensor_moves_on(simulated, move, export, count):
+def test_dlpack_memory_outlives_changes_of_its_tensor(simulated, move, export, count):
     x = values((count,), "float32").to(simulated[1])
     with torch.simgpu.device(1):  # of another device, nothing is exported
         alias = export(x)

@@ -30,7 +30,7 @@ def indices(draw):
 @example(index=[True, False] * (SIZE // 2), assigned="number", mask=torch.bool)
 @example(index=[True, False] * (SIZE // 2), assigned="tensor", mask=torch.bool)
 @example(index=[True, False] * (SIZE // 2), assigned="tensor", mask=torch.uint8)
-def test_the_host_waits_for_masks_alone(simulated, index, assigned, mask):
+def test_the_host_only_waits_for_masks(simulated, index, assigned, mask):
     """What is asked for later comes after the stream that the host has waited for."""
     device = simulated[0]
     x, y = torch.zeros(SIZE, device=device), torch.zeros(SIZE, device=device)

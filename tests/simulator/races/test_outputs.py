@@ -77,7 +77,7 @@ def test_an_output_takes_memory_that_is_read_elsewhere(simulated, name, before, 
 
 @pytest.mark.without("--races", reason="races on purpose")
 @given(waits=st.booleans(), shares=st.booleans())
-def test_what_is_read_through_a_copy_is_read(simulated, waits, shares):
+def test_reads_through_a_copy_are_accesses(simulated, waits, shares):
     """What shares memory with an output without elements is copied, as well."""
     with simgpu.races() as races:
         big = torch.ones(SIZE, device=simulated[0])

@@ -54,7 +54,7 @@ READERS = {
 
 @pytest.mark.without("--races", reason="races on purpose")
 @given(name=st.sampled_from(sorted(READERS)), size=st.integers(2, 5))
-def test_what_reads_pinned_memory_goes_by_the_name_that_the_program_has_for_it(name, size):
+def test_reports_name_pinned_memory_as_the_program_does(name, size):
     read, told = READERS[name]
     with simgpu.devices(1), simgpu.races() as found:
         x = torch.ones(size, device="simgpu:0")
@@ -68,7 +68,7 @@ def test_what_reads_pinned_memory_goes_by_the_name_that_the_program_has_for_it(n
 
 @pytest.mark.without("--races", reason="races on purpose")
 @given(how=st.sampled_from(["tolist", "cpu", "item"]))
-def test_what_reads_a_device_goes_by_the_names_that_a_program_may_have_for_it(how):
+def test_reports_name_reads_as_the_program_does(how):
     with simgpu.devices(1), simgpu.races() as found:
         with torch.simgpu.Stream("simgpu:0"):
             x = torch.ones(1, device="simgpu:0")

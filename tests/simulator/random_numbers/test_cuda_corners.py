@@ -175,7 +175,7 @@ def test_a_tensor_without_gaps_is_halved_too(numel, limit, seed):
     assert stream.get_offset() == offset
 
 
-def test_what_is_too_far_apart_is_reserved_before_it_is_halved():
+def test_distant_elements_reserve_numbers_before_the_split():
     """Memory of 2 GiB, of which two bytes are touched."""
     far = torch.empty(2**31, dtype=torch.uint8)[:: 2**31 - 1]
     stream = Stream(3, 8)

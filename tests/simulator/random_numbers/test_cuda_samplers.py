@@ -210,7 +210,7 @@ def test_memory_is_filled_in_its_order(simulated, data, shape, seed):
     sizes_=st.lists(st.integers(1, 2**18), min_size=1, max_size=3),
     itemsize=st.sampled_from([1, 2, 8]),
 )
-def test_what_32_bits_cannot_reach_is_filled_in_halves(sizes_, itemsize):
+def test_tensors_beyond_32_bits_are_filled_in_halves(sizes_, itemsize):
     strides = [math.prod(sizes_[dim + 1 :]) for dim in range(len(sizes_))]
     whole = in_memory_order(sizes_, strides)
     assert whole.sizes == (math.prod(sizes_),)

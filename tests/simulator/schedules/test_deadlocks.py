@@ -118,7 +118,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_one_that_waits_alone_is_a_deadlock_that_cannot_be_hidden(name):
+def test_a_single_waiting_thread_is_a_deadlock(name):
     """Nobody can catch the error in the block and go on as if nothing had been."""
     before = threading.active_count()
 
@@ -185,9 +185,7 @@ def test_a_loop_that_waits_lets_others_go_on():
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, 0.1), (1, 60), (2, 0.002)])
-def test_threads_that_work_until_they_are_stopped_let_time_pass(
-    simulated, workers, seconds, monkeypatch
-):
+def test_time_passes_while_threads_work_until_stopped(simulated, workers, seconds, monkeypatch):
     """Each launch is progress, so that only their own steps tell that others want to go on."""
     monkeypatch.setattr("simgpu._explore.schedules.scheduler.QUANTUM", 30)
     monkeypatch.setattr("simgpu._explore.schedules.scheduler.TURNS", 150)

@@ -223,7 +223,7 @@ def test_a_thread_that_asks_for_an_event_or_an_end_lets_others_go_on():
             assert any(not thread.is_alive() for _ in range(20_000))
 
 
-def test_what_a_thread_does_at_its_very_end_is_done_before_others_go_on():
+def test_the_end_of_a_thread_is_not_interrupted_by_others():
     order, kept = [], threading.local()
     nobody_releases = threading.Lock()
     nobody_releases.acquire()

@@ -205,7 +205,7 @@ def test_threads_that_outlive_a_schedule_are_ended():
     ] * 2
 
 
-def test_a_thread_that_will_not_end_stands_still_for_good():
+def test_a_thread_that_does_not_end_stops_for_good():
     caught = []
 
     def stubborn():

@@ -53,7 +53,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
 @given(then=st.integers(0, 3), more=st.integers(1, 3), data=st.data())
-def test_what_outlives_its_device_can_be_copied_to_the_host_alone(name, then, more, data):
+def test_tensors_that_outlive_their_device_can_only_be_copied_to_the_host(name, then, more, data):
     """Also where other devices have come since, of which none has its index."""
     slot = data.draw(st.integers(then, then + more - 1))
     with simgpu.devices(then + more) as devices:

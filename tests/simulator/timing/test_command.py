@@ -122,7 +122,7 @@ ONE_OF_SEVERAL = st.integers(2, 9).flatmap(
 @given(
     told=st.tuples(ALONE, st.just(True)) | st.tuples(ONE_OF_SEVERAL, st.just(False)),
 )
-def test_only_a_process_that_is_alone_is_run_again(told):
+def test_only_a_single_process_is_run_again(told):
     environment, alone = told
     said, commands = io.StringIO(), []
 
@@ -166,7 +166,7 @@ def test_ctrl_c_ends_the_further_runs_and_keeps_the_table(until):
 
 
 @given(environment=ALONE)
-def test_a_process_that_is_alone_writes_its_own_timeline(environment):
+def test_a_single_process_writes_its_own_timeline(environment):
     with tempfile.TemporaryDirectory() as folder:
         timeline.write(os.path.join(folder, "trace.json"), {"traceEvents": []}, environment)
         assert os.listdir(folder) == ["trace.json"]

@@ -90,7 +90,7 @@ def test_a_replay_takes_what_it_takes_by_hand(cuda, steps):
     assert sorted(filter(None, seen.values())) == sorted(expected.values())
 
 
-def test_a_capture_takes_the_time_of_the_host_alone(cuda):
+def test_a_capture_only_takes_time_of_the_host(cuda):
     x = torch.ones(2**20, device="cuda")
     with simgpu.clock("A100", host_cost=COST) as estimate:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
