@@ -3,6 +3,7 @@
 An error, a warning, or nothing, where two ranks that do different things may be right.
 """
 
+import os
 import warnings
 
 import pytest
@@ -170,3 +171,30 @@ def test_only_what_is_never_right_is_reported_by_default(bug, monkeypatch, tmp_p
     kind = BUGS[bug]
     optional = issubclass(kind, SilentBugWarning) and kind is not ParameterOrderWarning
     assert outcome(lambda: simgpu.ranks(2, bug)) is (None if optional else kind)
+
+
+def correct_script(rank):
+    """Two models whose layers have another order; two epochs; files of one rank, or of each."""
+    for layers in (Layers("ab"), Layers("ba")):
+        model = wrapped(rank, layers)
+    data = TensorDataset(torch.ones(8, 2))
+    sampler = DistributedSampler(data)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for (x,) in DataLoader(data, batch_size=2, sampler=sampler):
+            model(x.cuda()).backward()
+    if rank == 0:
+        torch.save(model.state_dict(), "checkpoint.pt")
+        torch.save(model.state_dict(), "checkpoint.pt")
+    dist.barrier()
+    assert torch.load("checkpoint.pt").keys() == model.state_dict().keys()
+    with open(f"metrics of {rank}.txt", "w") as file:
+        file.write("0")
+    with open("checkpoint.pt", "rb"), open(os.devnull, "w"):
+        pass
+
+
+def test_correct_script_is_silent(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SIMGPU_STRICT", "1")
+    assert outcome(lambda: simgpu.ranks(2, correct_script)) is None
