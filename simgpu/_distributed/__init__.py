@@ -8,7 +8,6 @@ groups              the state of one process group on this rank
 process_transport, thread_transport, fake_transport
                     how ranks exchange data: processes over gloo, threads, or no exchange at all
 nccl, ddp           `ProcessGroupNCCL`, and what DistributedDataParallel asks of it
-shared_memory       data between processes of one machine
 
 Begin with `c10d_kernels._all_reduce` and `issue`, and follow the call to its transport.
 

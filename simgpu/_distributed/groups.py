@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import distributed
@@ -20,9 +20,17 @@ from torch.distributed import distributed_c10d as c10d
 
 from simgpu._core import hooks, world
 from simgpu._core.hooks import Instrument
-from simgpu._distributed import collectives, fake_transport, process_transport
+from simgpu._distributed import collectives
 from simgpu._distributed.collectives import Call
-from simgpu._distributed.works import Pending, Work, drop_unused, keep_alive_with_outputs
+from simgpu._distributed.fake_transport import FakeTransport
+from simgpu._distributed.process_transport import ProcessTransport
+from simgpu._distributed.works import (
+    Pending,
+    Transport,
+    Work,
+    drop_unused,
+    keep_alive_with_outputs,
+)
 from simgpu._util.naming import DEVICE_TYPE, visible_text
 from simgpu.errors import RankLostError, UnsupportedError
 
@@ -135,20 +143,6 @@ def rename(part: Any, met_at: str, name: str | None) -> None:
         part._set_group_name(name)
 
 
-class Transport(Protocol):
-    """Carries out the calls of one group on this rank."""
-
-    def submit(self, pending: Pending, awaited: bool) -> None: ...
-    def algorithm(self, call: Call) -> str: ...
-    def abort(self) -> None: ...
-    def closing(self) -> Callable[[], None]:
-        """What ends it when its group is gone.
-
-        It leads to no call: errors of calls lead to the group, which would be there for ever.
-        """
-        ...
-
-
 class Communicator:
     """One process group, on this rank."""
 
@@ -191,9 +185,9 @@ class Communicator:
             return made
         if isinstance(backend, distributed.ProcessGroupGloo):
             _, store = c10d._world.pg_map.get(group, (None, None))
-            return process_transport.Transport(backend, self.name, self.ranks, store)
+            return ProcessTransport(backend, self.name, self.ranks, store)
         if isinstance(backend, torch._C._distributed_c10d.FakeProcessGroup):
-            return fake_transport.Transport(backend)
+            return FakeTransport(backend)
         raise UnsupportedError(
             f"collectives of simulated devices go through gloo, and group {self.name!r} has "
             f"{type(backend).__name__} for them: take nccl or gloo"
@@ -214,7 +208,7 @@ class Communicator:
             previous = self._last.get(row) if asynchronous else None
             pending = Pending(call, None if previous is None else previous.last_open())
             if asynchronous:
-                if not isinstance(self.transport, fake_transport.Transport):  # which does not wait
+                if not isinstance(self.transport, FakeTransport):  # which does not wait
                     pending.copy_inputs()
                 self._last[row] = pending
             else:

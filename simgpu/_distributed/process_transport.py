@@ -12,21 +12,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import queue
+import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
 from simgpu import comm
-from simgpu._distributed import collectives, shared_memory
-from simgpu._distributed.collectives import Asked, Call, as_bytes
+from simgpu._distributed import collectives
+from simgpu._distributed.collectives import Asked, Call, Tensor, as_bytes
 from simgpu._distributed.ddp import with_advice
-from simgpu._distributed.shared_memory import SharedMemory
-from simgpu._distributed.works import Pending, plain_tensors
+from simgpu._distributed.works import Pending, Transport, plain_tensors
 from simgpu.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -34,16 +36,15 @@ from simgpu.errors import (
     SimGPUError,
 )
 
-# `Lane`: jobs that are done one after the other, as a stream of NCCL does them.
-#
-# A thread does them, or the caller that waits for one of them, which does those before it, too,
-# which saves two changes of thread.
-
 Job = Callable[[], None]
 
 
 class SerialQueue:
-    """Does jobs in the order in which they were handed over; they must not raise."""
+    """Does jobs one after the other, as a stream of NCCL does; they must not raise.
+
+    A thread does them, or the caller that waits for one of them, which does those before it, too:
+    that saves two changes of thread.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -89,8 +90,6 @@ class SerialQueue:
 #
 # A digest of what has to be the same on all ranks, then a text for the error where it is not.
 
-Tensor = torch.Tensor
-
 SIZE = 512  # bytes
 _DIGEST = 16
 
@@ -126,49 +125,93 @@ def read_record(record: Tensor) -> Asked:
     return Asked(whole[:_DIGEST], shown, place, device)
 
 
-# `Loopback`: what a rank sends to itself, for which gloo has no connection.
+# Memory that the ranks of one machine share: sockets copy data into the system and out of it for
+# each pair of ranks, memory that all processes map is written once.
+#
+# Each rank makes a file in memory for its part; the file is removed as soon as all ranks have
+# mapped it, so that nothing is left of a process that is killed.
+
+_IN_MEMORY = Path("/dev/shm")  # where Linux keeps such files; other systems: that of all such files
+_NAME = 256  # bytes of a file's name
 
 
-class Loopback:
-    """The sends of one rank of a group to itself, by tag and in order, until they are received.
+class SharedMemory:
+    """A part of equal size for each rank, written by that rank and read by all.
 
-    Args:
-        group: the group's name.
-        rank: the global rank.
-        seconds: how long a receive waits for its send.
+    A rank writes, all ranks wait for each other, and then they read. The call after that takes the
+    other half of each part, since a rank may write for it while others still read. In the one after
+    that none does: all have come to the call between.
     """
 
-    def __init__(self, group: str, rank: int, seconds: float) -> None:
-        self._group, self._rank, self._seconds = group, rank, seconds
-        self._sent: dict[int, queue.Queue[tuple[Tensor, Tensor]]] = {}  # records, and bytes
+    def __init__(self, parts: list[Tensor], rank: int) -> None:
+        self._halves = [part.view(2, -1) for part in parts]
+        self._rank = rank
+        self._turn = 0
 
-    def meet(self, call: Call) -> None:
-        """Post what the tensor of a send holds now, or put the oldest into that of a receive.
+    @property
+    def nbytes(self) -> int:
+        """How much a rank can write for one call."""
+        return self._halves[0].shape[1]
 
-        Raises CollectiveMismatchError where it has another size or dtype, and TimeoutError.
-        """
-        if call.kind == "send":
-            self._send(call)
-        else:
-            self._receive(call)
+    def write(self) -> Tensor:
+        """This rank's bytes for the next call."""
+        self._turn = 1 - self._turn
+        return self._halves[self._rank][self._turn]
 
-    def _send(self, call: Call) -> None:
-        self._with(call.tag).put((record_of(call).clone(), as_bytes(call.ins[0]).clone()))
+    def read(self) -> list[Tensor]:
+        """The bytes of all ranks for this call, when all have come."""
+        return [halves[self._turn] for halves in self._halves]
 
-    def _receive(self, call: Call) -> None:
+
+def share(
+    nbytes: int, rank: int, exchange: Callable[[Tensor], list[Tensor]]
+) -> SharedMemory | None:
+    """Memory in which each rank can write `nbytes` for a call; None if any rank cannot have it.
+
+    None is for ranks on several machines, and for too little room. All ranks of a group have to
+    call this; `exchange` sends a tensor to all of them, and returns those of all.
+    """
+    with _file(2 * nbytes) as name:
+        names = [bytes(sent.tolist()).rstrip(b"\0").decode() for sent in exchange(_padded(name))]
+        parts = [part for each in names if (part := _mapped(each, 2 * nbytes)) is not None]
+        complete = torch.tensor([len(parts) == len(names)], device="cpu")
+        everywhere = all(map(bool, exchange(complete)))
+    return SharedMemory(parts, rank) if everywhere else None
+
+
+@contextlib.contextmanager
+def _file(size: int) -> Iterator[str]:
+    """The name of a file of `size` bytes, until the end of the block; "" where there is no room.
+
+    It is written whole: memory that is only promised ends the process when it is touched.
+    """
+    folder = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
+    with contextlib.ExitStack() as stack:
         try:
-            record, data = self._with(call.tag).get(timeout=self._seconds)
-        except queue.Empty:
-            raise TimeoutError(f"Timed out waiting {self._seconds:g} s for its own send") from None
-        asked = [read_record(each) for each in (record_of(call), record)]
-        collectives.check_agreement(self._group, call.number, [self._rank] * 2, asked)
-        as_bytes(call.outs[0]).copy_(data)
-
-    def _with(self, tag: int) -> queue.Queue[tuple[Tensor, Tensor]]:
-        return self._sent.setdefault(tag, queue.Queue())
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="simgpu-", dir=folder))
+            file.write(bytes(size))
+            file.flush()
+            name = file.name
+        except OSError:
+            name = ""
+        yield name
 
 
-# `Losses`: which ranks of a group have gone, where gloo says that some connection has ended.
+def _padded(name: str) -> Tensor:
+    return torch.tensor(list(name.encode().ljust(_NAME, b"\0")), dtype=torch.uint8, device="cpu")
+
+
+def _mapped(name: str, size: int) -> Tensor | None:
+    """The memory behind a file, as bytes; None where there is no such file."""
+    try:
+        if os.stat(name).st_size != size:
+            return None
+        return torch.from_file(name, shared=True, size=size, dtype=torch.uint8, device="cpu")
+    except (OSError, RuntimeError):
+        return None
+
+
+# Which ranks of a group have gone, where gloo says that some connection has ended.
 #
 # gloo names an address, which is that of a rank's server or any other. A connection that has ended
 # refuses the next message at once. A rank that goes because it has lost another one leaves a note
@@ -205,16 +248,15 @@ class LostRanks:
         return RankLostError(with_advice(f"{what}: {lost}"))
 
     def _described(self, error: Exception) -> str:
-        """Who has gone, and what is known of it."""
-        gone = [member for member in range(len(self._ranks)) if self._has_gone(member)]
-        notes = {member: note for member in gone if (note := self._note_of(member))}
-        first = [member for member in gone if member not in notes]
+        """Who has gone, and what is known of it: those without a note have gone first."""
+        notes = {
+            member: self._note_of(member)
+            for member in range(len(self._ranks))
+            if member != self._backend.rank() and self._has_gone(member)
+        }
+        first = [member for member, note in notes.items() if not note] or notes
         if first:
-            return "; ".join(map(self._told_of, first))
-        if notes:
-            return "; ".join(
-                f"rank {self._ranks[each]} has failed: {notes[each]}" for each in notes
-            )
+            return "; ".join(self._why(member, notes[member]) for member in first)
         return (
             "another rank has ended or left the group, and gloo does not say which: look for the "
             f"one that ended first in what all ranks have printed ({error})"
@@ -226,8 +268,6 @@ class LostRanks:
             self._store.set(_key(self._ranks[self._backend.rank()]), text)
 
     def _has_gone(self, member: int) -> bool:
-        if member == self._backend.rank():
-            return False
         try:
             self._backend.recv([torch.empty(1, dtype=torch.uint8, device="cpu")], member, _TAG)
         except RuntimeError:
@@ -241,11 +281,14 @@ class LostRanks:
                 return str(self._store.get(key).decode())
         return ""
 
-    def _told_of(self, member: int) -> str:
-        text = f"rank {self._ranks[member]} has ended or left the group"
+    def _why(self, member: int, note: str) -> str:
+        rank = f"rank {self._ranks[member]}"
+        if note:
+            return f"{rank} has failed: {note}"
         if not self.last:
-            return f"{text} before any call of all ranks"
-        return f"{text}; the last call that it came to was {read_record(self.last[member]).line}"
+            return f"{rank} has ended or left the group before any call of all ranks"
+        line = read_record(self.last[member]).line
+        return f"{rank} has ended or left the group; the last call that it came to was {line}"
 
 
 def _key(rank: int) -> str:
@@ -262,7 +305,7 @@ class _GlooError(Exception):
     """What gloo raises: not all ranks have come in time, or one has ended."""
 
 
-class Transport:
+class ProcessTransport(Transport):
     """Carries out the calls of one group on this rank, in order; sends and receives by peer."""
 
     def __init__(self, backend: Any, group: str, ranks: Sequence[int], store: Any = None) -> None:
@@ -274,11 +317,11 @@ class Transport:
         self._memory: SharedMemory | None = None
         self._asked = 0  # bytes of it
         self._losses = LostRanks(backend, group, ranks, store)
-        timeout = backend.options._timeout.total_seconds()
-        self._loopback = Loopback(group, ranks[backend.rank()], timeout)
+        # What this rank sends to itself, by tag: records, and bytes.
+        self._sent: dict[int, queue.Queue[tuple[Tensor, Tensor]]] = {}
 
     def submit(self, pending: Pending, awaited: bool) -> None:
-        """Begin a call, after those before it; within this call where `awaited` allows it."""
+        """Begin a call, after those before it."""
         call = pending.call
         lane = self._lanes.get(call.row)
         if lane is None:
@@ -317,11 +360,10 @@ class Transport:
         pending.finish(error)
 
     def _perform(self, call: Call) -> None:
-        between_two = call.kind in ("send", "recv")
-        if between_two and call.peer == self._backend.rank():
-            self._loopback.meet(call)
+        if call.is_between_two and call.peer == self._backend.rank():
+            self._meet_itself(call)
             return
-        if between_two:
+        if call.is_between_two:
             self._meet_peer(call)
         elif len(self._ranks) > 1 and self._agree(call):
             return
@@ -329,7 +371,6 @@ class Transport:
             getattr(self, f"_{call.pattern}")(call)
 
     def algorithm(self, call: Call) -> str:
-        """How a reduction of all ranks is carried out; "" for what only moves data."""
         if call.reduction is None:
             return ""
         if call.kind == "reduce":
@@ -337,12 +378,10 @@ class Transport:
         return "all_gather" if self._is_small(call) else "all_to_all"
 
     def abort(self) -> None:
-        """Make all later calls fail."""
         self._failure = RankLostError(f"group {self._group!r} was aborted")
 
     def closing(self) -> Callable[[], None]:
-        """What ends the threads."""
-        return functools.partial(_close, self._lanes.values())
+        return functools.partial(_close, self._lanes)
 
     # What the ranks say of a call before it begins.
 
@@ -370,7 +409,7 @@ class Transport:
         if nbytes > self._asked:
             self._asked = -(-nbytes // _STEP) * _STEP
             rank = self._backend.rank()
-            self._memory = shared_memory.share(self._asked, rank, self._tell) or self._memory
+            self._memory = share(self._asked, rank, self._tell) or self._memory
         return self._memory is not None and nbytes <= self._memory.nbytes
 
     def _tell_in_memory(self, record: Tensor, data: Tensor | None) -> list[Tensor]:
@@ -391,7 +430,7 @@ class Transport:
 
     def _gathered(self, call: Call) -> Tensor | None:
         """What each rank has for all, where that is all there is to a call."""
-        if call.pattern != "all" or not _is_even(call):
+        if call.pattern != "all" or len({out.numel() for out in call.outs}) > 1:
             return None
         if not 0 < call.ins[0].nbytes * len(self._ranks) <= _SHARED:
             return None
@@ -412,7 +451,7 @@ class Transport:
 
     def _meet_peer(self, call: Call) -> None:
         """Exchange records with the other side of a send, each saying what the other one should."""
-        mine = record_of(call).clone()
+        mine = record_of(call)
         theirs, tag = torch.empty(SIZE, dtype=torch.uint8, device="cpu"), 3 * call.tag
         if call.kind == "send":
             self._run(self._backend.send, [mine], call.peer, tag + _HEADER)
@@ -425,10 +464,26 @@ class Transport:
             self._group, call.number, ranks, [*map(read_record, (mine, theirs))]
         )
 
-    # How gloo moves tensors, by the pattern of a call.
+    def _meet_itself(self, call: Call) -> None:
+        """Post what the tensor of a send holds now, or put the oldest into that of a receive.
 
-    def _none(self, call: Call) -> None:
-        """All ranks have come: they have exchanged records."""
+        gloo has no connection of a rank with itself.
+        """
+        sent = self._sent.setdefault(call.tag, queue.Queue())
+        if call.kind == "send":
+            sent.put((record_of(call), as_bytes(call.ins[0]).clone()))
+            return
+        seconds = self._backend.options._timeout.total_seconds()
+        try:
+            record, data = sent.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError(f"Timed out waiting {seconds:g} s for its own send") from None
+        ranks = [self._ranks[call.peer]] * 2
+        asked = [read_record(each) for each in (record_of(call), record)]
+        collectives.check_agreement(self._group, call.number, ranks, asked)
+        as_bytes(call.outs[0]).copy_(data)
+
+    # How gloo moves tensors, by the pattern of a call.
 
     def _pair(self, call: Call) -> None:
         move = self._backend.send if call.kind == "send" else self._backend.recv
@@ -511,12 +566,10 @@ class Transport:
             as_bytes(out).copy_(part)
 
     def _is_small(self, call: Call) -> bool:
-        few = len(self._ranks) * call.nbytes <= self._most()
+        """Whether each rank gathers the tensors of all for a sum."""
+        most = _SMALL if self._asked and self._memory is None else _SHARED
+        few = len(self._ranks) * call.nbytes <= most
         return call.kind == "all_reduce" and few and comm.is_ordered()
-
-    def _most(self) -> int:
-        """How many bytes of all ranks each of them gathers."""
-        return _SMALL if self._asked and self._memory is None else _SHARED
 
     def _run(self, begin: Callable[..., Any], *args: Any) -> None:
         try:
@@ -525,10 +578,6 @@ class Transport:
             raise _GlooError(str(error)) from error
 
 
-def _close(lanes: Iterable[SerialQueue]) -> None:
-    for lane in lanes:
+def _close(lanes: dict[str, SerialQueue]) -> None:
+    for lane in lanes.values():
         lane.close()
-
-
-def _is_even(call: Call) -> bool:
-    return len({out.numel() for out in call.outs}) == 1

@@ -8,19 +8,17 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import torch
 
 from simgpu._distributed import collectives
-from simgpu._distributed.collectives import Call
+from simgpu._distributed.collectives import Asked, Call, Tensor
 from simgpu._distributed.ddp import with_advice
-from simgpu._distributed.works import Pending
+from simgpu._distributed.works import Pending, Transport
 from simgpu.errors import CollectiveMismatchError, RankLostError
-
-Tensor = torch.Tensor
 
 
 @dataclass
@@ -95,7 +93,7 @@ class Waits(Protocol):
     ) -> bool: ...
 
 
-class Transport:
+class ThreadTransport(Transport):
     """Carries out the calls of one group on one rank of a world.
 
     `life()` numbers the default groups of the rank: a group that is made again is another one.
@@ -142,41 +140,26 @@ class Transport:
         key = (self._key, pending.call.number)
         group_call = self._group_calls.calls.setdefault(key, _GroupCall())
         group_call.here[self._rank] = pending
+        here = {member: group_call.here[member] for member in sorted(group_call.here)}
         if group_call.error is None:
-            group_call.error = self._difference(group_call)
-        complete = len(group_call.here) == len(self._ranks)
+            group_call.error = _error_of(self._check, here)
+        complete = len(here) == len(self._ranks)
         if complete:
             del self._group_calls.calls[key]
             if group_call.error is None:
-                group_call.error = _run_for_all(
-                    [group_call.here[r] for r in sorted(group_call.here)]
-                )
+                group_call.error = _error_of(_run_for_all, list(here.values()))
         if complete or group_call.error is not None:
-            for each in list(group_call.here.values()):  # others come where a schedule runs them
-                if not each.done():
-                    each.finish(_copy_for_rank(group_call.error))
+            _finish(here.values(), group_call.error)
 
-    def _difference(self, group_call: _GroupCall) -> BaseException | None:
-        members = sorted(group_call.here)
-        calls = [group_call.here[member].call for member in members]
-        return _error_of(
-            collectives.check_agreement,
-            self._group,
-            calls[0].number,
-            [self._ranks[member] for member in members],
-            [collectives.Asked.of(call) for call in calls],
-        ) or (self._split_difference(calls) if len(calls) == len(self._ranks) else None)
-
-    def _split_difference(self, calls: list[Call]) -> BaseException | None:
-        if calls[0].kind != "all_to_all":
-            return None
-        sent = [[part.nbytes for part in call.ins] for call in calls]
-        awaited = [[part.nbytes for part in call.outs] for call in calls]
-        asked = [collectives.Asked.of(call) for call in calls]
-        number = calls[0].number
-        return _error_of(
-            collectives.check_splits, self._group, number, self._ranks, sent, awaited, asked
-        )
+    def _check(self, here: Mapping[int, Pending]) -> None:
+        """Raise unless the members of the group that have come ask the same."""
+        calls, ranks = [each.call for each in here.values()], [self._ranks[rank] for rank in here]
+        number, asked = calls[0].number, [Asked.of(call) for call in calls]
+        collectives.check_agreement(self._group, number, ranks, asked)
+        if calls[0].kind == "all_to_all" and len(calls) == len(self._ranks):
+            sent = [[part.nbytes for part in call.ins] for call in calls]
+            awaited = [[part.nbytes for part in call.outs] for call in calls]
+            collectives.check_splits(self._group, number, ranks, sent, awaited, asked)
 
     def _meet_peer(self, pending: Pending) -> None:
         """Find the other side of a send, or wait for it in the order of the calls."""
@@ -194,50 +177,41 @@ class Transport:
             self._group,
             call.number,
             [self._ranks[self._rank], self._ranks[call.peer]],
-            [collectives.Asked.of(each) for each in (call, found.call)],
+            [Asked.of(each.call) for each in (pending, found)],
         )
-        error = error or _run_for_all([pending, found] if sends else [found, pending])
-        found.finish(_copy_for_rank(error))
-        pending.finish(_copy_for_rank(error))
+        error = error or _error_of(_run_for_all, [pending, found] if sends else [found, pending])
+        _finish((found, pending), error)
 
     def algorithm(self, call: Call) -> str:
         return "" if call.reduction is None else "in one place"
 
     def abort(self) -> None:
-        """Make all later calls fail."""
         self._aborted = True
         self._group_calls.aborted.add(self._key)
 
-    def closing(self) -> Callable[[], None]:
-        """Nothing is to end."""
-        return lambda: None
 
-
-def _error_of(check: Callable[..., None], *arguments: Any) -> BaseException | None:
-    """The error that a check raises, if it does."""
+def _error_of(function: Callable[..., None], *arguments: Any) -> BaseException | None:
+    """The error that a function raises, if it does."""
     try:
-        check(*arguments)
-    except CollectiveMismatchError as error:
+        function(*arguments)
+    except Exception as error:
         return error.with_traceback(None)
     return None
 
 
-def _copy_for_rank(error: BaseException | None) -> BaseException | None:
-    """The error for one rank: an error that several threads raise would have all their frames."""
-    return copy.copy(error)
+def _finish(pending: Iterable[Pending], error: BaseException | None) -> None:
+    """The calls have run, or failed: by an error each, which would have the frames of all ranks."""
+    for each in pending:  # others come where a schedule runs them
+        if not each.done():
+            each.finish(copy.copy(error))
 
 
-def _run_for_all(pending: list[Pending]) -> BaseException | None:
-    """Do the work of all ranks; returns what went wrong."""
-    calls = [each.call for each in pending]
-    try:
-        with torch.no_grad():
-            for each in pending:
-                each.begin()
-            _move(calls)
-    except Exception as error:
-        return error
-    return None
+def _run_for_all(pending: list[Pending]) -> None:
+    """Do the work of all ranks."""
+    with torch.no_grad():
+        for each in pending:
+            each.begin()
+        _move([each.call for each in pending])
 
 
 def _move(calls: list[Call]) -> None:

@@ -215,6 +215,28 @@ class Pending:
             tensor.copy_(result)
 
 
+class Transport:
+    """Carries out the calls of one group on this rank."""
+
+    def submit(self, pending: Pending, awaited: bool) -> None:
+        """Begin a call; it is done in the calling thread where it is `awaited`."""
+        raise NotImplementedError
+
+    def algorithm(self, call: Call) -> str:
+        """How a reduction is carried out; "" for what only moves data."""
+        return ""
+
+    def abort(self) -> None:
+        """Make all later calls fail."""
+
+    def closing(self) -> Callable[[], None]:
+        """What ends it when its group is gone.
+
+        It leads to no call: errors of calls lead to the group, which would be there for ever.
+        """
+        return lambda: None
+
+
 class Work(distributed.Work):
     """What an asynchronous collective returns.
 

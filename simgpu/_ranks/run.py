@@ -18,7 +18,7 @@ from simgpu._core.operators import began_twice
 from simgpu._devices import block
 from simgpu._distributed import groups as distributed_groups
 from simgpu._distributed.collectives import named_ranks
-from simgpu._distributed.thread_transport import GroupCalls, Transport
+from simgpu._distributed.thread_transport import GroupCalls, ThreadTransport
 from simgpu._explore.schedules.earlier_locks import schedule_existing_locks
 from simgpu._explore.schedules.scheduler import Scheduler, ThreadEnded
 from simgpu._ranks import fake_backends, groups, rank_state, stores
@@ -168,7 +168,7 @@ class _World:
 
     def _rank(self, rank: int) -> None:
         transport = functools.partial(
-            Transport, self._group_calls, self._scheduler, groups.life, rank
+            ThreadTransport, self._group_calls, self._scheduler, groups.life, rank
         )
         world.set_rank(
             world.Rank(rank, self._count, self._scheduler, self._store, transport, groups.Groups())

@@ -24,7 +24,7 @@ def exchange(rows):
 
     def run(rank):
         backend = dist.ProcessGroupGloo(store, rank, count, timedelta(seconds=10))
-        transport = process_transport.Transport(backend, "0", range(count))
+        transport = process_transport.ProcessTransport(backend, "0", range(count))
         mine = [numbers(rank, to, each) for to, each in enumerate(rows[rank])]
         outs = [torch.empty(row[rank]) for row in rows]
         calls = [Call("all_to_all", "all_to_all", mine, outs), Call("barrier", "barrier", [], [])]

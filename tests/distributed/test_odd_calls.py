@@ -107,7 +107,7 @@ def test_a_part_may_lie_where_that_of_another_rank_comes(count, at, seed):
 def to_itself(backend, kinds, sizes):
     """Sends and receives of the only rank with itself: the calls, and their errors."""
     transport, numbers, found = (
-        process_transport.Transport(backend, "0", [0]),
+        process_transport.ProcessTransport(backend, "0", [0]),
         {"send": 0, "recv": 0},
         [],
     )

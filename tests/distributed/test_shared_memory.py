@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simgpu._distributed import shared_memory
-from simgpu._distributed.shared_memory import SharedMemory
+from simgpu._distributed import process_transport
+from simgpu._distributed.process_transport import SharedMemory
 from tests.support.worlds import few
 
 
@@ -37,7 +37,7 @@ def shared(count, nbytes):
     tells = told_among(count)
 
     def run(rank):
-        results[rank] = shared_memory.share(nbytes, rank, tells[rank])
+        results[rank] = process_transport.share(nbytes, rank, tells[rank])
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
     for thread in threads:
@@ -81,7 +81,7 @@ def may_go_on(rank, written, read):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_memory, "_IN_MEMORY", tmp_path)
+    monkeypatch.setattr(process_transport, "_IN_MEMORY", tmp_path)
     return tmp_path
 
 
@@ -92,20 +92,20 @@ def test_no_file_is_left(folder):
         seen.append(len(list(folder.iterdir())))
         return [tensor]
 
-    assert isinstance(shared_memory.share(100, 0, tell), SharedMemory)
+    assert isinstance(process_transport.share(100, 0, tell), SharedMemory)
     assert seen == [1, 1], "the others map it in between"
     assert list(folder.iterdir()) == []
 
 
 def test_a_system_that_keeps_no_files_in_memory_shares_those_that_it_has(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_memory, "_IN_MEMORY", tmp_path / "none")
-    monkeypatch.setattr(shared_memory.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process_transport, "_IN_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(process_transport.tempfile, "tempdir", str(tmp_path))
 
     def tell(tensor):
         assert len(list(tmp_path.iterdir())) == 1
         return [tensor]
 
-    assert isinstance(shared_memory.share(100, 0, tell), SharedMemory)
+    assert isinstance(process_transport.share(100, 0, tell), SharedMemory)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,7 +115,7 @@ def test_no_file_is_left_where_another_rank_has_ended(folder):
         raise RuntimeError("Connection closed by peer")
 
     with pytest.raises(RuntimeError, match="closed by peer"):
-        shared_memory.share(100, 0, tell)
+        process_transport.share(100, 0, tell)
     assert list(folder.iterdir()) == []
 
 
@@ -142,7 +142,7 @@ class Full:
 
 def test_where_there_is_no_room_nothing_is_shared(folder):
     """Not found out by touching it, which would end the process."""
-    make = shared_memory.tempfile.NamedTemporaryFile
+    make = process_transport.tempfile.NamedTemporaryFile
     told = []
 
     def tell(tensor):
@@ -150,9 +150,9 @@ def test_where_there_is_no_room_nothing_is_shared(folder):
         return [tensor]
 
     with mock.patch.object(
-        shared_memory.tempfile, "NamedTemporaryFile", lambda **named: Full(make(**named))
+        process_transport.tempfile, "NamedTemporaryFile", lambda **named: Full(make(**named))
     ):
-        assert shared_memory.share(100, 0, tell) is None
+        assert process_transport.share(100, 0, tell) is None
     assert told[0].count_nonzero() == 0, "it has no file"
     assert list(folder.iterdir()) == []
 
@@ -160,15 +160,15 @@ def test_where_there_is_no_room_nothing_is_shared(folder):
 @given(names=st.lists(st.sampled_from(["", "/nowhere/simgpu-1", "short"]), min_size=1, max_size=3))
 def test_a_file_that_is_not_there_or_too_short_is_not_mapped(names):
     """As of a rank on another machine, where there may be a file of this name."""
-    with shared_memory._file(10) as short, shared_memory._file(200) as whole:
+    with process_transport._file(10) as short, process_transport._file(200) as whole:
         paths = [short if name == "short" else name for name in names]
 
         def tell(tensor):
             if tensor.dtype is not torch.uint8:
                 return [tensor]
-            return [shared_memory._padded(path) for path in [whole, *paths]]
+            return [process_transport._padded(path) for path in [whole, *paths]]
 
-        assert shared_memory.share(100, 0, tell) is None
+        assert process_transport.share(100, 0, tell) is None
         assert Path(whole).stat().st_size == 200
 
 
@@ -178,5 +178,5 @@ def test_memory_is_shared_where_all_ranks_have_mapped_all_of_it(others):
         rest = map(torch.tensor, others) if tensor.dtype is torch.bool else []
         return [tensor, *(each.view(1) for each in rest)]
 
-    memory = shared_memory.share(100, 0, tell)
+    memory = process_transport.share(100, 0, tell)
     assert (memory is not None) == all(others)

@@ -78,7 +78,7 @@ def test_ranks_that_are_processes_pair_messages_by_tag(drawn, itself):
                 yield Call("recv", says, [], [x], 0, tag, place=place)
 
     def run(rank):
-        transport = process_transport.Transport(backends[rank], "0", range(2))
+        transport = process_transport.ProcessTransport(backends[rank], "0", range(2))
         pending = [Pending(call) for call in calls_of(rank)]
         for each in pending:
             transport.submit(each, awaited=False)

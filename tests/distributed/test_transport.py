@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 import simgpu
-from simgpu._distributed import groups, nccl, process_transport, shared_memory
+from simgpu._distributed import groups, nccl, process_transport
 from simgpu._distributed.collectives import Call, Reduction
 from simgpu._distributed.works import Pending
 from simgpu.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
@@ -88,8 +88,8 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
     The last rank may be on another machine, or its memory may be `full` at so many bytes: where one
     rank cannot see what others write, none may look, and none asks again for what it did not get.
     """
-    backends, mapped, where = mesh(count), shared_memory._mapped, {}
-    share, asked = shared_memory.share, [[] for _ in backends]
+    backends, mapped, where = mesh(count), process_transport._mapped, {}
+    share, asked = process_transport.share, [[] for _ in backends]
 
     def counted(nbytes, rank, tell):
         asked[rank].append(nbytes)
@@ -98,7 +98,7 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
     def run(rank):
         if rank == count - 1:
             here.machine, here.full = last, full
-        transport = process_transport.Transport(backends[rank], "0", range(count))
+        transport = process_transport.ProcessTransport(backends[rank], "0", range(count))
         for number, (kind, size, differs) in enumerate(steps * times, start=1):
             differing = differs and rank == 0
             call, wanted = call_of(kind, size + differing, number, rank, count)
@@ -129,12 +129,12 @@ def test_calls_that_come_again_are_what_they_were(count, steps, times, last, ful
         def __exit__(self, *raised):
             return self._made.__exit__(*raised)
 
-    made = shared_memory._file
+    made = process_transport._file
     with (
         mock.patch.object(process_transport, "_STEP", 512),
-        mock.patch.object(shared_memory, "_file", File),
-        mock.patch.object(shared_memory, "_mapped", reaching(mapped, where)),
-        mock.patch.object(shared_memory, "share", counted),
+        mock.patch.object(process_transport, "_file", File),
+        mock.patch.object(process_transport, "_mapped", reaching(mapped, where)),
+        mock.patch.object(process_transport, "share", counted),
     ):
         assert together(count, run) == list(range(1, count + 1))
     assert all(each == sorted(set(each)) for each in asked), asked
@@ -147,7 +147,7 @@ def test_sum_runs_as_instruments_are_notified(sizes):
     backends = mesh(2)
 
     def run(rank):
-        transport = process_transport.Transport(backends[rank], "0", range(2))
+        transport = process_transport.ProcessTransport(backends[rank], "0", range(2))
         exchange, exchanged = transport._exchange, []
         transport._exchange = lambda *parts: exchanged.append(parts) or exchange(*parts)
         for number, size in enumerate(sizes, start=1):
@@ -180,7 +180,7 @@ def test_two_ranks_on_one_device_raise_in_their_first_call(devices, kind):
         call, _ = call_of(kind, 3, 1, rank, len(devices))
         call.number, call.place, call.device = 1, "train.py:1", f"machine:{devices[rank]}"
         pending = Pending(call)
-        process_transport.Transport(backends[rank], "0", range(len(devices))).submit(
+        process_transport.ProcessTransport(backends[rank], "0", range(len(devices))).submit(
             pending, awaited=True
         )
         return [pending.error]
@@ -200,7 +200,7 @@ def test_two_processes_send_between_devices_of_their_own(steps):
     backends = mesh(2)
 
     def run(rank):
-        transport = process_transport.Transport(backends[rank], "0", range(2))
+        transport = process_transport.ProcessTransport(backends[rank], "0", range(2))
         for number, devices in enumerate(steps):
             x = torch.full((2,), number + 10.0 * rank)
             kind, ins, outs = ("recv", [], [x]) if rank else ("send", [x], [])
@@ -230,7 +230,7 @@ def test_each_segment_is_added_in_an_order_of_its_own(size, model, seed):
     backends, reduction = mesh(count), Reduction("SUM")
 
     def run(rank):
-        transport = process_transport.Transport(backends[rank], "0", range(count))
+        transport = process_transport.ProcessTransport(backends[rank], "0", range(count))
         whole, out = drawn[rank].clone(), torch.empty(size)
         calls = [
             Call("all_reduce", "all_reduce", [whole], [whole], reduction=reduction),
@@ -311,7 +311,7 @@ def test_late_rank_differs_from_an_ended_one_in_errors():
     call, _ = call_of("all_reduce", 3, 1, 0, 2)
     call.number, call.place = 1, "train.py:1"
     pending = Pending(call)
-    transport = process_transport.Transport(backends[0], "0", range(2))
+    transport = process_transport.ProcessTransport(backends[0], "0", range(2))
     transport.submit(pending, awaited=True)
     assert type(pending.error) is CollectiveTimeoutError, pending.error
     assert "call 1 of group '0', all_reduce float32 (3,) at train.py:1" in str(pending.error)
@@ -328,7 +328,7 @@ def test_error_of_this_rank_is_raised_unchanged(error):
         def combine(self, parts, segment=None):
             raise error
 
-    transport = process_transport.Transport(mesh(2)[0], "0", range(1))
+    transport = process_transport.ProcessTransport(mesh(2)[0], "0", range(1))
     for number in (1, 2):
         call = Call("all_reduce", "all_reduce", [torch.ones(1)], [torch.ones(1)])
         call.reduction, call.number, call.place = Broken("SUM"), number, "train.py:1"
@@ -378,7 +378,7 @@ def test_a_rank_that_fails_by_itself_says_so_in_the_store_of_its_group(kind, bac
             x = torch.ones(3, device="cuda")
             with (
                 mock.patch.object(
-                    process_transport.Transport, "_perform", side_effect=kind("no room")
+                    process_transport.ProcessTransport, "_perform", side_effect=kind("no room")
                 ),
                 pytest.raises(kind),
             ):
@@ -389,3 +389,59 @@ def test_a_rank_that_fails_by_itself_says_so_in_the_store_of_its_group(kind, bac
     told = store.get(key).decode()
     assert told.startswith("all_reduce float32 (3,) SUM at ")
     assert told.endswith(f", {kind.__name__}: {kind('no room')}")
+
+
+class Backend:
+    """Of rank 0, which has lost some of its connections, and has none to itself."""
+
+    def __init__(self, gone):
+        self._gone = gone
+
+    def rank(self):
+        return 0
+
+    def recv(self, tensors, member, tag):
+        if member == 0 or member in self._gone:
+            raise RuntimeError("Connection closed by peer")
+
+
+@given(
+    others=st.lists(st.sampled_from(["here", "gone", "followed"]), min_size=1, max_size=4),
+    start=st.integers(0, 9),
+    calls=st.booleans(),
+    has_store=st.booleans(),
+)
+@example(others=["gone", "followed"], start=0, calls=True, has_store=True)
+@example(others=["here", "followed", "followed"], start=2, calls=True, has_store=True)
+def test_ranks_lost_first_differ_from_those_that_followed(others, start, calls, has_store):
+    ranks = [start + 3 * member for member in range(len(others) + 1)]
+    gone = {member for member, state in enumerate(others, start=1) if state != "here"}
+    followed = {member for member in gone if has_store and others[member - 1] == "followed"}
+    store = dist.HashStore() if has_store else None
+    mine = process_transport.LostRanks(Backend(gone), "0", ranks, store)
+    for member in followed:
+        other = mock.Mock(rank=lambda member=member: member)
+        process_transport.LostRanks(other, "0", ranks, store).note(f"why {member}")
+    call = Call("barrier", "barrier", [], [])
+    call.place, call.number = "train.py:7", 2
+    if calls:
+        asked = [Call("barrier", f"barrier of {rank}", [], []) for rank in ranks]
+        mine.last = [process_transport.record_of(each) for each in asked]
+    error = mine.failure(call, RuntimeError("Connection closed by peer"))
+    text = str(error)
+    assert type(error) is RankLostError
+    assert text.startswith("call 2 of group '0', barrier at train.py:7: ")
+    for member, rank in enumerate(ranks):
+        first = member in gone - followed
+        assert (f"rank {rank} has ended or left the group" in text) == first
+        assert (f"came to was barrier of {rank} at" in text) == (first and calls)
+        follows = gone == followed and member in followed
+        assert (f"rank {rank} has failed: why {member}" in text) == follows
+    assert ("gloo does not say which" in text) == (not gone)
+    if has_store:
+        other = process_transport.LostRanks(
+            mock.Mock(rank=lambda: len(ranks) - 1), "0", ranks, store
+        )
+        assert other._note_of(0) == "in " + text.partition(", ")[2].replace(": ", ", ", 1)
+        process_transport.LostRanks(Backend(()), "0", ranks, store)
+        assert other._note_of(0) == "", "a group that is made again knows nothing of the last one"

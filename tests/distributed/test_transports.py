@@ -47,7 +47,7 @@ def in_processes(pending, count, members):
         return True
 
     transports = [
-        process_transport.Transport(backend, "0", range(count)) for backend in mesh(count)
+        process_transport.ProcessTransport(backend, "0", range(count)) for backend in mesh(count)
     ]
     together(count, run)
 
@@ -66,7 +66,7 @@ def in_threads(pending, count, members):
     """The transport of ranks that are threads, which come one after the other."""
     calls = thread_transport.GroupCalls()
     transports = [
-        thread_transport.Transport(calls, Waits(), lambda: 1, rank, "0", rank, range(count))
+        thread_transport.ThreadTransport(calls, Waits(), lambda: 1, rank, "0", rank, range(count))
         for rank in range(count)
     ]
     for member, each in zip(members, pending, strict=True):
@@ -75,7 +75,7 @@ def in_threads(pending, count, members):
 
 def in_a_fake_group(pending, count, members):
     """The transport of the backend "fake"."""
-    transport = fake_transport.Transport(FakeProcessGroup._create_internal(0, count))
+    transport = fake_transport.FakeTransport(FakeProcessGroup._create_internal(0, count))
     for each in pending:
         transport.submit(each, awaited=True)
 

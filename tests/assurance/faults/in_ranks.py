@@ -108,8 +108,8 @@ COLLECTIVES = [
     ),
     fault(
         "splits that do not fit are carried out",
-        "Transport._split_difference",
-        always("all_to_all"),
+        "ThreadTransport._check",
+        never("all_to_all"),
         DIFFER,
         seed=None,
         raises=Exception,
@@ -203,7 +203,7 @@ RANKS = [
     ),
     fault(
         "a call is done before the last rank has come",
-        "Transport._meet_all",
+        "ThreadTransport._meet_all",
         operator_instead("==", "<="),
         "test_a_rank_that_leaves_early_is_a_deadlock",
         raises=BaseException,

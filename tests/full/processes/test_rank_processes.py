@@ -13,10 +13,8 @@ from torch import distributed as dist
 
 import simgpu
 from simgpu._core import hooks
-from simgpu._distributed import fake_transport, nccl, process_transport
+from simgpu._distributed import fake_transport, nccl
 from simgpu._distributed import groups as distributed_groups
-from simgpu._distributed.collectives import Call
-from simgpu.errors import RankLostError
 from tests.support import rank_cases, rank_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:barrier")
@@ -59,60 +57,6 @@ def test_a_rank_that_has_left_is_named_at_once(count, leaver, calls):
         assert f"rank {leaver} has ended or left the group" in text
         last = f"the last call that it came to was all_reduce float32 ({calls},) SUM at"
         assert (last in text) == (calls > 0)
-
-
-class Backend:
-    """Of rank 0, which has lost some of its connections, and has none to itself."""
-
-    def __init__(self, gone):
-        self._gone = gone
-
-    def rank(self):
-        return 0
-
-    def recv(self, tensors, member, tag):
-        if member == 0 or member in self._gone:
-            raise RuntimeError("Connection closed by peer")
-
-
-@given(
-    ranks=st.lists(st.integers(0, 99), min_size=2, max_size=5, unique=True),
-    data=st.data(),
-    calls=st.booleans(),
-    has_store=st.booleans(),
-)
-def test_ranks_lost_first_differ_from_those_that_followed(ranks, data, calls, has_store):
-    gone = data.draw(st.sets(st.integers(1, len(ranks) - 1)), "gone")
-    followed = data.draw(st.sets(st.integers(1, len(ranks) - 1)), "left a note") & gone
-    followed = followed if has_store else set()
-    store = dist.HashStore() if has_store else None
-    mine = process_transport.LostRanks(Backend(gone), "0", ranks, store)
-    for member in followed:
-        other = mock.Mock(rank=lambda member=member: member)
-        process_transport.LostRanks(other, "0", ranks, store).note(f"why {member}")
-    call = Call("barrier", "barrier", [], [])
-    call.place, call.number = "train.py:7", 2
-    if calls:
-        asked = [Call("barrier", f"barrier of {rank}", [], []) for rank in ranks]
-        mine.last = [process_transport.record_of(each) for each in asked]
-    error = mine.failure(call, RuntimeError("Connection closed by peer"))
-    text = str(error)
-    assert type(error) is RankLostError
-    assert text.startswith("call 2 of group '0', barrier at train.py:7: ")
-    for member, rank in enumerate(ranks):
-        first = member in gone - followed
-        assert (f"rank {rank} has ended or left the group" in text) == first
-        assert (f"came to was barrier of {rank} at" in text) == (first and calls)
-        follows = gone == followed and member in followed
-        assert (f"rank {rank} has failed: why {member}" in text) == follows
-    assert ("gloo does not say which" in text) == (not gone)
-    if has_store:
-        other = process_transport.LostRanks(
-            mock.Mock(rank=lambda: len(ranks) - 1), "0", ranks, store
-        )
-        assert other._note_of(0) == "in " + text.partition(", ")[2].replace(": ", ", ", 1)
-        process_transport.LostRanks(Backend(()), "0", ranks, store)
-        assert other._note_of(0) == "", "a group that is made again knows nothing of the last one"
 
 
 def test_missing_rank_is_reported_after_the_timeout():
@@ -262,7 +206,7 @@ def test_dropped_group_does_not_wait(monkeypatch):
     def watching():
         return distributed_groups._synchronization is not None
 
-    transport = fake_transport.Transport(None)
+    transport = fake_transport.FakeTransport(None)
     distributed_groups._watch()
     with mock.patch.object(hooks, "_lock", Held()):
         distributed_groups._close(transport.closing())
@@ -284,7 +228,7 @@ def test_a_group_is_watched_whatever_dies_while_it_is_made(dying):
 
         def __init__(self, group):
             del groups[: next(which)]
-            self.transport = fake_transport.Transport(None)
+            self.transport = fake_transport.FakeTransport(None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distributed_groups, "_communicators", weakref.WeakKeyDictionary())
